@@ -21,8 +21,8 @@ message            direction           meaning
                                        cleaner's row shows that it is decided
 ``Reschedule-``    server to cleaner   what was decided so is in frames; repeated until the
 ``Written``                            cleaner's row no longer shows it
-``Stop``           server to cleaner   finish the transaction, commit the close of the wheel if
-                                       you lead, exit with 0
+``Stop-``          server to cleaner   finish the transaction, commit the close of the wheel if
+``Requested``                          you lead, exit with 0
 ``Topics``         cleaner to server   what Kafka said of some topics
 ``DeadLettered``   cleaner to server   messages that were committed as dead letters
 ``AskPlace``       server to cleaner   where in Kafka is this message's record? answered with
@@ -94,7 +94,7 @@ class SetBack:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRequested:
     """The node is stopping cleanly."""
 
 
@@ -173,7 +173,7 @@ class AskPlace:
     is_named_by_cancel: bool = False
 
 
-class Place(NamedTuple):
+class LinkPlace(NamedTuple):
     """One record in Kafka."""
 
     topic: str
@@ -193,7 +193,7 @@ class PlaceFound:
     """
 
     question: int
-    place: Place | None = None
+    place: LinkPlace | None = None
     dead_reason: str | None = None
     was_withdrawn: bool = False
 
@@ -223,7 +223,7 @@ Message: TypeAlias = (
     | SetBack
     | RescheduleWish
     | RescheduleWritten
-    | Stop
+    | StopRequested
     | Topics
     | DeadLettered
     | AskPlace
@@ -356,10 +356,10 @@ def _with_descriptor(content: bytes, descriptors: list[int]) -> Message:
             os.close(descriptor)
 
 
-_PLAIN: dict[str, type[Wake | CommitSoon | Stop]] = {
+_PLAIN: dict[str, type[Wake | CommitSoon | StopRequested]] = {
     "wake": Wake,
     "commit": CommitSoon,
-    "stop": Stop,
+    "stop": StopRequested,
 }
 _PLAIN_NAMES = {kind: name for name, kind in _PLAIN.items()}
 
@@ -395,7 +395,7 @@ def _document(message: Message) -> dict[str, Any]:
             document = _place_document(message)
         case HandoverBegins():
             document = {"type": "handover", "format": message.format}
-        case Wake() | CommitSoon() | Stop():
+        case Wake() | CommitSoon() | StopRequested():
             document = {"type": _PLAIN_NAMES[type(message)]}
     return document
 
@@ -454,7 +454,7 @@ def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
         place, reason = document["place"], document["dead_reason"]
         return PlaceFound(
             question,
-            None if place is None else Place(str(place[0]), int(place[1]), int(place[2])),
+            None if place is None else LinkPlace(str(place[0]), int(place[1]), int(place[2])),
             None if reason is None else str(reason),
             bool(document["was_withdrawn"]),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from delaywheel_audit.arguments import COMMAND
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 
 app = COMMAND
 
@@ -18,5 +18,7 @@ def reconcile(arguments: Sequence[str]) -> int:
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("pyspark", "py4j", "pyarrow"):
             raise
-        raise Failure("SPARK_MISSING", "install delaywheel[audit]", ExitCode.USAGE) from error
+        raise CommandFailure(
+            "SPARK_MISSING", "install delaywheel[audit]", ExitCode.USAGE
+        ) from error
     return main(arguments)

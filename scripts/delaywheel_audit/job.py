@@ -50,7 +50,7 @@ from delaywheel_audit.sources.ledger_files import (
     moment,
 )
 from delaywheel_audit.terminal import print_summary
-from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.hiding import shown
 from delaywheel_replica.kafka_settings import KafkaNames
 
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = Options.parse(given)
     except SystemExit:  # --help
         return BALANCED
-    except Failure as wrong:
+    except CommandFailure as wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return COULD_NOT_RUN
     command = shown_command(given)

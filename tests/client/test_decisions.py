@@ -15,8 +15,8 @@ from delaywheel.client.exchange.batching import Accumulator, split
 from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.delivery import Delivery
 from delaywheel.client.exchange.encoding import encode_request
-from delaywheel.client.exchange.retry import Failure
-from delaywheel.client.exchange.settings import Settings
+from delaywheel.client.exchange.retry import AttemptFailure
+from delaywheel.client.exchange.settings import ExchangeSettings
 from delaywheel.message import Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import rows_of
@@ -39,8 +39,8 @@ def accepted(*errors: tuple[int, Reason | str]) -> pb.DelayProduceResponse:
     return pb.DelayProduceResponse(columns=pb.ColumnResults(wheel="a.1", errors=rows))
 
 
-def unavailable() -> Failure:
-    return Failure(StatusCode.UNAVAILABLE, "Socket closed")
+def unavailable() -> AttemptFailure:
+    return AttemptFailure(StatusCode.UNAVAILABLE, "Socket closed")
 
 
 @dataclass(frozen=True)
@@ -64,12 +64,12 @@ class EndedCall:
 class TestVerdicts:
     @pytest.mark.parametrize("code", list(StatusCode))
     def test_every_code_has_one(self, code: StatusCode) -> None:
-        verdict = Failure(code, "").verdict
+        verdict = AttemptFailure(code, "").verdict
         assert not (verdict.retry and verdict.outcome_known)
 
     @pytest.mark.parametrize("reason", list(Reason))
     def test_a_reason_decides_alone(self, reason: Reason) -> None:
-        verdict = Failure(StatusCode.UNAVAILABLE, "", reason).verdict
+        verdict = AttemptFailure(StatusCode.UNAVAILABLE, "", reason).verdict
         assert verdict.retry == reason.retry_helps
         assert verdict.outcome_known == reason.outcome_known
 
@@ -86,11 +86,11 @@ class TestVerdicts:
     def test_only_an_attempt_that_never_left_is_known_not_to_be_accepted(
         self, text: str, known: bool
     ) -> None:
-        failure = Failure.of_call(EndedCall(StatusCode.UNAVAILABLE, text))
+        failure = AttemptFailure.of_call(EndedCall(StatusCode.UNAVAILABLE, text))
         assert failure.verdict == (True, known, False)
 
     def test_details_that_are_no_status_are_passed_over(self) -> None:
-        failure = Failure.of_call(EndedCall(StatusCode.UNAVAILABLE, "", b"\xff\xff"))
+        failure = AttemptFailure.of_call(EndedCall(StatusCode.UNAVAILABLE, "", b"\xff\xff"))
         assert failure.reason is None
 
     @pytest.mark.parametrize(("number", "is_known"), [(7, True), (77, False), (2, False)])
@@ -99,7 +99,7 @@ class TestVerdicts:
     ) -> None:
         """HTTP/2's REFUSED_STREAM alone proves that nothing was done."""
         text = f"Stream removed (RST_STREAM received with error code {number})"
-        failure = Failure.of_call(EndedCall(StatusCode.UNAVAILABLE, text))
+        failure = AttemptFailure.of_call(EndedCall(StatusCode.UNAVAILABLE, text))
         assert failure.verdict == (True, is_known, False)
         assert ("no more calls at once on this connection" in failure.text) == is_known
         assert not failure.unsent, "something listens there"
@@ -107,11 +107,15 @@ class TestVerdicts:
     def test_a_request_over_grpc_s_own_limit_is_split(self) -> None:
         text = "SERVER: Received message larger than max (5000000 vs. 4194304)"
         call = EndedCall(StatusCode.RESOURCE_EXHAUSTED, text)
-        assert Failure.of_call(call).verdict == (False, False, True)
+        assert AttemptFailure.of_call(call).verdict == (False, False, True)
 
     def test_a_reason_of_tomorrow_is_decided_by_its_code_and_leaves_the_outcome_open(self) -> None:
-        assert Failure(StatusCode.UNAVAILABLE, "", "OF_TOMORROW").verdict == (True, False, False)
-        assert Failure(StatusCode.INVALID_ARGUMENT, "", "OF_TOMORROW").verdict[0] is False
+        assert AttemptFailure(StatusCode.UNAVAILABLE, "", "OF_TOMORROW").verdict == (
+            True,
+            False,
+            False,
+        )
+        assert AttemptFailure(StatusCode.INVALID_ARGUMENT, "", "OF_TOMORROW").verdict[0] is False
 
 
 class TestDelivery:
@@ -162,7 +166,7 @@ class TestDelivery:
     def test_an_attempt_that_never_left_is_no_doubt(self) -> None:
         batch = delivery(1)
         batch.request()
-        batch.failed(Failure(StatusCode.UNAVAILABLE, "refused", unsent=True))
+        batch.failed(AttemptFailure(StatusCode.UNAVAILABLE, "refused", unsent=True))
         batch.give_up("over")
         assert batch.results[0].error is not None
         assert batch.results[0].error.outcome_known
@@ -171,7 +175,7 @@ class TestDelivery:
     def test_a_request_that_is_too_large_is_halved(self, reason: Reason) -> None:
         batch = delivery(4)
         assert len(rows_of(batch.request())) == 4
-        assert batch.failed(Failure(reason.code, "", reason)).healthy
+        assert batch.failed(AttemptFailure(reason.code, "", reason)).healthy
         sizes = []
         while not batch.done:
             sizes.append(len(rows_of(batch.request())))
@@ -183,7 +187,7 @@ class TestDelivery:
         batch = delivery(1)
         batch.request()
         reason = Reason.REQUEST_TOO_LARGE
-        batch.failed(Failure(reason.code, "", reason))
+        batch.failed(AttemptFailure(reason.code, "", reason))
         assert isinstance(batch.results[0].error, RefusedError)
 
     @pytest.mark.parametrize(
@@ -213,9 +217,11 @@ class TestDelivery:
                 batch.failed(unavailable())
                 doubted.update(rows)
             elif step == "halve":
-                batch.failed(Failure(StatusCode.INVALID_ARGUMENT, "", Reason.TOO_MANY_MESSAGES))
+                batch.failed(
+                    AttemptFailure(StatusCode.INVALID_ARGUMENT, "", Reason.TOO_MANY_MESSAGES)
+                )
             elif step == "pass":
-                batch.failed(Failure(StatusCode.UNAVAILABLE, "", Reason.DRAINING))
+                batch.failed(AttemptFailure(StatusCode.UNAVAILABLE, "", Reason.DRAINING))
             elif step == "refuse":
                 batch.answered(accepted((0, Reason.DUE_TOO_OLD)))
                 held.update(rows[1:])
@@ -481,7 +487,7 @@ def test_members_whose_address_is_not_known_are_members_all_the_same() -> None:
 
 
 def test_a_node_that_hangs_leaves_time_for_another() -> None:
-    chosen = Settings("deliver", 30.0, 5.0, Queue(), None)
+    chosen = ExchangeSettings("deliver", 30.0, 5.0, Queue(), None)
     assert chosen.attempt_s(30.0, alone=True) == 5.0
     assert chosen.attempt_s(4.0, alone=True) == 4.0
     assert chosen.attempt_s(4.0, alone=False) == 2.0

@@ -16,15 +16,15 @@ from delaywheel.client.exchange.endpoints import (
     REFRESH_S,
     RETRY_DELAY_MOST_S,
     STAY_S,
-    Described,
     Endpoints,
+    NextAddress,
+    NodeDescription,
     Report,
-    Turn,
 )
 from delaywheel.client.exchange.question import get_question
-from delaywheel.client.exchange.retry import Failure
-from delaywheel.client.exchange.route import Route
-from delaywheel.client.exchange.settings import Settings
+from delaywheel.client.exchange.retry import AttemptFailure
+from delaywheel.client.exchange.route import Attempts
+from delaywheel.client.exchange.settings import ExchangeSettings
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 WELL = Report(healthy=True)
@@ -45,8 +45,10 @@ def fail(of: Endpoints, address: str, *, started_s: float = 0.0, now_s: float = 
     of.report(address, started_s=started_s, now_s=now_s, report=ILL)
 
 
-def said(node: str, *, accepting: bool = True, cluster: str = "c1", **members: str) -> Described:
-    return Described(cluster, node, accepting, members)
+def said(
+    node: str, *, accepting: bool = True, cluster: str = "c1", **members: str
+) -> NodeDescription:
+    return NodeDescription(cluster, node, accepting, members)
 
 
 class TestStaying:
@@ -101,7 +103,7 @@ class TestFailing:
         assert bad is not None
         fail(of, bad)
         other = "b" if bad == "a" else "a"
-        assert [of.turn(0.0, 5.0, ANYWHERE)] * 3 == [Turn(other)] * 3
+        assert [of.turn(0.0, 5.0, ANYWHERE)] * 3 == [NextAddress(other)] * 3
 
     def test_a_failed_one_gets_no_call_until_it_describes_itself(self) -> None:
         of = endpoints("a", "b")
@@ -147,9 +149,9 @@ class TestFailing:
     def test_what_the_service_asks_for_is_waited_but_not_any_time(self) -> None:
         of = endpoints("a")
         of.report("a", started_s=0.0, now_s=0.0, report=Report(healthy=False, retry_delay_s=0.7))
-        assert of.turn(0.0, 5.0, ANYWHERE) == Turn(None, 0.7)
+        assert of.turn(0.0, 5.0, ANYWHERE) == NextAddress(None, 0.7)
         of.report("a", started_s=1.0, now_s=1.0, report=Report(healthy=False, retry_delay_s=1e6))
-        assert of.turn(1.0, 5.0, ANYWHERE) == Turn(None, RETRY_DELAY_MOST_S)
+        assert of.turn(1.0, 5.0, ANYWHERE) == NextAddress(None, RETRY_DELAY_MOST_S)
 
     def test_waiting_callers_hear_of_a_recovery(self) -> None:
         of = endpoints("a")
@@ -170,7 +172,7 @@ class TestFinding:
         assert address_at(of, 0.0) == "b"
 
     @pytest.mark.parametrize("liar", [said("n3"), said("n2", cluster="c2")])
-    def test_one_that_is_somebody_else_is_never_used(self, liar: Described) -> None:
+    def test_one_that_is_somebody_else_is_never_used(self, liar: NodeDescription) -> None:
         of = endpoints("a")
         of.described("a", said("n1", n2="b"), 0.0)
         assert not of.described("b", liar, 0.0)
@@ -258,32 +260,32 @@ class TestFinding:
         assert not of.report("b", started_s=0.0, now_s=0.0, report=WELL)
 
 
-SETTINGS = Settings("deliver", 30.0, 5.0, Queue(), None)
+SETTINGS = ExchangeSettings("deliver", 30.0, 5.0, Queue(), None)
 
 
 class TestRoute:
     def test_no_attempt_goes_back_before_its_own_backoff_whatever_others_find(self) -> None:
         of = endpoints("a")
-        route = Route(of, SETTINGS, 30.0)
+        route = Attempts(of, SETTINGS, 30.0)
         refused = Report(healthy=True, retry_delay_s=0.2, elsewhere=True)
         route.report("a", started_s=0.0, now_s=0.0, report=refused)
         of.report("a", started_s=0.0, now_s=0.0, report=WELL)
         step = route.step(0.0)
         assert step == (None, 0.2)
-        other = Route(of, SETTINGS, 30.0).step(0.0)
+        other = Attempts(of, SETTINGS, 30.0).step(0.0)
         assert other is not None
         assert other.address == "a"
 
     def test_a_wait_ends_with_the_deadline(self) -> None:
         of = endpoints("a")
-        route = Route(of, SETTINGS, 1.0)
+        route = Attempts(of, SETTINGS, 1.0)
         route.report("a", started_s=0.0, now_s=0.0, report=Report(False, 60.0))  # noqa: FBT003  healthy
         assert route.step(0.0) == (None, 1.0)
         assert route.step(1.0) is None
 
     def test_a_wait_ends_when_it_is_known_that_nothing_listens(self) -> None:
         of = endpoints("a")
-        route = Route(of, SETTINGS, 30.0)
+        route = Attempts(of, SETTINGS, 30.0)
         assert route.step(0.0) is not None
         of.reached("a", connected=False)
         route.report("a", started_s=0.0, now_s=0.0, report=Report(False, 60.0))  # noqa: FBT003  healthy
@@ -293,13 +295,13 @@ class TestRoute:
 
     def test_all_of_the_time_is_for_one_node_only_when_it_is_known_to_be_alone(self) -> None:
         of = endpoints("a")
-        assert Route(of, SETTINGS, 4.0).step(0.0) == ("a", 2.0)
+        assert Attempts(of, SETTINGS, 4.0).step(0.0) == ("a", 2.0)
         of.described("a", said("n1", n1="a"), 0.0)
-        assert Route(of, SETTINGS, 4.0).step(0.0) == ("a", 4.0)
+        assert Attempts(of, SETTINGS, 4.0).step(0.0) == ("a", 4.0)
 
     def test_a_service_with_too_much_to_do_gets_rest_at_all_addresses(self) -> None:
         of = endpoints("a", "b")
-        route = Route(of, SETTINGS, 20.0)
+        route = Attempts(of, SETTINGS, 20.0)
         step = route.step(0.0)
         assert step is not None
         assert step.address is not None
@@ -315,10 +317,10 @@ class TestRoute:
 
     def test_no_leader_in_time_is_known_to_have_done_nothing(self) -> None:
         of = endpoints("a", "b")
-        route = Route(of, SETTINGS, 2.0)
+        route = Attempts(of, SETTINGS, 2.0)
         question = get_question(pb.MessageRef(), find_place=False)
         now_s, asked = 0.0, []
-        failure = Failure(StatusCode.UNAVAILABLE, "", Reason.NO_LEADER, 0.2)
+        failure = AttemptFailure(StatusCode.UNAVAILABLE, "", Reason.NO_LEADER, 0.2)
         while (step := route.step(now_s)) is not None:
             if step.address is None:
                 now_s += step.seconds
@@ -382,7 +384,7 @@ def test_whoever_can_take_it_gets_it_in_time(
     if not any(nodes[int(address)].describes for address in given_addresses):
         given_addresses.append(str(nodes.index(GOOD)))
     of = Endpoints(tuple(dict.fromkeys(given_addresses)), Random(seed))
-    route = Route(of, SETTINGS, 30.0)
+    route = Attempts(of, SETTINGS, 30.0)
     now_s, taken, looking = 0.0, False, list[tuple[float, float, str]]()
     while not taken and (step := route.step(now_s)) is not None:
         for address in of.ask(now_s):
@@ -403,7 +405,7 @@ def test_whoever_can_take_it_gets_it_in_time(
             node = nodes[int(address)]
             if node.describes:
                 accepting = node.takes or node.takes_s > 1
-                of.described(address, Described("c1", f"n{address}", accepting, names), now_s)
+                of.described(address, NodeDescription("c1", f"n{address}", accepting, names), now_s)
             else:
                 of.not_described(address, started_s=started_s, now_s=now_s, reached=False)
     assert taken

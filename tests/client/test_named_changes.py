@@ -19,7 +19,7 @@ from delaywheel import (
     RescheduleOutcome,
     TimedOutError,
 )
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.named_changes import CANCEL, NamedChanges, outcome_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import FakeService, answer, hang
@@ -75,7 +75,7 @@ class TestNamedChanges:
     def test_a_service_with_too_much_to_do_is_left_alone(self, *, whole: bool) -> None:
         cancels = NamedChanges(CANCEL, refs(2))
         if whole:
-            failure = Failure.of_error(error(Reason.BACKPRESSURE).error)
+            failure = AttemptFailure.of_error(error(Reason.BACKPRESSURE).error)
             report = cancels.failed(failure)
         else:
             results = [CANCELLED, error(Reason.BACKPRESSURE)]

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaException, Producer
 
 from delaywheel.consumer import Partition
 from delaywheel.consumer.kafka import KafkaBroker, transaction
-from delaywheel.consumer.port import Failure
+from delaywheel.consumer.port import TransactionFailure
 from delaywheel.consumer.records import Passed
 from delaywheel.consumer.settings import read_settings
 
@@ -40,7 +40,7 @@ class FakeProducer:
         self.calls.append("commit")
 
 
-def commit(producer: FakeProducer) -> Failure | None:
+def commit(producer: FakeProducer) -> TransactionFailure | None:
     broker = KafkaBroker(read_settings("orders", "group", "nowhere:1", {}))
     broker._producer = cast("Producer", producer)
     return broker.commit((), {Partition("orders", 0): Passed(5)}, b"membership")
@@ -50,14 +50,14 @@ def test_offsets_that_are_never_answered_hold_up_nobody(monkeypatch: pytest.Monk
     """As if the only broker was restarted: its producer is replaced."""
     monkeypatch.setattr(transaction, "CALL_S", 0.05)
     producer = FakeProducer()
-    assert commit(producer) == Failure("the coordinator of the group did not answer")
+    assert commit(producer) == TransactionFailure("the coordinator of the group did not answer")
     assert producer.calls == ["begin"]
     producer.goes_on.set()
 
 
 def test_offsets_that_are_refused_fail_the_transaction() -> None:
     producer = FakeProducer(KafkaException("ILLEGAL_GENERATION"))
-    assert commit(producer) == Failure("ILLEGAL_GENERATION")
+    assert commit(producer) == TransactionFailure("ILLEGAL_GENERATION")
     assert producer.calls == ["begin"]
 
 

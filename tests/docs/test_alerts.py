@@ -10,7 +10,7 @@ import pytest
 
 from delaywheel_replica.config_sources import load_config
 from delaywheel_replica.server.metrics.catalogue import METRICS
-from delaywheel_replica.server.metrics.metric import Kind
+from delaywheel_replica.server.metrics.metric import MetricType
 from support.process.promtool import find_promtool
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -30,7 +30,7 @@ def rules() -> list[str]:
 @pytest.mark.parametrize("text", [RULES, TESTS], ids=["rules", "tests"])
 def test_rules_name_metrics_that_there_are(text: str) -> None:
     known = {spec.name for spec in METRICS} | {
-        f"{spec.name}_bucket" for spec in METRICS if spec.kind is Kind.HISTOGRAM
+        f"{spec.name}_bucket" for spec in METRICS if spec.kind is MetricType.HISTOGRAM
     }
     named = set(re.findall(r"\bdelaywheel_[a-z_]+", text))
     assert named

@@ -23,7 +23,7 @@ from delaywheel_replica.kafka_settings import (
 from delaywheel_replica.peers.states import PeerReason
 from delaywheel_replica.server.ledger.place import SCHEMA
 from delaywheel_replica.server.metrics.catalogue import METRICS
-from delaywheel_replica.server.metrics.metric import Kind
+from delaywheel_replica.server.metrics.metric import MetricType
 from local.reference import DOCUMENT, GROUPS, WIDEST, rows_of, settings, written
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -89,7 +89,7 @@ def test_settings_that_must_agree() -> None:
 
 def test_queries_name_metrics_that_there_are() -> None:
     scraped = {spec.name for spec in METRICS} | {
-        f"{spec.name}_bucket" for spec in METRICS if spec.kind is Kind.HISTOGRAM
+        f"{spec.name}_bucket" for spec in METRICS if spec.kind is MetricType.HISTOGRAM
     }
     assert set(re.findall(r"\bdelaywheel_[a-z_]+", DOC)) <= scraped
 

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # missing in its stubs
 
 from delaywheel import Client, DelaywheelError, Message, ingress
-from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
+from delaywheel_replica.cli.printing.verdict import ClusterState, ClusterVerdict, verdict
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import Node
@@ -198,15 +198,15 @@ def test_an_outcomes_topic_that_is_closed_is_named_and_no_message_dies_for_it(
         sent = [Message("orders", b"%d" % number, delay=soon) for number in range(20)]
         assert all(result.handle for result in client.produce_many(sent))
     named = f"not allowed to write to topic {NAMES.outcomes}"
-    wait_until("it is down", lambda: told(node).state is State.DOWN)
+    wait_until("it is down", lambda: told(node).state is ClusterState.DOWN)
     wait_until("it is named", lambda: any(named in cause for cause in told(node).causes))
     broker.give_back(ResourceType.TOPIC, NAMES.outcomes)
     assert values(reader, 20) == {message.value for message in sent}
-    wait_until("all is well", lambda: told(node).state is State.OK)
+    wait_until("all is well", lambda: told(node).state is ClusterState.OK)
     assert not read_all(broker.address, NAMES.dead)
 
 
-def told(node: Node) -> Verdict:
+def told(node: Node) -> ClusterVerdict:
     """What the node says of the cluster."""
     return verdict(wait_until("it answers", lambda: described(node.address, details=True)))
 

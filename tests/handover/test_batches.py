@@ -10,7 +10,7 @@ from delaywheel.headers import encode_headers
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Withdrawn
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.handover.answers import (
     ANSWER_HEAD,
@@ -89,10 +89,10 @@ def test_cancels_come_out_as_they_went_in(wishes: list[Withdrawn]) -> None:
 
 
 @given(
-    st.lists(st.lists(st.sampled_from(Answer), max_size=9), max_size=5),
+    st.lists(st.lists(st.sampled_from(RecordAnswer), max_size=9), max_size=5),
     st.integers(1, 99),
 )
-def test_answers_come_out_as_they_went_in(batches: list[list[Answer]], piece: int) -> None:
+def test_answers_come_out_as_they_went_in(batches: list[list[RecordAnswer]], piece: int) -> None:
     encoded = b"".join(encode_answers(number, each) for number, each in enumerate(batches))
     received, found = bytearray(), list[BatchAnswers]()
     for begin in range(0, len(encoded), piece):

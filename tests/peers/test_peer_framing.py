@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.peers import framing
-from delaywheel_replica.peers.framing import PING, PREFACE, Incoming, head_of
+from delaywheel_replica.peers.framing import PING, PREFACE, IncomingStream, head_of
 
 BUFFER, PIECE, MOST = 16, 8, 100
 
@@ -53,7 +53,7 @@ def test_any_cut_of_the_stream_gives_the_same_messages(
     messages: list[bytes], counts: Iterator[int]
 ) -> None:
     data = PREFACE + b"".join(head_of([message]) + message for message in messages)
-    incoming = Incoming(coming(data, counts), MOST)
+    incoming = IncomingStream(coming(data, counts), MOST)
     assert incoming.take(len(PREFACE)) == PREFACE
     assert [incoming.message() for _ in messages] == messages
     assert incoming.message() is None
@@ -70,7 +70,7 @@ def test_an_end_in_the_middle_gives_what_came_as_a_whole(
     for message in framed:
         length += len(message)
         whole += length <= end
-    incoming = Incoming(coming(data[:end], counts), MOST)
+    incoming = IncomingStream(coming(data[:end], counts), MOST)
     assert list(iter(incoming.message, None)) == messages[:whole]
 
 
@@ -88,7 +88,7 @@ def test_a_length_beyond_the_bound_is_named_after_what_came_before_it(
 ) -> None:
     data = b"".join(head_of([message]) + message for message in messages)
     data += length_bytes.to_bytes(4, "little") + bytes(MOST)
-    incoming = Incoming(coming(data, counts), MOST)
+    incoming = IncomingStream(coming(data, counts), MOST)
     assert [incoming.message() for _ in messages] == messages
     with pytest.raises(MalformedError, match=f"{length_bytes} bytes, {MOST} at most"):
         incoming.message()
@@ -98,7 +98,7 @@ def test_a_bound_may_change_with_what_was_read_kept() -> None:
     first, second = b"first", bytes(MOST)
     data = head_of([first]) + first + head_of([second]) + second
     receive_into = coming(data, forever([BUFFER]))
-    incoming = Incoming(receive_into, len(first))
+    incoming = IncomingStream(receive_into, len(first))
     assert incoming.message() == first
     incoming.go_on(receive_into, MOST)
     assert incoming.message() == second
@@ -114,7 +114,7 @@ def test_what_is_only_said_to_come_takes_no_memory() -> None:
         view[:4] = (2**31).to_bytes(4, "little")
         return 4
 
-    assert Incoming(receive_into, 2**31).message() is None
+    assert IncomingStream(receive_into, 2**31).message() is None
     assert asked == [BUFFER, PIECE]
 
 

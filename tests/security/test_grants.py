@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from delaywheel import Client, Tls
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.errors import RefusedError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
@@ -143,7 +143,7 @@ def told(call: Callable[[], object]) -> str:
     try:
         return str(call())
     except grpc.RpcError as error:
-        failed = Failure.of_call(cast("grpc.Call", error))
+        failed = AttemptFailure.of_call(cast("grpc.Call", error))
         return str(failed.reason or failed.code.name)
 
 

@@ -20,9 +20,9 @@ from delaywheel_replica.cleaner.outside.ports import (
     ControlUnreadable,
     KafkaAway,
     KafkaPort,
+    LeadingRefused,
     ProducersPort,
     Record,
-    Refusal,
 )
 from delaywheel_replica.cleaner.outside.runner import Runner, ThreadRunner
 from delaywheel_replica.core.election.eligibility import BrokerClock
@@ -35,7 +35,7 @@ from delaywheel_replica.core.election.events import (
     ReadFailed,
 )
 from delaywheel_replica.core.protocol.control import ControlState, leader_record
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.process.logs import get_logger
 
 CALL_MS = 5_000
@@ -221,7 +221,7 @@ class Candidacy:
         with contextlib.suppress(KafkaAway):
             try:
                 self._check(has_wheels=has_wheels)
-            except Refusal as refusal:
+            except LeadingRefused as refusal:
                 if self.objection != str(refusal):
                     log.warning("kafka objection", objection=str(refusal))
                 self.objection = str(refusal)
@@ -242,23 +242,27 @@ class Candidacy:
         self._follower.expect(token)
         try:
             self._check(has_wheels=has_wheels)
-        except (KafkaAway, Refusal) as refusal:
+        except (KafkaAway, LeadingRefused) as refusal:
             self._error = str(refusal)
-            self._is_refused = isinstance(refusal, Refusal)
-            return InitFailed(self._clock.monotonic_ms(), token, Verdict.UNKNOWN, touched=False)
+            self._is_refused = isinstance(refusal, LeadingRefused)
+            return InitFailed(
+                self._clock.monotonic_ms(), token, TransactionState.UNKNOWN, touched=False
+            )
         self._is_refused = False
         self.is_answered = True
         self._on_event()
         ends = self._runner.together(
             [partial(producers.init, number, CALL_MS) for number in range(IDS)]
         )
-        failed = [end for end in ends if end.verdict is not Verdict.CONTINUE]
+        failed = [end for end in ends if end.verdict is not TransactionState.CONTINUE]
         if not failed:
             return InitsDone(self._clock.monotonic_ms(), token)
         self._error = failed[0].cause
-        fenced = any(end.verdict is Verdict.FENCED for end in failed)
+        fenced = any(end.verdict is TransactionState.FENCED for end in failed)
         return InitFailed(
-            self._clock.monotonic_ms(), token, Verdict.FENCED if fenced else Verdict.UNKNOWN
+            self._clock.monotonic_ms(),
+            token,
+            TransactionState.FENCED if fenced else TransactionState.UNKNOWN,
         )
 
     def _mark(self, producers: ProducersPort, token: str, index: int) -> Event:
@@ -268,7 +272,7 @@ class Candidacy:
         record = Record(self._control_topic, key.encode(), value, [], partition=0)
         ended = producers.commit(index, record, MARK_MS)
         self._mark_ms = began_ms, self._clock.monotonic_ms()
-        if ended.verdict is Verdict.COMMITTED:
+        if ended.verdict is TransactionState.COMMITTED:
             self._marked.add(index)
         else:
             self._error = ended.cause

@@ -40,15 +40,15 @@ from delaywheel_replica.core.election.events import (
     ControlRead,
     DestroyProducers,
     Effect,
+    ElectionPhase,
+    ElectionTick,
+    EndReason,
     Event,
     IdleCommit,
     InitProducers,
-    Phase,
     ReadControl,
-    Reason,
     StartForwarding,
     Stop,
-    Tick,
     TransactionReport,
 )
 from delaywheel_replica.core.election.machine import IDLE_COMMIT_MS, Election, ElectionConfig
@@ -76,7 +76,7 @@ from delaywheel_replica.core.protocol.status_files import (
     ServerStatus,
     Standstill,
 )
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.link import DeadLetter
 from delaywheel_replica.process.logs import get_logger
 
@@ -178,7 +178,7 @@ class Leadership:
         return replace(waiting, until_ms=max(waiting.until_ms, answered_ms + ANSWER_MS))
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ElectionPhase:
         """The phase of the election."""
         return self._election.phase
 
@@ -217,7 +217,7 @@ class Leadership:
 
         Only a leader that rests takes it up; see `replace`.
         """
-        if self._election.phase is Phase.RESTING and self._set_back_from != set_backs:
+        if self._election.phase is ElectionPhase.RESTING and self._set_back_from != set_backs:
             self._set_back_from = set_backs
             self._commit_wanted = True
 
@@ -263,7 +263,10 @@ class Leadership:
 
     def _follow(self) -> None:
         """Keeps a standby current with the control topic; a node alone reads it when it stands."""
-        if self._election.phase not in {Phase.STANDBY, Phase.ASKING} or self._candidacy.is_busy:
+        if (
+            self._election.phase not in {ElectionPhase.STANDBY, ElectionPhase.ASKING}
+            or self._candidacy.is_busy
+        ):
             return
         if self._follower.offset >= 0:
             if self._follower.poll() and self._is_led_by_another():
@@ -374,14 +377,14 @@ class Leadership:
             self._answers = server.answers
             self._commit_wanted = True
 
-    def _tick(self) -> Tick:
+    def _tick(self) -> ElectionTick:
         now_ms, wall_ms, server = self._clock.monotonic_ms(), self._clock.wall_ms(), self._server
         if self._follower.offset != self._control_offset:
             self._control_offset, self._control_moved_ms = self._follower.offset, now_ms
         if server is None:
-            return Tick(now_ms=now_ms, wall_ms=wall_ms, server_fresh=False)
+            return ElectionTick(now_ms=now_ms, wall_ms=wall_ms, server_fresh=False)
         state = self._shown if self._forwarder is None else self._forwarder.state
-        return Tick(
+        return ElectionTick(
             now_ms=now_ms,
             wall_ms=wall_ms,
             server_fresh=server.is_fresh(now_ms),
@@ -437,7 +440,7 @@ class Leadership:
             case IdleCommit():
                 self._commit_wanted = True
             case DestroyProducers():
-                if effect.reason is Reason.CONTROL_INCOMPLETE:
+                if effect.reason is EndReason.CONTROL_INCOMPLETE:
                     self._lacking = contradiction(self._follower.state, self._witnesses)
                 self._leave_term()
 
@@ -543,8 +546,8 @@ class Leadership:
         self._commit_wanted = False
         self._fences, self._fills = tuple(done.duties.fences), done.duties.fills
         self._floor_wait = done.duties.floor_wait
-        self._error = None if done.verdict is Verdict.COMMITTED else done.cause
-        if done.verdict is Verdict.COMMITTED:
+        self._error = None if done.verdict is TransactionState.COMMITTED else done.cause
+        if done.verdict is TransactionState.COMMITTED:
             self.tallies.committed(
                 done.forwarded,
                 done.dead,

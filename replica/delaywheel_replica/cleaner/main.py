@@ -24,13 +24,13 @@ from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
 from delaywheel_replica.cleaner.delivery.dead_news import DeadNews
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.topic_news import TopicNews
-from delaywheel_replica.cleaner.delivery.topics import CreateTopics, KnownTopics
+from delaywheel_replica.cleaner.delivery.topics import CreateTopics, DestinationTopics
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
 from delaywheel_replica.cleaner.kafka.clients import KafkaClients
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics
-from delaywheel_replica.cleaner.kafka.places import Places
+from delaywheel_replica.cleaner.kafka.places import PlaceFinder
 from delaywheel_replica.cleaner.kafka.producers import (
     CLOSE_S,
     TransactionalProducer,
@@ -41,14 +41,14 @@ from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.clocks import SystemClock
 from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort
 from delaywheel_replica.cleaner.outside.runner import ThreadRunner
-from delaywheel_replica.cleaner.row_keeper import STAMP_S, News, RowKeeper
+from delaywheel_replica.cleaner.row_keeper import STAMP_S, RowKeeper, RowNews
 from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.cleaner.topics_soon import TopicsSoon
 from delaywheel_replica.cleaner.wakeups import Wakeups
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.election.events import Phase
+from delaywheel_replica.core.election.events import ElectionPhase
 from delaywheel_replica.core.election.machine import ElectionConfig
-from delaywheel_replica.core.ingress.reading import Rules
+from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import to_json
@@ -68,7 +68,7 @@ from delaywheel_replica.link import (
     Message,
     NodeStorage,
     SetBack,
-    Stop,
+    StopRequested,
     Wake,
 )
 from delaywheel_replica.patterns import Pattern
@@ -108,7 +108,7 @@ class Cleaner:
             since_ms=self._clock.monotonic_ms(),
         )
         self._started_ms = self._clock.wall_ms()
-        self._row_news = News()
+        self._row_news = RowNews()
         self._server: ServerStatus | None = None
 
         settings = config.kafka_settings
@@ -116,12 +116,12 @@ class Cleaner:
         if config.create_topics:
             create = CreateTopics(config.topic_partitions, config.topic_replication_factor)
         soon = TopicsSoon(PosixDisk(), config.data_dir, self._clock.wall_ms)
-        self._topics = KnownTopics(
+        self._topics = DestinationTopics(
             KafkaTopicAdmin(settings), create=create, on_news=wake, soon=soon.names
         )
         threading.Thread(target=self._topics.run, name="topics", daemon=True).start()
         self._news = TopicNews(link.send, creates=config.create_topics)
-        self._places = Places(settings, send=link.send, on_found=wake)
+        self._places = PlaceFinder(settings, send=link.send, on_found=wake)
         threading.Thread(target=self._places.run, name="places", daemon=True).start()
         self._dead_news = DeadNews(link.send, cleaner_ms=self._started_ms)
         self._bisection = Bisection(
@@ -192,7 +192,7 @@ class Cleaner:
             self._dead_news.report()
             self._places.report()
             self._write_row()
-            if self._leadership.phase is Phase.STOPPED:
+            if self._leadership.phase is ElectionPhase.STOPPED:
                 return
             rest_s = min(rest_s, self._row_news.rest_s(self._clock.monotonic()))
             ingress = self._leadership.ingress
@@ -248,7 +248,7 @@ class Cleaner:
         settings = IngressSettings(
             self._names,
             topics=config.taken_topics,
-            rules=Rules(
+            rules=IngressRules(
                 dict(config.levels),
                 config.max_message_bytes,
                 config.own_topics,
@@ -302,7 +302,7 @@ class Cleaner:
             case RescheduleWritten():
                 self._row_news.ask(self._clock.monotonic())
                 self._leadership.rescheduled(message)
-            case Stop():
+            case StopRequested():
                 self._leadership.stop()
             case _:
                 pass  # a wake-up: the next turn handles it

@@ -59,7 +59,7 @@ class Waiting:
     until_ms: int
 
 
-class News:
+class RowNews:
     """Decides when there is something to report. For the main thread."""
 
     def __init__(self) -> None:

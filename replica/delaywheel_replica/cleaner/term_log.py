@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from delaywheel_replica.core.election.events import Phase, Reason
+from delaywheel_replica.core.election.events import ElectionPhase, EndReason
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.process.logs import get_logger
 
@@ -24,8 +24,10 @@ FAILED_AGAIN_S: Final = 60.0
 DEAD_AGAIN_S: Final = 10.0
 
 _NAMED: Final = 10
-_IN_TERM: Final = frozenset({Phase.RESTING, Phase.LEADING})
-_CANDIDATE: Final = frozenset({Phase.INITIALISING, Phase.MARKING, Phase.READING})
+_IN_TERM: Final = frozenset({ElectionPhase.RESTING, ElectionPhase.LEADING})
+_CANDIDATE: Final = frozenset(
+    {ElectionPhase.INITIALISING, ElectionPhase.MARKING, ElectionPhase.READING}
+)
 
 _log = get_logger(__name__)
 
@@ -42,24 +44,24 @@ class TermLog:
 
     def moved(
         self,
-        before: Phase,
-        phase: Phase,
+        before: ElectionPhase,
+        phase: ElectionPhase,
         *,
         epoch: int | None,
-        reason: Reason | None,
+        reason: EndReason | None,
         error: str | None,
     ) -> None:
         """Logs a change of the election's phase."""
         why = None if reason is None else reason.value
         if before in _IN_TERM and phase not in _IN_TERM:
-            log = _log.info if phase is Phase.STOPPED else _log.warning
+            log = _log.info if phase is ElectionPhase.STOPPED else _log.warning
             log("leadership lost", reason=why, error=error)
-        elif phase is Phase.LEADING:
+        elif phase is ElectionPhase.LEADING:
             self._failed = None
             _log.info("leading", epoch=epoch)
-        elif phase is Phase.RESTING:
+        elif phase is ElectionPhase.RESTING:
             _log.info("leadership taken", epoch=epoch)
-        elif before in _CANDIDATE and phase is Phase.STANDBY:
+        elif before in _CANDIDATE and phase is ElectionPhase.STANDBY:
             self._candidacy_failed(why, error)
         else:
             _log.debug("phase", phase=phase.value, before=before.value, error=error)
@@ -91,5 +93,5 @@ class TermLog:
             return
         self._failed = (why, error), now
         # If two stand at once, one fences the other: for a minute that is no trouble.
-        is_health = why == Reason.FENCED and not is_again
+        is_health = why == EndReason.FENCED and not is_again
         (_log.info if is_health else _log.warning)("candidacy failed", reason=why, error=error)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from delaywheel_replica.cli.failures import ExitCode, Failure, discard_output
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode, discard_output
 from delaywheel_replica.cli.printing.text import note
 
 _WHAT = "Delay messages for Apache Kafka: accepted now, visible in their topic at their due."
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
         sys.exit(code)
-    except Failure as failure:
+    except CommandFailure as failure:
         _end(str(failure), failure.exit_code)
     except KeyboardInterrupt:
         _end("INTERRUPTED", 130)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 
 Completer: TypeAlias = Callable[[], Iterable[str]]
 """Takes the typed part of an argument; returns possible values."""
@@ -157,9 +157,9 @@ def meant(name: str, names: Iterable[str]) -> str:
     return f": did you mean {near[0]}?" if near else ""
 
 
-def usage(message: str) -> Failure:
+def usage(message: str) -> CommandFailure:
     """Returns the failure for an invalid command line."""
-    return Failure("USAGE", message, ExitCode.USAGE)
+    return CommandFailure("USAGE", message, ExitCode.USAGE)
 
 
 def print_list(title: str, commands: Iterable[tuple[str, str]], examples: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import ArgumentGroup, Parser
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _tls(files: Mapping[str, str | None]) -> Tls:
     try:
         return Tls(**files)
     except ValueError as error:
-        raise Failure("TLS_INVALID", str(error), ExitCode.USAGE) from error
+        raise CommandFailure("TLS_INVALID", str(error), ExitCode.USAGE) from error
 
 
 def _profile(name: str) -> Mapping[str, Any]:
@@ -140,8 +140,8 @@ def _profile(name: str) -> Mapping[str, Any]:
     return profile
 
 
-def _invalid(text: str) -> Failure:
-    return Failure("PROFILE_INVALID", text, ExitCode.USAGE)
+def _invalid(text: str) -> CommandFailure:
+    return CommandFailure("PROFILE_INVALID", text, ExitCode.USAGE)
 
 
 def _file() -> Path:

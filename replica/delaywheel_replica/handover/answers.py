@@ -4,19 +4,19 @@
 |---|---|
 | 4 | the number of the batch |
 | 4 | how many records it has |
-| 1 each | the answer to each record, in order: its index in `Answer` |
+| 1 each | the answer to each record, in order: its index in `RecordAnswer` |
 """
 
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.codec import MalformedError
 
 ANSWER_HEAD: Final = struct.Struct("<II")
 
-_ANSWERS: Final = tuple(Answer)
+_ANSWERS: Final = tuple(RecordAnswer)
 _CODES: Final = {answer: bytes((code,)) for code, answer in enumerate(_ANSWERS)}
 
 
@@ -24,10 +24,10 @@ class BatchAnswers(NamedTuple):
     """The answers to the records of a batch."""
 
     number: int
-    answers: tuple[Answer, ...]
+    answers: tuple[RecordAnswer, ...]
 
 
-def encode_answers(number: int, answers: Sequence[Answer]) -> bytes:
+def encode_answers(number: int, answers: Sequence[RecordAnswer]) -> bytes:
     """Encodes the answers to a batch's records, in order."""
     codes = b"".join([_CODES[answer] for answer in answers])
     return ANSWER_HEAD.pack(number, len(answers)) + codes

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Self
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.handover.answers import take_answers
 from delaywheel_replica.handover.batches import (
@@ -70,7 +70,7 @@ class Handover:
         self._unanswered: dict[int, _Batch] = {}
         self._unanswered_bytes = 0
         self._batches = 0
-        self._answers: list[tuple[Handed, Answer]] = []
+        self._answers: list[tuple[Handed, RecordAnswer]] = []
         self.is_broken = False
 
     @classmethod
@@ -99,7 +99,7 @@ class Handover:
     def hand(self, records: Sequence[Handed]) -> None:
         """Hands records over; each gets one answer."""
         if self.is_broken:
-            self._answers += [(record, Answer.NOT_NOW) for record in records]
+            self._answers += [(record, RecordAnswer.NOT_NOW) for record in records]
             return
         for batch in _batches(records):
             self._batches = (self._batches + 1) & 0xFFFF_FFFF
@@ -108,7 +108,7 @@ class Handover:
             self._unsent += encode(self._batches, [_wish(each) for each in batch.records])
         self._go_on()
 
-    def answers(self) -> list[tuple[Handed, Answer]]:
+    def answers(self) -> list[tuple[Handed, RecordAnswer]]:
         """Returns the answers since the last call."""
         self._go_on()
         answers, self._answers = self._answers, []
@@ -165,7 +165,7 @@ class Handover:
         _log.warning("hand-over broken", error=str(error), batches=len(self._unanswered))
         self.is_broken = True
         for batch in self._unanswered.values():
-            self._answers += [(record, Answer.UNKNOWN) for record in batch.records]
+            self._answers += [(record, RecordAnswer.UNKNOWN) for record in batch.records]
         self._unanswered.clear()
         self._unsent.clear()
         self._epoll.unregister(self._socket)

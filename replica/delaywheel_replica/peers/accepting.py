@@ -11,7 +11,7 @@ from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.encoding import decode
 from delaywheel_replica.peers.encryption import PeerSecurity, RefusedHandshakeError
-from delaywheel_replica.peers.framing import PREFACE, Incoming, head_of
+from delaywheel_replica.peers.framing import PREFACE, IncomingStream, head_of
 from delaywheel_replica.peers.handshake import (
     Hello,
     PeerIdentity,
@@ -88,7 +88,7 @@ class Acceptor:
             return
         except OSError:  # gone, or silent for too long
             return
-        incoming = Incoming(channel.until(time.monotonic() + HELLO_S), HELLO_BYTES)
+        incoming = IncomingStream(channel.until(time.monotonic() + HELLO_S), HELLO_BYTES)
         try:
             hello = self._hello(channel, incoming)
         except MalformedError as error:
@@ -121,7 +121,7 @@ class Acceptor:
         finally:
             peer.went(stream, channel)
 
-    def _hello(self, channel: Channel, incoming: Incoming) -> Hello | None:
+    def _hello(self, channel: Channel, incoming: IncomingStream) -> Hello | None:
         """Reads the first message; None if it does not come, or not from a node."""
         try:
             began = incoming.take(len(PREFACE))
@@ -152,7 +152,7 @@ class Acceptor:
             self._strangers.add(refusal)
             _log.warning("stranger refused", reason=refusal.reason.value, text=refusal.text)
 
-    def _read(self, peer: Peer, stream: Stream, incoming: Incoming) -> None:
+    def _read(self, peer: Peer, stream: Stream, incoming: IncomingStream) -> None:
         tally = peer.tallies[Way.IN, stream]
         while (data := _next(peer, incoming)) is not None:
             if not data:  # a ping
@@ -166,7 +166,7 @@ class Acceptor:
             peer.heard()
 
 
-def _next(peer: Peer, incoming: Incoming) -> bytes | None:
+def _next(peer: Peer, incoming: IncomingStream) -> bytes | None:
     """Reads the next message; None if the stream has ended or the peer hangs."""
     try:
         return incoming.message()

@@ -15,7 +15,7 @@ from typing import Final
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.encryption import PeerSecurity, RefusedHandshakeError
-from delaywheel_replica.peers.framing import PREFACE, Incoming, head_of
+from delaywheel_replica.peers.framing import PREFACE, IncomingStream, head_of
 from delaywheel_replica.peers.handshake import decode_answer
 from delaywheel_replica.peers.outbox import Outbox
 from delaywheel_replica.peers.peer import Peer
@@ -134,7 +134,7 @@ class Dialler:
         if self._stream is Stream.CONTROL:
             channel.is_control()
         channel.send_all(self._greeting)
-        incoming = Incoming(channel.until(time.monotonic() + _ANSWER_S), _ANSWER_BYTES)
+        incoming = IncomingStream(channel.until(time.monotonic() + _ANSWER_S), _ANSWER_BYTES)
         try:
             began = incoming.take(len(PREFACE))
         except ssl.SSLError as error:  # with TLS 1.3 the dialled side refuses only now

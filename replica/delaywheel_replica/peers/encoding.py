@@ -22,7 +22,7 @@ from delaywheel_replica.core.protocol.heartbeat import (
     FenceAnswer,
     Heard,
     Heartbeat,
-    Term,
+    LeaderTerm,
     WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.messages import (
@@ -263,7 +263,7 @@ def _read_missing(wire: pb.WheelBeat) -> SeqSet:
     return missing.with_span(missing.last, max(missing.last, wire.applied))
 
 
-def _term(term: Term) -> pb.Office:
+def _term(term: LeaderTerm) -> pb.Office:
     return pb.Office(
         epoch=term.epoch,
         fences=[pb.Fence(origin=fence.origin, upto=fence.upto) for fence in term.fences],
@@ -271,8 +271,8 @@ def _term(term: Term) -> pb.Office:
     )
 
 
-def _read_term(wire: pb.Office) -> Term:
-    return Term(
+def _read_term(wire: pb.Office) -> LeaderTerm:
+    return LeaderTerm(
         epoch=wire.epoch,
         fences=tuple(Fence(fence.origin, fence.upto) for fence in wire.fences),
         fills={_wheel(wheel): seq for wheel, seq in wire.fills.items()},

@@ -45,7 +45,7 @@ def head_of(parts: Sequence[Part]) -> bytes:
     return _LENGTH.pack(length_bytes)
 
 
-class Incoming:
+class IncomingStream:
     """The incoming side of one connection, read by one thread.
 
     It holds what has arrived of a message: the longest one twice, while it is put together.

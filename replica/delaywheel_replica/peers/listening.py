@@ -22,7 +22,7 @@ _log = get_logger(__name__)
 Serve = Callable[[Channel, Callable[[], None]], None]
 
 
-class Listener:
+class PeerListener:
     """Accepts connections, and serves each on its own thread.
 
     The threads are daemons: at its end the interpreter waits for others, which wait for their

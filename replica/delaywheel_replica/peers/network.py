@@ -22,7 +22,7 @@ from delaywheel_replica.peers.encoding import encode, encode_in_parts
 from delaywheel_replica.peers.encryption import PLAIN, PeerSecurity
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
-from delaywheel_replica.peers.listening import Listener
+from delaywheel_replica.peers.listening import PeerListener
 from delaywheel_replica.peers.peer import Peer
 from delaywheel_replica.peers.sockets import data_bytes, why_not
 from delaywheel_replica.peers.states import Connection, PeerState, Stream
@@ -92,7 +92,7 @@ class PeerNetwork:
             data_bytes=data_bytes(int(me.settings.get(_FRAME_BYTES, 0))),
             security=security,
         )
-        self._listener = Listener(acceptor.serve, peers=len(self._peers))
+        self._listener = PeerListener(acceptor.serve, peers=len(self._peers))
         # Heartbeats and pushed frames go to all peers: they are encoded for the first of them.
         self._last_heartbeat: tuple[Gossip, bytes] | None = None
         self._last_frames: tuple[Frames, Sequence[Part]] | None = None

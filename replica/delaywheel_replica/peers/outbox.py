@@ -17,7 +17,7 @@ from delaywheel_replica.peers.sockets import Channel
 
 
 @dataclass(slots=True)
-class Tally:
+class StreamTally:
     """Counts of one stream to or from one peer, over all its connections; see `Counters`."""
 
     sent: int = 0
@@ -50,7 +50,7 @@ class Outbox:
     """Outgoing messages of one connection; any thread may send, and none blocks."""
 
     def __init__(
-        self, channel: Channel, max_bytes: int, tally: Tally, *, wake: Callable[[], object]
+        self, channel: Channel, max_bytes: int, tally: StreamTally, *, wake: Callable[[], object]
     ) -> None:
         """Begins empty.
 

@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, rolling, wrong_node
-from delaywheel_replica.peers.outbox import Outbox, Tally
+from delaywheel_replica.peers.outbox import Outbox, StreamTally
 from delaywheel_replica.peers.states import (
     Connection,
     Counters,
@@ -41,7 +41,7 @@ MOST_LOGGED: Final = 100
 _log = get_logger(__name__)
 
 
-class Ended(Protocol):
+class LiveConnection(Protocol):
     """One connection; any thread may use it."""
 
     def end(self) -> None:
@@ -78,11 +78,11 @@ class Peer:
         self.node = node
         self.address = address
         self._me = me
-        self.tallies = {(way, stream): Tally() for way in Way for stream in Stream}
+        self.tallies = {(way, stream): StreamTally() for way in Way for stream in Stream}
         self._on_disconnected = on_disconnected
         self._lock = threading.Lock()
         self._out: dict[Stream, Outbox] = {}
-        self._in: dict[Stream, Ended] = {}
+        self._in: dict[Stream, LiveConnection] = {}
         self._identity: PeerIdentity | None = None
         self._rolling: str | None = None
         self._refusals: dict[tuple[Way, Stream], tuple[PeerRefusal, float]] = {}
@@ -138,7 +138,9 @@ class Peer:
 
     # --- streams that the peer opens
 
-    def came(self, stream: Stream, theirs: PeerIdentity, connection: Ended) -> PeerRefusal | None:
+    def came(
+        self, stream: Stream, theirs: PeerIdentity, connection: LiveConnection
+    ) -> PeerRefusal | None:
         """Checks a peer that opens a stream; returns why this node refuses it.
 
         Args:
@@ -159,7 +161,7 @@ class Peer:
         self._report_break(is_break)
         return None
 
-    def went(self, stream: Stream, connection: Ended) -> None:
+    def went(self, stream: Stream, connection: LiveConnection) -> None:
         """Notes that a stream from the peer ended."""
         with self._lock:
             if self._in.get(stream) is not connection:

@@ -16,11 +16,11 @@ from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import MAX_CONNECTION_AGE_MS, NodeCertificates
 from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
 from delaywheel_replica.server.intake.admission import Admission
-from delaywheel_replica.server.intake.calls import Answers, Calls
+from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
 from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.producing import Producing
 from delaywheel_replica.server.intake.reception import CALLS, HEALTH, Reception
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.service import DelayWheelService
 
 _SERVICES: Final = pb.DESCRIPTOR.services_by_name
@@ -60,14 +60,14 @@ class ListenError(Exception):
     """The address cannot be listened on."""
 
 
-class Listener:
+class GrpcListener:
     """Listens for calls."""
 
     def __init__(
         self,
         config: Config,
         services: Services,
-        counts: Counts,
+        counts: NodeCounts,
         *,
         connections: int,
         access: Access,
@@ -96,9 +96,11 @@ class Listener:
         )
         answers = Answers(asked, services.questions.length_bytes)
         reception = Reception()
-        calls = Calls(reception, counts, answers, access, audit)
+        calls = GrpcHandlers(reception, counts, answers, access, audit)
         checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)
-        checks = Calls(Reception(HEALTH), counts, Answers(checked, lambda _: _HEALTH_ANSWER_BYTES))
+        checks = GrpcHandlers(
+            Reception(HEALTH), counts, Answers(checked, lambda _: _HEALTH_ANSWER_BYTES)
+        )
         producing = {
             "DelayProduce": calls.call("DelayProduce", services.producing.one),
             "DelayProduceStream": calls.stream("DelayProduceStream", services.producing.stream),
@@ -109,7 +111,7 @@ class Listener:
             *(reflection.SERVICE_NAME, REFLECTION_V1),
         )
         reflected = reflection.aio.ReflectionServicer(service_names=names)
-        reflecting = Calls(reception, counts, answers).of_service(_REFLECTION, reflected, {})
+        reflecting = GrpcHandlers(reception, counts, answers).of_service(_REFLECTION, reflected, {})
         for name, handlers in (
             (SERVICE, calls.of_service(_SERVICES["DelayWheel"], services.questions, producing)),
             (ADMIN_SERVICE, calls.of_service(_SERVICES["DelayWheelAdmin"], services.admin, {})),

@@ -24,13 +24,13 @@ from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
-from delaywheel_replica.server.lookup.places import Places
+from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.node.calls_to_nodes import Passing
-from delaywheel_replica.server.node.counts import Counts
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _SHORT_BYTES: Final = 1 << 12
 _LIST_BYTES: Final = 1 << 20
@@ -56,10 +56,10 @@ class DelayWheelService:
         changes: Changes,
         fan_out: FanOut,
         passing: Passing,
-        places: Places,
+        places: AskedPlaces,
         *,
         max_message_bytes: int,
-        counts: Counts | None = None,
+        counts: NodeCounts | None = None,
     ) -> None:
         self._queries = queries
         self._search = search
@@ -68,7 +68,7 @@ class DelayWheelService:
         self._changes = changes
         self._fan_out = fan_out
         self._max_message_bytes = max_message_bytes
-        self._counts = counts or Counts()
+        self._counts = counts or NodeCounts()
 
     def length_bytes(self, request: Message) -> int:
         """Returns the greatest length of an answer to a question."""
@@ -113,7 +113,7 @@ class DelayWheelService:
                 refuse_unseen(context.caller, topics)
             message = await self._get(request, context)
             if not shown_to(context.caller, [message]):
-                raise RefusedError(Reason.MESSAGE_NOT_FOUND)
+                raise RequestRefusedError(Reason.MESSAGE_NOT_FOUND)
             outcome.append(pb.MessageState.Name(message.state).removeprefix("MESSAGE_STATE_"))
         return pb.GetMessageResponse(message=message)
 
@@ -126,7 +126,7 @@ class DelayWheelService:
         try:
             got = await self._queries.get_message(reference_of(request.message))
             message, is_doubtful = got.message, got.is_doubtful
-        except RefusedError as error:
+        except RequestRefusedError as error:
             answered = None
             if error.refusal.reason is Reason.HANDLE_AMBIGUOUS:
                 answered = await self._ask_leader(request.message, context)

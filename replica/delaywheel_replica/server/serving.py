@@ -21,7 +21,7 @@ from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
-from delaywheel_replica.link import Link, Stop, Wake
+from delaywheel_replica.link import Link, StopRequested, Wake
 from delaywheel_replica.peers.encryption import PLAIN, PeerSecurity, PeerTls
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
@@ -56,7 +56,7 @@ from delaywheel_replica.server.intake.descriptors import Descriptors, close_conn
 from delaywheel_replica.server.intake.handover import HandoverServer
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import Accepting, Producing
-from delaywheel_replica.server.intake.validate import Rules
+from delaywheel_replica.server.intake.validate import IntakeRules
 from delaywheel_replica.server.ledger.assignment import (
     Publishable,
     publishable,
@@ -65,10 +65,10 @@ from delaywheel_replica.server.ledger.assignment import (
 )
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from delaywheel_replica.server.ledger.rows import CountedLedger, Ledger
-from delaywheel_replica.server.listening import Listener, Services
+from delaywheel_replica.server.listening import GrpcListener, Services
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
-from delaywheel_replica.server.lookup.places import Places
+from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.metrics.census import Census
@@ -77,7 +77,7 @@ from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.alone import pending_messages
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import CleanerRow, NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.pending_topics import PendingTopics
 from delaywheel_replica.server.node.pulse import Pulse, next_pulse
@@ -164,7 +164,7 @@ class Server:
         cleaner_row = CleanerRow(data / "cleaner.row", self._boot_id)
         self._store = _open_store(disk, config, cleaner_row, self._boot_id, descriptors)
         ledger = Ledger(disk, data)
-        self._counts = Counts(pending=_pending_topics(config))
+        self._counts = NodeCounts(pending=_pending_topics(config))
         self._store_thread = StoreThread()
         self._heartbeat_thread = HeartbeatThread(
             server_row_path(data), wake=lambda: link.send(Wake())
@@ -228,7 +228,7 @@ class Server:
             knows_all=self._queries.knows_all,
             on_damaged=self._queries.damaged,
         )
-        places = Places(ask=self._link.send)
+        places = AskedPlaces(ask=self._link.send)
         self._passing = Passing(self._view, self._certificates)
         writing = Writing(self._driver)
         accepting = Accepting(
@@ -299,7 +299,7 @@ class Server:
             pending=partial(pending_messages, disk, config.data_dir),
         )
         services = Services(self._producing, questions, DelayWheelAdminService(operator))
-        self._listener = Listener(
+        self._listener = GrpcListener(
             config,
             services,
             self._counts,
@@ -505,7 +505,7 @@ class Server:
     async def _stop_cleaner(self) -> None:
         """Repeats Stop until the cleaner exits; the link drops messages when full."""
         while not self._hearing.ended.is_set():
-            self._link.send(Stop())
+            self._link.send(StopRequested())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_AGAIN_S):
                     await self._hearing.ended.wait()
@@ -575,8 +575,8 @@ def _pending_topics(config: Config) -> PendingTopics | None:
     return PendingTopics(config.span_seconds + late_s, wall_ms() // 1000 - late_s)
 
 
-def _rules(config: Config) -> Rules:
-    return Rules(
+def _rules(config: Config) -> IntakeRules:
+    return IntakeRules(
         span_seconds=config.span_seconds,
         late_window_seconds=config.late_window_seconds,
         clock_skew_ms=config.max_clock_skew_ms,

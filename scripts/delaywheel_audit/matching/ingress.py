@@ -73,22 +73,22 @@ def wishes(records: DataFrame, settled: Mapping[IngressPartition, IngressRecord]
 
 def _wish_of(row: Row, levels_ms: Mapping[str, int]) -> Iterator[_Wish]:
     # Imported here: executors of a cluster, which import this module, do not have it.
-    from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place  # noqa: PLC0415
+    from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace  # noqa: PLC0415
     from delaywheel_replica.core.ingress.reading import (  # noqa: PLC0415
+        CommittedRecord,
         Delayed,
-        Incoming,
-        Rules,
+        IngressRules,
         read,
     )
 
-    place = Place(row["topic"], row["partition"], row["offset"])
+    place = IngressPlace(row["topic"], row["partition"], row["offset"])
     sent_ms = NO_TIMESTAMP if row["timestamp_ms"] is None else row["timestamp_ms"]
     headers = [
         (each["name"], None if each["value"] is None else bytes(each["value"]))
         for each in row["headers"]
     ]
-    rules = Rules(levels_ms, _NOTHING_TOO_LARGE, frozenset())
-    wish = read(Incoming(place, sent_ms, None, None, headers), rules)
+    rules = IngressRules(levels_ms, _NOTHING_TOO_LARGE, frozenset())
+    wish = read(CommittedRecord(place, sent_ms, None, None, headers), rules)
     if isinstance(wish, Delayed):
         yield bytearray(wish.id), wish.due_ms, wish.topic, str(place), place.offset, sent_ms
 

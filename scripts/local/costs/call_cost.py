@@ -7,7 +7,7 @@ server does, and last to a node (without mirrors, as a user would run it):
 
 * unary: gRPC's own handler of unary calls, which answers a constant
 * stream: a handler that reads one message from a stream of bytes, and writes one
-* calls: the same by `Calls`, with its turns and counts
+* calls: the same by `GrpcHandlers`, with its turns and counts
 * node: everything, up to the disk
 
 Calls come one after another; 16 at a time over one connection; from 50 connections that stay; from
@@ -63,10 +63,10 @@ async def _serve(kind: str, send: Connection) -> None:
     import grpc  # noqa: PLC0415 - not for `--help`
 
     from delaywheel_replica.server.intake.admission import Admission  # noqa: PLC0415
-    from delaywheel_replica.server.intake.calls import Answers, Calls  # noqa: PLC0415
+    from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers  # noqa: PLC0415
     from delaywheel_replica.server.intake.reception import Reception  # noqa: PLC0415
     from delaywheel_replica.server.node.answering import Answer  # noqa: PLC0415
-    from delaywheel_replica.server.node.counts import Counts  # noqa: PLC0415
+    from delaywheel_replica.server.node.counts import NodeCounts  # noqa: PLC0415
 
     async def unary(_request: bytes, _context: Any) -> bytes:
         return bytes(100)
@@ -79,7 +79,7 @@ async def _serve(kind: str, send: Connection) -> None:
         return Answer(bytes(100), lambda: None)
 
     admission = Admission(max_bytes=1 << 27, max_caller_bytes=1 << 25)
-    calls = Calls(Reception(), Counts(), Answers(admission, lambda _: 1))
+    calls = GrpcHandlers(Reception(), NodeCounts(), Answers(admission, lambda _: 1))
     handler = {
         "unary": grpc.unary_unary_rpc_method_handler(unary),
         "stream": grpc.stream_stream_rpc_method_handler(stream),
@@ -229,9 +229,9 @@ def measure_wire(rounds: int) -> None:
 
     from delaywheel.storage.frames.columns import Columns, content_starts  # noqa: PLC0415
     from delaywheel_replica.server.intake.unpacking import outline_of  # noqa: PLC0415
-    from delaywheel_replica.server.intake.validate import Rules, decode_outlined  # noqa: PLC0415
+    from delaywheel_replica.server.intake.validate import IntakeRules, decode_outlined  # noqa: PLC0415
 
-    rules = Rules(7_200, 60, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
+    rules = IntakeRules(7_200, 60, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
     numbers = (
         *(("due_ms", "<i8"), ("timestamps_ms", "<i8"), ("topic_numbers", "<u4")),
         *(("key_lengths", "<i4"), ("value_lengths", "<i4"), ("headers_lengths", "<i4")),

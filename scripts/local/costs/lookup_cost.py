@@ -35,7 +35,7 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Scanner
-from delaywheel_replica.server.lookup.search import Asked, Held, Place, Walk
+from delaywheel_replica.server.lookup.search import Asked, NodeHoldings, PageStart, Walk
 from delaywheel_replica.server.store.limits import StoreLimits
 from delaywheel_replica.server.store.store import Store
 
@@ -133,8 +133,8 @@ def search(data: Path, pending: int) -> str:
     slots = _START_SLOT + np.random.default_rng(1).integers(0, SPAN_S, pending)
     filled = Filled(data, slots)
     walk = Walk(Scanner(PosixDisk(), data), Dial())  # type: ignore[arg-type]
-    held = Held({filled.wheel: filled.last_seq}, None, NO_FRAMES)
-    asked, place, pages, looked = Asked(Wanted(topic="orders", key=b"mine")), Place(0), 0, 0
+    held = NodeHoldings({filled.wheel: filled.last_seq}, None, NO_FRAMES)
+    asked, place, pages, looked = Asked(Wanted(topic="orders", key=b"mine")), PageStart(0), 0, 0
     began_s, used_s = time.perf_counter(), time.process_time()
     while True:
         page = walk.page(asked, place, held)

@@ -33,7 +33,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
 from delaywheel_replica.core.leader.pacing import CapLimits, first_pace
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
 
@@ -68,7 +68,7 @@ class Leader:
             for number in range(IDS)
         ]
         for producer in self._producers:
-            assert producer.init(30_000).verdict is Verdict.CONTINUE
+            assert producer.init(30_000).verdict is TransactionState.CONTINUE
         self._turn = 0
 
     def transact(self, dues: list[float], number: int) -> None:
@@ -79,7 +79,7 @@ class Leader:
         records = [Record(TOPIC, None, _STAMP.pack(due, number) + _VALUE, []) for due in dues]
         producer.write_own(records)
         last = Record(CONTROL, b"progress", _VALUE, [], partition=0)
-        assert producer.commit(last, CALL_MS).verdict is Verdict.COMMITTED
+        assert producer.commit(last, CALL_MS).verdict is TransactionState.COMMITTED
 
     def run(self, rate: int, pause: str, seconds: float, number: int, broker: int) -> Run:
         """Sends messages at this rate for this long."""

@@ -17,7 +17,7 @@ from delaywheel_audit.matching.retention import Deleted
 from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.sources.inputs import LEDGER_SCHEMA
 from delaywheel_audit.sources.ledger_files import Extent
-from delaywheel_replica.core.ingress.place import Place, message_id
+from delaywheel_replica.core.ingress.place import IngressPlace, message_id
 from delaywheel_replica.core.protocol.control import IngressRecord
 
 pytestmark = pytest.mark.spark
@@ -141,6 +141,13 @@ def test_what_records_ask_for(spark: SparkSession) -> None:
     settled = IngressRecord("id", 4, NO_SEQS, {"old": 7_000})
     found = wishes(records, {("in", 0): settled, ("in", 1): replace(settled, next_offset=0)})
     assert [tuple(row) for row in found.orderBy("offset").collect()] == [
-        (bytearray(message_id(Place("in", 0, 0), DUE)), DUE + 5, "orders", "in/0/0", 0, DUE),
-        (bytearray(message_id(Place("in", 0, 1), DUE)), DUE + 7_000, "orders", "in/0/1", 1, DUE),
+        (bytearray(message_id(IngressPlace("in", 0, 0), DUE)), DUE + 5, "orders", "in/0/0", 0, DUE),
+        (
+            bytearray(message_id(IngressPlace("in", 0, 1), DUE)),
+            DUE + 7_000,
+            "orders",
+            "in/0/1",
+            1,
+            DUE,
+        ),
     ]

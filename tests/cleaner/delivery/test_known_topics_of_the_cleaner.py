@@ -18,15 +18,15 @@ from delaywheel_replica.cleaner.delivery.topics import (
     ROUTINE_MOST,
     SOON_S,
     CreateTopics,
-    Described,
-    KnownTopics,
+    DestinationTopics,
     Limits,
+    TopicDescription,
     TopicState,
 )
 from delaywheel_replica.cleaner.outside.ports import KafkaAway
 
 CALL_S = 0.05
-THERE = Described(TopicState.PRESENT, 3)
+THERE = TopicDescription(TopicState.PRESENT, 3)
 
 
 class Brokers:
@@ -34,7 +34,7 @@ class Brokers:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.topics: dict[str, Described] = {}
+        self.topics: dict[str, TopicDescription] = {}
         self.limits_of: dict[str, Limits] = {}
         self.is_away = False
         self.calls: list[list[str]] = []
@@ -43,12 +43,12 @@ class Brokers:
     def clock(self) -> float:
         return self.now
 
-    def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
+    def describe(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         self.calls.append([*names])
         self.now += CALL_S
         if self.is_away:
             raise KafkaAway("describing topics")
-        missing = Described(TopicState.MISSING)
+        missing = TopicDescription(TopicState.MISSING)
         return {name: self.topics.get(name, missing) for name in names}
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
@@ -56,7 +56,7 @@ class Brokers:
         return {name: self.limits_of.get(name, Limits(1_000)) for name in names}
 
     def create(self, names: Sequence[str], how: CreateTopics) -> None:
-        self.topics |= dict.fromkeys(names, Described(TopicState.PRESENT, how.partitions))
+        self.topics |= dict.fromkeys(names, TopicDescription(TopicState.PRESENT, how.partitions))
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def brokers() -> Brokers:
 
 
 @pytest.fixture
-def known(brokers: Brokers) -> KnownTopics:
-    return KnownTopics(brokers, monotonic=brokers.clock)
+def known(brokers: Brokers) -> DestinationTopics:
+    return DestinationTopics(brokers, monotonic=brokers.clock)
 
 
 def test_a_topic_is_asked_for_once_and_then_twice_a_second(
-    brokers: Brokers, known: KnownTopics
+    brokers: Brokers, known: DestinationTopics
 ) -> None:
     brokers.topics["a"] = THERE
     assert known.find(["a"]) == {}
@@ -86,7 +86,7 @@ def test_a_topic_is_asked_for_once_and_then_twice_a_second(
 
 
 def test_what_is_used_no_more_is_asked_no_more_and_forgotten(
-    brokers: Brokers, known: KnownTopics
+    brokers: Brokers, known: DestinationTopics
 ) -> None:
     brokers.topics["a"] = THERE
     known.find(["a"])
@@ -99,7 +99,9 @@ def test_what_is_used_no_more_is_asked_no_more_and_forgotten(
     assert known.find(["a"]) == {}
 
 
-def test_a_missing_topic_is_believed_the_second_time(brokers: Brokers, known: KnownTopics) -> None:
+def test_a_missing_topic_is_believed_the_second_time(
+    brokers: Brokers, known: DestinationTopics
+) -> None:
     known.find(["a"])
     known.round()
     assert known.find(["a"]) == {}
@@ -109,7 +111,7 @@ def test_a_missing_topic_is_believed_the_second_time(brokers: Brokers, known: Kn
 
 
 def test_names_that_callers_invent_do_not_delay_those_of_messages(
-    brokers: Brokers, known: KnownTopics
+    brokers: Brokers, known: DestinationTopics
 ) -> None:
     brokers.topics["needed"] = THERE
     for second in range(20):
@@ -130,14 +132,14 @@ def test_names_that_callers_invent_do_not_delay_those_of_messages(
 
 
 def test_a_message_waits_for_one_call_about_callers_names_at_most(
-    brokers: Brokers, known: KnownTopics
+    brokers: Brokers, known: DestinationTopics
 ) -> None:
     brokers.topics["needed"] = THERE
     for number in range(CALLERS_AT_MOST):
         known.ask_for_caller(f"invented-{number}")
     describe = brokers.describe
 
-    def needed_meanwhile(names: Sequence[str]) -> Mapping[str, Described]:
+    def needed_meanwhile(names: Sequence[str]) -> Mapping[str, TopicDescription]:
         if len(brokers.calls) == 1:
             known.find(["needed"])
         return describe(names)
@@ -147,7 +149,9 @@ def test_a_message_waits_for_one_call_about_callers_names_at_most(
     assert brokers.calls[2] == ["needed"]
 
 
-def test_so_many_names_of_callers_and_no_more_wait(brokers: Brokers, known: KnownTopics) -> None:
+def test_so_many_names_of_callers_and_no_more_wait(
+    brokers: Brokers, known: DestinationTopics
+) -> None:
     for number in range(2 * CALLERS_AT_MOST):
         known.ask_for_caller(str(number))
     known.round()
@@ -155,7 +159,7 @@ def test_so_many_names_of_callers_and_no_more_wait(brokers: Brokers, known: Know
 
 
 def test_callers_are_answered_about_what_is_there_and_what_is_not(
-    brokers: Brokers, known: KnownTopics
+    brokers: Brokers, known: DestinationTopics
 ) -> None:
     brokers.topics["there"] = THERE
     known.ask_for_caller("there")
@@ -174,7 +178,9 @@ def test_callers_are_answered_about_what_is_there_and_what_is_not(
     assert [*known.news()] == ["there"], "each question is answered, though nothing changed"
 
 
-def test_asking_again_returns_the_present_limits(brokers: Brokers, known: KnownTopics) -> None:
+def test_asking_again_returns_the_present_limits(
+    brokers: Brokers, known: DestinationTopics
+) -> None:
     brokers.topics["a"] = THERE
     known.find(["a"])
     known.round()
@@ -187,11 +193,13 @@ def test_asking_again_returns_the_present_limits(brokers: Brokers, known: KnownT
     assert topic.limits_at > 100 + CALL_S / 2
 
 
-def test_an_answer_to_an_older_question_does_not_do(brokers: Brokers, known: KnownTopics) -> None:
+def test_an_answer_to_an_older_question_does_not_do(
+    brokers: Brokers, known: DestinationTopics
+) -> None:
     brokers.topics["a"] = THERE
     describe = brokers.describe
 
-    def changed_meanwhile(names: Sequence[str]) -> Mapping[str, Described]:
+    def changed_meanwhile(names: Sequence[str]) -> Mapping[str, TopicDescription]:
         reported = describe(names)
         if len(brokers.calls) == 1:
             brokers.topics["a"] = replace(THERE, partitions=4)
@@ -214,7 +222,11 @@ def test_an_answer_to_an_older_question_does_not_do(brokers: Brokers, known: Kno
     ],
 )
 def test_a_topic_with_too_few_replicas_in_sync_takes_nothing(
-    brokers: Brokers, known: KnownTopics, copies: tuple[int, int], least: int, state: TopicState
+    brokers: Brokers,
+    known: DestinationTopics,
+    copies: tuple[int, int],
+    least: int,
+    state: TopicState,
 ) -> None:
     brokers.topics["a"] = replace(THERE, replicas=frozenset([copies, (2, 2)]))
     brokers.limits_of["a"] = Limits(1_000, min_insync=least)
@@ -229,7 +241,7 @@ def test_a_topic_with_too_few_replicas_in_sync_takes_nothing(
     assert LIMITS_S > 1
 
 
-def test_kafka_away_leaves_what_was_known(brokers: Brokers, known: KnownTopics) -> None:
+def test_kafka_away_leaves_what_was_known(brokers: Brokers, known: DestinationTopics) -> None:
     brokers.topics["a"] = THERE
     known.find(["a"])
     known.round()
@@ -245,7 +257,7 @@ def test_kafka_away_leaves_what_was_known(brokers: Brokers, known: KnownTopics) 
 
 
 def test_missing_topics_are_made_where_the_operator_wants_that(brokers: Brokers) -> None:
-    known = KnownTopics(brokers, create=CreateTopics(7, None), monotonic=brokers.clock)
+    known = DestinationTopics(brokers, create=CreateTopics(7, None), monotonic=brokers.clock)
     known.find(["a"])
     known.ask_for_caller("never")
     known.round()
@@ -254,13 +266,13 @@ def test_missing_topics_are_made_where_the_operator_wants_that(brokers: Brokers)
 
 
 def test_asking_about_topics_that_are_well_costs_the_same_however_many_there_are(
-    brokers: Brokers, known: KnownTopics
+    brokers: Brokers, known: DestinationTopics
 ) -> None:
     names = [f"t{number}" for number in range(1_000)]
     brokers.topics = dict.fromkeys(names, THERE)
     known.find(names)
     known.round()
-    brokers.topics["t7"] = Described(TopicState.LEADERLESS, 3)
+    brokers.topics["t7"] = TopicDescription(TopicState.LEADERLESS, 3)
     known.ask(["t7"])  # a transaction failed
     known.round()
     brokers.calls.clear()
@@ -278,7 +290,7 @@ def test_asking_about_topics_that_are_well_costs_the_same_however_many_there_are
 
 def test_topics_of_messages_soon_due_are_known_before_anybody_asks(brokers: Brokers) -> None:
     soon = ["a", "b"]
-    known = KnownTopics(brokers, soon=lambda: soon, monotonic=brokers.clock)
+    known = DestinationTopics(brokers, soon=lambda: soon, monotonic=brokers.clock)
     brokers.topics = dict.fromkeys("abc", THERE)
     known.round()
     assert known.find(["a", "b", "c"]).keys() == {"a", "b"}

@@ -13,8 +13,8 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.bisection import LANES, TOGETHER, Bisection, Findings
 from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
 from delaywheel_replica.cleaner.outside.clocks import SystemClock
-from delaywheel_replica.cleaner.outside.ports import Ended, Record, RefusedRecord
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 T = TypeVar("T")
 FENCED = "_FENCED: another producer"
@@ -96,10 +96,10 @@ class Producer:
     def abortable(self) -> bool:
         return self.cause() is not None
 
-    def init(self, timeout_ms: int) -> Ended:
+    def init(self, timeout_ms: int) -> KafkaCallEnd:
         assert timeout_ms > 0
         self._brokers.inited.append(self._number)
-        return Ended(Verdict.CONTINUE)
+        return KafkaCallEnd(TransactionState.CONTINUE)
 
     def begin(self) -> None:
         self._topics = set()
@@ -123,8 +123,10 @@ class Producer:
         causes = [cause for name, cause in self._brokers.causes.items() if name in self._topics]
         return causes[0] if causes else None
 
-    def abort(self) -> Ended:
-        return Ended(Verdict.ABORTED if self._brokers.aborts else Verdict.UNKNOWN)
+    def abort(self) -> KafkaCallEnd:
+        return KafkaCallEnd(
+            TransactionState.ABORTED if self._brokers.aborts else TransactionState.UNKNOWN
+        )
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
         return bool(topics) and timeout_ms > 0

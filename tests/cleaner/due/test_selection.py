@@ -16,7 +16,7 @@ from delaywheel_replica.cleaner.due import loading, tail, window
 from delaywheel_replica.cleaner.due import reader as selection
 from delaywheel_replica.cleaner.due.kept_seconds import Bound
 from delaywheel_replica.cleaner.due.reader import Step
-from delaywheel_replica.cleaner.due.rows import DueMessage, Outcome
+from delaywheel_replica.cleaner.due.rows import DueMessage, MessageOutcome
 from support.due.leader import EMPTY, START_MS, Leader, message, numbers, until
 from support.due.oracle import as_message, verdicts
 from support.due.wheels import Wheels, wheels_in_memory
@@ -153,10 +153,10 @@ def test_a_retry_of_a_done_message_is_dropped(
         assert numbers(leader.messages) == [1, 9, 3]
         outcomes = [(drop.outcome, drop.content_differs) for drop in leader.dropped]
         assert outcomes == [
-            (Outcome.CANCELLED, False),
-            (Outcome.DUPLICATE, False),
-            (Outcome.DUPLICATE, True),
-            (Outcome.DUPLICATE, False),
+            (MessageOutcome.CANCELLED, False),
+            (MessageOutcome.DUPLICATE, False),
+            (MessageOutcome.DUPLICATE, True),
+            (MessageOutcome.DUPLICATE, False),
         ]
 
 
@@ -339,7 +339,7 @@ def test_late_frames_for_more_seconds_than_are_kept_are_all_taken(
         for _ in range(36):  # each time some more are admitted
             leader.forward(START_MS + 20_000)
         assert len(leader.dropped) == 36
-        assert all(drop.outcome == Outcome.DUPLICATE for drop in leader.dropped)
+        assert all(drop.outcome == MessageOutcome.DUPLICATE for drop in leader.dropped)
 
 
 @pytest.mark.parametrize("bound", ["LATE_MESSAGES", "LATE_BYTES"])

@@ -7,7 +7,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
-from delaywheel_replica.cleaner.due.rows import Outcome
+from delaywheel_replica.cleaner.due.rows import MessageOutcome
 from delaywheel_replica.core.protocol.progress import Progress, violations
 from support.due.leader import SECOND, START_MS, Leader, message, numbers
 from support.due.wheels import Wheels, wheels_in_memory
@@ -68,8 +68,8 @@ def test_a_repetition_of_what_went_out_early_is_a_duplicate(wheels: Wheels) -> N
         leader.forward(DUE_MS)
     assert leader.messages == []
     assert [(row.outcome, row.content_differs, row.wheel) for row in leader.dropped] == [
-        (Outcome.DUPLICATE, False, A1),
-        (Outcome.DUPLICATE, True, B2),
+        (MessageOutcome.DUPLICATE, False, A1),
+        (MessageOutcome.DUPLICATE, True, B2),
     ]
 
 

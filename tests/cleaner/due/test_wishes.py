@@ -9,7 +9,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.storage.reading.cancels import FINDING_FRAMES, Budget, CancelLook
 from delaywheel_replica.cleaner.delivery import wishes as wishing
-from delaywheel_replica.cleaner.delivery.wishes import FRAMES_AT_ONCE, Wishes
+from delaywheel_replica.cleaner.delivery.wishes import FRAMES_AT_ONCE, WishSearch
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import RescheduleWish
 from support.due.leader import START_MS, Leader, message
@@ -35,7 +35,7 @@ class Counting:
         """For each turn, how many were read."""
         self.looks = 0
 
-    def turn(self, wishes: Wishes, wished: list[RescheduleWish]) -> list[RescheduleWish]:
+    def turn(self, wishes: WishSearch, wished: list[RescheduleWish]) -> list[RescheduleWish]:
         self.frames.append(0)
         return wishes.uncancelled(wished)
 
@@ -66,7 +66,7 @@ def test_a_seconds_cancels_are_read_once_for_all_who_wish(wheels: Wheels) -> Non
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        found = counting.turn(wishes := Wishes(counting), wished)
+        found = counting.turn(wishes := WishSearch(counting), wished)
         assert found == [wish for n, wish in enumerate(wished) if n not in {7, 9}]
         assert counting.frames == [201 + FINDING_FRAMES]
         assert counting.turn(wishes, wished[:3]) == wished[:3]
@@ -84,16 +84,16 @@ def test_only_what_came_since_the_server_looked_is_read(wheels: Wheels) -> None:
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        assert counting.turn(Wishes(counting), [wish_of(first, late)]) == [wish_of(first, late)]
+        assert counting.turn(WishSearch(counting), [wish_of(first, late)]) == [wish_of(first, late)]
         assert counting.frames == [0]
         wished = [wish_of(first, late), wish_of(second, early), wish_of(third, late)]
-        assert counting.turn(wishes := Wishes(counting), wished) == [wished[0], wished[2]]
+        assert counting.turn(wishes := WishSearch(counting), wished) == [wished[0], wished[2]]
         assert counting.frames[1] == 2
         wheels.cancel(B1, [third])
         leader.forward(START_MS + 1_100)
         assert counting.turn(wishes, wished) == [wished[0]]
         # Who did not say where it looked is looked at from the beginning.
-        assert counting.turn(Wishes(counting), [*wished[:2], wish_of(third)]) == [wished[0]]
+        assert counting.turn(WishSearch(counting), [*wished[:2], wish_of(third)]) == [wished[0]]
         assert counting.frames[-1] > 100
 
 
@@ -107,7 +107,7 @@ def test_many_cancels_are_read_in_turns_and_keep_no_other_second_waiting(
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        wishes, first = Wishes(counting), dict[RescheduleWish, int]()
+        wishes, first = WishSearch(counting), dict[RescheduleWish, int]()
         for turn in range(20):
             for wish in counting.turn(wishes, [wish_of(many), wish_of(few)]):
                 first.setdefault(wish, turn)
@@ -127,7 +127,7 @@ def test_who_wishes_while_a_second_is_read_is_looked_at_next(
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        wishes = Wishes(counting)
+        wishes = WishSearch(counting)
         assert counting.turn(wishes, [wish_of(first)]) == []
         everyone = [wish_of(first), wish_of(later), wish_of(gone)]
         found = set[RescheduleWish]()
@@ -139,7 +139,7 @@ def test_who_wishes_while_a_second_is_read_is_looked_at_next(
 def test_what_is_wished_no_more_is_forgotten(wheels: Wheels) -> None:
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
-        wishes = Wishes(counting := Counting(leader))
+        wishes = WishSearch(counting := Counting(leader))
         for number in range(3 * FRAMES_AT_ONCE):
             sent = message(LATER_MS + 1000 * number, number)
             assert counting.turn(wishes, [wish_of(sent)])

@@ -18,17 +18,17 @@ from delaywheel_replica.cleaner.ingress.handing import FIRST_PAUSE_S, LAST_PAUSE
 from delaywheel_replica.cleaner.ingress.letters import letter
 from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, SOON_S, TopicSearch
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
-from delaywheel_replica.core.ingress.moment import Room
-from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.moment import TransactionRoom
+from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import (
     ABSENT,
+    CommittedRecord,
     Delayed,
-    Incoming,
     Unfit,
     UnfitReason,
 )
 from delaywheel_replica.core.ingress.term import Handed
-from delaywheel_replica.core.ingress.underway import Answer, Dies, Goes, Taken
+from delaywheel_replica.core.ingress.underway import Dies, Goes, RecordAnswer, RecordUnderWay
 from support.cleaner.ingress_site import NAMES, AtOnce, ManualClock
 from support.due.rows import due_rows
 
@@ -46,12 +46,12 @@ def goes(
     partition: int = 3,
 ) -> Goes:
     """A message that is forwarded directly."""
-    place = Place("in", partition, number)
+    place = IngressPlace("in", partition, number)
     message = Delayed(
         IDS[number], NOW_MS + number, topic, ABSENT, ABSENT, key, value, encode_headers(headers)
     )
-    record = Incoming(place, NOW_MS, key, value, list(headers))
-    return Goes(Taken(number, message, record), message)
+    record = CommittedRecord(place, NOW_MS, key, value, list(headers))
+    return Goes(RecordUnderWay(number, message, record), message)
 
 
 def test_rows_are_the_messages() -> None:
@@ -120,9 +120,9 @@ def test_what_kafka_refuses_of_them_names_where_it_came_from() -> None:
 
 
 def test_headers_that_no_client_can_read_are_left_out_of_the_letter() -> None:
-    record = Incoming(Place("in", 0, 1), -1, b"k", b"v", None)
+    record = CommittedRecord(IngressPlace("in", 0, 1), -1, b"k", b"v", None)
     unfit = Unfit(UnfitReason.HEADER_INVALID, "A header's name is not UTF-8")
-    dies = Dies(Taken(1, unfit, record), unfit)
+    dies = Dies(RecordUnderWay(1, unfit, record), unfit)
     made, _ = letter(NAMES, dies, 4_000)
     assert (made.key, made.value) == (b"k", b"v")
     assert [name for name, _ in made.headers] == [
@@ -142,9 +142,9 @@ def test_a_letter_says_what_its_topic_had_no_room_for(
     key: int, value: int, header: int, omitted: bytes
 ) -> None:
     own = [("a", b"h" * header)]
-    record = Incoming(Place("in", 0, 1), 5, b"k" * key, b"v" * value, own)
+    record = CommittedRecord(IngressPlace("in", 0, 1), 5, b"k" * key, b"v" * value, own)
     unfit = Unfit(UnfitReason.MESSAGE_TOO_LARGE, "Too large")
-    made, _ = letter(NAMES, Dies(Taken(1, unfit, record), unfit), 4_000)
+    made, _ = letter(NAMES, Dies(RecordUnderWay(1, unfit, record), unfit), 4_000)
     assert dict(made.headers)["dw-dead-omitted"] == omitted
     assert (made.key is None) == (b"key" in omitted)
     assert made.value is None
@@ -152,9 +152,9 @@ def test_a_letter_says_what_its_topic_had_no_room_for(
 
 
 def test_a_name_that_would_be_cut_off_is_reported_whole() -> None:
-    record = Incoming(Place("in", 0, 1), -1, None, None, [("a\0b", b"1")])
+    record = CommittedRecord(IngressPlace("in", 0, 1), -1, None, None, [("a\0b", b"1")])
     unfit = Unfit(UnfitReason.HEADER_INVALID, "The name 'a\\x00b'")
-    made, _ = letter(NAMES, Dies(Taken(1, unfit, record), unfit), 4_000)
+    made, _ = letter(NAMES, Dies(RecordUnderWay(1, unfit, record), unfit), 4_000)
     assert made.headers[0] == ("a\u2400b", b"1")
 
 
@@ -163,7 +163,7 @@ class Way:
 
     def __init__(self) -> None:
         self.handed: list[Handed] = []
-        self.ready: list[tuple[Handed, Answer]] = []
+        self.ready: list[tuple[Handed, RecordAnswer]] = []
         self.room_bytes = 1_000
         self.is_broken = False
         self.is_closed = False
@@ -171,7 +171,7 @@ class Way:
     def hand(self, records: Sequence[Handed]) -> None:
         self.handed += records
 
-    def answers(self) -> list[tuple[Handed, Answer]]:
+    def answers(self) -> list[tuple[Handed, RecordAnswer]]:
         answers, self.ready = self.ready, []
         return answers
 
@@ -203,13 +203,13 @@ def test_what_is_in_vain_is_tried_again_later_and_later(clock: ManualClock) -> N
             handing.hand(lambda _: [record])
         pauses.append(waited_ms / 1000)
         way.handed.clear()
-        way.ready = [(record, Answer.NOT_NOW)]
-        assert handing.answers() == [(record, Answer.NOT_NOW)]
+        way.ready = [(record, RecordAnswer.NOT_NOW)]
+        assert handing.answers() == [(record, RecordAnswer.NOT_NOW)]
     assert pauses[1] == pytest.approx(FIRST_PAUSE_S, abs=0.011)
     assert pauses[-1] == pytest.approx(LAST_PAUSE_S, abs=0.011)
     clock.now_ms += 2_000
     handing.hand(lambda _: [record])
-    way.ready = [(record, Answer.HELD)]
+    way.ready = [(record, RecordAnswer.HELD)]
     handing.answers()
     way.handed.clear()
     handing.hand(lambda _: [record])
@@ -217,9 +217,9 @@ def test_what_is_in_vain_is_tried_again_later_and_later(clock: ManualClock) -> N
 
 
 @pytest.mark.parametrize("perhaps_held", [True, False])
-@pytest.mark.parametrize("answer", [Answer.FULL, Answer.SEALED])
+@pytest.mark.parametrize("answer", [RecordAnswer.FULL, RecordAnswer.SEALED])
 def test_a_full_or_sealed_second_is_a_reason_to_wait_where_the_record_comes_again(
-    clock: ManualClock, answer: Answer, perhaps_held: bool
+    clock: ManualClock, answer: RecordAnswer, perhaps_held: bool
 ) -> None:
     way, record = Way(), one(0)
     record.taken.perhaps_held = perhaps_held
@@ -241,9 +241,12 @@ def test_of_a_broken_one_everything_is_unknown_and_late_answers_are_not_heard(
     records = [one(0), one(1)]
     handing.hand(lambda _: records)
     assert (handing.fileno, handing.unanswered) == (7, 2)
-    ways[0].ready = [(records[0], Answer.HELD), (one(2), Answer.HELD)]
+    ways[0].ready = [(records[0], RecordAnswer.HELD), (one(2), RecordAnswer.HELD)]
     ways[0].is_broken = True
-    assert handing.answers() == [(records[0], Answer.HELD), (records[1], Answer.UNKNOWN)]
+    assert handing.answers() == [
+        (records[0], RecordAnswer.HELD),
+        (records[1], RecordAnswer.UNKNOWN),
+    ]
     assert (ways[0].is_closed, handing.fileno, handing.unanswered) == (True, None, 0)
     handing.hand(lambda _: records)
     assert ways[1].handed == []
@@ -260,22 +263,22 @@ def test_a_record_of_which_the_server_never_says_whether_it_has_it_is_a_fault(
     way, stuck, other = Way(), one(0), one(1)
     handing = Handing(lambda: way, clock)
 
-    def hand_over(answer: Answer) -> None:
+    def hand_over(answer: RecordAnswer) -> None:
         clock.now_ms += 2_000
         handing.hand(lambda _: [stuck, other])
-        way.ready = [(stuck, answer), (other, Answer.HELD)]
+        way.ready = [(stuck, answer), (other, RecordAnswer.HELD)]
         handing.answers()
 
     with capture_logs() as logs:
         for _ in range(5):
-            hand_over(Answer.UNKNOWN)
+            hand_over(RecordAnswer.UNKNOWN)
             assert handing.faults == ()
         for _ in range(3):
-            hand_over(Answer.UNKNOWN)
+            hand_over(RecordAnswer.UNKNOWN)
     (fault,) = handing.faults
     assert "in/0/0: its log has the cause" in fault
     assert [each["log_level"] for each in logs] == ["error"]
-    hand_over(Answer.HELD)
+    hand_over(RecordAnswer.HELD)
     assert handing.faults == ()
 
 
@@ -284,9 +287,9 @@ def test_there_is_room_for_one_of_any_length_when_nothing_is_unanswered(
 ) -> None:
     way = Way()
     handing = Handing(lambda: way, clock)
-    asked: list[Room] = []
+    asked: list[TransactionRoom] = []
 
-    def choose(room: Room) -> list[Handed]:
+    def choose(room: TransactionRoom) -> list[Handed]:
         asked.append(room)
         return [one(0)] if room.length_bytes > 5_000 else []
 

@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 
 from delaywheel_replica.core.ingress.place import message_id
-from delaywheel_replica.core.ingress.underway import Answer
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.ingress.underway import RecordAnswer
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.ingress_site import NAMES, TOPIC, Site, asked
 from support.due.wheels import wheels_in_memory
 
-ENDS = [Verdict.COMMITTED] * 6 + [Verdict.ABORTED, Verdict.UNKNOWN]
-ANSWERS = [Answer.HELD] * 4 + [Answer.UNKNOWN, Answer.NOT_NOW]
+ENDS = [TransactionState.COMMITTED] * 6 + [TransactionState.ABORTED, TransactionState.UNKNOWN]
+ANSWERS = [RecordAnswer.HELD] * 4 + [RecordAnswer.UNKNOWN, RecordAnswer.NOT_NOW]
 
 
 class Story:
@@ -36,13 +36,13 @@ class Story:
     def end(self) -> None:
         """All is well from now on."""
         site = self._site
-        site.producers.verdict, site.takes, site.has_server = Verdict.COMMITTED, True, True
+        site.producers.verdict, site.takes, site.has_server = TransactionState.COMMITTED, True, True
         for _ in range(60):
             site.pass_ms(500)
             while (done := site.turn()) is not None:
-                assert done.verdict is Verdict.COMMITTED
+                assert done.verdict is TransactionState.COMMITTED
             if site.server is not None:
-                site.server.answer(Answer.HELD)
+                site.server.answer(RecordAnswer.HELD)
             site.take_in()
             site.transact()
 
@@ -59,13 +59,13 @@ class Story:
 
     def _turn(self) -> None:
         done = self._site.turn()
-        if done is not None and done.verdict is Verdict.UNKNOWN:
+        if done is not None and done.verdict is TransactionState.UNKNOWN:
             self._lead()
 
     def _answer(self) -> None:
         if self._site.server is not None and not self._site.server.is_broken:
             answer = self._chance.choice(ANSWERS)
-            writes = self._chance.random() < 0.5 if answer is Answer.UNKNOWN else None
+            writes = self._chance.random() < 0.5 if answer is RecordAnswer.UNKNOWN else None
             self._site.server.answer(answer, self._chance.randrange(1, 4), writes=writes)
 
     def _else(self) -> None:
@@ -86,8 +86,8 @@ class Story:
         """Another node leads, or the same one again; handed-over records may be written or not."""
         server = self._site.server
         if server is not None and self._chance.random() < 0.5:
-            server.answer(Answer.HELD)
-        self._site.producers.verdict = Verdict.COMMITTED
+            server.answer(RecordAnswer.HELD)
+        self._site.producers.verdict = TransactionState.COMMITTED
         self._site.lead(self._chance.choice("ab"))
 
 

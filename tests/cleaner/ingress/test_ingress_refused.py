@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from delaywheel import ingress
 from delaywheel_replica.core.ingress.reading import Delayed
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from support.cleaner.ingress_site import AT, NOW_MS, Site, asked
 
 NOW = NOW_MS // 1000
@@ -21,7 +21,7 @@ def turns(site: Site, seconds: float) -> int:
         server = site.server
         while server is not None and server.waiting:
             is_message = isinstance(server.waiting[0].taken.wish, Delayed)
-            handed += server.answer(Answer.NOT_NOW if is_message else Answer.HELD, 1)
+            handed += server.answer(RecordAnswer.NOT_NOW if is_message else RecordAnswer.HELD, 1)
     return handed
 
 
@@ -43,7 +43,7 @@ def test_the_floor_moves_on_while_a_due_record_waits_behind_one_that_is_not(site
         site.pass_ms(2_000)
         site.turn()
         if site.server is not None:
-            site.server.answer(Answer.HELD)
+            site.server.answer(RecordAnswer.HELD)
     site.rest()
     site.transact()
     assert (site.offsets[AT], len(site.delivered())) == (2, 1)
@@ -77,7 +77,7 @@ def test_a_server_that_never_says_is_a_fault_of_the_status(site: Site) -> None:
         site.pass_ms(1_000)
         site.turn()
         if site.server is not None and site.server.waiting:
-            site.server.answer(Answer.UNKNOWN)
+            site.server.answer(RecordAnswer.UNKNOWN)
     status = site.ingress.status()
     assert status is not None
     assert [f"{AT[0]}/0/0: its log has the cause" in fault for fault in status.faults] == [True]
@@ -87,7 +87,7 @@ def test_a_short_refusal_takes_nothing_back(site: Site) -> None:
     site.topics.send(*asked(3_000_000))
     site.turn()
     assert site.server is not None
-    site.server.answer(Answer.NOT_NOW)
+    site.server.answer(RecordAnswer.NOT_NOW)
     site.take_in()
     site.pass_ms(900)
     site.transact()

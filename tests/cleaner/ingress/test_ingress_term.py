@@ -14,10 +14,10 @@ from delaywheel.record_headers import OMITTED_HEADER
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.cleaner.delivery.dead_letters import Hold
 from delaywheel_replica.core.ingress.place import message_id
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, IngressRecord, ingress_record
 from delaywheel_replica.core.protocol.seal import REST
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, AllGoes, Site, asked
 from support.due.wheels import Sent, Wheels
 
@@ -30,12 +30,12 @@ def test_a_delayed_record_is_announced_then_handed_over_then_settled(site: Site)
     site.take_in()
     assert site.handed == []
     announced = site.transact()
-    assert announced.verdict is Verdict.COMMITTED
+    assert announced.verdict is TransactionState.COMMITTED
     assert site.forwarder.state.ingress[AT].announced == SeqSet.of([0])
     assert site.slot() == NOW + 5
     assert site.handed == [0]
     assert site.server is not None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     assert site.turn() is None  # what is held settles with the next transaction, whenever that is
     site.transact()
     assert site.offsets[AT] == 1
@@ -113,13 +113,13 @@ def test_the_first_record_keeps_older_releases_from_leading(site: Site) -> None:
 def test_an_aborted_transaction_changes_nothing(site: Site) -> None:
     site.topics.send(*asked())
     site.topics.send(*asked(5_000))
-    site.producers.verdict = Verdict.ABORTED
+    site.producers.verdict = TransactionState.ABORTED
     for _ in range(3):
         done = site.turn()
         assert done is not None
-        assert done.verdict is Verdict.ABORTED
+        assert done.verdict is TransactionState.ABORTED
     assert (site.delivered(), site.offsets, site.handed) == ([], {}, [])
-    site.producers.verdict = Verdict.COMMITTED
+    site.producers.verdict = TransactionState.COMMITTED
     site.turn()
     assert (len(site.delivered()), site.offsets[AT], site.handed) == (1, 1, [1])
 
@@ -212,7 +212,7 @@ def test_what_is_not_held_is_handed_over_again_after_a_while(site: Site) -> None
     site.topics.send(*asked(5_000))
     site.turn()
     assert site.server is not None
-    for answer in (Answer.NOT_NOW, Answer.UNKNOWN):
+    for answer in (RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN):
         site.server.answer(answer)
         site.take_in()
         assert site.server.waiting == []
@@ -226,7 +226,7 @@ def test_what_is_handed_over_is_left_out_of_what_was_planned_before(site: Site) 
     site.topics.send(*asked(1_000))
     site.turn()
     assert site.server is not None
-    site.server.answer(Answer.NOT_NOW)
+    site.server.answer(RecordAnswer.NOT_NOW)
     site.take_in()
     site.pass_ms(1_000)
     planned = site.plan()
@@ -268,7 +268,7 @@ def test_a_broken_hand_over_is_made_anew_and_nothing_of_it_goes_directly(site: S
     assert site.server is not None
     assert len(site.server.waiting) == 1
     assert site.turn() is None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.rest()
     site.transact()
     site.rest()
@@ -285,7 +285,7 @@ def test_a_larger_record_than_there_is_room_for_is_handed_over_alone(site: Site)
     site.topics.send(*asked(5_000))
     site.turn()
     assert site.server is not None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.server.room_bytes = 1_000
     for _ in range(2):
         site.topics.send(*asked(5_000), value=bytes(5_000))
@@ -293,7 +293,7 @@ def test_a_larger_record_than_there_is_room_for_is_handed_over_alone(site: Site)
     assert len(site.server.waiting) == 1
     site.take_in()
     assert len(site.server.waiting) == 1
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.take_in()
     assert len(site.server.waiting) == 1
 
@@ -303,13 +303,13 @@ def test_a_new_leader_hands_over_what_was_announced_and_delivers_it_once(site: S
     site.topics.send(*asked(5_000))
     site.turn()
     assert site.server is not None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.lead("b")
     assert site.slot() == REST
     site.take_in()
     assert site.slot() == NOW + 5
     assert site.server is not None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.rest()
     site.transact()
     assert site.offsets[AT] == 1
@@ -333,7 +333,7 @@ def test_what_a_former_leader_announced_waits_for_a_server_though_it_is_due(site
     site.pass_ms(1_000)
     site.take_in()
     assert site.server is not None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.rest()
     site.transact()
     assert (len(site.delivered()), site.offsets[AT]) == (1, 1)
@@ -355,7 +355,7 @@ def test_the_floor_waits_for_the_second_of_what_is_announced(site: Site) -> None
         site.transact()
     assert floor() == NOW + 5
     assert site.server is not None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.take_in()
     site.transact()
     assert floor() > NOW + 5
@@ -368,7 +368,7 @@ def test_a_withdrawal_cancels_what_a_wheel_has(site: Site) -> None:
     site.topics.send((ingress.CANCEL, id_), (ingress.DELIVER_AT, due))
     site.turn()
     assert site.server is not None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.pass_ms(5_000)
     site.rest()
     assert site.delivered() == []
@@ -443,7 +443,7 @@ def test_without_topics_nothing_is_read_but_what_was_announced(site: Site) -> No
     site.take_in()
     assert site.topics.asked_for[-1] == {TOPIC}
     assert site.server is not None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.turn()
     site.transact()
     site.pass_ms(3_000)
@@ -455,7 +455,7 @@ def test_other_levels_count_for_what_comes_then(site: Site) -> None:
     site.topics.send((ingress.TOPIC, b"orders"), (ingress.LEVEL, b"1m"))
     site.turn()
     assert site.server is not None
-    site.server.answer(Answer.HELD)
+    site.server.answer(RecordAnswer.HELD)
     site.rest()
     site.transact()
     site.ingress.take_levels({"1m": 61_000})
@@ -474,7 +474,7 @@ def test_faults_are_reported_and_stop_nothing_else(site: Site) -> None:
     faults = site.ingress.faults
     assert faults[0] == "the ingress topic x is compacted"
     assert "denied" in faults[1]
-    assert site.transact().verdict is Verdict.COMMITTED
+    assert site.transact().verdict is TransactionState.COMMITTED
     site.topics.faults, site.topics.refuses = (), None
     site.topics.send(*asked())
     site.pass_ms(2_000)

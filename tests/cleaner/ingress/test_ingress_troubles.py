@@ -17,8 +17,8 @@ from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
 from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S
 from delaywheel_replica.cleaner.due.rows import DueRows
-from delaywheel_replica.core.ingress.underway import Answer
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.ingress.underway import RecordAnswer
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, PretendedReader, Site, asked
 from support.due.wheels import Sent, Wheels
 
@@ -95,7 +95,7 @@ def test_a_partition_that_lost_its_end_is_reported_by_every_leader_and_holds_up_
         site.lead(node)
         site.rest()
         if site.server is not None:
-            site.server.answer(Answer.HELD)
+            site.server.answer(RecordAnswer.HELD)
         site.rest()
         counted += site.forwarder.counters
         assert site.state_of(AT) == replace(
@@ -206,9 +206,9 @@ def test_what_kafka_refuses_is_searched_for_among_all(
     place = site.topics.send(*asked(0, "orders"))
     site.topics.send(*asked(0, "orders"), at=BESIDE)
     wheels.write(A1, [sent(1)], now_ms=NOW_MS - 200)
-    site.producers.verdict = Verdict.ABORTED
+    site.producers.verdict = TransactionState.ABORTED
     site.turn()
-    site.producers.verdict = Verdict.COMMITTED
+    site.producers.verdict = TransactionState.COMMITTED
     turns(site, 0.5)
     (rows, search), *_ = kafka.searches
     assert len(rows) == 3

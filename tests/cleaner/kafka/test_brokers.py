@@ -10,7 +10,7 @@ from delaywheel_replica.cleaner.kafka.brokers import (
     control_warnings,
     ensure_topics,
 )
-from delaywheel_replica.cleaner.outside.ports import Refusal
+from delaywheel_replica.cleaner.outside.ports import LeadingRefused
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic
@@ -89,7 +89,7 @@ def test_an_unsuited_topic_of_our_own_is_refused_by_name(
 ) -> None:
     name = getattr(settings.names, which)
     create_topic(kafka.address, name, config={"max.message.bytes": "1200000", **config})
-    with pytest.raises(Refusal, match=name) as refused:
+    with pytest.raises(LeadingRefused, match=name) as refused:
         ensure_topics(admin, settings, brokers=1, has_wheels=False)
     assert objection in str(refused.value)
 

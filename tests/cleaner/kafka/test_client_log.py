@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.kafka.client_log import AGAIN_S, LOGGER, ClientLog
 from delaywheel_replica.cleaner.term_log import DEAD_AGAIN_S, FAILED_AGAIN_S, TermLog
-from delaywheel_replica.core.election.events import Phase, Reason
+from delaywheel_replica.core.election.events import ElectionPhase, EndReason
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 
@@ -103,7 +103,7 @@ def test_a_real_client_says_nothing_past_it(capfd: pytest.CaptureFixture[str]) -
     assert "127.0.0.1:1" not in capfd.readouterr().err
 
 
-def moved(log: TermLog, before: Phase, phase: Phase, **why: Any) -> None:
+def moved(log: TermLog, before: ElectionPhase, phase: ElectionPhase, **why: Any) -> None:
     log.moved(before, phase, **{"epoch": 7, "reason": None, "error": None, **why})
 
 
@@ -111,13 +111,25 @@ def test_a_term_is_lost_with_a_warning_and_a_start_warns_of_nothing() -> None:
     log = TermLog(Clock())
     with capture_logs() as logs:
         way = [
-            *(Phase.STANDBY, Phase.ASKING, Phase.INITIALISING, Phase.MARKING, Phase.READING),
-            *(Phase.RESTING, Phase.LEADING),
+            *(
+                ElectionPhase.STANDBY,
+                ElectionPhase.ASKING,
+                ElectionPhase.INITIALISING,
+                ElectionPhase.MARKING,
+                ElectionPhase.READING,
+            ),
+            *(ElectionPhase.RESTING, ElectionPhase.LEADING),
         ]
         for before, phase in pairwise(way):
             moved(log, before, phase)
-        moved(log, Phase.LEADING, Phase.STANDBY, reason=Reason.FENCED, error="_FENCED: why")
-        moved(log, Phase.LEADING, Phase.STOPPED)
+        moved(
+            log,
+            ElectionPhase.LEADING,
+            ElectionPhase.STANDBY,
+            reason=EndReason.FENCED,
+            error="_FENCED: why",
+        )
+        moved(log, ElectionPhase.LEADING, ElectionPhase.STOPPED)
     reported = [entry for entry in logs if entry["log_level"] != "debug"]
     assert [(entry["event"], entry["log_level"]) for entry in reported] == [
         ("leadership taken", "info"),
@@ -133,9 +145,21 @@ def test_candidacies_that_fail_alike_warn_once_a_minute() -> None:
     log = TermLog(clock)
     with capture_logs() as logs:
         for error in ("away", "away", "denied"):
-            moved(log, Phase.INITIALISING, Phase.STANDBY, reason=Reason.KAFKA_AWAY, error=error)
+            moved(
+                log,
+                ElectionPhase.INITIALISING,
+                ElectionPhase.STANDBY,
+                reason=EndReason.KAFKA_AWAY,
+                error=error,
+            )
         clock.now += FAILED_AGAIN_S
-        moved(log, Phase.INITIALISING, Phase.STANDBY, reason=Reason.KAFKA_AWAY, error="denied")
+        moved(
+            log,
+            ElectionPhase.INITIALISING,
+            ElectionPhase.STANDBY,
+            reason=EndReason.KAFKA_AWAY,
+            error="denied",
+        )
     warned = [entry["error"] for entry in logs if entry["log_level"] == "warning"]
     assert warned == ["away", "denied", "denied"]
 
@@ -145,7 +169,13 @@ def test_another_that_was_first_is_no_trouble_unless_it_always_is() -> None:
     log = TermLog(clock)
     with capture_logs() as logs:
         for _ in range(3):
-            moved(log, Phase.MARKING, Phase.STANDBY, reason=Reason.FENCED, error="_FENCED")
+            moved(
+                log,
+                ElectionPhase.MARKING,
+                ElectionPhase.STANDBY,
+                reason=EndReason.FENCED,
+                error="_FENCED",
+            )
             clock.now += FAILED_AGAIN_S / 2
     assert [entry["log_level"] for entry in logs] == ["info", "debug", "warning"]
 

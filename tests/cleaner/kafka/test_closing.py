@@ -19,7 +19,7 @@ from delaywheel_replica.cleaner.kafka.producers import (
     wait_closed,
 )
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 
 RECORDS = 2_000
@@ -58,7 +58,7 @@ def test_many_topics_are_looked_up_in_one_call(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_client_that_is_closed_has_no_record_left() -> None:
     producer = TransactionalProducer(SETTINGS, "a", log_level=2)
-    assert producer.init(INIT_MS).verdict is Verdict.CONTINUE
+    assert producer.init(INIT_MS).verdict is TransactionState.CONTINUE
     producer.begin()
     assert producer.write(records()) == []
     producer.close()
@@ -70,7 +70,7 @@ def test_an_end_waits_for_clients_that_are_being_closed() -> None:
     threads_before = set(threading.enumerate())
     producers = LeaderProducers(SETTINGS)
     for number in range(IDS):
-        assert producers.init(number, INIT_MS).verdict is Verdict.CONTINUE
+        assert producers.init(number, INIT_MS).verdict is TransactionState.CONTINUE
         producers.begin(number)
         assert producers.write(number, records()) == []
     waits = threading.Thread(target=producers.commit, args=[0, records()[0], 500])

@@ -15,7 +15,7 @@ from delaywheel import transactional
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
 from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
 from delaywheel_replica.cleaner.outside.ports import Fetched, TopicPartitions
-from delaywheel_replica.core.ingress.reading import Incoming
+from delaywheel_replica.core.ingress.reading import CommittedRecord
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
@@ -70,7 +70,7 @@ class Read:
         self.fetched: list[Fetched] = []
 
     @property
-    def records(self) -> list[Incoming]:
+    def records(self) -> list[CommittedRecord]:
         return [record for each in self.fetched for record in each.records]
 
     @property

@@ -10,11 +10,11 @@ from confluent_kafka import Producer
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.outcomes import dropped
-from delaywheel_replica.cleaner.due.rows import Dropped, Outcome
+from delaywheel_replica.cleaner.due.rows import Dropped, MessageOutcome
 from delaywheel_replica.cleaner.kafka import places
-from delaywheel_replica.cleaner.kafka.places import Places
+from delaywheel_replica.cleaner.kafka.places import PlaceFinder
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
-from delaywheel_replica.link import AskPlace, Place, PlaceFound
+from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic
 from support.services.service import wait_until
@@ -26,7 +26,7 @@ NOW_MS = time.time_ns() // 1_000_000
 DUE_MS = NOW_MS - 2_000
 
 
-def outcome(id_: bytes, what: Outcome, due_ms: int = DUE_MS) -> Dropped:
+def outcome(id_: bytes, what: MessageOutcome, due_ms: int = DUE_MS) -> Dropped:
     return Dropped(
         what,
         content_differs=False,
@@ -46,7 +46,7 @@ class Looking:
     def __init__(self, settings: KafkaSettings) -> None:
         self._found: list[PlaceFound] = []
         self._reported = threading.Event()
-        self._places = Places(settings, send=self._send, on_found=self._reported.set)
+        self._places = PlaceFinder(settings, send=self._send, on_found=self._reported.set)
         threading.Thread(target=self._places.run, daemon=True).start()
 
     def _send(self, found: PlaceFound) -> bool:
@@ -75,10 +75,10 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
         create_topic(kafka.address, name)
     producer = Producer({"bootstrap.servers": kafka.address})
     reported = [
-        outcome(CANCELLED, Outcome.CANCELLED, DUE_MS + 1),
-        outcome(CANCELLED, Outcome.DUPLICATE),
-        outcome(DELIVERED, Outcome.CANCELLED, DUE_MS - 1),
-        outcome(CANCELLED, Outcome.CANCELLED),
+        outcome(CANCELLED, MessageOutcome.CANCELLED, DUE_MS + 1),
+        outcome(CANCELLED, MessageOutcome.DUPLICATE),
+        outcome(DELIVERED, MessageOutcome.CANCELLED, DUE_MS - 1),
+        outcome(CANCELLED, MessageOutcome.CANCELLED),
     ]
     for record in dropped(names, reported):
         producer.produce(record.topic, record.value, record.key)
@@ -92,6 +92,6 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
     looking = Looking(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
     asked = AskPlace(1, CANCELLED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
     found = looking.find(asked)
-    assert found == PlaceFound(1, Place(names.outcomes, 0, 3), was_withdrawn=True)
+    assert found == PlaceFound(1, LinkPlace(names.outcomes, 0, 3), was_withdrawn=True)
     asked = AskPlace(2, DELIVERED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
-    assert looking.find(asked) == PlaceFound(2, Place(topic, 0, 0))
+    assert looking.find(asked) == PlaceFound(2, LinkPlace(topic, 0, 0))

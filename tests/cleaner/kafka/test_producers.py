@@ -14,8 +14,8 @@ from delaywheel_replica.cleaner.kafka.brokers import brokers_of, check_brokers, 
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.kafka.topic_admin import KafkaTopicAdmin
-from delaywheel_replica.cleaner.outside.ports import IDS, Ended, Record, StoredRecord
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.cleaner.outside.ports import IDS, KafkaCallEnd, Record, StoredRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
@@ -62,7 +62,7 @@ def inited(settings: KafkaSettings) -> LeaderProducers:
     """Producers that have fenced all others."""
     producers = LeaderProducers(settings)
     for number in range(IDS):
-        assert producers.init(number, PATIENT_MS) == Ended(Verdict.CONTINUE)
+        assert producers.init(number, PATIENT_MS) == KafkaCallEnd(TransactionState.CONTINUE)
     return producers
 
 
@@ -91,7 +91,7 @@ def test_two_ids_take_turns(kafka: KafkaBroker, settings: KafkaSettings, topic: 
         producers.begin(n % IDS)
         assert producers.write(n % IDS, [message(topic, value)]) == []
         assert producers.commit(n % IDS, progress(settings, value), PATIENT_MS).verdict is (
-            Verdict.COMMITTED
+            TransactionState.COMMITTED
         )
     assert values(kafka, topic, len(wanted)) == wanted
     assert control_values(kafka, settings, len(wanted)) == wanted
@@ -106,12 +106,15 @@ def test_what_the_broker_refuses_ends_the_transaction_alone(
     producers.begin(0)
     producers.write(0, [message(topic, b"with it"), message(small, b"x" * 5_000)])
     ended = producers.commit(0, progress(settings, b"1"), PATIENT_MS)
-    assert ended.verdict is Verdict.ABORTED
+    assert ended.verdict is TransactionState.ABORTED
     assert ended.cause is not None
     assert ended.cause.startswith("MSG_SIZE_TOO_LARGE")
     producers.begin(0)  # the same producer continues
     producers.write(0, [message(topic, b"after it")])
-    assert producers.commit(0, progress(settings, b"2"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert (
+        producers.commit(0, progress(settings, b"2"), PATIENT_MS).verdict
+        is TransactionState.COMMITTED
+    )
     assert values(kafka, topic, 1) == [b"after it"]
     assert control_values(kafka, settings, 1) == [b"2"]
 
@@ -125,7 +128,10 @@ def test_what_the_client_refuses_is_named_and_the_rest_goes_out(
     records = [message(topic, b"a"), message(topic, b"b", partition=7), message(topic, b"c")]
     (refused,) = producers.write(0, records)
     assert (refused.number, refused.reason) == (1, "_UNKNOWN_PARTITION")
-    assert producers.commit(0, progress(settings, b"1"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert (
+        producers.commit(0, progress(settings, b"1"), PATIENT_MS).verdict
+        is TransactionState.COMMITTED
+    )
     assert values(kafka, topic, 2) == [b"a", b"c"]
 
 
@@ -140,13 +146,14 @@ def test_a_missing_topic_leaves_nothing_visible(
         producers.begin(0)
         producers.write(0, [message(gone, b"x")])
         assert (
-            producers.commit(0, progress(settings, b"1"), PATIENT_MS).verdict is Verdict.COMMITTED
+            producers.commit(0, progress(settings, b"1"), PATIENT_MS).verdict
+            is TransactionState.COMMITTED
         )
         delete_topic(kafka.address, gone)
     producers.begin(1)
     producers.write(1, [message(topic, b"beside"), message(gone, b"x")])
     ended = producers.commit(1, progress(settings, b"2"), CALL_MS)
-    assert ended.verdict in (Verdict.ABORTED, Verdict.UNKNOWN)
+    assert ended.verdict in (TransactionState.ABORTED, TransactionState.UNKNOWN)
     inited(settings)
     assert values(kafka, topic) == []
     assert b"2" not in control_values(kafka, settings)
@@ -160,13 +167,15 @@ def test_a_fenced_leader_commits_nothing(
     old.write(0, [message(topic, b"old")])
     old.flush(0, PATIENT_MS)
     new = inited(settings)  # over an open transaction
-    assert old.commit(0, progress(settings, b"old"), PATIENT_MS).verdict is Verdict.FENCED
+    assert old.commit(0, progress(settings, b"old"), PATIENT_MS).verdict is TransactionState.FENCED
     old.begin(1)
     old.write(1, [message(topic, b"old")])
-    assert old.commit(1, progress(settings, b"old"), PATIENT_MS).verdict is Verdict.FENCED
+    assert old.commit(1, progress(settings, b"old"), PATIENT_MS).verdict is TransactionState.FENCED
     new.begin(0)
     new.write(0, [message(topic, b"new")])
-    assert new.commit(0, progress(settings, b"new"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert (
+        new.commit(0, progress(settings, b"new"), PATIENT_MS).verdict is TransactionState.COMMITTED
+    )
     assert values(kafka, topic, 1) == [b"new"]
     assert control_values(kafka, settings, 1) == [b"new"]
 
@@ -184,7 +193,7 @@ def test_a_leader_that_is_fenced_hears_it_from_its_calls_whatever_the_client_log
     old.flush(0, PATIENT_MS)
     new = inited(settings)
     old.write(0, [message(topic, b"v") for topic in topics])
-    assert old.commit(0, progress(settings, b"lost"), PATIENT_MS).verdict is Verdict.FENCED
+    assert old.commit(0, progress(settings, b"lost"), PATIENT_MS).verdict is TransactionState.FENCED
     assert values(kafka, topics[0]) == []
     old.destroy()
     new.destroy()
@@ -205,7 +214,7 @@ def test_topics_that_are_reported_as_present_take_messages_at_once(
         leader.begin(0)
         leader.write(0, [message(topic, b"v") for topic in ready])
         last = progress(settings, b"done")
-        assert leader.commit(0, last, PATIENT_MS).verdict is Verdict.COMMITTED
+        assert leader.commit(0, last, PATIENT_MS).verdict is TransactionState.COMMITTED
         waiting -= set(ready)
     assert not waiting
     leader.destroy()
@@ -224,7 +233,7 @@ def test_records_that_are_being_answered_are_waited_for(
     producers.write(0, [message(topic, b"v", partition=number) for number in range(40)])
     began_s = time.monotonic()
     ended = producers.commit(0, progress(settings, b"1"), 1_000)
-    assert ended.verdict is Verdict.COMMITTED
+    assert ended.verdict is TransactionState.COMMITTED
     assert time.monotonic() - began_s > 3
     answered_ms = producers.answered_ms
     assert answered_ms is not None
@@ -244,7 +253,7 @@ def test_a_lost_reply_is_an_unknown_outcome_and_what_was_committed_stays(
     proxy.lose_next_end_txn_reply()
     began = time.monotonic()
     ended = producers.commit(0, progress(settings, b"1"), CALL_MS)
-    assert ended.verdict is Verdict.UNKNOWN
+    assert ended.verdict is TransactionState.UNKNOWN
     assert time.monotonic() - began < 2 * CALL_MS / 1000 + SLACK_S
     assert proxy.lost_replies == 1
     producers.destroy()
@@ -261,7 +270,9 @@ def test_a_late_copy_of_an_end_tears_no_later_transaction(
     producers.write(0, [message(topic, b"held")])
     producers.flush(0, PATIENT_MS)
     proxy.hold_next_end_txn()
-    assert producers.commit(0, progress(settings, b"1"), CALL_MS).verdict is Verdict.UNKNOWN
+    assert (
+        producers.commit(0, progress(settings, b"1"), CALL_MS).verdict is TransactionState.UNKNOWN
+    )
     assert proxy.held_requests == 1  # and not sent again: the client retries nothing
     producers.destroy()
     new = inited(settings)
@@ -271,7 +282,7 @@ def test_a_late_copy_of_an_end_tears_no_later_transaction(
     proxy.release_held()
     assert values(kafka, topic) == []
     new.write(0, [message(topic, b"second half")])
-    assert new.commit(0, progress(settings, b"2"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert new.commit(0, progress(settings, b"2"), PATIENT_MS).verdict is TransactionState.COMMITTED
     assert values(kafka, topic, 2) == [b"first half", b"second half"]
     assert control_values(kafka, settings, 1) == [b"2"]
 
@@ -284,13 +295,15 @@ def test_a_connection_that_breaks_under_a_produce_ends_the_candidacy_and_doubles
     proxy.break_at_next_produce(topic)
     producers.write(0, [message(topic, b"once")])
     began = time.monotonic()
-    assert producers.commit(0, progress(settings, b"1"), CALL_MS).verdict is Verdict.UNKNOWN
+    assert (
+        producers.commit(0, progress(settings, b"1"), CALL_MS).verdict is TransactionState.UNKNOWN
+    )
     assert time.monotonic() - began < 2 * CALL_MS / 1000 + SLACK_S
     producers.destroy()
     new = inited(settings)
     new.begin(0)
     new.write(0, [message(topic, b"once")])
-    assert new.commit(0, progress(settings, b"1"), PATIENT_MS).verdict is Verdict.COMMITTED
+    assert new.commit(0, progress(settings, b"1"), PATIENT_MS).verdict is TransactionState.COMMITTED
     assert values(kafka, topic, 1) == [b"once"]
 
 
@@ -301,7 +314,7 @@ def test_the_control_topic_is_read_to_its_last_stable_offset(settings: KafkaSett
     def commit(key: bytes, value: bytes | None) -> None:
         producers.begin(0)
         record = Record(settings.names.control, key, value, [], partition=0)
-        assert producers.commit(0, record, PATIENT_MS).verdict is Verdict.COMMITTED
+        assert producers.commit(0, record, PATIENT_MS).verdict is TransactionState.COMMITTED
 
     try:
         commit(b"a", b"1")

@@ -13,15 +13,15 @@ from delaywheel_replica.cleaner.outside.ports import (
     IDS,
     ControlNotReadInTime,
     ControlUnreadable,
-    Ended,
     KafkaAway,
+    KafkaCallEnd,
+    LeadingRefused,
     Record,
-    Refusal,
     StoredRecord,
 )
 from delaywheel_replica.core.election.events import ControlRead, Event, ReadFailed
 from delaywheel_replica.core.protocol.control import NodeRecord, leader_record, node_record
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.services.service import wait_until
 
 T = TypeVar("T")
@@ -169,17 +169,17 @@ class Producers:
     def __init__(self, topic: LateTopic) -> None:
         self._topic = topic
 
-    def init(self, number: int, timeout_ms: int) -> Ended:
+    def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         del number, timeout_ms
-        return Ended(Verdict.CONTINUE)
+        return KafkaCallEnd(TransactionState.CONTINUE)
 
     def begin(self, number: int) -> None: ...
 
-    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+    def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         del number, timeout_ms
         assert last.key is not None
         self._topic.add(last.key, last.value)
-        return Ended(Verdict.COMMITTED)
+        return KafkaCallEnd(TransactionState.COMMITTED)
 
     def destroy(self) -> None: ...
 
@@ -323,7 +323,9 @@ class RefusingKafka(LateKafka):
         raise self._why
 
 
-@pytest.mark.parametrize(("why", "stays"), [(Refusal("RF 1"), True), (KafkaAway("away"), False)])
+@pytest.mark.parametrize(
+    ("why", "stays"), [(LeadingRefused("RF 1"), True), (KafkaAway("away"), False)]
+)
 def test_what_a_node_is_refused_for_is_reported_though_another_leads(
     why: Exception, *, stays: bool
 ) -> None:

@@ -17,7 +17,7 @@ from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
 from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, node_record
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from delaywheel_replica.link import NodeStorage
 from local.loopback.kafka import KafkaBroker
@@ -189,7 +189,7 @@ def test_takeover_over_an_open_transaction(
         # The broker would end it on its own after the test: the new leader does it earlier.
         longer.setattr(transactional, "TRANSACTION_TIMEOUT_MS", 300_000)
         for number in range(IDS):
-            assert old.init(number, PATIENT_MS).verdict is Verdict.CONTINUE
+            assert old.init(number, PATIENT_MS).verdict is TransactionState.CONTINUE
     old.begin(1)
     old.write(1, [Record(topic, None, b"torn", [])])
     old.flush(1, PATIENT_MS)
@@ -198,7 +198,7 @@ def test_takeover_over_an_open_transaction(
         world.server.write([sent(topic, 50, b"whole")])
         assert arrived(kafka, topic, [sent(topic, 0)]) == [b"whole"]
         progress = Record(settings.names.control, b"progress", b"torn", [], partition=0)
-        assert old.commit(1, progress, PATIENT_MS).verdict is Verdict.FENCED
+        assert old.commit(1, progress, PATIENT_MS).verdict is TransactionState.FENCED
     assert [m.value() for m in read_all(kafka.address, topic)] == [b"whole"]
 
 
@@ -210,7 +210,7 @@ def test_a_fenced_leader_steps_down_and_comes_back(
     rows = [sent(topic, 20 * n, b"%d" % n) for n in range(200)]
     world.server.write(rows)
     intruder = LeaderProducers(settings)
-    assert intruder.init(0, PATIENT_MS).verdict is Verdict.CONTINUE
+    assert intruder.init(0, PATIENT_MS).verdict is TransactionState.CONTINUE
     world.wait_leading_anew(epoch)
     assert sorted(arrived(kafka, topic, rows), key=str) == sorted([r.value for r in rows], key=str)
 
@@ -263,11 +263,11 @@ def test_what_the_operator_says_of_a_node_is_committed(
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
     earlier = LeaderProducers(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
-    assert earlier.init(0, PATIENT_MS).verdict is Verdict.CONTINUE
+    assert earlier.init(0, PATIENT_MS).verdict is TransactionState.CONTINUE
     earlier.begin(0)
     key, value = node_record("old", NodeRecord("disk", 7))
     record = Record(names.control, key.encode(), value, [], partition=0)
-    assert earlier.commit(0, record, PATIENT_MS).verdict is Verdict.COMMITTED
+    assert earlier.commit(0, record, PATIENT_MS).verdict is TransactionState.COMMITTED
     earlier.destroy()
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()

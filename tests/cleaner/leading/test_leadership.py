@@ -16,7 +16,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import candidacy
 from delaywheel_replica.cleaner.leadership import LED_TICK_S, TICK_S
-from delaywheel_replica.cleaner.outside.ports import ANSWER_MS, IDS, Record, Refusal
+from delaywheel_replica.cleaner.outside.ports import ANSWER_MS, IDS, LeadingRefused, Record
 from delaywheel_replica.core.election.machine import MIN_SILENCE_MS, PATIENCE
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS
 from delaywheel_replica.core.protocol.control import (
@@ -27,7 +27,7 @@ from delaywheel_replica.core.protocol.control import (
 )
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer
 from delaywheel_replica.core.protocol.status_files import Role
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from sim.kafka.log import TOMBSTONE_US
 from sim.kafka.ports import SimKafkaClient
 from sim.kafka.producers import SimProducers
@@ -275,7 +275,7 @@ def test_what_ended_a_term_is_history_once_another_leads(place: Place) -> None:
     def commit(index: int, key: str, value: bytes | None) -> None:
         rival.begin(index)
         record = Record(NAMES.control, key.encode(), value, [], partition=0)
-        assert rival.commit(index, record, 2_000).verdict is Verdict.COMMITTED
+        assert rival.commit(index, record, 2_000).verdict is TransactionState.COMMITTED
 
     def stand() -> None:
         for index in range(IDS):
@@ -323,7 +323,7 @@ def test_a_leader_that_hears_of_a_rivals_progress_takes_nothing_for_lost(place: 
         rival.begin(index)
         key, value = record
         reported = Record(NAMES.control, key.encode(), value, [], partition=0)
-        assert rival.commit(index, reported, 2_000).verdict is Verdict.COMMITTED
+        assert rival.commit(index, reported, 2_000).verdict is TransactionState.COMMITTED
 
     def lead() -> None:
         for index in range(IDS):
@@ -350,12 +350,16 @@ def test_a_leader_that_hears_of_a_rivals_progress_takes_nothing_for_lost(place: 
 def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidacy, "LOOK_AGAIN_S", SOON_S)
     place.lead()
-    found: list[tuple[str, ...] | Refusal] = [("one copy",), Refusal("not compacted"), ()]
+    found: list[tuple[str, ...] | LeadingRefused] = [
+        ("one copy",),
+        LeadingRefused("not compacted"),
+        (),
+    ]
 
     def check(_self: object, *, has_wheels: bool) -> tuple[str, ...]:
         del has_wheels
         reported = found.pop(0)
-        if isinstance(reported, Refusal):
+        if isinstance(reported, LeadingRefused):
             raise reported
         return reported
 

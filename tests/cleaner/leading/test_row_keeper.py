@@ -9,8 +9,8 @@ from delaywheel_replica.cleaner.row_keeper import (
     QUIET_ROW_S,
     ROW_S,
     STAMP_S,
-    News,
     RowKeeper,
+    RowNews,
     Waiting,
 )
 from delaywheel_replica.cleaner.view import View
@@ -97,7 +97,7 @@ class Sayings:
     """Changes the leader's state turn by turn; returns how often it writes the status."""
 
     def __init__(self) -> None:
-        self.news = News()
+        self.news = RowNews()
         self.now_s = 100.0
         self.due_ms = 0
         self.role = Role.LEADING

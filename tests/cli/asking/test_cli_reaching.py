@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from delaywheel import Tls
-from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.options import asking
 from delaywheel_replica.cli.parsing import Command, Parser
 from delaywheel_replica.cli.reaching import Nodes, asked_server
@@ -73,24 +73,24 @@ def test_options_win_over_a_profile_and_a_profile_over_variables(
 )
 def test_a_wrong_profile_is_told(home: Path, text: str, told: str) -> None:
     put_profiles(home, text)
-    with pytest.raises(Failure) as caught:
+    with pytest.raises(CommandFailure) as caught:
         read("--profile", "prod")
     assert told in str(caught.value)
 
 
 def test_files_that_everybody_may_read_are_refused(home: Path, ca: Path) -> None:
-    with pytest.raises(Failure, match="no such file"):
+    with pytest.raises(CommandFailure, match="no such file"):
         read("--profile", "prod")
     put_profiles(home, "[prod]\n")
     (home / "profiles.toml").chmod(0o604)
-    with pytest.raises(Failure, match="everybody may read it"):
+    with pytest.raises(CommandFailure, match="everybody may read it"):
         read("--profile", "prod")
     signed = trustme.CA().issue_cert("a@example.org")
     cert, key = ca.with_name("cert.pem"), ca.with_name("key.pem")
     signed.cert_chain_pems[0].write_to_path(cert)
     signed.private_key_pem.write_to_path(key)
     key.chmod(0o644)
-    with pytest.raises(Failure, match="everybody may read it"):
+    with pytest.raises(CommandFailure, match="everybody may read it"):
         read("--tls-cert", str(cert), "--tls-key", str(key))
 
 
@@ -106,5 +106,5 @@ def test_files_that_do_not_fit_are_told(ca: Path) -> None:
         (["--tls-cert", str(cert), "--tls-key", str(key)], "not that of the certificate"),
         (["--tls-ca", str(key)], "tls.ca"),
     ):
-        with pytest.raises(Failure, match=told):
+        with pytest.raises(CommandFailure, match=told):
             read(*arguments)

@@ -13,9 +13,9 @@ from delaywheel.deadletters import (
     DeadLettersError,
     DeadLettersReason,
     Letter,
+    LetterPlace,
     LetterState,
     Mark,
-    Place,
     Selection,
     Settled,
 )
@@ -30,7 +30,7 @@ WIDTHS = {"80 columns": 80, "120 columns": 120, "a pipe": None}
 
 def letter(offset: int, topic: str, reason: str, value: bytes) -> Letter:
     return Letter(
-        Place(0, offset),
+        LetterPlace(0, offset),
         NOW_MS + offset,
         b"42",
         value,
@@ -74,7 +74,7 @@ class Shown:
     def letters(self, selection: Selection) -> Iterator[tuple[Letter, LetterState]]:
         return (each for each in LETTERS if selection.takes(each[0]))
 
-    def get(self, place: Place) -> tuple[Letter, Mark | None]:
+    def get(self, place: LetterPlace) -> tuple[Letter, Mark | None]:
         (found,) = [each for each, _ in LETTERS if each.place == place]
         mark = Mark(LetterState.REPLAYED, NOW_MS + 3_600_000, None, ((1_207, 1_207),))
         return found, mark if place.offset == 1_207 else None
@@ -84,7 +84,7 @@ class Shown:
         if self.fails is not None:
             raise self.fails
         settled = Settled(done=sum(1 for _ in self.letters(selection)) - 1)
-        settled.refuse(Place(0, 1_205), "MSG_SIZE_TOO_LARGE: Broker: Message size too large")
+        settled.refuse(LetterPlace(0, 1_205), "MSG_SIZE_TOO_LARGE: Broker: Message size too large")
         return settled
 
 

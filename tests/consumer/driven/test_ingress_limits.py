@@ -9,8 +9,8 @@ from delaywheel.consumer import records as consumed
 from delaywheel.consumer.message import Outcome
 from delaywheel.consumer.records import Headers, Outgoing, Partition
 from delaywheel.ingress import HEADERS_MOST, IngressLimits
-from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, read
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules, read
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import INGRESS, FakeKafka
 
@@ -29,7 +29,7 @@ def sent(kafka: FakeKafka, consumer: DrivenConsumer, after: str = "5s") -> Outgo
 
 @pytest.mark.parametrize("headers", [[], [("a", b"1"), ("bb", None)], [("h" * 20, b"x" * 30)] * 9])
 def test_sizes_are_judged_as_ingress_does(headers: Headers) -> None:
-    rules = Rules({}, LIMITS.message_bytes, frozenset())
+    rules = IngressRules({}, LIMITS.message_bytes, frozenset())
     kafka = FakeKafka(partitions=1, limits=LIMITS)
     engine = start(kafka).engine
     policy = engine._state.policy
@@ -45,7 +45,9 @@ def test_sizes_are_judged_as_ingress_does(headers: Headers) -> None:
         asked = policy.retry(message, "5s", None, NOW_MS).record
         policy.learn_limits(LIMITS)
         assert asked is not None
-        given = Incoming(Place(INGRESS, 0, 0), 5, asked.key, asked.value, asked.headers)
+        given = CommittedRecord(
+            IngressPlace(INGRESS, 0, 0), 5, asked.key, asked.value, asked.headers
+        )
         is_taken = isinstance(read(given, rules), Delayed)
         # It may be on the safe side by the three headers that ingress does not pass on.
         if settled.outcome is Outcome.RETRIED:

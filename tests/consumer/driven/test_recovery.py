@@ -6,7 +6,7 @@ import pytest
 
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.order import LONGEST_AGAIN_MS
-from delaywheel.consumer.port import Failure
+from delaywheel.consumer.port import TransactionFailure
 from delaywheel.consumer.records import Partition, Passed
 from support.consumer.driven import start
 from support.consumer.fake_kafka import INGRESS, FakeBroker, FakeKafka, Fault
@@ -77,7 +77,7 @@ def test_nothing_is_handed_out_while_partitions_are_given_up(
     first.done()
     real, handed = FakeBroker.commit, list[ReceivedMessage]()
 
-    def commit(broker: FakeBroker, *given: object) -> Failure | None:
+    def commit(broker: FakeBroker, *given: object) -> TransactionFailure | None:
         handed.extend(consumer.take(9))  # as another thread does
         return real(broker, *given)  # type: ignore[arg-type]
 

@@ -19,7 +19,7 @@ from delaywheel.deadletters import (
     LetterHandler,
     LetterState,
 )
-from delaywheel.deadletters.letter import Outgoing
+from delaywheel.deadletters.letter import OutgoingRecord
 from delaywheel.deadletters.selection import EVERYTHING
 from delaywheel.deadletters.writing import LetterWriter
 from local.loopback.kafka import KafkaBroker
@@ -119,7 +119,7 @@ def test_what_was_decided_and_not_committed_is_decided_again(
 ) -> None:
     transact = LetterWriter.transact
 
-    def dies(writer: LetterWriter, records: list[Outgoing], marks: object) -> object:
+    def dies(writer: LetterWriter, records: list[OutgoingRecord], marks: object) -> object:
         if records:
             raise KeyboardInterrupt
         return transact(writer, records, marks)  # type: ignore[arg-type]

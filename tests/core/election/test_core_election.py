@@ -14,19 +14,19 @@ from delaywheel_replica.core.election.events import (
     CommitMark,
     ControlRead,
     DestroyProducers,
+    ElectionPhase,
+    ElectionTick,
+    EndReason,
     Event,
     IdleCommit,
     InitFailed,
     InitProducers,
     InitsDone,
     MarkReport,
-    Phase,
     ReadControl,
     ReadFailed,
-    Reason,
     StartForwarding,
     Stop,
-    Tick,
     TransactionReport,
 )
 from delaywheel_replica.core.election.machine import (
@@ -42,12 +42,17 @@ from delaywheel_replica.core.election.machine import (
 from delaywheel_replica.core.protocol.control import ControlState, leader_record
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import Role
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 WALL_MS = 1_000_000
 START_MS = 5_000
-ENDED = (Verdict.COMMITTED, Verdict.ABORTED, Verdict.UNKNOWN, Verdict.FENCED)
-UNFIT = (Reason.CLOCK_OFF, Reason.HANDED_OVER, Reason.TAKEN_OUT)
+ENDED = (
+    TransactionState.COMMITTED,
+    TransactionState.ABORTED,
+    TransactionState.UNKNOWN,
+    TransactionState.FENCED,
+)
+UNFIT = (EndReason.CLOCK_OFF, EndReason.HANDED_OVER, EndReason.TAKEN_OUT)
 
 
 def tick(
@@ -58,9 +63,9 @@ def tick(
     due_ms: int | None = 0,
     wall_ms: int | None = None,
     **more: Any,
-) -> Tick:
+) -> ElectionTick:
     wall_ms = WALL_MS + now_ms if wall_ms is None else wall_ms
-    return Tick(now_ms, wall_ms, server_fresh, holds_progress, due_ms, **more)
+    return ElectionTick(now_ms, wall_ms, server_fresh, holds_progress, due_ms, **more)
 
 
 def control(token: str, *, due_ms: int | None = 0, tokens: int = 2) -> ControlState:
@@ -81,11 +86,11 @@ def asking() -> Election:
     election.step(tick(START_MS - 2 * MIN_SILENCE_MS))
     election.step(tick(START_MS - RANK_MS))
     assert election.step(tick(START_MS)) == []
-    assert election.phase is Phase.ASKING
+    assert election.phase is ElectionPhase.ASKING
     return election
 
 
-def with_votes(election: Election, now_ms: int, *nodes: str) -> Tick:
+def with_votes(election: Election, now_ms: int, *nodes: str) -> ElectionTick:
     wish = election.vote_wish
     round_ = 0 if wish is None else wish.round
     return tick(now_ms, votes=frozenset(nodes), vote_round=round_)
@@ -105,10 +110,12 @@ def marking() -> Election:
 
 def reading() -> Election:
     election = marking()
-    assert election.step(MarkReport(START_MS, "r-1", 0, Verdict.COMMITTED)) == [
+    assert election.step(MarkReport(START_MS, "r-1", 0, TransactionState.COMMITTED)) == [
         CommitMark("r-1", 1)
     ]
-    assert election.step(MarkReport(START_MS, "r-1", 1, Verdict.COMMITTED)) == [ReadControl("r-1")]
+    assert election.step(MarkReport(START_MS, "r-1", 1, TransactionState.COMMITTED)) == [
+        ReadControl("r-1")
+    ]
     return election
 
 
@@ -131,15 +138,15 @@ def stopped() -> Election:
     return election
 
 
-IN_PHASE: dict[Phase, Callable[[], Election]] = {
-    Phase.STANDBY: standby,
-    Phase.ASKING: asking,
-    Phase.INITIALISING: initialising,
-    Phase.MARKING: marking,
-    Phase.READING: reading,
-    Phase.RESTING: resting,
-    Phase.LEADING: leading,
-    Phase.STOPPED: stopped,
+IN_PHASE: dict[ElectionPhase, Callable[[], Election]] = {
+    ElectionPhase.STANDBY: standby,
+    ElectionPhase.ASKING: asking,
+    ElectionPhase.INITIALISING: initialising,
+    ElectionPhase.MARKING: marking,
+    ElectionPhase.READING: reading,
+    ElectionPhase.RESTING: resting,
+    ElectionPhase.LEADING: leading,
+    ElectionPhase.STOPPED: stopped,
 }
 
 
@@ -158,8 +165,11 @@ def events(election: Election, token: str, mark: int) -> list[Event]:
         tick(now_ms, wall_ms=0),
         tick(now_ms + MAX_SILENCE_MS),
         InitsDone(now_ms, token),
-        *(InitFailed(now_ms, token, verdict) for verdict in (Verdict.UNKNOWN, Verdict.FENCED)),
-        InitFailed(now_ms, token, Verdict.UNKNOWN, touched=False),
+        *(
+            InitFailed(now_ms, token, verdict)
+            for verdict in (TransactionState.UNKNOWN, TransactionState.FENCED)
+        ),
+        InitFailed(now_ms, token, TransactionState.UNKNOWN, touched=False),
         *(MarkReport(now_ms, token, mark, verdict) for verdict in ENDED),
         *(ControlRead(now_ms, token, control(t)) for t in ("r-1", "other")),
         ControlRead(now_ms, token, control(token, tokens=1)),
@@ -171,14 +181,16 @@ def events(election: Election, token: str, mark: int) -> list[Event]:
 
 
 def test_every_phase_takes_every_event_as_the_table_says() -> None:
-    seen: dict[tuple[Phase, type[Event]], set[Phase]] = {key: set() for key in TRANSITIONS}
-    makers = [*IN_PHASE.items(), (Phase.STANDBY, ready)]
+    seen: dict[tuple[ElectionPhase, type[Event]], set[ElectionPhase]] = {
+        key: set() for key in TRANSITIONS
+    }
+    makers = [*IN_PHASE.items(), (ElectionPhase.STANDBY, ready)]
     for phase, make in makers:
         for mark in (0, 1):
             for event in events(make(), "r-1", mark):
                 election = make()
-                if mark == 1 and phase is Phase.MARKING:
-                    election.step(MarkReport(START_MS, "r-1", 0, Verdict.COMMITTED))
+                if mark == 1 and phase is ElectionPhase.MARKING:
+                    election.step(MarkReport(START_MS, "r-1", 0, TransactionState.COMMITTED))
                 assert election.phase is phase
                 effects = election.step(event)
                 if (phase, type(event)) in TRANSITIONS:
@@ -188,10 +200,12 @@ def test_every_phase_takes_every_event_as_the_table_says() -> None:
     assert seen == {key: set(phases) for key, phases in TRANSITIONS.items()}
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.STOPPED])
-def test_another_candidacys_events_change_nothing(phase: Phase) -> None:
+@pytest.mark.parametrize(
+    "phase", [phase for phase in ElectionPhase if phase is not ElectionPhase.STOPPED]
+)
+def test_another_candidacys_events_change_nothing(phase: ElectionPhase) -> None:
     for event in events(IN_PHASE[phase](), "r-0", 0):
-        if not isinstance(event, Tick | Stop):
+        if not isinstance(event, ElectionTick | Stop):
             election = IN_PHASE[phase]()
             assert election.step(event) == []
             assert election.phase is phase
@@ -199,8 +213,8 @@ def test_another_candidacys_events_change_nothing(phase: Phase) -> None:
 
 def test_a_mark_that_is_not_the_next_changes_nothing() -> None:
     election = marking()
-    assert election.step(MarkReport(START_MS, "r-1", 1, Verdict.COMMITTED)) == []
-    assert election.phase is Phase.MARKING
+    assert election.step(MarkReport(START_MS, "r-1", 1, TransactionState.COMMITTED)) == []
+    assert election.phase is ElectionPhase.MARKING
 
 
 def test_leaving_term_or_candidacy_destroys_the_producers_once() -> None:
@@ -209,14 +223,16 @@ def test_leaving_term_or_candidacy_destroys_the_producers_once() -> None:
             election = IN_PHASE[phase]()
             effects = election.step(event)
             destroyed = sum(isinstance(effect, DestroyProducers) for effect in effects)
-            assert destroyed == (election.phase in {Phase.STANDBY, Phase.STOPPED})
+            assert destroyed == (election.phase in {ElectionPhase.STANDBY, ElectionPhase.STOPPED})
 
 
 def test_epoch_and_role_are_reported_only_in_term() -> None:
     for phase, make in IN_PHASE.items():
         election = make()
-        assert election.epoch == (41 if phase in {Phase.RESTING, Phase.LEADING} else None)
-    assert [phase.role for phase in Phase] == [
+        assert election.epoch == (
+            41 if phase in {ElectionPhase.RESTING, ElectionPhase.LEADING} else None
+        )
+    assert [phase.role for phase in ElectionPhase] == [
         Role.STANDBY,
         Role.STANDBY,
         Role.CANDIDATE,
@@ -231,16 +247,18 @@ def test_epoch_and_role_are_reported_only_in_term() -> None:
 @pytest.mark.parametrize(
     ("tokens", "phase"),
     [
-        (["r-1", "r-1"], Phase.RESTING),
-        (["r-1"], Phase.STANDBY),
-        ([], Phase.STANDBY),
-        (["r-1", "other"], Phase.STANDBY),
-        (["other", "r-1"], Phase.STANDBY),
-        (["other", "other"], Phase.STANDBY),
-        (["r-0", "r-0"], Phase.STANDBY),
+        (["r-1", "r-1"], ElectionPhase.RESTING),
+        (["r-1"], ElectionPhase.STANDBY),
+        ([], ElectionPhase.STANDBY),
+        (["r-1", "other"], ElectionPhase.STANDBY),
+        (["other", "r-1"], ElectionPhase.STANDBY),
+        (["other", "other"], ElectionPhase.STANDBY),
+        (["r-0", "r-0"], ElectionPhase.STANDBY),
     ],
 )
-def test_only_own_tokens_with_every_id_make_a_leader(tokens: list[str], phase: Phase) -> None:
+def test_only_own_tokens_with_every_id_make_a_leader(
+    tokens: list[str], phase: ElectionPhase
+) -> None:
     state = ControlState(progress=Progress(0, None))
     for index, token in enumerate(tokens):
         state = state.apply(*leader_record(index, "a", token), 40 + index)
@@ -252,27 +270,27 @@ def test_only_own_tokens_with_every_id_make_a_leader(tokens: list[str], phase: P
 def test_nobody_leads_on_a_topic_that_lacks_what_was_read_there() -> None:
     election = reading()
     read = ControlRead(START_MS, "r-1", control("r-1"), incomplete=True)
-    assert election.step(read) == [DestroyProducers(Reason.CONTROL_INCOMPLETE)]
+    assert election.step(read) == [DestroyProducers(EndReason.CONTROL_INCOMPLETE)]
 
 
 def test_whoever_was_overtaken_before_says_nothing_of_the_topic() -> None:
     read = ControlRead(START_MS, "r-1", control("other"), incomplete=True)
-    assert reading().step(read) == [DestroyProducers(Reason.MARK_OVERWRITTEN)]
+    assert reading().step(read) == [DestroyProducers(EndReason.MARK_OVERWRITTEN)]
 
 
 @pytest.mark.parametrize("make", [resting, leading])
 def test_a_leader_that_hears_of_later_progress_leaves_term(make: Callable[[], Election]) -> None:
     effects = make().step(tick(START_MS + 1, overtaken=True))
-    assert effects == [DestroyProducers(Reason.OVERTAKEN)]
+    assert effects == [DestroyProducers(EndReason.OVERTAKEN)]
 
 
-def end(election: Election, reason: Reason, now_ms: int) -> None:
+def end(election: Election, reason: EndReason, now_ms: int) -> None:
     """Ends a resting or leading machine for this reason."""
     match reason:
-        case Reason.FENCED:
-            event: Event = TransactionReport(now_ms, election.token, Verdict.FENCED)
-        case Reason.UNKNOWN_OUTCOME:
-            event = TransactionReport(now_ms, election.token, Verdict.UNKNOWN)
+        case EndReason.FENCED:
+            event: Event = TransactionReport(now_ms, election.token, TransactionState.FENCED)
+        case EndReason.UNKNOWN_OUTCOME:
+            event = TransactionReport(now_ms, election.token, TransactionState.UNKNOWN)
         case _:
             event = tick(now_ms, server_fresh=False)
     assert election.step(event) == [DestroyProducers(reason)]
@@ -297,7 +315,9 @@ def in_turn(found_ms: int, expected_ms: int, rank: int = 0) -> bool:
 def keep_leading(election: Election, from_ms: int, to_ms: int, commit_ms: int = 20) -> None:
     for now_ms in range(from_ms, to_ms, 100):
         election.step(tick(now_ms))
-        election.step(TransactionReport(now_ms, election.token, Verdict.COMMITTED, commit_ms))
+        election.step(
+            TransactionReport(now_ms, election.token, TransactionState.COMMITTED, commit_ms)
+        )
 
 
 def ready() -> Election:
@@ -317,7 +337,7 @@ def test_hearing_a_leader_puts_the_standing_off() -> None:
     election = standby(nodes=3)
     for now_ms in range(0, 5_000, 100):
         assert election.step(tick(now_ms, heard_ms=now_ms - 100)) == []
-        assert election.phase is Phase.STANDBY
+        assert election.phase is ElectionPhase.STANDBY
     heard_ms = 4_800
     found_ms = stands_at(election, 5_000, heard_ms=heard_ms)
     assert in_turn(found_ms, heard_ms + MIN_SILENCE_MS)
@@ -329,7 +349,7 @@ def test_who_asks_in_vain_begins_a_new_round() -> None:
     assert election.step(tick(START_MS + ASKING_MS - 1)) == []
     assert election.vote_wish == first
     assert election.step(tick(START_MS + ASKING_MS)) == []
-    assert (election.phase, election.vote_wish) == (Phase.STANDBY, None)
+    assert (election.phase, election.vote_wish) == (ElectionPhase.STANDBY, None)
     for now_ms in (START_MS + ASKING_MS + 10, START_MS + ASKING_MS + 10 + 2 * RANK_MS):
         election.step(tick(now_ms))
     second = election.vote_wish
@@ -342,7 +362,7 @@ def test_who_hands_over_alone_has_nobody_to_wait_for() -> None:
     election = leading()
     now_ms = START_MS + 10
     jumped = tick(now_ms, wall_ms=0)
-    assert election.step(jumped) == [DestroyProducers(Reason.CLOCK_JUMPED)]
+    assert election.step(jumped) == [DestroyProducers(EndReason.CLOCK_JUMPED)]
     assert stands_at(election, now_ms) == now_ms + MIN_SILENCE_MS
 
 
@@ -351,8 +371,8 @@ def test_who_hands_over_alone_has_nobody_to_wait_for() -> None:
     [
         {"server_fresh": False},
         {"hears_enough": False},
-        {"unfit": Reason.CLOCK_OFF},
-        {"unfit": Reason.TAKEN_OUT},
+        {"unfit": EndReason.CLOCK_OFF},
+        {"unfit": EndReason.TAKEN_OUT},
     ],
 )
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -362,17 +382,17 @@ def test_without_a_living_server_enough_peers_or_a_clock_nobody_stands(
     election = standby(nodes=nodes)
     for now_ms in range(0, 9_000, 100):
         assert election.step(tick(now_ms, **what)) == []
-        assert election.phase is Phase.STANDBY
+        assert election.phase is ElectionPhase.STANDBY
     assert in_turn(stands_at(election, 9_000), 9_000)
     if nodes > 1:
         election = asking()
         assert election.step(tick(START_MS + 10, **what)) == []
-        assert election.phase is Phase.STANDBY
+        assert election.phase is ElectionPhase.STANDBY
 
 
 def test_every_candidacy_has_a_token_of_its_own() -> None:
     election = initialising()
-    election.step(InitFailed(START_MS, "r-1", Verdict.UNKNOWN))
+    election.step(InitFailed(START_MS, "r-1", TransactionState.UNKNOWN))
     stands_at(election, START_MS)
     assert election.token == "r-2"
 
@@ -382,12 +402,12 @@ def test_the_silence_doubles_with_failed_candidacies_up_to_its_most() -> None:
     now_ms, silences = 0, []
     for _ in range(8):
         now_ms = stands_at(election, now_ms)
-        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN))
+        election.step(InitFailed(now_ms, election.token, TransactionState.UNKNOWN))
         silences.append(election.silence_ms)
         found_ms = stands_at(election, now_ms)
         assert in_turn(found_ms, now_ms + election.silence_ms)
         now_ms = found_ms
-        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN, touched=False))
+        election.step(InitFailed(now_ms, election.token, TransactionState.UNKNOWN, touched=False))
     assert silences == [2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 64_000, 64_000]
 
 
@@ -395,14 +415,14 @@ def test_kafka_away_leaves_the_silence_as_it_is() -> None:
     election = standby()
     for now_ms in range(0, 30_000, MIN_SILENCE_MS):
         assert stands_at(election, now_ms) == now_ms
-        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN, touched=False))
+        election.step(InitFailed(now_ms, election.token, TransactionState.UNKNOWN, touched=False))
     assert election.silence_ms == MIN_SILENCE_MS
 
 
 def test_a_node_alone_waits_the_silence_out_only_where_rivals_showed() -> None:
     fenced, failed = leading(), leading()
-    end(fenced, Reason.FENCED, START_MS)
-    end(failed, Reason.UNKNOWN_OUTCOME, START_MS)
+    end(fenced, EndReason.FENCED, START_MS)
+    end(failed, EndReason.UNKNOWN_OUTCOME, START_MS)
     assert stands_at(fenced, START_MS) == START_MS + 2_000
     assert stands_at(failed, START_MS) == START_MS + 1_000
 
@@ -412,7 +432,7 @@ def test_a_leader_that_lasted_stands_again_at_once_after_an_unknown_outcome(last
     election = leading()
     now_ms = START_MS + lasted_ms
     keep_leading(election, START_MS, now_ms)
-    end(election, Reason.UNKNOWN_OUTCOME, now_ms)
+    end(election, EndReason.UNKNOWN_OUTCOME, now_ms)
     wait_ms = 0 if lasted_ms >= LASTING_MS else MIN_SILENCE_MS
     assert stands_at(election, now_ms) == now_ms + wait_ms
 
@@ -421,13 +441,13 @@ def test_the_silence_falls_under_a_leader_that_lasts() -> None:
     election = standby()
     for now_ms in (0, 1_000, 2_000):
         election.step(tick(now_ms))
-        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN))
+        election.step(InitFailed(now_ms, election.token, TransactionState.UNKNOWN))
     assert election.silence_ms == 8_000
     election.step(tick(3_000))
     token = election.token
     election.step(InitsDone(3_000, token))
     for index in (0, 1):
-        election.step(MarkReport(3_000, token, index, Verdict.COMMITTED))
+        election.step(MarkReport(3_000, token, index, TransactionState.COMMITTED))
     election.step(ControlRead(3_000, token, control(token)))
     keep_leading(election, 3_000, 3_000 + LASTING_MS, commit_ms=400)
     assert election.silence_ms == 8_000
@@ -447,7 +467,7 @@ def test_the_silence_falls_under_another_leader_heard_without_a_break(
     now_ms = 0
     for _ in range(3):
         now_ms = stands_at(election, now_ms)
-        election.step(InitFailed(now_ms, election.token, Verdict.UNKNOWN))
+        election.step(InitFailed(now_ms, election.token, TransactionState.UNKNOWN))
     assert election.silence_ms == 8_000
     for at_ms in range(now_ms, now_ms + LASTING_MS, 100):
         election.step(tick(at_ms, heard_ms=at_ms - at_ms % every_ms))
@@ -458,7 +478,7 @@ def test_idle_commits_keep_a_leader_in_term() -> None:
     election = leading()
     assert election.step(tick(START_MS + IDLE_COMMIT_MS - 1)) == []
     assert election.step(tick(START_MS + IDLE_COMMIT_MS)) == [IdleCommit("r-1")]
-    election.step(TransactionReport(START_MS + 310, "r-1", Verdict.COMMITTED))
+    election.step(TransactionReport(START_MS + 310, "r-1", TransactionState.COMMITTED))
     assert election.step(tick(START_MS + 600)) == []
     assert election.step(tick(START_MS + 610)) == [IdleCommit("r-1")]
 
@@ -467,27 +487,27 @@ def test_idle_commits_keep_a_leader_in_term() -> None:
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
-        (tick(START_MS + MIN_SILENCE_MS + 1), Reason.COMMITS_TOO_OLD),
-        (tick(START_MS + 1, server_fresh=False), Reason.SERVER_STALE),
-        (tick(START_MS + 1, hears_enough=False), Reason.UNHEARD),
-        (tick(START_MS + 1, unfit=Reason.CLOCK_OFF), Reason.CLOCK_OFF),
-        (tick(START_MS + 1, unfit=Reason.HANDED_OVER), Reason.HANDED_OVER),
-        (tick(START_MS + 1, unfit=Reason.TAKEN_OUT), Reason.TAKEN_OUT),
-        (tick(START_MS, wall_ms=WALL_MS + START_MS + 501), Reason.CLOCK_JUMPED),
-        (tick(START_MS, wall_ms=WALL_MS + START_MS - 501), Reason.CLOCK_JUMPED),
+        (tick(START_MS + MIN_SILENCE_MS + 1), EndReason.COMMITS_TOO_OLD),
+        (tick(START_MS + 1, server_fresh=False), EndReason.SERVER_STALE),
+        (tick(START_MS + 1, hears_enough=False), EndReason.UNHEARD),
+        (tick(START_MS + 1, unfit=EndReason.CLOCK_OFF), EndReason.CLOCK_OFF),
+        (tick(START_MS + 1, unfit=EndReason.HANDED_OVER), EndReason.HANDED_OVER),
+        (tick(START_MS + 1, unfit=EndReason.TAKEN_OUT), EndReason.TAKEN_OUT),
+        (tick(START_MS, wall_ms=WALL_MS + START_MS + 501), EndReason.CLOCK_JUMPED),
+        (tick(START_MS, wall_ms=WALL_MS + START_MS - 501), EndReason.CLOCK_JUMPED),
     ],
 )
-def test_what_ends_a_term(make: Callable[[], Election], event: Event, reason: Reason) -> None:
+def test_what_ends_a_term(make: Callable[[], Election], event: Event, reason: EndReason) -> None:
     election = make()
     assert election.step(event) == [DestroyProducers(reason)]
-    assert election.phase is Phase.STANDBY
+    assert election.phase is ElectionPhase.STANDBY
 
 
 def test_an_aborted_transaction_is_no_commit() -> None:
     election = leading()
     now_ms = START_MS + MIN_SILENCE_MS
-    assert election.step(TransactionReport(now_ms, "r-1", Verdict.ABORTED)) == []
-    assert election.step(tick(now_ms + 1)) == [DestroyProducers(Reason.COMMITS_TOO_OLD)]
+    assert election.step(TransactionReport(now_ms, "r-1", TransactionState.ABORTED)) == []
+    assert election.step(tick(now_ms + 1)) == [DestroyProducers(EndReason.COMMITS_TOO_OLD)]
 
 
 def test_a_leader_rests_until_it_holds_all_and_its_clock_has_passed_w() -> None:
@@ -499,7 +519,7 @@ def test_a_leader_rests_until_it_holds_all_and_its_clock_has_passed_w() -> None:
     unheld = tick(START_MS + 301, due_ms=w, holds_progress=False)
     assert election.step(unheld) == [IdleCommit("r-1")]
     assert election.step(tick(START_MS + 301, due_ms=w)) == [StartForwarding(), IdleCommit("r-1")]
-    assert election.phase is Phase.LEADING
+    assert election.phase is ElectionPhase.LEADING
 
 
 def test_a_leader_goes_on_when_w_was_set_back() -> None:
@@ -517,4 +537,4 @@ def test_the_first_leader_of_an_empty_cluster_has_nothing_to_wait_for() -> None:
 
 
 def test_every_ending_is_in_the_table_but_the_asked_one() -> None:
-    assert set(ENDINGS) == set(Reason) - {Reason.STOPPED}
+    assert set(ENDINGS) == set(EndReason) - {EndReason.STOPPED}

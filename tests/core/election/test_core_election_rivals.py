@@ -23,6 +23,7 @@ from delaywheel_replica.core.election.events import (
     ControlRead,
     DestroyProducers,
     Effect,
+    ElectionTick,
     Event,
     IdleCommit,
     InitFailed,
@@ -31,7 +32,6 @@ from delaywheel_replica.core.election.events import (
     MarkReport,
     ReadControl,
     ReadFailed,
-    Tick,
     TransactionReport,
 )
 from delaywheel_replica.core.election.machine import (
@@ -42,7 +42,7 @@ from delaywheel_replica.core.election.machine import (
 )
 from delaywheel_replica.core.protocol.control import ControlState, leader_record, progress_record
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 IDS = 2
 NODES = 2
@@ -96,7 +96,7 @@ class Rivals:
 
     def tick(self) -> None:
         self.now_ms += self.random.choice([0, 10, 310, 2_000])
-        tick = Tick(self.now_ms, self.now_ms, server_fresh=True, holds_progress=True)
+        tick = ElectionTick(self.now_ms, self.now_ms, server_fresh=True, holds_progress=True)
         self._step(self.random.randrange(NODES), tick)
 
     def restart(self) -> None:
@@ -126,7 +126,7 @@ class Rivals:
         token = request.effect.token
         if fate == "request lost":
             self.requests.remove(request)
-            self._answer(request, InitFailed(self.now_ms, token, Verdict.UNKNOWN))
+            self._answer(request, InitFailed(self.now_ms, token, TransactionState.UNKNOWN))
             return
         self.owners |= dict.fromkeys(inits, token)
         request.uninited -= set(inits)
@@ -166,8 +166,8 @@ class Rivals:
             if answered:
                 return ControlRead(self.now_ms, token, self.control)
             return ReadFailed(self.now_ms, token)
-        known = Verdict.COMMITTED if done else Verdict.FENCED
-        verdict = known if answered else Verdict.UNKNOWN
+        known = TransactionState.COMMITTED if done else TransactionState.FENCED
+        verdict = known if answered else TransactionState.UNKNOWN
         if isinstance(effect, CommitMark):
             return MarkReport(self.now_ms, token, effect.index, verdict)
         return TransactionReport(self.now_ms, token, verdict, commit_ms=5)

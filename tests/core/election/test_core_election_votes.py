@@ -9,14 +9,14 @@ import pytest
 from delaywheel_replica.core.election.events import (
     ControlRead,
     DestroyProducers,
+    ElectionPhase,
+    ElectionTick,
+    EndReason,
     InitFailed,
     InitProducers,
     InitsDone,
     MarkReport,
-    Phase,
-    Reason,
     Stop,
-    Tick,
     TransactionReport,
 )
 from delaywheel_replica.core.election.machine import (
@@ -30,7 +30,7 @@ from delaywheel_replica.core.election.machine import (
 )
 from delaywheel_replica.core.protocol.control import ControlState, leader_record
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 STEP_MS = 10
 STAGGER_MS = 2 * RANK_MS
@@ -41,9 +41,9 @@ def config(run: str = "r", *, rank: int = 0, required: int = 2, nodes: int = 3) 
     return ElectionConfig(run=run, nodes=nodes, required=required, rank=rank)
 
 
-def tick(now_ms: int, **more: object) -> Tick:
+def tick(now_ms: int, **more: object) -> ElectionTick:
     fields = {"server_fresh": True, "holds_progress": True, **more}
-    return Tick(now_ms=now_ms, wall_ms=now_ms, **fields)  # type: ignore[arg-type]
+    return ElectionTick(now_ms=now_ms, wall_ms=now_ms, **fields)  # type: ignore[arg-type]
 
 
 def run_until(
@@ -74,7 +74,7 @@ def votes_for(election: Election, names: str) -> dict[str, Any]:
 
 
 def stands(election: Election) -> bool:
-    return election.phase is Phase.INITIALISING
+    return election.phase is ElectionPhase.INITIALISING
 
 
 def asking(*, nodes: int = 3, required: int = 2) -> tuple[Election, int]:
@@ -92,11 +92,11 @@ def leading(now_ms: int, **more: Any) -> Election:
     election.step(InitsDone(now_ms, token))
     state = ControlState(progress=Progress(0, None))
     for index in (0, 1):
-        election.step(MarkReport(now_ms, token, index, Verdict.COMMITTED))
+        election.step(MarkReport(now_ms, token, index, TransactionState.COMMITTED))
         state = state.apply(*leader_record(index, "a", token), index)
     election.step(ControlRead(now_ms, token, state))
     election.step(tick(now_ms, **more))
-    assert election.phase is Phase.LEADING
+    assert election.phase is ElectionPhase.LEADING
     return election
 
 
@@ -104,8 +104,8 @@ def keep_leading(election: Election, from_ms: int, to_ms: int, **more: Any) -> N
     """It commits its records, and stays the leader."""
     for now_ms in range(from_ms, to_ms, 100):
         election.step(tick(now_ms, **more))
-        election.step(TransactionReport(now_ms, election.token, Verdict.COMMITTED, 20))
-        assert election.phase is Phase.LEADING
+        election.step(TransactionReport(now_ms, election.token, TransactionState.COMMITTED, 20))
+        assert election.phase is ElectionPhase.LEADING
 
 
 # --- votes
@@ -133,7 +133,7 @@ def test_r_nodes_have_to_hear_none_the_asker_counted(votes: str, enough: bool) -
 def test_votes_of_an_earlier_round_do_not_count() -> None:
     election, at_ms = asking()
     old = votes_for(election, "bc")
-    now_ms = run_until(election, lambda e: e.phase is Phase.STANDBY, from_ms=at_ms)
+    now_ms = run_until(election, lambda e: e.phase is ElectionPhase.STANDBY, from_ms=at_ms)
     assert now_ms - at_ms == ASKING_MS
     run_until(election, asks, from_ms=now_ms, within_ms=STAGGER_MS, **old)
     election.step(tick(now_ms + STAGGER_MS, **old))
@@ -156,14 +156,14 @@ def test_votes_for_an_earlier_life_do_not_count() -> None:
     [
         {"server_fresh": False},
         {"hears_enough": False},
-        {"unfit": Reason.CLOCK_OFF},
-        {"unfit": Reason.TAKEN_OUT},
+        {"unfit": EndReason.CLOCK_OFF},
+        {"unfit": EndReason.TAKEN_OUT},
     ],
 )
 def test_asking_ends_when_it_could_not_stand(ends: dict[str, object]) -> None:
     election, at_ms = asking()
     election.step(tick(at_ms + 100, **votes_for(election, "bc"), **ends))
-    assert election.phase is Phase.STANDBY
+    assert election.phase is ElectionPhase.STANDBY
 
 
 def test_asking_ends_when_a_leader_is_heard_or_a_vote_was_given() -> None:
@@ -173,9 +173,9 @@ def test_asking_ends_when_a_leader_is_heard_or_a_vote_was_given() -> None:
     assert asks(election)
     reported_late, _ = asking()
     reported_late.step(tick(at_ms + 100, heard_ms=at_ms - 5))
-    assert reported_late.phase is Phase.STANDBY
+    assert reported_late.phase is ElectionPhase.STANDBY
     election.step(tick(at_ms + 200, heard_ms=at_ms + 150, **votes_for(election, "bc")))
-    assert election.phase is Phase.STANDBY
+    assert election.phase is ElectionPhase.STANDBY
     again_ms = run_until(election, asks, from_ms=at_ms + 200, heard_ms=at_ms + 150)
     assert again_ms >= at_ms + 150 + MIN_SILENCE_MS
 
@@ -183,7 +183,7 @@ def test_asking_ends_when_a_leader_is_heard_or_a_vote_was_given() -> None:
 def test_one_who_asks_may_stop() -> None:
     election, at_ms = asking()
     assert election.step(Stop(at_ms)) == []
-    assert election.phase is Phase.STOPPED
+    assert election.phase is ElectionPhase.STOPPED
 
 
 def test_where_one_is_enough_nobody_is_asked_but_the_control_topic_has_to_be_quiet() -> None:
@@ -224,7 +224,7 @@ def test_nodes_come_in_turns_by_rank_and_never_at_the_same_moment_twice() -> Non
 def test_who_asked_in_vain_lets_the_others_go_first_again() -> None:
     election = Election(config(rank=2))
     run_until(election, asks)
-    now_ms = run_until(election, lambda e: e.phase is Phase.STANDBY, from_ms=1_000)
+    now_ms = run_until(election, lambda e: e.phase is ElectionPhase.STANDBY, from_ms=1_000)
     assert run_until(election, asks, from_ms=now_ms) >= now_ms + 2 * RANK_MS
 
 
@@ -255,7 +255,7 @@ def test_a_broken_connection_to_the_leader_is_as_good_as_the_silence() -> None:
 def test_having_stood_counts_as_having_heard_a_leader() -> None:
     election, at_ms = asking()
     election.step(tick(at_ms, **votes_for(election, "b")))
-    election.step(InitFailed(at_ms, election.token, Verdict.UNKNOWN))
+    election.step(InitFailed(at_ms, election.token, TransactionState.UNKNOWN))
     again_ms = run_until(election, asks, from_ms=at_ms)
     assert 2 * MIN_SILENCE_MS <= again_ms - at_ms <= 2 * MIN_SILENCE_MS + STAGGER_MS
     wish = election.vote_wish
@@ -267,7 +267,7 @@ def test_a_leader_that_is_heard_ends_the_wait_after_a_failure() -> None:
     """From then on that one's silence is awaited, no longer the node's own."""
     election, at_ms = asking()
     election.step(tick(at_ms, **votes_for(election, "b")))
-    election.step(InitFailed(at_ms, election.token, Verdict.FENCED))
+    election.step(InitFailed(at_ms, election.token, TransactionState.FENCED))
     election.step(tick(at_ms + 500, heard_ms=at_ms + 500))
     again_ms = run_until(election, asks, from_ms=at_ms + 600, heard_ms=None)
     assert again_ms <= at_ms + 600 + STAGGER_MS
@@ -276,7 +276,7 @@ def test_a_leader_that_is_heard_ends_the_wait_after_a_failure() -> None:
 def test_a_broken_connection_does_not_shorten_the_wait_after_an_own_failure() -> None:
     election, at_ms = asking()
     election.step(tick(at_ms, heard_ms=at_ms - 1_000, **votes_for(election, "b")))
-    election.step(InitFailed(at_ms, election.token, Verdict.UNKNOWN))
+    election.step(InitFailed(at_ms, election.token, TransactionState.UNKNOWN))
     again_ms = run_until(election, asks, from_ms=at_ms, heard_ms=None)
     assert again_ms >= at_ms + 2 * MIN_SILENCE_MS
 
@@ -284,8 +284,8 @@ def test_a_broken_connection_does_not_shorten_the_wait_after_an_own_failure() ->
 # --- nodes that should not lead
 
 
-@pytest.mark.parametrize("unfit", [Reason.CLOCK_OFF, Reason.HANDED_OVER, Reason.TAKEN_OUT])
-def test_a_leader_that_should_not_lead_hands_over_and_waits_longer(unfit: Reason) -> None:
+@pytest.mark.parametrize("unfit", [EndReason.CLOCK_OFF, EndReason.HANDED_OVER, EndReason.TAKEN_OUT])
+def test_a_leader_that_should_not_lead_hands_over_and_waits_longer(unfit: EndReason) -> None:
     now_ms = 5_000
     election = leading(now_ms)
     assert election.step(tick(now_ms + 10, unfit=unfit)) == [DestroyProducers(unfit)]
@@ -298,7 +298,7 @@ def test_a_leader_whose_clock_was_set_waits_longer_too() -> None:
     now_ms = 5_000
     election = leading(now_ms)
     election.step(replace(tick(now_ms + 10), wall_ms=now_ms + 3_600_000))
-    assert election.phase is Phase.STANDBY
+    assert election.phase is ElectionPhase.STANDBY
     again_ms = run_until(election, asks, from_ms=now_ms + 20)
     assert again_ms - now_ms >= YIELDING * election.silence_ms
 
@@ -309,30 +309,30 @@ def test_others_come_first_whatever_their_rank() -> None:
     first = leading(now_ms)
     last = Election(config("last", rank=2))
     last.step(tick(now_ms, heard_ms=now_ms))
-    first.step(tick(now_ms, unfit=Reason.HANDED_OVER))
+    first.step(tick(now_ms, unfit=EndReason.HANDED_OVER))
     last_ms = run_until(last, asks, from_ms=now_ms, heard_ms=now_ms)
     assert run_until(first, asks, from_ms=now_ms) > last_ms + ASKING_MS
 
 
 def test_a_node_that_lags_stands_if_nobody_else_does() -> None:
     election = Election(config())
-    at_ms = run_until(election, asks, unfit=Reason.HANDED_OVER)
+    at_ms = run_until(election, asks, unfit=EndReason.HANDED_OVER)
     assert at_ms >= (1 + YIELDING) * MIN_SILENCE_MS
 
 
 def test_who_stood_lagging_gets_the_time_to_catch_up() -> None:
     now_ms = 5_000
-    election = leading(now_ms, unfit=Reason.HANDED_OVER)
+    election = leading(now_ms, unfit=EndReason.HANDED_OVER)
     end_ms = now_ms + LASTING_MS
-    keep_leading(election, now_ms, end_ms, unfit=Reason.HANDED_OVER)
-    effects = election.step(tick(end_ms, unfit=Reason.HANDED_OVER))
-    assert effects == [DestroyProducers(Reason.HANDED_OVER)]
+    keep_leading(election, now_ms, end_ms, unfit=EndReason.HANDED_OVER)
+    effects = election.step(tick(end_ms, unfit=EndReason.HANDED_OVER))
+    assert effects == [DestroyProducers(EndReason.HANDED_OVER)]
 
 
 def test_a_node_with_a_clock_that_is_off_does_not_ask() -> None:
     election = Election(config())
     for now_ms in range(0, 10_000, 100):
-        election.step(tick(now_ms, unfit=Reason.CLOCK_OFF))
+        election.step(tick(now_ms, unfit=EndReason.CLOCK_OFF))
         assert not asks(election)
     run_until(election, asks, from_ms=10_000, within_ms=STAGGER_MS)
 

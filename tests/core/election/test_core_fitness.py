@@ -14,7 +14,7 @@ from delaywheel_replica.core.election.eligibility import (
     BrokerClock,
     Eligibility,
 )
-from delaywheel_replica.core.election.events import Reason
+from delaywheel_replica.core.election.events import EndReason
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
@@ -50,7 +50,7 @@ def look(
     now_ms: int,
     state: ControlState = STATE,
     **more: Any,
-) -> Reason | None:
+) -> EndReason | None:
     return fitness.look(state, row(*heartbeats, now_ms=now_ms, **more), now_ms, WALL_MS)
 
 
@@ -61,7 +61,7 @@ def lags(own: Heartbeat, *others: Heartbeat, state: ControlState = STATE, **more
     before = look(fitness, own, *others, now_ms=LAG_MS - 1, state=state, **more)
     after = look(fitness, own, *others, now_ms=LAG_MS, state=state, **more)
     assert before is None
-    return after is Reason.HANDED_OVER
+    return after is EndReason.HANDED_OVER
 
 
 def test_who_lacks_for_a_second_what_another_holds_lags() -> None:
@@ -86,7 +86,7 @@ def test_a_mirror_that_follows_under_load_does_not_lag() -> None:
     for now_ms in range(10_000, 20_000, 100):
         a = reported("a", now_ms, high_watermark=now_ms)
         found = look(fitness, reported("b", now_ms - 2_500), a, now_ms=now_ms)
-        assert found is Reason.HANDED_OVER or now_ms < 11_000
+        assert found is EndReason.HANDED_OVER or now_ms < 11_000
     for now_ms in range(20_000, 30_000, 100):
         a = reported("a", now_ms, high_watermark=now_ms)
         found = look(fitness, reported("b", now_ms - 500), a, now_ms=now_ms)
@@ -141,14 +141,14 @@ def test_a_clock_is_compared_with_the_median_of_three_or_more(
 ) -> None:
     others = [reported(n, wall_ms=WALL_MS + c) for n, c in zip("bcde", clocks, strict=False)]
     reason = look(Eligibility(SKEW_MS, DISPUTE_MS), reported("a", wall_ms=0), *others, now_ms=0)
-    assert reason is (Reason.CLOCK_OFF if off else None)
+    assert reason is (EndReason.CLOCK_OFF if off else None)
 
 
 def test_a_clock_is_counted_on_since_it_was_heard() -> None:
     others = [reported(node, wall_ms=WALL_MS) for node in "bc"]
     fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     assert look(fitness, reported("a"), *others, now_ms=5_000, ago_ms=500) is None
-    assert look(fitness, reported("a"), *others, now_ms=5_000, ago_ms=501) is Reason.CLOCK_OFF
+    assert look(fitness, reported("a"), *others, now_ms=5_000, ago_ms=501) is EndReason.CLOCK_OFF
     assert look(fitness, reported("a"), *others, now_ms=5_000, ago_ms=HEARD_MS) is None
 
 
@@ -178,7 +178,7 @@ def test_of_fewer_clocks_kafkas_is_one_more(
     fitness = Eligibility(SKEW_MS, DISPUTE_MS)
     status = row(reported("a"), *others, now_ms=5_000)
     found = fitness.look(STATE, status, 5_000, WALL_MS, broker, in_term=True)
-    assert found is (Reason.CLOCK_OFF if off else None)
+    assert found is (EndReason.CLOCK_OFF if off else None)
     assert (fitness.clock_fault is not None) is off
 
 
@@ -206,13 +206,13 @@ def test_kafka_is_asked_again_by_who_could_not_lead_for_its_clock(
     """Whichever clock was wrong may have been corrected since."""
     fitness = Eligibility(SKEW_MS, DISPUTE_MS)
 
-    def found(now_ms: int, *, in_term: bool = False) -> Reason | None:
+    def found(now_ms: int, *, in_term: bool = False) -> EndReason | None:
         status = row(reported("a"), *others, now_ms=now_ms)
         return fitness.look(STATE, status, now_ms, WALL_MS, broker, in_term=in_term)
 
     assert found(5_000) is None
-    assert found(5_000, in_term=True) is Reason.CLOCK_OFF
-    assert found(5_000 + ASK_AGAIN_MS - 1) is Reason.CLOCK_OFF
+    assert found(5_000, in_term=True) is EndReason.CLOCK_OFF
+    assert found(5_000 + ASK_AGAIN_MS - 1) is EndReason.CLOCK_OFF
     assert found(5_000 + ASK_AGAIN_MS) is None
     assert fitness.clock_fault is not None
 
@@ -224,7 +224,7 @@ def test_what_was_read_of_kafkas_clock_counts_for_the_whole_term_and_no_longer()
     assert fitness.look(STATE, status, now_ms, WALL_MS, broker) is None
     assert fitness.clock_fault is None
     found = fitness.look(STATE, status, now_ms, WALL_MS, broker, in_term=True)
-    assert found is Reason.CLOCK_OFF
+    assert found is EndReason.CLOCK_OFF
     assert fitness.look(STATE, status, now_ms, WALL_MS, broker) is None
 
 
@@ -234,7 +234,7 @@ def test_the_time_that_a_mark_takes_counts_against_nobody() -> None:
         found = fitness.look(
             STATE, row(reported("a"), now_ms=0), 0, WALL_MS + wall_ms, broker, in_term=True
         )
-        assert (found is Reason.CLOCK_OFF) is off, wall_ms
+        assert (found is EndReason.CLOCK_OFF) is off, wall_ms
 
 
 def test_a_clock_that_is_off_is_reported_with_how_far_and_whose() -> None:
@@ -247,7 +247,7 @@ def test_a_clock_that_is_off_is_reported_with_how_far_and_whose() -> None:
 
 
 def test_who_was_taken_out_should_not_lead() -> None:
-    for storage, reason in ((REMOVED, Reason.TAKEN_OUT), ("disk-a", None), ("disk-new", None)):
+    for storage, reason in ((REMOVED, EndReason.TAKEN_OUT), ("disk-a", None), ("disk-new", None)):
         state = replace(STATE, nodes={"a": NodeRecord(storage, 1), "b": NodeRecord(REMOVED, 1)})
         assert (
             look(Eligibility(SKEW_MS, DISPUTE_MS), reported("a"), now_ms=0, state=state) is reason

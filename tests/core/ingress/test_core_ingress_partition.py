@@ -9,17 +9,22 @@ from hypothesis import strategies as st
 
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.ingress.moment import Moment, Room
+from delaywheel_replica.core.ingress.moment import Moment, TransactionRoom
 from delaywheel_replica.core.ingress.partition import SPANS_MOST, Intake, begun
-from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, UnfitReason
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import (
+    CommittedRecord,
+    Delayed,
+    IngressRules,
+    UnfitReason,
+)
 from delaywheel_replica.core.ingress.underway import (
-    Answer,
-    Deleted,
+    DeletedRecords,
     Dies,
     Goes,
     Gone,
     IntakeStep,
+    RecordAnswer,
     Settled,
 )
 from delaywheel_replica.core.protocol.control import (
@@ -32,25 +37,27 @@ from delaywheel_replica.core.protocol.seal import REST
 
 SENT_MS = 1_900_000_000_000
 SENT = SENT_MS // 1000
-RULES = Rules({"1m": 60_000}, 1_000, frozenset())
+RULES = IngressRules({"1m": 60_000}, 1_000, frozenset())
 NEW = IngressRecord("id", 0, NO_SEQS, RULES.levels_ms)
 NOW = Moment(SENT_MS, SENT - 60, SENT_MS + 3_600_000, SENT - 120)
 LATER = replace(NOW, now_ms=SENT_MS + 600_000, least_slot=SENT + 540)
 ANNOUNCED = replace(NEW, announced=SeqSet([(0, 1)]))
 
 
-def record(offset: int, *headers: tuple[str, bytes]) -> Incoming:
+def record(offset: int, *headers: tuple[str, bytes]) -> CommittedRecord:
     """A record delayed by a minute unless it requests something else."""
     said = headers or ((ingress.TOPIC, b"t"), (ingress.LEVEL, b"1m"))
-    return Incoming(Place("ingress", 0, offset), SENT_MS, None, b"", said)
+    return CommittedRecord(IngressPlace("ingress", 0, offset), SENT_MS, None, b"", said)
 
 
-def delayed(offset: int, delay_ms: int) -> Incoming:
+def delayed(offset: int, delay_ms: int) -> CommittedRecord:
     """A record with a delay."""
     return record(offset, (ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"%d" % delay_ms))
 
 
-def reading(*records: Incoming, of: IngressRecord = NEW, rules: Rules = RULES) -> Intake:
+def reading(
+    *records: CommittedRecord, of: IngressRecord = NEW, rules: IngressRules = RULES
+) -> Intake:
     """An intake that has read these records."""
     intake = Intake(of, rules)
     intake.read(records, records[-1].place.offset + 1)
@@ -64,7 +71,7 @@ def transact(intake: Intake, moment: Moment = NOW, *, room: int = 99) -> IntakeS
     return step
 
 
-def hand(intake: Intake, answer: Answer) -> list[int]:
+def hand(intake: Intake, answer: RecordAnswer) -> list[int]:
     """Hands over everything, with one answer; returns the offsets."""
     handed = intake.to_hand(99)
     for taken in handed:
@@ -82,10 +89,10 @@ def reasons_of(settled: Iterable[Settled]) -> list[tuple[int, object]]:
 
 def test_a_record_is_announced_then_handed_over_then_settled() -> None:
     intake = reading(record(0), record(1))
-    assert hand(intake, Answer.HELD) == []
+    assert hand(intake, RecordAnswer.HELD) == []
     assert transact(intake).record == ANNOUNCED
     assert intake.bound() == SENT + 60
-    assert hand(intake, Answer.HELD) == [0, 1]
+    assert hand(intake, RecordAnswer.HELD) == [0, 1]
     step = intake.plan(NOW, room=99)
     assert (intake.bound(), intake.bound(step)) == (SENT + 60, None)
     assert (step.record, step.settled) == (replace(NEW, next_offset=2), ())
@@ -96,7 +103,7 @@ def test_a_record_is_announced_then_handed_over_then_settled() -> None:
 def test_nothing_changes_until_it_is_committed() -> None:
     intake = reading(record(0))
     assert intake.plan(NOW, room=9) == intake.plan(NOW, room=9)
-    assert hand(intake, Answer.HELD) == []
+    assert hand(intake, RecordAnswer.HELD) == []
 
 
 def test_offsets_without_a_record_are_passed() -> None:
@@ -118,7 +125,7 @@ def test_between_late_ones_others_are_announced() -> None:
     intake = reading(*records)
     step = transact(intake, LATER)
     assert (step.settled, step.record.announced) == ((), SeqSet.of([0, 2, 4]))
-    hand(intake, Answer.HELD)
+    hand(intake, RecordAnswer.HELD)
     step = transact(intake, LATER)
     assert reasons_of(step.settled) == [(1, None), (3, None), (5, None)]
     assert step.record == replace(NEW, next_offset=6)
@@ -146,7 +153,7 @@ def test_what_is_due_needs_no_server_to_go_out() -> None:
     away = replace(LATER, least_slot=None)
     intake = reading(delayed(0, 1_000), delayed(1, 700_000))
     assert reasons_of(transact(intake, away).settled) == [(0, None)]
-    for answer, goes in ((Answer.NOT_NOW, [(0, None)]), (Answer.UNKNOWN, [])):
+    for answer, goes in ((RecordAnswer.NOT_NOW, [(0, None)]), (RecordAnswer.UNKNOWN, [])):
         intake = reading(record(0))
         transact(intake)
         hand(intake, answer)
@@ -162,7 +169,9 @@ def test_what_a_server_that_takes_nothing_has_not_is_announced_no_more() -> None
     intake = reading(record(0), record(3), record(5))
     transact(intake)
     handed = intake.to_hand(99)
-    for taken, answer in zip(handed, (Answer.NOT_NOW, Answer.UNKNOWN, Answer.NOT_NOW), strict=True):
+    for taken, answer in zip(
+        handed, (RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN, RecordAnswer.NOT_NOW), strict=True
+    ):
         intake.answered(taken, answer)
     step = intake.plan(REFUSING, room=9)
     assert [taken.offset for taken in step.taken_back] == [0, 5]
@@ -172,7 +181,7 @@ def test_what_a_server_that_takes_nothing_has_not_is_announced_no_more() -> None
     assert [taken.offset for taken in intake.to_hand(9)] == [3]
     assert not intake.plan(REFUSING, room=9).taken_back
     assert transact(intake).record.announced == SeqSet([(0, 5)])
-    assert hand(intake, Answer.HELD) == [0, 5]
+    assert hand(intake, RecordAnswer.HELD) == [0, 5]
 
 
 def test_neither_what_is_handed_over_nor_what_was_inherited_is_taken_back() -> None:
@@ -181,14 +190,14 @@ def test_neither_what_is_handed_over_nor_what_was_inherited_is_taken_back() -> N
     assert len(intake.to_hand(99)) == 3
     assert not intake.plan(REFUSING, room=9).taken_back
     intake = reading(record(0), record(1), of=ANNOUNCED)
-    hand(intake, Answer.NOT_NOW)
+    hand(intake, RecordAnswer.NOT_NOW)
     assert not intake.plan(REFUSING, room=9).taken_back
 
 
 def test_the_floor_goes_on_in_the_transaction_that_takes_back() -> None:
     intake = reading(delayed(0, 600_000), delayed(1, 10_000))
     transact(intake)
-    hand(intake, Answer.NOT_NOW)
+    hand(intake, RecordAnswer.NOT_NOW)
     assert intake.bound() == SENT + 10
     step = intake.plan(REFUSING, room=9)
     assert intake.bound(step) is None
@@ -205,7 +214,7 @@ def test_one_at_a_time_asks_a_server_that_takes_nothing() -> None:
     asking = replace(NOW, most={Delayed: 1})
     assert [taken.offset for taken in transact(intake, asking).announced] == [0]
     assert not intake.plan(asking, room=9).announced
-    hand(intake, Answer.NOT_NOW)
+    hand(intake, RecordAnswer.NOT_NOW)
     assert not intake.plan(asking, room=9).taken_back
 
 
@@ -223,14 +232,16 @@ def test_no_more_bytes_go_out_than_there_is_room_for() -> None:
     """But one record, however large it is."""
     intake = reading(*[delayed(n, 1) for n in range(4)])
     each = delayed(0, 1).length_bytes
-    assert len(intake.plan(LATER, room=Room(9, 2 * each)).settled) == 2
-    assert len(intake.plan(LATER, room=Room(9, 2 * each - 1)).settled) == 1
-    assert len(intake.plan(LATER, room=Room(9, 1)).settled) == 1
-    assert intake.plan(LATER, room=Room(0)).settled == ()
+    assert len(intake.plan(LATER, room=TransactionRoom(9, 2 * each)).settled) == 2
+    assert len(intake.plan(LATER, room=TransactionRoom(9, 2 * each - 1)).settled) == 1
+    assert len(intake.plan(LATER, room=TransactionRoom(9, 1)).settled) == 1
+    assert intake.plan(LATER, room=TransactionRoom(0)).settled == ()
     intake = reading(*[record(n) for n in range(3)])
     transact(intake)
     each = record(0).length_bytes
-    handed = [len(intake.to_hand(Room(9, length))) for length in (each - 1, 2 * each, 2 * each)]
+    handed = [
+        len(intake.to_hand(TransactionRoom(9, length))) for length in (each - 1, 2 * each, 2 * each)
+    ]
     assert handed == [0, 2, 1]
 
 
@@ -238,7 +249,7 @@ def test_what_is_read_again_is_left_out() -> None:
     intake = reading(record(0), record(1))
     intake.read([record(1), record(2)], 3)
     assert transact(intake).record.announced == SeqSet([(0, 2)])
-    assert (hand(intake, Answer.HELD), intake.position) == ([0, 1, 2], 3)
+    assert (hand(intake, RecordAnswer.HELD), intake.position) == ([0, 1, 2], 3)
 
 
 def test_no_more_goes_out_than_there_is_room_for() -> None:
@@ -256,20 +267,20 @@ def test_nothing_stops_behind_what_cannot_be_delayed() -> None:
     assert [taken.offset for taken in step.announced] == [2]
 
 
-@pytest.mark.parametrize("answer", [Answer.NOT_NOW, Answer.UNKNOWN])
-def test_what_is_not_known_to_be_held_is_handed_over_again(answer: Answer) -> None:
+@pytest.mark.parametrize("answer", [RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN])
+def test_what_is_not_known_to_be_held_is_handed_over_again(answer: RecordAnswer) -> None:
     intake = reading(record(0))
     transact(intake)
     assert hand(intake, answer) == [0]
     assert transact(intake).record.next_offset == 0
-    assert hand(intake, Answer.HELD) == [0]
+    assert hand(intake, RecordAnswer.HELD) == [0]
 
 
 def test_what_no_server_has_goes_out_though_it_was_announced() -> None:
     intake = reading(record(0))
     transact(intake)
-    hand(intake, Answer.NOT_NOW)
-    hand(intake, Answer.SEALED)
+    hand(intake, RecordAnswer.NOT_NOW)
+    hand(intake, RecordAnswer.SEALED)
     assert transact(intake).settled == ()  # it is not due
     assert reasons_of(transact(intake, LATER).settled) == [(0, None)]
 
@@ -280,19 +291,19 @@ FORGOTTEN = replace(LATER, floor=SENT + 61)
 def test_what_a_server_may_have_never_goes_out() -> None:
     intake = reading(record(0))
     transact(intake)
-    hand(intake, Answer.UNKNOWN)
-    assert hand(intake, Answer.SEALED) == [0]
+    hand(intake, RecordAnswer.UNKNOWN)
+    assert hand(intake, RecordAnswer.SEALED) == [0]
     assert transact(intake, LATER).settled == ()
-    assert hand(intake, Answer.HELD) == [0]  # by another wheel
+    assert hand(intake, RecordAnswer.HELD) == [0]  # by another wheel
     assert transact(intake, LATER).record.next_offset == 1
 
 
 def test_what_an_earlier_leader_announced_never_goes_out() -> None:
     intake = reading(record(0), record(1), of=ANNOUNCED)
     assert transact(intake, LATER).settled == ()
-    assert hand(intake, Answer.FULL) == [0, 1]
+    assert hand(intake, RecordAnswer.FULL) == [0, 1]
     assert transact(intake, LATER).settled == ()
-    assert hand(intake, Answer.HELD) == [0, 1]
+    assert hand(intake, RecordAnswer.HELD) == [0, 1]
 
 
 def test_what_cannot_be_known_any_more_is_reported() -> None:
@@ -300,14 +311,14 @@ def test_what_cannot_be_known_any_more_is_reported() -> None:
     intake = reading(record(0), record(1), of=ANNOUNCED)
     reasons = [(0, UnfitReason.WHEEL_LOST), (1, UnfitReason.WHEEL_LOST)]
     assert reasons_of(intake.plan(FORGOTTEN, room=9).settled) == reasons
-    hand(intake, Answer.HELD)
+    hand(intake, RecordAnswer.HELD)
     assert reasons_of(transact(intake, FORGOTTEN).settled) == []
 
 
 def test_a_full_second_is_reported() -> None:
     intake = reading(record(0))
     transact(intake)
-    hand(intake, Answer.FULL)
+    hand(intake, RecordAnswer.FULL)
     assert reasons_of(transact(intake).settled) == [(0, UnfitReason.SLOT_FULL)]
 
 
@@ -316,7 +327,7 @@ def test_a_cancel_is_handed_over_or_comes_too_late() -> None:
     cancel = record(0, (ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, at))
     intake = reading(cancel)
     transact(intake)
-    assert hand(intake, Answer.HELD) == [0]
+    assert hand(intake, RecordAnswer.HELD) == [0]
     late = [(0, UnfitReason.DUE_TOO_OLD)]
     assert reasons_of(transact(reading(cancel), LATER).settled) == late
 
@@ -341,16 +352,16 @@ def test_levels_are_those_of_the_announcement() -> None:
 def test_other_levels_count_when_the_old_ones_are_settled() -> None:
     other = replace(RULES, levels_ms={"1m": 61_000})
     intake = reading(record(0), record(1), record(2), of=ANNOUNCED, rules=other)
-    hand(intake, Answer.HELD)
+    hand(intake, RecordAnswer.HELD)
     step = transact(intake)
     assert step.record == IngressRecord("id", 2, SeqSet.of([2]), other.levels_ms)
     assert intake.bound() == SENT + 61
 
 
 def test_limits_of_today_do_not_judge_what_was_announced() -> None:
-    strict = Rules(RULES.levels_ms, 0, frozenset({"t"}))
+    strict = IngressRules(RULES.levels_ms, 0, frozenset({"t"}))
     intake = reading(record(0), record(1), record(2), of=ANNOUNCED, rules=strict)
-    assert hand(intake, Answer.HELD) == [0, 1]
+    assert hand(intake, RecordAnswer.HELD) == [0, 1]
     assert reasons_of(transact(intake).settled) == [(2, UnfitReason.TOPIC_INVALID)]
 
 
@@ -358,10 +369,10 @@ def test_what_kafka_deleted_is_reported() -> None:
     intake = Intake(ANNOUNCED, RULES)
     intake.deleted(1)
     intake.read([record(1)], 2)
-    hand(intake, Answer.HELD)
+    hand(intake, RecordAnswer.HELD)
     (gone,) = transact(intake).settled
     assert isinstance(gone, Gone)
-    assert gone.deleted == Deleted(0, 0)
+    assert gone.deleted == DeletedRecords(0, 0)
     assert intake.record.next_offset == 2
     intake.deleted(2)
     assert len(intake) == 0
@@ -381,10 +392,10 @@ def test_a_partition_that_lost_its_end_is_read_to_it_and_the_rest_is_reported() 
     assert (intake.position, intake.is_done) == (9, True)
     assert intake.bound() == SENT + 60
     transact(intake)
-    assert hand(intake, Answer.HELD) == [1, 2, 3]
+    assert hand(intake, RecordAnswer.HELD) == [1, 2, 3]
     (gone,) = transact(intake).settled
     assert isinstance(gone, Gone)
-    assert gone.deleted == Deleted(4, 8, is_cut_off=True)
+    assert gone.deleted == DeletedRecords(4, 8, is_cut_off=True)
     assert intake.record == replace(CUT, next_offset=9, announced=NO_SEQS, cut_off=4)
     assert intake.bound() is None
 
@@ -404,7 +415,7 @@ def test_what_was_deleted_behind_the_end_that_was_found_is_reported_with_it() ->
     intake = Intake(replace(CUT, cut_off=2), RULES)
     intake.deleted(7)
     deleted = [each.deleted for each in transact(intake).settled if isinstance(each, Gone)]
-    assert deleted == [Deleted(1, 1), Deleted(2, 8, is_cut_off=True)]
+    assert deleted == [DeletedRecords(1, 1), DeletedRecords(2, 8, is_cut_off=True)]
 
 
 def test_a_topic_that_was_made_anew_begins_anew() -> None:
@@ -459,7 +470,7 @@ def test_a_due_message_with_its_own_id_goes_through_the_wheel_while_its_second_i
     assert (step.settled, step.record.next_offset) == ((), 0)
     # Announced, it is not sent beside the wheel either.
     assert transact(intake, is_open).settled == ()
-    assert hand(intake, Answer.HELD) == [0]
+    assert hand(intake, RecordAnswer.HELD) == [0]
     assert transact(intake, is_open).record.next_offset == 1
 
     # Its second is sealed before or after it was handed over, or the server accepts nothing.
@@ -469,7 +480,7 @@ def test_a_due_message_with_its_own_id_goes_through_the_wheel_while_its_second_i
         assert reasons_of(transact(reading(again), moment).settled) == [(0, None)]
     intake = reading(again)
     transact(intake, is_open)
-    assert hand(intake, Answer.SEALED) == [0]
+    assert hand(intake, RecordAnswer.SEALED) == [0]
     assert reasons_of(transact(intake, is_open).settled) == [(0, None)]
 
     # An id that follows from the place has no copy: another record has another one.

@@ -13,10 +13,16 @@ import pytest
 
 from delaywheel import ingress
 from delaywheel_replica.core.ingress.moment import Moment
-from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules, Unfit, read
-from delaywheel_replica.core.ingress.term import Handed, Term
-from delaywheel_replica.core.ingress.underway import Answer, Dies, Goes
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import (
+    CommittedRecord,
+    Delayed,
+    IngressRules,
+    Unfit,
+    read,
+)
+from delaywheel_replica.core.ingress.term import Handed, IngressTerm
+from delaywheel_replica.core.ingress.underway import Dies, Goes, RecordAnswer
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
 
@@ -24,8 +30,8 @@ BEGIN = 1_900_000_000
 LATE_S = 20
 PARTITIONS = 3
 RULES = [
-    Rules({"soon": 3_000, "later": 30_000}, 500, frozenset()),
-    Rules({"soon": 4_000, "later": 40_000}, 100, frozenset({"ours"})),
+    IngressRules({"soon": 3_000, "later": 30_000}, 500, frozenset()),
+    IngressRules({"soon": 4_000, "later": 40_000}, 100, frozenset({"ours"})),
 ]
 SAID = [
     [(ingress.TOPIC, b"t"), (ingress.LEVEL, b"soon")],
@@ -35,7 +41,7 @@ SAID = [
     [(ingress.TOPIC, b"t"), (ingress.DELIVER_AT, b"%d" % ((BEGIN - 1_000) * 1000))],
     [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"-")],
 ]
-Copy = tuple[Place, bytes, int]
+Copy = tuple[IngressPlace, bytes, int]
 """The record it belongs to, and its key in a wheel: id and due."""
 
 
@@ -45,8 +51,8 @@ class Node:
 
     wheel: set[Copy] = field(default_factory=set)
     seal: int = BEGIN - LATE_S
-    term: Term | None = None
-    rules: Rules = RULES[0]
+    term: IngressTerm | None = None
+    rules: IngressRules = RULES[0]
     epoch: int = 0
 
 
@@ -57,14 +63,14 @@ class World:
         self.random = random
         self.now = BEGIN
         self.floor = BEGIN - LATE_S
-        self.logs: list[list[Incoming | None]] = [[] for _ in range(PARTITIONS)]
+        self.logs: list[list[CommittedRecord | None]] = [[] for _ in range(PARTITIONS)]
         self.committed: dict[IngressPartition, IngressRecord] = {}
         self.nodes = [Node(), Node(), Node()]
         self.epoch = 0
         self.done = set[Copy]()
-        self.delivered: Counter[Place] = Counter()
-        self.dead: Counter[Place] = Counter()
-        self.due: dict[Place, set[int]] = {}
+        self.delivered: Counter[IngressPlace] = Counter()
+        self.dead: Counter[IngressPlace] = Counter()
+        self.due: dict[IngressPlace, set[int]] = {}
 
     def send(self) -> None:
         """A record, valid or not; its timestamp is of now, or of long ago."""
@@ -74,16 +80,16 @@ class World:
             log.append(None)
             return
         sent = self.now - self.random.choice([0, 0, 0, LATE_S // 2, 10 * LATE_S])
-        place = Place("in", number, len(log))
-        log.append(Incoming(place, sent * 1000, None, b"", self.random.choice(SAID)))
+        place = IngressPlace("in", number, len(log))
+        log.append(CommittedRecord(place, sent * 1000, None, b"", self.random.choice(SAID)))
 
     def take_term(self, node: Node) -> None:
         self.epoch += 1
         node.epoch, node.rules = self.epoch, self.random.choice(RULES)
-        node.term = Term(self.committed, node.rules)
+        node.term = IngressTerm(self.committed, node.rules)
         node.term.found("in", "id", PARTITIONS)
 
-    def read(self, term: Term) -> None:
+    def read(self, term: IngressTerm) -> None:
         number = self.random.randrange(PARTITIONS)
         log, at = self.logs[number], ("in", number)
         begin = term.positions[at]
@@ -94,20 +100,22 @@ class World:
         term = node.term
         assert term is not None
         for handed in term.to_hand(self.random.randint(1, 5)):
-            answer = Answer.HELD
+            answer = RecordAnswer.HELD
             if trouble:
-                answer = self.random.choice([Answer.HELD, Answer.UNKNOWN, Answer.NOT_NOW])
+                answer = self.random.choice(
+                    [RecordAnswer.HELD, RecordAnswer.UNKNOWN, RecordAnswer.NOT_NOW]
+                )
             term.answered(handed, self.take(node, handed, answer))
 
-    def take(self, node: Node, handed: Handed, answer: Answer) -> Answer:
+    def take(self, node: Node, handed: Handed, answer: RecordAnswer) -> RecordAnswer:
         """The server's handling of a record; UNKNOWN may hide either outcome."""
         wish, record = handed.taken.wish, handed.taken.record
         assert isinstance(wish, Delayed)
         assert record is not None
         if wish.due_ms // 1000 < node.seal:
-            return Answer.SEALED
-        is_lost = answer is Answer.UNKNOWN and self.random.random() < 0.5
-        if answer is not Answer.NOT_NOW and not is_lost:
+            return RecordAnswer.SEALED
+        is_lost = answer is RecordAnswer.UNKNOWN and self.random.random() < 0.5
+        if answer is not RecordAnswer.NOT_NOW and not is_lost:
             node.wheel.add((record.place, wish.id, wish.due_ms))
         return answer
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from delaywheel import ingress
 from delaywheel.headers import decode_headers
-from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place, message_id
+from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import (
     ABSENT,
+    CommittedRecord,
     Delayed,
-    Incoming,
-    Rules,
+    IngressRules,
     Unfit,
     UnfitReason,
     Wish,
@@ -26,9 +26,9 @@ from delaywheel_replica.core.ingress.reading import (
 from delaywheel_replica.core.ingress.values import id_in, number_in
 from delaywheel_replica.patterns import Pattern
 
-PLACE = Place("delaywheel-main-ingress", 3, 4_711)
+PLACE = IngressPlace("delaywheel-main-ingress", 3, 4_711)
 SENT_MS = 1_900_000_000_000
-RULES = Rules({"30s": 30_000}, 100, frozenset({"delaywheel-main-dead"}))
+RULES = IngressRules({"30s": 30_000}, 100, frozenset({"delaywheel-main-dead"}))
 ID = bytes(range(16))
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -38,7 +38,7 @@ SOON = (ingress.DELAY_MS, b"500")
 
 def wish(*headers: tuple[str, bytes | None], **changed: Any) -> Wish:
     """The request in a record with these headers."""
-    record = Incoming(PLACE, SENT_MS, b"key", b"value", headers)
+    record = CommittedRecord(PLACE, SENT_MS, b"key", b"value", headers)
     return read(record._replace(**changed), RULES)
 
 
@@ -174,9 +174,11 @@ def test_a_topic_leads_where_it_may() -> None:
     """It takes no cancels then: which topic a message is of is not known before it is cancelled."""
     limited = replace(RULES, destinations={PLACE.topic: [Pattern("orders*"), Pattern("bills")]})
 
-    def outcome(topic: bytes, place: Place = PLACE, *headers: tuple[str, bytes | None]) -> Wish:
+    def outcome(
+        topic: bytes, place: IngressPlace = PLACE, *headers: tuple[str, bytes | None]
+    ) -> Wish:
         asked = headers or (SOON, (ingress.TOPIC, topic))
-        return read(Incoming(place, SENT_MS, b"key", b"value", asked), limited)
+        return read(CommittedRecord(place, SENT_MS, b"key", b"value", asked), limited)
 
     for topic in (b"orders", b"orders.eu", b"bills"):
         assert isinstance(outcome(topic), Delayed)
@@ -196,7 +198,7 @@ def test_a_due_in_seconds_is_refused_with_what_was_sent_and_what_is_wanted() -> 
 
 
 def test_headers_that_cannot_be_read_are_reported() -> None:
-    found = read(Incoming(PLACE, SENT_MS, b"key", b"value", None), RULES)
+    found = read(CommittedRecord(PLACE, SENT_MS, b"key", b"value", None), RULES)
     assert isinstance(found, Unfit)
     assert found.reason is UnfitReason.HEADER_INVALID
 
@@ -241,7 +243,7 @@ def test_what_was_delivered_before_gets_an_id_of_its_own() -> None:
     st.integers(-1, 2**63 - 1),
 )
 def test_whatever_is_sent_is_read_the_same_again(headers: Headers, timestamp_ms: int) -> None:
-    record = Incoming(PLACE, timestamp_ms, None, b"", headers)
+    record = CommittedRecord(PLACE, timestamp_ms, None, b"", headers)
     found = read(record, RULES)
     assert found == read(record, RULES)
     if isinstance(found, Delayed):
@@ -253,7 +255,7 @@ def test_whatever_is_sent_is_read_the_same_again(headers: Headers, timestamp_ms:
 def test_an_id_follows_from_place_and_timestamp(
     partition: int, offset: int, timestamp_ms: int
 ) -> None:
-    place = Place("t", partition, offset)
+    place = IngressPlace("t", partition, offset)
     made = uuid.UUID(bytes=message_id(place, timestamp_ms))
     assert (made.version, made.variant) == (8, uuid.RFC_4122)
     others = [

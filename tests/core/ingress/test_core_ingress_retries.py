@@ -6,11 +6,17 @@ from hypothesis import strategies as st
 from delaywheel.consumer import records
 from delaywheel.headers import decode_headers
 from delaywheel.ingress import PLAUSIBLE_MS
-from delaywheel_replica.core.ingress.place import Place, message_id
-from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Incoming, Rules, read
+from delaywheel_replica.core.ingress.place import IngressPlace, message_id
+from delaywheel_replica.core.ingress.reading import (
+    ABSENT,
+    CommittedRecord,
+    Delayed,
+    IngressRules,
+    read,
+)
 
-RULES = Rules({}, 1 << 20, frozenset())
-PLACE = Place("delaywheel-main-ingress", 1, 7)
+RULES = IngressRules({}, 1 << 20, frozenset())
+PLACE = IngressPlace("delaywheel-main-ingress", 1, 7)
 names = st.sampled_from(["dw-id", "dw-wheel", "dw-topic", "ttl", "dw-retry-x", "trace"]) | st.text(
     st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8
 )
@@ -37,7 +43,7 @@ def test_a_retry_comes_back_as_it_was(
         due_ms=due_ms,
         partition=partition,
     )
-    found = read(Incoming(PLACE, 1, sent.key, sent.value, sent.headers), RULES)
+    found = read(CommittedRecord(PLACE, 1, sent.key, sent.value, sent.headers), RULES)
     assert isinstance(found, Delayed), found
     assert (found.topic, found.due_ms) == ("orders.billing.retry", due_ms)
     assert found.partition == (ABSENT if partition is None else partition)

@@ -9,58 +9,60 @@ from hypothesis import strategies as st
 
 from delaywheel import ingress
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.core.ingress.moment import Moment, Room
+from delaywheel_replica.core.ingress.moment import Moment, TransactionRoom
 from delaywheel_replica.core.ingress.partition import Intake
-from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules
 from delaywheel_replica.core.ingress.term import (
     HELD_BYTES_MOST,
     LOOKED_MOST,
     Handed,
-    Term,
+    IngressTerm,
     TermStep,
 )
-from delaywheel_replica.core.ingress.underway import Answer, Deleted, Gone, IntakeStep
+from delaywheel_replica.core.ingress.underway import DeletedRecords, Gone, IntakeStep, RecordAnswer
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
 
 SENT_MS = 1_900_000_000_000
 SENT = SENT_MS // 1000
-RULES = Rules({}, 1 << 30, frozenset())
+RULES = IngressRules({}, 1 << 30, frozenset())
 NOW = Moment(SENT_MS, SENT - 60, SENT_MS + 3_600_000, SENT - 120)
 LATER = replace(NOW, now_ms=SENT_MS + 600_000, least_slot=SENT + 540)
 AT, BESIDE, THIRD = ("in", 0), ("in", 1), ("in", 2)
 
 
-def record(at: tuple[str, int], offset: int, delay_ms: int = 60_000, size: int = 0) -> Incoming:
+def record(
+    at: tuple[str, int], offset: int, delay_ms: int = 60_000, size: int = 0
+) -> CommittedRecord:
     """A record with a delay."""
     headers = [(ingress.TOPIC, b"t"), (ingress.DELAY_MS, b"%d" % delay_ms)]
-    return Incoming(Place(*at, offset), SENT_MS, None, bytes(size), headers)
+    return CommittedRecord(IngressPlace(*at, offset), SENT_MS, None, bytes(size), headers)
 
 
-def reading(*records: Incoming, partitions: int = 2) -> Term:
+def reading(*records: CommittedRecord, partitions: int = 2) -> IngressTerm:
     """A term that has found partitions and read these."""
-    term = Term({}, RULES)
+    term = IngressTerm({}, RULES)
     term.found("in", "id", partitions)
     for each in records:
         term.read(each.place[:2], [each], each.place.offset + 1)
     return term
 
 
-def transact(term: Term, moment: Moment = NOW, *, room: int = 99) -> TermStep:
+def transact(term: IngressTerm, moment: Moment = NOW, *, room: int = 99) -> TermStep:
     """Commits a transaction."""
     step = term.plan(moment, room=room)
     term.committed(step)
     return step
 
 
-def places(step: TermStep) -> list[Place]:
+def places(step: TermStep) -> list[IngressPlace]:
     """The places of the records that it settles."""
     return [each.taken.record.place for each in step.settled if each.taken.record is not None]
 
 
 def test_new_partitions_begin_and_known_ones_go_on() -> None:
-    term = Term({BESIDE: IngressRecord("id", 7)}, RULES)
+    term = IngressTerm({BESIDE: IngressRecord("id", 7)}, RULES)
     assert term.found("in", "id", 2) == {AT: 0, BESIDE: 7}
     assert term.found("in", "id", 3) == {THIRD: 0}
     assert term.offsets == {AT: 0, BESIDE: 7, THIRD: 0}
@@ -68,7 +70,7 @@ def test_new_partitions_begin_and_known_ones_go_on() -> None:
 
 def test_a_partition_that_nobody_finds_is_waited_for() -> None:
     announced = IngressRecord("id", 7, SeqSet.of([8]))
-    term = Term({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)
+    term = IngressTerm({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)
     assert term.bound() == REST
     term.found("in", "another", 2)  # what was announced of the former topic is nowhere any more
     assert term.bound() is None
@@ -76,7 +78,7 @@ def test_a_partition_that_nobody_finds_is_waited_for() -> None:
 
 def test_what_a_former_topic_announced_is_reported_once() -> None:
     announced = IngressRecord("id", 7, SeqSet.of([8]))
-    term = Term({AT: announced}, RULES)
+    term = IngressTerm({AT: announced}, RULES)
     assert term.found("in", "another", 1) == {AT: 0}
     step = term.plan(NOW, room=9)
     assert (step.abandoned, step.records[AT].topic_id) == ({AT: announced}, "another")
@@ -88,7 +90,7 @@ def test_what_a_former_topic_announced_is_reported_once() -> None:
 def test_a_topic_made_anew_may_have_fewer_partitions() -> None:
     """Announced records of the former topic are reported, and hold up nothing."""
     announced = IngressRecord("id", 7, SeqSet.of([8]))
-    term = Term({AT: announced, THIRD: announced}, RULES)
+    term = IngressTerm({AT: announced, THIRD: announced}, RULES)
     assert term.found("in", "another", 2) == {AT: 0, BESIDE: 0}
     assert term.bound() is None
     step = term.plan(NOW, room=9)
@@ -102,12 +104,12 @@ def test_a_topic_made_anew_may_have_fewer_partitions() -> None:
 
 def test_of_a_topic_that_is_given_up_only_what_was_announced_is_taken() -> None:
     announced = IngressRecord("id", 7, SeqSet.of([8]))
-    term = Term({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)
+    term = IngressTerm({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)
     assert term.found("in", "id", 3, only_announced=True) == {AT: 7}
     term.read(AT, [record(AT, offset) for offset in (7, 8, 9)], 10)
     transact(term)
     for handed in term.to_hand(9):
-        term.answered(handed, Answer.HELD)
+        term.answered(handed, RecordAnswer.HELD)
     assert (transact(term).records[AT].next_offset, term.bound()) == (9, None)
     term.read(AT, [record(AT, 10)], 11)
     assert (term.held_bytes, term.plan(NOW, room=9)) == (0, TermStep())
@@ -121,7 +123,7 @@ def test_partitions_take_turns() -> None:
     term = reading(*[record(at, n) for n in range(2) for at in (AT, BESIDE)])
     transact(term)
     each = record(AT, 0).length_bytes
-    handed = [term.to_hand(Room(9, each)) for _ in range(4)]
+    handed = [term.to_hand(TransactionRoom(9, each)) for _ in range(4)]
     assert [only.at for (only,) in handed] == [AT, BESIDE, AT, BESIDE]
 
 
@@ -133,7 +135,7 @@ def test_floor_and_seals_wait_for_the_least_of_all() -> None:
     assert term.bound() == SENT + 60
     for handed in term.to_hand(9):
         if handed.at == BESIDE:
-            term.answered(handed, Answer.HELD)
+            term.answered(handed, RecordAnswer.HELD)
     step = term.plan(NOW, room=9)
     assert set(step.records) == {BESIDE}
     assert (term.bound(), term.bound(step)) == (SENT + 60, SENT + 90)
@@ -168,11 +170,11 @@ def test_a_record_larger_than_all_the_room_does_not_starve() -> None:
     while len(answered) < 52:  # as `Handing` does it; the server answers one at a time
         room_bytes = 1_000 - sum(map(length_bytes, unanswered))
         if room_bytes > 0:
-            unanswered += term.to_hand(Room(9, room_bytes))
+            unanswered += term.to_hand(TransactionRoom(9, room_bytes))
         if not unanswered:
-            unanswered += term.to_hand(Room(1))
+            unanswered += term.to_hand(TransactionRoom(1))
         answered.append(length_bytes(unanswered[0]))
-        term.answered(unanswered.popleft(), Answer.HELD)
+        term.answered(unanswered.popleft(), RecordAnswer.HELD)
     places_of_large = [place for place, length in enumerate(answered) if length > 1_000]
     assert len(places_of_large) == 2
     assert places_of_large[-1] < 40
@@ -216,7 +218,7 @@ def test_what_was_deleted_is_reported() -> None:
     term.read(AT, [record(AT, 5)], 6, first_kept=5)
     (gone,) = transact(term).settled
     assert isinstance(gone, Gone)
-    assert gone.deleted == Deleted(0, 4)
+    assert gone.deleted == DeletedRecords(0, 4)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 700_000)), max_size=20), st.data())
@@ -230,14 +232,16 @@ def test_each_record_is_settled_once_and_in_order(
         at, offset = ("in", number), offsets[number]
         term.read(at, [record(at, offset, delay_ms)], offset + 1)
         offsets[number] += 1
-    held, out = set[Place](), list[Place]()
+    held, out = set[IngressPlace](), list[IngressPlace]()
     for _ in range(200):
         step = transact(term, LATER, room=data.draw(st.integers(1, 3)))
         out += places(step)
         for handed in term.to_hand(data.draw(st.integers(1, 4))):
-            answer = data.draw(st.sampled_from([Answer.HELD, Answer.HELD, Answer.UNKNOWN]))
+            answer = data.draw(
+                st.sampled_from([RecordAnswer.HELD, RecordAnswer.HELD, RecordAnswer.UNKNOWN])
+            )
             term.answered(handed, answer)
-            if answer is Answer.HELD and handed.taken.record is not None:
+            if answer is RecordAnswer.HELD and handed.taken.record is not None:
                 held.add(handed.taken.record.place)
         if term.offsets == {("in", n): offsets[n] for n in range(3)}:
             break
@@ -252,7 +256,7 @@ def test_partitions_without_records_are_not_looked_at(monkeypatch: pytest.Monkey
     looked: list[Intake] = []
     plan = Intake.plan
 
-    def counting(intake: Intake, moment: Moment, *, room: Room | int) -> IntakeStep:
+    def counting(intake: Intake, moment: Moment, *, room: TransactionRoom | int) -> IntakeStep:
         looked.append(intake)
         return plan(intake, moment, room=room)
 
@@ -281,7 +285,7 @@ def test_a_plan_looks_at_a_bounded_number_of_records_and_the_next_ones_at_the_ot
         plans += 1
         assert plans <= 2 * partitions
     # Others wait, and due ones are found all the same.
-    settled: set[Place] = set()
+    settled: set[IngressPlace] = set()
     term = reading(
         *(
             record(("in", n), o, delay_ms=10 if n == 39 else 60_000)

@@ -15,7 +15,7 @@ from delaywheel_replica.core.leader.duties import (
     duties,
 )
 from delaywheel_replica.core.leader.floor import FloorWatch
-from delaywheel_replica.core.leader.registration import Refusal
+from delaywheel_replica.core.leader.registration import RegistrationRefusal
 from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
 from delaywheel_replica.core.protocol.control import (
     NEEDS_KEY,
@@ -130,7 +130,7 @@ def test_a_new_wheel_is_sealed_at_the_floor_of_its_own_transaction() -> None:
 
 def test_another_storage_gets_no_wheel() -> None:
     found = look(committed((A1, None)), heartbeat(storage="disk-new"))
-    assert found.refused == {"a": Refusal.STORAGE_REPLACED}
+    assert found.refused == {"a": RegistrationRefusal.STORAGE_REPLACED}
     assert (keys(found), found.fences) == ([], [])
 
 
@@ -214,7 +214,7 @@ def test_a_member_that_is_given_no_wheel_is_entered_with_its_storage() -> None:
 
 def test_a_storage_that_merely_answers_is_no_member() -> None:
     found = look_at(nodes_of(), heartbeat("a"), heartbeat("c", storage="disk-new"))
-    assert found.refused == {"c": Refusal.STORAGE_REPLACED}
+    assert found.refused == {"c": RegistrationRefusal.STORAGE_REPLACED}
     assert nodes_of().apply_all(found.records).wheels[WheelId("a", 10)].members == ABC.members
 
 
@@ -273,7 +273,7 @@ def test_a_replaced_node_keeps_its_number_and_its_wheels_are_closed() -> None:
     wheels = [wheel_record(WheelId(node, n), ABC) for node in "abc" for n in (8, 9)]
     state = nodes_of().apply_all(wheels)
     reported = [using("a", 8), using("b", 8), heartbeat("c", storage="disk-new", last_number=0)]
-    assert look_at(state, *reported).refused == {"c": Refusal.STORAGE_REPLACED}
+    assert look_at(state, *reported).refused == {"c": RegistrationRefusal.STORAGE_REPLACED}
     found = look_at(state, *reported, replacements={"c": "disk-new", "x": "disk-x"})
     state = state.apply_all(found.records)
     assert state.nodes["c"] == NodeRecord("disk-new", 10)
@@ -311,7 +311,7 @@ def test_what_waits_for_the_word_of_a_node_that_was_taken_out_is_closed_without_
     # It gets no wheel, whatever disk it comes back with; until the operator replaces it.
     for storage in ("disk-c", "disk-new"):
         back = heartbeat("c", storage=storage, last_number=9)
-        assert look_at(after, back).refused == {"c": Refusal.STORAGE_REPLACED}
+        assert look_at(after, back).refused == {"c": RegistrationRefusal.STORAGE_REPLACED}
     found = look_at(after, back, replacements={"c": "disk-new"})
     assert WheelId("c", 12) in after.apply_all(found.records).wheels
 

@@ -3,8 +3,8 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.leader.registration import (
-    Refusal,
     Registered,
+    RegistrationRefusal,
     register,
     wheels_of_a_node,
 )
@@ -71,7 +71,7 @@ def test_a_wheel_with_other_members_or_another_w_is_not_given_again() -> None:
 
 def test_another_storage_takes_no_part() -> None:
     _, state = registered(ask(ControlState(), 0), ControlState())
-    assert ask(state, 0, storage="disk-new") is Refusal.STORAGE_REPLACED
+    assert ask(state, 0, storage="disk-new") is RegistrationRefusal.STORAGE_REPLACED
 
 
 def test_one_node_that_starts_again_and_again_leaves_room_for_the_others() -> None:
@@ -83,7 +83,7 @@ def test_one_node_that_starts_again_and_again_leaves_room_for_the_others() -> No
         assert isinstance(answer, Registered)
         state = state.apply_all(answer.records)
     again = register(state, "a", "disk-a", share, members=members, min_insync=2, floor=0)
-    assert again is Refusal.TOO_MANY_WHEELS
+    assert again is RegistrationRefusal.TOO_MANY_WHEELS
     # What was assigned without an answer is assigned again all the same.
     reported = register(state, "a", "disk-a", share - 1, members=members, min_insync=2, floor=0)
     assert reported == Registered(WheelId("a", share), [])

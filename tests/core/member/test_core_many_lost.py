@@ -13,7 +13,7 @@ from delaywheel_replica.core.node.events import (
     CleanerReported,
     Effect,
     ForgetLost,
-    Held,
+    HeldWheel,
     MemberConfig,
     Received,
     Send,
@@ -41,7 +41,7 @@ NONE_HELD = wheel_heartbeat(MILLION, missing=SeqSet([(1, MILLION)]))
 class Node:
     """The machine of node a, whose store is what `held` says."""
 
-    def __init__(self, held: dict[WheelId, Held]) -> None:
+    def __init__(self, held: dict[WheelId, HeldWheel]) -> None:
         self.now_ms, self.wall_ms = START_MS, WALL_MS
         config = MemberConfig("a", tuple("abc"), 2, 120)
         self.machine = Member(config, Started(state_of("a"), held, self.now_ms))

@@ -10,7 +10,7 @@ from delaywheel.storage.folder.node_state import NodeState, Spare
 from delaywheel_replica.core.member.member import (
     SWEEP_AFTER_FAILURE_MS,
     SWEEP_EVERY_MS,
-    Admission,
+    Admitted,
     MemberRefusal,
 )
 from delaywheel_replica.core.node.events import (
@@ -79,7 +79,7 @@ def test_a_registered_wheel_becomes_the_spare_then_the_open_one() -> None:
     named = [(s.open, s.spare and s.spare.wheel) for s in states]
     assert named == [(None, A1), (A1, A2)]
     assert node.store.opened == [A1]
-    assert node.machine.admits(node.now_ms) == Admission(A1, 0)
+    assert node.machine.admits(node.now_ms) == Admitted(A1, 0)
 
 
 def test_no_second_save_before_the_first_is_answered() -> None:
@@ -279,7 +279,7 @@ def test_the_open_wheel_seals_by_the_leaders_clock_and_rests_without_one() -> No
     node = alone()
     node.tick()
     assert node.status().heartbeat.wheels[A1].seal_slot == node.wall_ms // 1000 - 120
-    assert node.machine.admits(node.now_ms) == Admission(A1, node.wall_ms // 1000 - 120)
+    assert node.machine.admits(node.now_ms) == Admitted(A1, node.wall_ms // 1000 - 120)
     sealed = node.status().heartbeat.wheels[A1].seal_slot
     node.cleaner_reports(None)
     node.tick(5_000)
@@ -313,7 +313,7 @@ def test_a_wheel_opens_with_the_seal_that_it_reported_as_a_spare() -> None:
     spare = Spare(A1, SLOT + 500, {"a": disk_of("a")}, 1)
     node = FakeNode("a", "a", store=FakeStore(state_of("a", last_number=1, spare=spare)))
     node.tick()
-    assert node.machine.admits(node.now_ms) == Admission(A1, SLOT + 500)
+    assert node.machine.admits(node.now_ms) == Admitted(A1, SLOT + 500)
 
 
 # --- the own leader's fences

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import WriteStatus
-from delaywheel_replica.core.protocol.heartbeat import Heard, Term
+from delaywheel_replica.core.protocol.heartbeat import Heard, LeaderTerm
 from delaywheel_replica.core.protocol.messages import Gossip, Vote, VoteAsk
 from delaywheel_replica.core.protocol.progress import Reached
 from delaywheel_replica.core.protocol.status_files import Role, VoteWish
@@ -16,7 +16,7 @@ A1 = WheelId("a", 1)
 
 def test_a_leader_is_heard_directly_and_forgotten_when_its_connection_breaks() -> None:
     node = FakeNode("a")
-    leading = heartbeat_of("b", term=Term(5))
+    leading = heartbeat_of("b", term=LeaderTerm(5))
     node.receive("c", Gossip(heartbeat_of("c"), (leading,)))
     assert node.status().leader_heard_ms is None
     node.receive("b", Gossip(leading))
@@ -30,7 +30,7 @@ def test_a_leader_is_heard_directly_and_forgotten_when_its_connection_breaks() -
 def test_a_leader_that_says_it_leads_no_more_is_gone_at_once() -> None:
     node = FakeNode("a")
     node.tick(5_000)
-    node.receive("b", Gossip(heartbeat_of("b", count=1, term=Term(5))))
+    node.receive("b", Gossip(heartbeat_of("b", count=1, term=LeaderTerm(5))))
     ended = heartbeat_of("b", count=2)
     node.receive("c", Gossip(heartbeat_of("c"), (ended,)))
     assert node.status().leader_heard_ms == node.now_ms, "only its own word counts"
@@ -64,7 +64,7 @@ def test_the_others_hear_at_once_that_kafka_has_answered_the_own_candidate() -> 
 
 def test_a_beat_without_term_of_who_did_not_lead_says_nothing() -> None:
     node = FakeNode("a")
-    node.receive("b", Gossip(heartbeat_of("b", term=Term(5))))
+    node.receive("b", Gossip(heartbeat_of("b", term=LeaderTerm(5))))
     assert WriteStatus() not in node.receive("c", Gossip(heartbeat_of("c")))
     assert node.status().leader_heard_ms == node.now_ms
 
@@ -72,7 +72,7 @@ def test_a_beat_without_term_of_who_did_not_lead_says_nothing() -> None:
 def test_the_others_hear_at_once_that_the_own_term_begins_and_ends() -> None:
     node = FakeNode("a")
     node.cleaner_reports(node.cleaner(role=Role.LEADING))
-    assert [message.heartbeat.term for message in gossip_of(node)] == [Term(7)] * 2
+    assert [message.heartbeat.term for message in gossip_of(node)] == [LeaderTerm(7)] * 2
     node.cleaner_reports(node.cleaner(role=Role.LEADING))
     assert gossip_of(node) == []
     node.cleaner_reports(None)  # it died
@@ -88,8 +88,8 @@ def test_seals_follow_the_newest_leaders_clock_also_when_it_is_relayed() -> None
     assert node.status().heartbeat.wheels[A1].seal_slot == 0
     wall_ms = node.wall_ms - 50_000
     done = Reached(set_backs=0, due_ms=wall_ms + 500, position=None)
-    leading = heartbeat_of("b", wall_ms=wall_ms, term=Term(5), reached=done)
-    stale = heartbeat_of("c", wall_ms=wall_ms - 90_000, term=Term(4), reached=done)
+    leading = heartbeat_of("b", wall_ms=wall_ms, term=LeaderTerm(5), reached=done)
+    stale = heartbeat_of("c", wall_ms=wall_ms - 90_000, term=LeaderTerm(4), reached=done)
     node.receive("c", Gossip(stale, (leading,)))
     node.tick()
     assert node.status().heartbeat.wheels[A1].seal_slot == (wall_ms + 100) // 1000 - 120

@@ -23,7 +23,7 @@ from delaywheel_replica.core.node.events import (
     WriteStatus,
 )
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heard, Term
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heard, LeaderTerm
 from delaywheel_replica.core.protocol.messages import (
     Applied,
     Fetch,
@@ -266,7 +266,7 @@ def test_an_origin_serves_only_what_it_reported_as_written() -> None:
 
 def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
     node = _mirror_of_b(held=2)
-    term = heartbeat_of("c", term=Term(5, (Fence("b", 1),)))
+    term = heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))
     effects = node.machine.step(_received(node, "c", Gossip(term)))
     (save,) = [effect for effect in effects if isinstance(effect, Save)]
     assert save.state.fenced == {"b": 1}
@@ -287,8 +287,8 @@ def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
 def test_fences_of_two_leaders_in_one_message_lead_to_one_save() -> None:
     node = FakeNode("a", store=FakeStore(state_of("a", last_number=1, spare=spare_of(A1))))
     node.tick()
-    others = (heartbeat_of("b", last_number=2, term=Term(4, (Fence("a", 1),))),)
-    heartbeat = heartbeat_of("c", term=Term(5, (Fence("b", 2), Fence("a", 1))))
+    others = (heartbeat_of("b", last_number=2, term=LeaderTerm(4, (Fence("a", 1),))),)
+    heartbeat = heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 2), Fence("a", 1))))
     effects = node.machine.step(_received(node, "c", Gossip(heartbeat, others)))
     awaited = [effect for effect in effects if isinstance(effect, Save | LeaveWheel)]
     assert [type(effect) for effect in awaited] == [LeaveWheel, Save]
@@ -297,7 +297,7 @@ def test_fences_of_two_leaders_in_one_message_lead_to_one_save() -> None:
 def test_every_later_beat_of_a_leader_is_answered_again() -> None:
     node = _mirror_of_b(held=2)
     for count in (1, 2):
-        term = heartbeat_of("c", count=count, term=Term(5, (Fence("b", 1),)))
+        term = heartbeat_of("c", count=count, term=LeaderTerm(5, (Fence("b", 1),)))
         node.receive("c", Gossip(term))
         ((peer, message),) = messages(node, Promise)
         assert isinstance(message, Promise)
@@ -306,7 +306,7 @@ def test_every_later_beat_of_a_leader_is_answered_again() -> None:
 
 def test_a_promise_outlives_a_restart() -> None:
     node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))))
     node.restart()
     node.receive("b", frames_of(B1, 3, 3))
     assert node.store.frames[B1].keys() == {1, 2}
@@ -316,13 +316,13 @@ def test_a_fenced_wheel_is_fetched_up_to_its_fill_and_no_further() -> None:
     node = _mirror_of_b(held=2)
     node.receive("c", Gossip(heartbeat_of("c", wheels={B1: wheel_heartbeat(9)})))
     term = heartbeat_of(
-        "c", count=2, term=Term(5, (Fence("b", 1),)), wheels={B1: wheel_heartbeat(9)}
+        "c", count=2, term=LeaderTerm(5, (Fence("b", 1),)), wheels={B1: wheel_heartbeat(9)}
     )
     node.receive("c", Gossip(term))
     for _ in range(3):
         node.tick()
     assert messages(node, Fetch) == []
-    node.receive("c", Gossip(replace(term, count=3, term=Term(5, (), {B1: 4}))))
+    node.receive("c", Gossip(replace(term, count=3, term=LeaderTerm(5, (), {B1: 4}))))
     node.tick()
     assert messages(node, Fetch) == [("c", Fetch(1, B1, 3, 4))]
     node.receive("c", frames_of(B1, 3, 9, request=1))
@@ -331,7 +331,7 @@ def test_a_fenced_wheel_is_fetched_up_to_its_fill_and_no_further() -> None:
 
 def test_a_committed_end_allows_what_a_promise_forbids() -> None:
     node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))))
     node.cleaner_reports(node.cleaner({B1: record_of(closed_at=3)}))
     assert CloseWheel(B1, 3) in node.tick()
     assert messages(node, Fetch) == [("c", Fetch(1, B1, 3, 3))]
@@ -353,7 +353,7 @@ def test_what_is_lost_at_an_end_is_not_fetched() -> None:
 
 def test_a_committed_fill_in_the_registry_counts_as_one_that_was_reported() -> None:
     node = _mirror_of_b(held=2)
-    node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))))
     node.cleaner_reports(node.cleaner({B1: record_of(fill=3)}))
     node.tick()
     assert messages(node, Fetch) == [("c", Fetch(1, B1, 3, 3))]
@@ -375,7 +375,7 @@ def test_a_refused_origin_leaves_its_wheel_and_goes_on_with_itsspare_of() -> Non
 
 def test_a_node_that_names_what_was_promised_away_is_refused_without_frames() -> None:
     node = _mirror_of_b(held=0)
-    term = Term(5, (Fence("b", 2),))
+    term = LeaderTerm(5, (Fence("b", 2),))
     node.receive("c", Gossip(heartbeat_of("c", term=term, wheels={B2: wheel_heartbeat(0)})))
     node.receive("b", Gossip(heartbeat_of("b", open=B3)))
     assert messages(node, Refused) == []
@@ -479,7 +479,7 @@ def test_what_a_mirror_said_before_it_crashed_does_not_count_once_its_boot_is_he
 
 def test_an_answer_says_which_wheels_may_be_incomplete() -> None:
     node = _mirror_of_b(held=2, incomplete=(B1, WheelId("c", 1)))
-    node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))))
     ((_, message),) = messages(node, Promise)
     assert isinstance(message, Promise)
     assert message.answer.incomplete == {B1}

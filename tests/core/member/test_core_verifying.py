@@ -17,7 +17,7 @@ from delaywheel_replica.core.node.events import (
     Verified,
     VerifyWheel,
 )
-from delaywheel_replica.core.protocol.heartbeat import Fence, Term
+from delaywheel_replica.core.protocol.heartbeat import Fence, LeaderTerm
 from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, Promise
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
@@ -85,7 +85,7 @@ def test_it_writes_before_it_knows(node: FakeNode) -> None:
 
 def test_a_fence_is_answered_once_all_is_known_that_was_ever_taken(node: FakeNode) -> None:
     looking(node)
-    term = heartbeat_of("c", term=Term(5, (Fence("b", 2), Fence("c", 1))))
+    term = heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 2), Fence("c", 1))))
     node.receive(
         "c", Gossip(term, (heartbeat_of("b", last_number=2), heartbeat_of("c", last_number=1)))
     )
@@ -149,6 +149,6 @@ def test_one_that_failed_is_verified_as_it_is_registered_or_deleted(node: FakeNo
 
 def test_what_only_lies_there_is_known_by_its_number(node: FakeNode) -> None:
     looking(node)
-    node.receive("c", Gossip(heartbeat_of("c", term=Term(5, (Fence("b", 1),)))))
+    node.receive("c", Gossip(heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 1),)))))
     assert node.store.state.fenced == {"b": 1}
     assert C1 not in node.status().heartbeat.wheels

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from delaywheel_replica.core.node.events import MemberConfig
-from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, News
-from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, Term
+from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, HeartbeatNews
+from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, LeaderTerm
 from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.protocol.progress import Reached
 from support.core.values import heartbeat
@@ -22,7 +22,7 @@ def reported(node: str, count: int, *, start: int = 1, **values: object) -> Hear
 
 def hear(
     ears: HeardHeartbeats, sender: str, newest: Heartbeat, now_ms: int, *others: Heartbeat
-) -> list[News]:
+) -> list[HeartbeatNews]:
     news = ears.gossip(sender, Gossip(newest, others), now_ms)
     ears.message(sender, now_ms)
     return news
@@ -31,21 +31,21 @@ def hear(
 def test_only_a_later_beat_is_news() -> None:
     ears = hearing()
     newer = reported("b", 5)
-    assert hear(ears, "b", newer, 0) == [News(newer, is_direct=True)]
+    assert hear(ears, "b", newer, 0) == [HeartbeatNews(newer, is_direct=True)]
     assert hear(ears, "b", newer, 1) == []
     assert hear(ears, "b", reported("b", 4), 2) == []
     assert ears.heartbeats() == {"b": newer}
     later_life = reported("b", 1, start=2)
-    assert hear(ears, "b", later_life, 3) == [News(later_life, is_direct=True)]
+    assert hear(ears, "b", later_life, 3) == [HeartbeatNews(later_life, is_direct=True)]
 
 
 def test_a_beat_that_was_relayed_first_is_news_again_when_it_comes_directly() -> None:
     ears = hearing()
     mine = reported("b", 5)
-    assert hear(ears, "c", reported("c", 1), 0, mine)[1:] == [News(mine, is_direct=False)]
+    assert hear(ears, "c", reported("c", 1), 0, mine)[1:] == [HeartbeatNews(mine, is_direct=False)]
     assert ears.direct("b") is None
     assert ears.sights()["b"].heard_ms is None
-    assert hear(ears, "b", mine, 1) == [News(mine, is_direct=True)]
+    assert hear(ears, "b", mine, 1) == [HeartbeatNews(mine, is_direct=True)]
     assert ears.direct("b") is mine
 
 
@@ -53,7 +53,7 @@ def test_an_older_direct_beat_does_not_replace_a_newer_relayed_one() -> None:
     ears = hearing()
     newer, older = reported("b", 5), reported("b", 4)
     hear(ears, "c", reported("c", 1), 0, newer)
-    assert hear(ears, "b", older, 1) == [News(older, is_direct=True)]
+    assert hear(ears, "b", older, 1) == [HeartbeatNews(older, is_direct=True)]
     assert ears.heartbeats()["b"] is newer
     assert ears.direct("b") is older
 
@@ -62,7 +62,7 @@ def test_another_storage_replaces_the_known_one_when_it_is_heard_directly() -> N
     ears = hearing()
     hear(ears, "b", reported("b", 5, start=9), 0)
     wiped = reported("b", 1, storage="new")
-    assert hear(ears, "b", wiped, 1) == [News(wiped, is_direct=True)]
+    assert hear(ears, "b", wiped, 1) == [HeartbeatNews(wiped, is_direct=True)]
     assert ears.heartbeats()["b"] is wiped
 
 
@@ -109,10 +109,10 @@ def test_the_newest_leaders_clock_runs_on_until_nothing_new_is_heard() -> None:
     ears = hearing()
     assert ears.leader_clock_ms(0) is None
     done = Reached(set_backs=0, due_ms=60_000, position=None)
-    old = reported("b", 1, wall_ms=90_000, term=Term(3), reached=done)
+    old = reported("b", 1, wall_ms=90_000, term=LeaderTerm(3), reached=done)
     hear(ears, "b", old, 0)
-    new = reported("c", 1, wall_ms=50_000, term=Term(4), reached=done)
-    hear(ears, "b", reported("b", 2, wall_ms=90_100, term=Term(3)), 100, new)
+    new = reported("c", 1, wall_ms=50_000, term=LeaderTerm(4), reached=done)
+    hear(ears, "b", reported("b", 2, wall_ms=90_100, term=LeaderTerm(3)), 100, new)
     assert ears.leader_clock_ms(300) == 50_200
     assert ears.leader_clock_ms(1_099) == 50_999
     hear(ears, "b", reported("b", 3), 1_050, new)
@@ -121,10 +121,10 @@ def test_the_newest_leaders_clock_runs_on_until_nothing_new_is_heard() -> None:
 
 def test_a_leaders_clock_seals_nothing_beyond_what_is_done() -> None:
     ears = hearing()
-    hear(ears, "b", reported("b", 1, wall_ms=90_000, term=Term(3)), 0)
+    hear(ears, "b", reported("b", 1, wall_ms=90_000, term=LeaderTerm(3)), 0)
     assert ears.leader_clock_ms(10) is None
     done = Reached(set_backs=0, due_ms=60_000, position=None)
-    hear(ears, "b", reported("b", 2, wall_ms=90_010, term=Term(3), reached=done), 10)
+    hear(ears, "b", reported("b", 2, wall_ms=90_010, term=LeaderTerm(3), reached=done), 10)
     assert ears.leader_clock_ms(20) == 60_000
 
 
@@ -179,7 +179,7 @@ def test_a_relayed_beat_that_its_node_does_not_come_to_is_forgotten(start: int) 
     for tick in range(1, 30):
         now_ms = 100 * tick
         own = reported("b", 5 + tick)
-        assert hear(ears, "b", own, now_ms) == [News(own, is_direct=True)]
+        assert hear(ears, "b", own, now_ms) == [HeartbeatNews(own, is_direct=True)]
         hear(ears, "c", reported("c", 1 + tick), now_ms, wrong)
         assert (ears.heartbeats()["b"] is own) == (now_ms >= 1_000)
     assert ears.implausible == 1

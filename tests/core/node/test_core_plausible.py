@@ -28,7 +28,7 @@ from delaywheel_replica.core.protocol.heartbeat import (
     FenceAnswer,
     Heard,
     Heartbeat,
-    Term,
+    LeaderTerm,
     WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.messages import (
@@ -98,8 +98,8 @@ def frames_with(
         (of_b(wheels={B1: wheel_heartbeat(1, missing=SeqSet.of([2]))}), "missing"),
         (of_b(wheels={B1: wheel_heartbeat(9, missing=SeqSet.of([0, 3]))}), "missing"),
         (of_b(wheels={B1: wheel_heartbeat(999, missing=SeqSet.of(range(1, 200, 2)))}), "missing"),
-        (of_b(term=Term(1, (Fence("b", 10**18),))), "wheel number"),
-        (of_b(term=Term(1, (), {B1: HUGE})), "fill"),
+        (of_b(term=LeaderTerm(1, (Fence("b", 10**18),))), "wheel number"),
+        (of_b(term=LeaderTerm(1, (), {B1: HUGE})), "fill"),
         (Gossip(heartbeat_of("b"), (heartbeat_of("c", floor=HUGE),)), "floor"),
         (frames_with(replace(CARD, wheel=X1)), "not its own"),
         (frames_with(replace(CARD, min_insync=4)), "4 of 3 members"),
@@ -195,7 +195,7 @@ def test_no_floor_that_a_peer_reports_deletes_anything(floor: int) -> None:
 def test_fences_for_wheels_that_nobody_knows_are_not_promised() -> None:
     node = registered()
     fences = tuple(Fence(origin, 1_000) for origin in ("a", "b", "x"))
-    node.receive("c", Gossip(heartbeat_of("c", count=2_000, term=Term(9, fences))))
+    node.receive("c", Gossip(heartbeat_of("c", count=2_000, term=LeaderTerm(9, fences))))
     node.tick()
     assert node.store.state.fenced == {}
     assert not [effect for effect in node.done if isinstance(effect, LeaveWheel)]
@@ -292,7 +292,7 @@ wheel_beats = st.builds(
 )
 fences = st.builds(Fence, nodes, numbers)
 terms = st.builds(
-    Term,
+    LeaderTerm,
     numbers,
     st.lists(fences, max_size=2).map(tuple),
     st.dictionaries(wheels, numbers, max_size=2),

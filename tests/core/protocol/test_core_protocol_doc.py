@@ -7,7 +7,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.election import machine as election
-from delaywheel_replica.core.election.events import ENDINGS, TRANSITIONS, Phase
+from delaywheel_replica.core.election.events import ENDINGS, TRANSITIONS, ElectionPhase
 from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
     CancelView,
@@ -37,7 +37,7 @@ from delaywheel_replica.core.protocol.progress import (
     Progress,
     SetBackRefusal,
 )
-from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, VERDICTS, Answer
+from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, VERDICTS, LibraryAnswer
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 
 ROOT = Path(__file__).parents[3]
@@ -84,12 +84,14 @@ def test_keys_of_the_control_topic() -> None:
 
 def test_phases() -> None:
     rows = table("phase | reported as")[1:]
-    assert [(row[0], row[1]) for row in rows] == [(p.value, p.role.value) for p in Phase]
+    assert [(row[0], row[1]) for row in rows] == [(p.value, p.role.value) for p in ElectionPhase]
 
 
 def test_transitions() -> None:
     reported = {
-        (Phase(phase), event): frozenset(Phase(name) for name in following.split(", "))
+        (ElectionPhase(phase), event): frozenset(
+            ElectionPhase(name) for name in following.split(", ")
+        )
         for phase, event, following in table("phase | event")[1:]
     }
     assert reported == {
@@ -119,7 +121,7 @@ def test_times() -> None:
 
 def test_reports() -> None:
     header, *rows = table("call")
-    assert header[1:] == [answer.value for answer in Answer]
+    assert header[1:] == [answer.value for answer in LibraryAnswer]
     reported = {
         (row[0], answer): cell
         for row in rows

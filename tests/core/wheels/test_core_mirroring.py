@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.frames.bundle import FrameBundle
-from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.messages import Frames, WheelCard
-from delaywheel_replica.core.wheels.mirroring import Verdict, judge
+from delaywheel_replica.core.wheels.mirroring import MirrorVerdict, judge
 from support.wheels.copies import bundled, copy_of
 
 A2 = WheelId("a", 2)
@@ -35,8 +35,8 @@ def judged(
     fenced_upto: int = 0,
     fill: int | None = None,
     closed_at: int | None = None,
-) -> Verdict:
-    held = None if applied is None else Held(CARD, applied, 0, SeqSet.of(missing))
+) -> MirrorVerdict:
+    held = None if applied is None else HeldWheel(CARD, applied, 0, SeqSet.of(missing))
     return judge(
         frames_of(seqs, request),
         held,
@@ -56,11 +56,11 @@ def seqs_of(frames: FrameBundle) -> list[int]:
 @pytest.mark.parametrize("request_number", [PUSHED, FETCHED])
 def test_the_first_frames_are_taken_as_they_are(applied: int | None, request_number: int) -> None:
     verdict = judged([1, 2], request_number, applied=applied)
-    assert verdict == Verdict(mirror=frames_of([1, 2], PUSHED).frames)
+    assert verdict == MirrorVerdict(mirror=frames_of([1, 2], PUSHED).frames)
 
 
 def test_what_is_held_is_passed_over_and_what_follows_is_taken() -> None:
-    assert judged([2, 3, 4, 5], applied=3) == Verdict(mirror=frames_of([4, 5], PUSHED).frames)
+    assert judged([2, 3, 4, 5], applied=3) == MirrorVerdict(mirror=frames_of([4, 5], PUSHED).frames)
 
 
 @pytest.mark.parametrize(("request_number", "answer"), [(PUSHED, True), (FETCHED, False)])
@@ -69,7 +69,7 @@ def test_an_origin_that_pushes_for_nothing_hears_what_is_held(
     seqs: list[int], request_number: int, answer: bool
 ) -> None:
     """Frames after a gap, held already, or none."""
-    assert judged(seqs, request_number, applied=3) == Verdict(answer=answer)
+    assert judged(seqs, request_number, applied=3) == MirrorVerdict(answer=answer)
 
 
 def test_what_comes_behind_a_gap_within_a_message_is_dropped() -> None:
@@ -87,7 +87,7 @@ def test_missing_frames_are_put_in_their_places() -> None:
 
 @pytest.mark.parametrize("request_number", [PUSHED, FETCHED])
 def test_the_wheel_in_hand_takes_nothing(request_number: int) -> None:
-    assert judged([1], request_number, node="a", storage="disk-a", own_open=A2) == Verdict()
+    assert judged([1], request_number, node="a", storage="disk-a", own_open=A2) == MirrorVerdict()
 
 
 def test_an_own_wheel_that_was_left_takes_what_it_lacks() -> None:
@@ -105,7 +105,7 @@ def test_an_own_wheel_that_was_left_takes_what_it_lacks() -> None:
 
 @pytest.mark.parametrize(("node", "storage"), [("b", "new"), ("c", "disk-c"), ("c", "disk-b")])
 def test_who_is_no_member_takes_nothing_and_says_nothing(node: str, storage: str) -> None:
-    assert judged([1], node=node, storage=storage) == Verdict()
+    assert judged([1], node=node, storage=storage) == MirrorVerdict()
 
 
 # --- promises and ends
@@ -117,7 +117,7 @@ def test_what_is_promised_away_is_taken_from_nobody(
     fenced_upto: int, request_number: int, refused: bool
 ) -> None:
     verdict = judged([4, 5], request_number, applied=3, fenced_upto=fenced_upto)
-    assert verdict == Verdict(refused=refused)
+    assert verdict == MirrorVerdict(refused=refused)
 
 
 def test_a_promise_about_an_earlier_wheel_is_none_about_this_one() -> None:
@@ -127,7 +127,7 @@ def test_a_promise_about_an_earlier_wheel_is_none_about_this_one() -> None:
 @pytest.mark.parametrize(("request_number", "refused"), [(PUSHED, True), (FETCHED, False)])
 def test_a_fill_is_taken_and_no_more(request_number: int, refused: bool) -> None:
     verdict = judged([4, 5, 6], request_number, applied=3, fenced_upto=2, fill=5)
-    assert verdict == Verdict(mirror=frames_of([4, 5], PUSHED).frames, refused=refused)
+    assert verdict == MirrorVerdict(mirror=frames_of([4, 5], PUSHED).frames, refused=refused)
 
 
 def test_a_fill_within_what_is_promised_away_is_not_refused() -> None:
@@ -147,12 +147,12 @@ def test_a_closed_wheel_is_taken_to_its_end(
     verdict = judged(
         [4, 5, 6], request_number, applied=3, fenced_upto=fenced_upto, fill=9, closed_at=5
     )
-    assert verdict == Verdict(mirror=frames_of([4, 5], PUSHED).frames, refused=refused)
+    assert verdict == MirrorVerdict(mirror=frames_of([4, 5], PUSHED).frames, refused=refused)
 
 
 def test_what_was_held_before_the_promise_may_be_repaired() -> None:
     verdict = judged([2, 4], FETCHED, applied=3, missing=(2,), fenced_upto=2)
-    assert verdict == Verdict(repair=frames_of([2], FETCHED).frames)
+    assert verdict == MirrorVerdict(repair=frames_of([2], FETCHED).frames)
 
 
 def test_nothing_beyond_the_end_is_repaired() -> None:

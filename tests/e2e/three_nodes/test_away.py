@@ -9,7 +9,7 @@ from typing import cast
 import grpc
 import pytest
 
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
@@ -50,7 +50,7 @@ def refusal(node: Node, topic: str) -> str:
             message = row(topic, b"refused", delay_s=1)
             answer = stub.DelayProduce(pb.DelayProduceRequest(messages=[message]), timeout=10)
     except grpc.RpcError as error:
-        return str(Failure.of_call(cast("grpc.Call", error)).reason or "")
+        return str(AttemptFailure.of_call(cast("grpc.Call", error)).reason or "")
     return str(answer.results[0].error.reason)
 
 

@@ -19,7 +19,7 @@ from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.server.access.callers import ANYBODY
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.lookup.search import Page
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.server.server_process import ServerProcess, wait_until
 
 
@@ -148,7 +148,7 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
     done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert (len(waiting), len(let_in)) == (16, 16)
     for call in done:
-        with pytest.raises(RefusedError, match="SEARCHES_BUSY"):
+        with pytest.raises(RequestRefusedError, match="SEARCHES_BUSY"):
             call.result()
     goes_on.set()
     assert [await call for call in waiting] == [

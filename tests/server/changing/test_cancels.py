@@ -23,13 +23,13 @@ from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import passed_cancels
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.commit.writing import Writing
-from delaywheel_replica.server.lookup.places import Places
+from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import Passing
-from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms, wall_ms
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.server.views import node_view
 from support.wheels.messages import Message, columns_of
@@ -64,7 +64,7 @@ class Site:
     due_ms: int = field(default_factory=lambda: wall_ms() + 60_000)
 
     def __post_init__(self) -> None:
-        self.cleaner = Cleaner(
+        self.cleaner = CleanerView(
             CleanerStatus(
                 node="a",
                 boot="boot",
@@ -129,14 +129,16 @@ class Site:
                 request = pb.CancelRequest(messages=[named])
                 answer = await cancels.cancel(request, ANYBODY, left_s=None)
                 return answer.results[0].outcome
-            except RefusedError as error:
+            except RequestRefusedError as error:
                 return error.refusal.reason
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Cancels]:
         """The part of a node that cancels."""
         view = node_view(self.status, cleaner=self.cleaner)
-        sights = Sights(view, cast("Queries", self), cast("Passing", self), cast("Places", self))
+        sights = Sights(
+            view, cast("Queries", self), cast("Passing", self), cast("AskedPlaces", self)
+        )
         groups = CancelGroups(
             sights, cast("Writing", self), ask=lambda _: None, next_change=self.next_change
         )

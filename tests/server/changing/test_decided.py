@@ -19,8 +19,8 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import Reschedule, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing.decided import COPIES_BYTES, Decisions
-from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.server.views import node_view
 from support.wheels.messages import BASE_SLOT, columns_of, message
 
@@ -59,7 +59,7 @@ class Site:
         self.word = asyncio.Event()
         self._group: list[tuple[Columns, Kind, asyncio.Future[SimpleNamespace]]] = []
         self._writes: list[asyncio.Task[None]] = []
-        self.cleaner = Cleaner(
+        self.cleaner = CleanerView(
             CleanerStatus("a", "boot", 1, monotonic_ms() + 60_000, 0, role=Role.LEADING)
         )
 
@@ -168,7 +168,7 @@ async def test_what_is_decided_together_is_read_once_and_written_as_two_groups()
 
 
 async def test_one_that_is_refused_holds_up_no_other_of_its_batch() -> None:
-    site = Site(refuses=[RefusedError(Reason.SLOT_FULL)])
+    site = Site(refuses=[RequestRefusedError(Reason.SLOT_FULL)])
     site.decide(3)
     async with site.running():
         await until(lambda: site.cancels == 3)
@@ -179,7 +179,9 @@ async def test_one_that_is_refused_holds_up_no_other_of_its_batch() -> None:
 
 
 async def test_where_the_cancel_fails_its_copy_is_not_written_again() -> None:
-    site = Site(refuses=[RefusedError(Reason.BACKPRESSURE), RefusedError(Reason.WHEEL_LOST)])
+    site = Site(
+        refuses=[RequestRefusedError(Reason.BACKPRESSURE), RequestRefusedError(Reason.WHEEL_LOST)]
+    )
     site.decide(1)
     async with site.running():
         for cancels in (1, 2, 3):

@@ -19,7 +19,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing import gathering
 from delaywheel_replica.server.changing.gathering import CancelGroups
-from delaywheel_replica.server.changing.sights import Moment
+from delaywheel_replica.server.changing.sights import DecisionBasis
 from delaywheel_replica.server.changing.waiting import (
     Decided,
     PendingCancel,
@@ -29,7 +29,7 @@ from delaywheel_replica.server.changing.waiting import (
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import Refusal
 
 OWN = WheelId("a", 1)
@@ -57,11 +57,11 @@ class Site:
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     progress: Progress = field(default_factory=lambda: Progress(0, None, {OWN: 1}))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    counts: Counts = field(default_factory=Counts)
+    counts: NodeCounts = field(default_factory=NodeCounts)
 
-    def moment(self) -> Moment:
+    def moment(self) -> DecisionBasis:
         status = CleanerStatus("a", "boot", 1, 0, 0, Role.LEADING, progress=self.progress)
-        return Moment(0, status, None, leading=True)
+        return DecisionBasis(0, status, None, leading=True)
 
     async def find_many(self, references: list[Reference]) -> list[Subject]:
         self.looked_up.append(len(references))

@@ -29,7 +29,7 @@ from delaywheel_replica.core.protocol.status_files import (
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.alone import alone_messages
-from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
+from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms
 from delaywheel_replica.server.node.pulse import Pulse
 from support.core.values import heartbeat, wheel_heartbeat
 from support.server.views import node_view
@@ -80,7 +80,7 @@ def described(
 ) -> pb.DescribeClusterResponse:
     """Node a, with details."""
     state = books or BooksState("/books")
-    view = node_view(server_status, in_sync=frozenset("ab"), cleaner=Cleaner(cleaner))
+    view = node_view(server_status, in_sync=frozenset("ab"), cleaner=CleanerView(cleaner))
     said = own_report(state, undeletable)
     answer = pb.DescribeClusterResponse(
         node="a",
@@ -144,7 +144,7 @@ def test_what_only_this_node_holds_is_counted_as_far_as_it_is_pending(data: Path
 def test_how_many_wheels_are_not_looked_through_yet(data: Path) -> None:
     status = server_status()
     heartbeat = replace(status.heartbeat, verifying=frozenset({WheelId("a", 1), WheelId("b", 7)}))
-    view = node_view(server_status, in_sync=frozenset("ab"), cleaner=Cleaner(None))
+    view = node_view(server_status, in_sync=frozenset("ab"), cleaner=CleanerView(None))
     said = own_report(BooksState("/books"))
     answer = pb.DescribeClusterResponse(node="a", members=[pb.Member(node="a")])
     Details(PosixDisk(), data, view, said).add_to(answer, replace(status, heartbeat=heartbeat))

@@ -27,7 +27,7 @@ from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import Silent
-from delaywheel_replica.server.node.node_view import Cleaner, wall_ms
+from delaywheel_replica.server.node.node_view import CleanerView, wall_ms
 from support.server.views import node_view
 from support.server.well import cleaner_status, server_status
 from support.wheels.messages import BASE_SLOT, message
@@ -154,7 +154,7 @@ def test_without_a_leader_an_upper_bound_of_the_lateness_is_reported(
     changes: dict[str, Any], silent_ms: int, known: int | None
 ) -> None:
     status = replace(cleaner_status(**changes), wall_ms=wall_ms() - silent_ms)
-    view = node_view(server_status, cleaner=Cleaner(status))
+    view = node_view(server_status, cleaner=CleanerView(status))
     answer = describe_cluster(config_of_one(), view, server_status(), "a:1", refusal=None)
     assert answer.HasField("lateness_ms") == (known is not None)
     assert (known or 0) <= answer.lateness_ms < (known or 0) + 20_000

@@ -15,7 +15,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, WheelRecord
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Term
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, LeaderTerm
 from delaywheel_replica.core.protocol.progress import MOST_AHEAD, Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
@@ -32,12 +32,12 @@ from delaywheel_replica.server.cluster.operator import (
     wheel_refusal,
 )
 from delaywheel_replica.server.intake.admission import Admission
-from delaywheel_replica.server.intake.calls import Answers, Calls
+from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
 from delaywheel_replica.server.intake.reception import Reception
 from delaywheel_replica.server.node.calls_to_nodes import Passing
-from delaywheel_replica.server.node.counts import Counts
-from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms, wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms, wall_ms
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 from support.core.values import heartbeat, wheel_heartbeat
 from support.server.server_process import config_for
 from support.server.views import node_view
@@ -73,7 +73,7 @@ class Place:
         wait_s: so long it waits for the commit.
     """
 
-    cleaner: Cleaner = field(default_factory=lambda: Cleaner(control_of()))
+    cleaner: CleanerView = field(default_factory=lambda: CleanerView(control_of()))
     peers: dict[str, Heartbeat] = field(
         default_factory=lambda: {
             "b": heartbeat("b", storage="new"),
@@ -245,7 +245,7 @@ async def test_a_node_that_is_removed_already_stays_so() -> None:
 
 
 async def refusal_of(work: object) -> Reason:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(RequestRefusedError) as caught:
         await work  # type: ignore[misc]
     return caught.value.refusal.reason
 
@@ -305,7 +305,7 @@ def ahead(set_backs: int = 0, ahead_ms: int = HOUR_MS, **place: Any) -> Place:
     """The leader rests: w is that far ahead of its clock, and was set back before."""
     progress = Progress(wall_ms() + ahead_ms, None, {A1: 7}, floor=40, set_backs=set_backs)
     status = replace(control_of(), role=Role.RESTING, progress=progress)
-    return Place(cleaner=Cleaner(status), **place)
+    return Place(cleaner=CleanerView(status), **place)
 
 
 async def test_w_is_set_back_to_the_clock() -> None:
@@ -429,24 +429,24 @@ class Site:
 
     leader: Place
     place: Place
-    counts: Counts
+    counts: NodeCounts
 
 
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
-    leader, counts = Place(), Counts()
+    leader, counts = Place(), NodeCounts()
     server = grpc.aio.server()
     answers = Answers(Admission(max_bytes=1 << 20, max_caller_bytes=1 << 20), lambda _: 1)
     service = DelayWheelAdminService(leader.operator)
     access = Access(config_for(tmp_path))
-    calls = Calls(Reception(), counts, answers, access)
+    calls = GrpcHandlers(Reception(), counts, answers, access)
     described = pb.DESCRIPTOR.services_by_name["DelayWheelAdmin"]
     handlers = calls.of_service(described, service, {})
     server.add_registered_method_handlers(described.full_name, handlers)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     place = Place(addresses={"b": address}, secret=access.call_secret)
-    place.peers["b"] = replace(place.peers["b"], term=Term(7))
+    place.peers["b"] = replace(place.peers["b"], term=LeaderTerm(7))
     place.cleaner.status = replace(control_of(), role=Role.STANDBY)
     yield Site(leader, place, counts)
     await place.passing.close()
@@ -470,7 +470,7 @@ async def test_setting_back_is_passed_on_to_the_leaders_node(site: Site) -> None
 
 
 async def test_the_leaders_words_are_the_answer(site: Site) -> None:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(RequestRefusedError) as caught:
         await site.place.remove("c")
     assert caught.value.refusal == Refusal(
         Reason.NODE_IN_USE, "The leader's node: Node c is among the leader's members"

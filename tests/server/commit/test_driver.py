@@ -19,7 +19,7 @@ from delaywheel_replica.core.node.events import (
     Event,
     Failed,
     ForgetLost,
-    Held,
+    HeldWheel,
     LeaveWheel,
     Mirror,
     Send,
@@ -29,7 +29,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Term
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, LeaderTerm
 from delaywheel_replica.core.protocol.messages import (
     Refused,
     WheelCard,
@@ -291,7 +291,7 @@ def test_the_row_says_term_floor_and_its_place_in_the_order(ready: Driven) -> No
     assert (heartbeat.start, heartbeat.floor, heartbeat.term) == (
         1,
         17,
-        Term(7, (Fence("n9", 1),), {}),
+        LeaderTerm(7, (Fence("n9", 1),), {}),
     )
     assert ready.row.heartbeat.order > heartbeat.order
     ready.hear(role=Role.STANDBY, floor=17, w1=None, w2=None)
@@ -348,7 +348,7 @@ def test_what_fails_takes_along_only_what_is_answered(
     assert ready.driver.floor == BASE_SLOT
 
 
-def refuse(*_: object, **__: object) -> Held:
+def refuse(*_: object, **__: object) -> HeldWheel:
     raise OSError("no")
 
 

@@ -24,7 +24,7 @@ from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
-from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.messages import WheelCard
 from delaywheel_replica.server.store.frames_to_send import FoundFrames
 from sim.machine.disk import Crash, Fault, SimulatedDisk
@@ -218,7 +218,7 @@ def test_after_a_start_own_wheels_are_copies() -> None:
     assert store.wheel is None
     assert store.state.open == OWN, "the machine says when it is left"
     own = WheelCard(OWN, MEMBERS, 2, 7200)
-    assert store.held_wheels() == {OWN: Held(own, 2, BASE_SLOT + 1)}
+    assert store.held_wheels() == {OWN: HeldWheel(own, 2, BASE_SLOT + 1)}
     with pytest.raises(WheelExists):
         store.open_wheel(Spare(OWN, 0, MEMBERS, 2))
 
@@ -362,7 +362,7 @@ def test_a_wheel_whose_index_cannot_be_opened_lacks_all_its_frames_for_so_long()
     with pytest.raises(OSError, match="Input/output"):
         store.repair(held.card, frames)
     disk.faults.clear()
-    assert store.repair(held.card, frames) == Held(held.card, 2, BASE_SLOT + 1)
+    assert store.repair(held.card, frames) == HeldWheel(held.card, 2, BASE_SLOT + 1)
     assert read(store, OWN, 1, 2) == ([1, 2], [])
 
 

@@ -30,7 +30,7 @@ from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS
 from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
-from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.server.store.store import Store
@@ -66,7 +66,7 @@ def test_a_copy_is_made_with_its_first_frames() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
     held = store.mirror(CARD, bundled(written_elsewhere()[:2]))
-    assert held == Held(CARD, 2, BASE_SLOT + 1) == store.held(WHEEL)
+    assert held == HeldWheel(CARD, 2, BASE_SLOT + 1) == store.held(WHEEL)
     meta = load_meta(disk, DATA, WHEEL)
     assert (meta.members, meta.min_insync, meta.span_seconds) == (MEMBERS, 2, 7200)
     assert restarted(disk).held_wheels() == {WHEEL: held}
@@ -405,9 +405,9 @@ def test_a_closed_copy_is_cut_and_stays_so() -> None:
     store = opened(disk)
     copies = written_elsewhere()
     store.mirror(CARD, bundled(copies))
-    assert store.close_wheel(WHEEL, 2) == Held(CARD, 2, BASE_SLOT + 1, NO_SEQS, 2)
+    assert store.close_wheel(WHEEL, 2) == HeldWheel(CARD, 2, BASE_SLOT + 1, NO_SEQS, 2)
     assert store.mirror(CARD, bundled(copies)).applied == 2
-    assert restarted(disk).held(WHEEL) == Held(CARD, 2, BASE_SLOT + 1, NO_SEQS, 2)
+    assert restarted(disk).held(WHEEL) == HeldWheel(CARD, 2, BASE_SLOT + 1, NO_SEQS, 2)
     with pytest.raises(WheelMissing):
         store.close_wheel(WheelId("node-1", 2), 2)
 

@@ -30,7 +30,7 @@ from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
-from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.server.store.limits import StoreLimits
 from delaywheel_replica.server.store.store import Store
@@ -112,7 +112,7 @@ class Node:
         self.disk.restart()
         self.store = self.opened()
 
-    def holds(self, held: Held) -> None:
+    def holds(self, held: HeldWheel) -> None:
         """Notes what was reported to others as held."""
         wheel = held.card.wheel
         self.promised |= {
@@ -168,7 +168,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # --- the copies
 
-    def _hold(self, name: str, held: Held) -> None:
+    def _hold(self, name: str, held: HeldWheel) -> None:
         self.nodes[name].holds(held)
 
     def _take(self, name: str, wheel: WheelId, most: int = 1000) -> None:
@@ -407,7 +407,7 @@ class StoreMachine(RuleBasedStateMachine):
                     break
             self._assert_same(wheel)
 
-    def _state_of(self, wheel: WheelId) -> list[Held | None]:
+    def _state_of(self, wheel: WheelId) -> list[HeldWheel | None]:
         return [node.store.held_wheels().get(wheel) for node in self.nodes.values()]
 
     def _lose(self, wheel: WheelId) -> bool:

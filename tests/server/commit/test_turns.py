@@ -16,7 +16,6 @@ from delaywheel.storage.recovery.verify import verify_wheel
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.node.events import (
     CloseWheel,
-    Deleted,
     DeleteWheel,
     Failed,
     Mirror,
@@ -24,6 +23,7 @@ from delaywheel_replica.core.node.events import (
     Repair,
     Serve,
     Sweep,
+    WheelDeleted,
 )
 from delaywheel_replica.core.protocol.messages import Frames, Gossip, WheelCard
 from sim.machine.disk import Fault, SimulatedDisk
@@ -171,7 +171,7 @@ def test_deleting_a_wheel_holds_up_nobody(disk: SlowDisk) -> None:
     callers = slowly(node, disk)
     node.driver._queue([DeleteWheel(OTHER)])
     assert_not_held(node, callers)
-    assert Deleted(OTHER) in node.events
+    assert WheelDeleted(OTHER) in node.events
     assert OTHER not in list_wheels(disk, DATA)
 
 

@@ -14,7 +14,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.server.commit.committer import Request
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.writing import APART_S, Writing, settle
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 
 class Held:
@@ -40,7 +40,7 @@ async def test_a_caller_hears_why_nothing_was_written() -> None:
     driver = Held()
     answer = Writing(cast("Driver", driver)).submit(columns())
     settle([(driver.requests[0], Refusal(Reason.DISK_STALLED))])
-    with pytest.raises(RefusedError, match="DISK_STALLED"):
+    with pytest.raises(RequestRefusedError, match="DISK_STALLED"):
         await answer
 
 

@@ -4,14 +4,14 @@ import pytest
 
 from delaywheel_replica.server.intake import admission as admission_module
 from delaywheel_replica.server.intake.admission import MESSAGE_COST_BYTES, Admission, cost_bytes
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 
 def test_a_caller_has_a_bound_of_its_own() -> None:
     admission = Admission(max_bytes=100, max_caller_bytes=30)
     with admission.admit("a", 30):
         assert not admission.caller_has_room("a", 1)
-        with pytest.raises(RefusedError, match="BACKPRESSURE"):
+        with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
             admission.admit("a", 1)
         with admission.admit("b", 30):
             assert admission.in_flight_bytes == 60
@@ -21,7 +21,7 @@ def test_a_caller_has_a_bound_of_its_own() -> None:
 
 def test_all_callers_have_one_bound_together() -> None:
     admission = Admission(max_bytes=50, max_caller_bytes=30)
-    with admission.admit("a", 30), pytest.raises(RefusedError, match="on this node"):
+    with admission.admit("a", 30), pytest.raises(RequestRefusedError, match="on this node"):
         admission.admit("b", 21)
     with admission.admit("b", 21):
         pass
@@ -55,7 +55,7 @@ async def test_an_answer_is_counted_until_its_caller_has_it() -> None:
     # The end does not wait for clients that do not read.
     await admission.wait_idle()
     assert admission.in_flight_bytes == 20
-    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+    with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
         admission.admit("a", 11)
     waiting = asyncio.ensure_future(admission.wait_for_room("a", 11))
     await asyncio.sleep(0)
@@ -77,7 +77,7 @@ def test_short_messages_cost_what_is_made_of_them() -> None:
 
 def test_a_request_above_the_bound_of_all_has_room_when_nothing_is_in_flight() -> None:
     admission = Admission(max_bytes=50, max_caller_bytes=50)
-    with admission.admit("a", 60), pytest.raises(RefusedError, match="on this node"):
+    with admission.admit("a", 60), pytest.raises(RequestRefusedError, match="on this node"):
         admission.admit("b", 1)
 
 

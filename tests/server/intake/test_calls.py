@@ -15,11 +15,11 @@ import pytest
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.intake import admission as admission_module
 from delaywheel_replica.server.intake.admission import Admission
-from delaywheel_replica.server.intake.calls import Answers, Calls
+from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
 from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.reception import CALLS, Reception
 from delaywheel_replica.server.node.answering import Context
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.counts import NodeCounts
 
 _LONG = 8 << 20
 _OPTIONS = (
@@ -35,7 +35,7 @@ class Site:
     """A server whose GetMessage answers a lot, and whose Cancel waits until it may continue."""
 
     address: str = ""
-    counts: Counts = field(default_factory=Counts)
+    counts: NodeCounts = field(default_factory=NodeCounts)
     reception: Reception = field(default_factory=lambda: Reception(CALLS._replace(calls=3)))
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     begun: list[str] = field(default_factory=list)
@@ -74,7 +74,7 @@ async def site() -> AsyncIterator[Site]:
 
 @asynccontextmanager
 async def _served(made: Site) -> AsyncIterator[Site]:
-    calls = Calls(made.reception, made.counts, Answers(made.admission, lambda _: 1))
+    calls = GrpcHandlers(made.reception, made.counts, Answers(made.admission, lambda _: 1))
     server = grpc.aio.server(options=_OPTIONS)
     described = pb.DESCRIPTOR.services_by_name["DelayWheel"]
     server.add_registered_method_handlers(

@@ -20,7 +20,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
-from delaywheel_replica.core.ingress.underway import Answer, Taken
+from delaywheel_replica.core.ingress.underway import RecordAnswer, RecordUnderWay
 from delaywheel_replica.handover.answers import ANSWER_HEAD, encode_answers
 from delaywheel_replica.handover.batches import (
     BATCH_BYTES,
@@ -39,9 +39,9 @@ from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.handover import HandoverServer
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import Accepting
-from delaywheel_replica.server.intake.validate import Rules
-from delaywheel_replica.server.node.counts import Counts
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.intake.validate import IntakeRules
+from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 WHEEL = WheelId("n1", 1)
 AT = ("ingress", 0)
@@ -59,7 +59,7 @@ class Asked:
         self.answer.set_result(Committed(WHEEL, 1, failed or {}))
 
     def refused(self, reason: Reason) -> None:
-        self.answer.set_exception(RefusedError(reason))
+        self.answer.set_exception(RequestRefusedError(reason))
 
 
 class Ends:
@@ -75,9 +75,9 @@ class Ends:
         self.cleaners, self.servers = Link(one.detach()), Link(other.detach())
         self.asked: list[Asked] = []
         self.refusal: Refusal | None = None
-        self.counts = Counts()
+        self.counts = NodeCounts()
         self.admission = Admission(max_bytes=64 << 20, max_caller_bytes=max_caller_bytes)
-        rules = Rules(7_200, 60, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
+        rules = IntakeRules(7_200, 60, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
         accepting = Accepting(
             refusal=lambda: self.refusal,
             rules=rules,
@@ -138,12 +138,12 @@ def delayed(number: int, size: int = 10) -> Handed:
     wish = Delayed(
         number.to_bytes(16, "big"), 9_000, "orders", ABSENT, ABSENT, None, bytes(size), b""
     )
-    return Handed(AT, Taken(number, wish, None))
+    return Handed(AT, RecordUnderWay(number, wish, None))
 
 
 def withdrawn(number: int) -> Handed:
     """A record that becomes a cancel."""
-    return Handed(AT, Taken(number, Withdrawn(number.to_bytes(16, "big"), 9_000), None))
+    return Handed(AT, RecordUnderWay(number, Withdrawn(number.to_bytes(16, "big"), 9_000), None))
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -158,15 +158,15 @@ class Answered:
     """The answers of a hand-over, by offset."""
 
     handover: Handover
-    found: dict[int, Answer] = field(default_factory=dict)
+    found: dict[int, RecordAnswer] = field(default_factory=dict)
 
-    def look(self) -> dict[int, Answer]:
+    def look(self) -> dict[int, RecordAnswer]:
         for handed, answer in self.handover.answers():
             assert handed.taken.offset not in self.found, "each is answered once"
             self.found[handed.taken.offset] = answer
         return self.found
 
-    async def all_of(self, *offsets: int) -> dict[int, Answer]:
+    async def all_of(self, *offsets: int) -> dict[int, RecordAnswer]:
         await until(lambda: set(offsets) <= set(self.look()))
         return self.found
 
@@ -182,9 +182,9 @@ async def test_each_record_is_answered_once_it_is_held(ends: Ends) -> None:
     assert not answered.look()
     assert ends.admission.in_flight_bytes > 0
     asked.held()
-    assert await answered.all_of(1, 2) == {1: Answer.HELD, 2: Answer.HELD}
+    assert await answered.all_of(1, 2) == {1: RecordAnswer.HELD, 2: RecordAnswer.HELD}
     assert ends.admission.in_flight_bytes == 0
-    assert ends.counts.handed[Answer.HELD] == 2
+    assert ends.counts.handed[RecordAnswer.HELD] == 2
     assert handover.room_bytes == UNANSWERED_BYTES
 
 
@@ -211,38 +211,40 @@ async def test_messages_and_cancels_go_apart(ends: Ends) -> None:
     ]
     for asked in ends.asked:
         asked.held()
-    assert set((await Answered(handover).all_of(1, 2, 3, 4)).values()) == {Answer.HELD}
+    assert set((await Answered(handover).all_of(1, 2, 3, 4)).values()) == {RecordAnswer.HELD}
 
 
 @pytest.mark.parametrize(
     ("reason", "answer"),
     [
-        (Reason.DUE_TOO_OLD, Answer.SEALED),
-        (Reason.SLOT_FULL, Answer.FULL),
-        (Reason.WHEEL_LOST, Answer.UNKNOWN),
-        (Reason.INTERNAL, Answer.UNKNOWN),
+        (Reason.DUE_TOO_OLD, RecordAnswer.SEALED),
+        (Reason.SLOT_FULL, RecordAnswer.FULL),
+        (Reason.WHEEL_LOST, RecordAnswer.UNKNOWN),
+        (Reason.INTERNAL, RecordAnswer.UNKNOWN),
     ],
 )
-async def test_single_records_that_are_refused(ends: Ends, reason: Reason, answer: Answer) -> None:
+async def test_single_records_that_are_refused(
+    ends: Ends, reason: Reason, answer: RecordAnswer
+) -> None:
     handover = ends.begin()
     handover.hand([delayed(1), delayed(2)])
     await until(lambda: ends.asked)
     ends.asked[0].held({1: Refusal(reason)})
-    assert await Answered(handover).all_of(1, 2) == {1: Answer.HELD, 2: answer}
+    assert await Answered(handover).all_of(1, 2) == {1: RecordAnswer.HELD, 2: answer}
 
 
 @pytest.mark.parametrize(
     ("reason", "answer"),
     [
-        (Reason.WHEEL_LOST, Answer.UNKNOWN),
-        (Reason.INTERNAL, Answer.UNKNOWN),
-        (Reason.DISK_STALLED, Answer.NOT_NOW),
-        (Reason.NOT_ENOUGH_REPLICAS, Answer.NOT_NOW),
-        (Reason.NO_WHEEL, Answer.NOT_NOW),
+        (Reason.WHEEL_LOST, RecordAnswer.UNKNOWN),
+        (Reason.INTERNAL, RecordAnswer.UNKNOWN),
+        (Reason.DISK_STALLED, RecordAnswer.NOT_NOW),
+        (Reason.NOT_ENOUGH_REPLICAS, RecordAnswer.NOT_NOW),
+        (Reason.NO_WHEEL, RecordAnswer.NOT_NOW),
     ],
 )
 async def test_a_batch_that_is_refused_as_a_whole(
-    ends: Ends, reason: Reason, answer: Answer
+    ends: Ends, reason: Reason, answer: RecordAnswer
 ) -> None:
     handover = ends.begin()
     handover.hand([delayed(1), delayed(2)])
@@ -257,7 +259,7 @@ async def test_nothing_is_written_while_the_node_takes_nothing_but_cancels(ends:
     handover.hand([delayed(1), withdrawn(2)])
     await until(lambda: ends.asked)
     ends.asked[0].held()
-    assert await Answered(handover).all_of(1, 2) == {1: Answer.NOT_NOW, 2: Answer.HELD}
+    assert await Answered(handover).all_of(1, 2) == {1: RecordAnswer.NOT_NOW, 2: RecordAnswer.HELD}
     assert [each.kind for each in ends.asked] == [Kind.CANCELS]
 
 
@@ -265,7 +267,7 @@ async def test_what_is_in_flight_already_is_refused_and_comes_again(ends: Ends) 
     ticket = ends.admission.admit("a caller", 64 << 20)
     handover = ends.begin()
     handover.hand([delayed(1)])
-    assert await Answered(handover).all_of(1) == {1: Answer.NOT_NOW}
+    assert await Answered(handover).all_of(1) == {1: RecordAnswer.NOT_NOW}
     assert not ends.asked
     with ticket:
         pass
@@ -278,7 +280,7 @@ async def test_a_defect_may_have_written_it(ends: Ends, monkeypatch: pytest.Monk
     monkeypatch.setattr(ends, "submit", fail)
     handover = ends.begin()
     handover.hand([delayed(1)])
-    assert await Answered(handover).all_of(1) == {1: Answer.UNKNOWN}
+    assert await Answered(handover).all_of(1) == {1: RecordAnswer.UNKNOWN}
     assert not handover.is_broken
 
 
@@ -289,9 +291,9 @@ async def test_batches_are_answered_in_any_order(ends: Ends) -> None:
     handover.hand([delayed(2)])
     await until(lambda: len(ends.asked) == 2)
     ends.asked[1].held()
-    assert await answered.all_of(2) == {2: Answer.HELD}
+    assert await answered.all_of(2) == {2: RecordAnswer.HELD}
     ends.asked[0].refused(Reason.NO_WHEEL)
-    assert (await answered.all_of(1))[1] is Answer.NOT_NOW
+    assert (await answered.all_of(1))[1] is RecordAnswer.NOT_NOW
 
 
 async def test_much_goes_in_batches_and_one_record_of_any_length(ends: Ends) -> None:
@@ -310,7 +312,7 @@ async def test_much_goes_in_batches_and_one_record_of_any_length(ends: Ends) -> 
                     each.held()
 
     holding = asyncio.create_task(hold())
-    assert set((await Answered(handover).all_of(*range(10))).values()) == {Answer.HELD}
+    assert set((await Answered(handover).all_of(*range(10))).values()) == {RecordAnswer.HELD}
     holding.cancel()
     assert handover.room_bytes == UNANSWERED_BYTES
     lengths = [len(each.columns.blob) for each in ends.asked]
@@ -340,11 +342,11 @@ async def test_the_server_lets_go_and_nobody_knows(ends: Ends) -> None:
     ends.asked[0].held()
     await answered.all_of(1)
     ends.server.close()
-    assert (await answered.all_of(2))[2] is Answer.UNKNOWN
+    assert (await answered.all_of(2))[2] is RecordAnswer.UNKNOWN
     assert handover.is_broken
     assert handover.room_bytes == 0
     handover.hand([delayed(3)])
-    assert answered.look()[3] is Answer.NOT_NOW
+    assert answered.look()[3] is RecordAnswer.NOT_NOW
 
 
 async def test_a_server_that_restarts_never_read_it(ends: Ends) -> None:
@@ -362,7 +364,7 @@ async def test_a_server_that_restarts_never_read_it(ends: Ends) -> None:
     newer.hand([delayed(1)])
     await until(lambda: len(ends.asked) == 2)
     ends.asked[1].held()
-    assert await Answered(newer).all_of(1) == {1: Answer.HELD}
+    assert await Answered(newer).all_of(1) == {1: RecordAnswer.HELD}
 
 
 async def test_a_new_term_takes_the_place_of_the_one_before(ends: Ends) -> None:
@@ -372,10 +374,10 @@ async def test_a_new_term_takes_the_place_of_the_one_before(ends: Ends) -> None:
     newer = ends.begin()
     newer.hand([delayed(1)])
     await until(lambda: len(ends.asked) == 2)
-    assert await Answered(before).all_of(1) == {1: Answer.UNKNOWN}
+    assert await Answered(before).all_of(1) == {1: RecordAnswer.UNKNOWN}
     for asked in ends.asked:
         asked.held()
-    assert await Answered(newer).all_of(1) == {1: Answer.HELD}
+    assert await Answered(newer).all_of(1) == {1: RecordAnswer.HELD}
 
 
 async def test_the_end_of_a_term_leaves_what_was_written_written(ends: Ends) -> None:
@@ -413,7 +415,7 @@ async def test_a_batch_that_comes_byte_by_byte(ends: Ends) -> None:
         await until(lambda: ends.asked)
         ends.asked[0].held()
         answer = await asyncio.get_running_loop().sock_recv(ours, 64)
-        assert answer == encode_answers(7, [Answer.HELD])
+        assert answer == encode_answers(7, [RecordAnswer.HELD])
 
 
 async def test_half_a_batch_is_none(ends: Ends) -> None:
@@ -450,7 +452,7 @@ async def test_what_is_no_answer_ends_it(ends: Ends) -> None:
         handover.hand([delayed(1)])
         theirs.send(ANSWER_HEAD.pack(1, 7))
         ((_, answer),) = handover.answers()
-        assert answer is Answer.UNKNOWN
+        assert answer is RecordAnswer.UNKNOWN
         assert handover.is_broken
 
 

@@ -13,15 +13,15 @@ from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.link import AskTopic, TopicInfo, Topics
 from delaywheel_replica.server.intake import known_topics as topics_module
 from delaywheel_replica.server.intake.known_topics import KnownTopics
-from delaywheel_replica.server.intake.validate import Batch
+from delaywheel_replica.server.intake.validate import RequestBatch
 from support.wheels.messages import Message, columns_of
 
 DUE_MS = 1_763_700_000_000
 NOW_MS = 50_000
 
 
-def batch(*topics: str, partition: int = -1, value: bytes = b"v") -> Batch:
-    return Batch(
+def batch(*topics: str, partition: int = -1, value: bytes = b"v") -> RequestBatch:
+    return RequestBatch(
         columns_of(
             [
                 Message(DUE_MS, number.to_bytes(16, "big"), topic, None, value, (), partition)
@@ -60,7 +60,7 @@ def known(tmp_path: Path, asked: Asked) -> KnownTopics:
     )
 
 
-async def refused(known: KnownTopics, batch: Batch) -> dict[int, Reason]:
+async def refused(known: KnownTopics, batch: RequestBatch) -> dict[int, Reason]:
     known.judge(batch, await known.find_out(known.doubtful(batch)))
     return {row: refusal.reason for row, refusal in batch.refusals.items()}
 

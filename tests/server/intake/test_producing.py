@@ -23,13 +23,13 @@ from delaywheel_replica.server.intake import producing as producing_module
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import Accepting, Producing
-from delaywheel_replica.server.intake.validate import Batch, Rules, decode_outlined
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.intake.validate import IntakeRules, RequestBatch, decode_outlined
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.looptime import PASS_S, LoopTime
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from support.wheels.messages import Message, columns_of
 
-RULES = Rules(
+RULES = IntakeRules(
     span_seconds=7_200,
     late_window_seconds=60,
     clock_skew_ms=500,
@@ -71,21 +71,21 @@ class Site:
                 admission=Admission(max_bytes=64 << 20, max_caller_bytes=64 << 20),
                 topics=self.topics,
                 writing=cast("Writing", self.written),
-                counts=Counts(),
+                counts=NodeCounts(),
             )
         )
 
-        def decode(*arguments: Any, **named: Any) -> Batch:
+        def decode(*arguments: Any, **named: Any) -> RequestBatch:
             self.threads.add(threading.current_thread().name)
             return decode_outlined(*arguments, **named)
 
-        def accept(batch: Batch) -> None:
+        def accept(batch: RequestBatch) -> None:
             self.threads.add(threading.current_thread().name)
             of_batch(batch)
 
-        of_batch = Batch.accept
+        of_batch = RequestBatch.accept
         monkeypatch.setattr(producing_module, "decode_outlined", decode)
-        monkeypatch.setattr(Batch, "accept", accept)
+        monkeypatch.setattr(RequestBatch, "accept", accept)
 
     async def produce(self, request: pb.DelayProduceRequest) -> pb.DelayProduceResponse:
         answer = await self.producing.one(

@@ -11,7 +11,7 @@ import pytest
 from delaywheel.reasons import Reason
 from delaywheel_replica.server.intake.arrivals import ArrivalBounds
 from delaywheel_replica.server.intake.reception import CALLS, CallBounds, OpenStream, Reception
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 
 class Arriving:
@@ -52,7 +52,7 @@ async def settle() -> None:
 
 
 def reason_of(error: BaseException | None) -> Reason:
-    assert isinstance(error, RefusedError)
+    assert isinstance(error, RequestRefusedError)
     return error.refusal.reason
 
 
@@ -121,7 +121,7 @@ async def test_a_call_that_waits_makes_room_for_one_of_a_caller_with_fewer() -> 
     few = arriving.of("few", "few")
     await asyncio.wait([tasks[2]])
     assert reason_of(tasks[2].exception()) is Reason.BACKPRESSURE
-    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+    with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
         reception.begin_call("few")  # which has as many that wait, by now
     for name in ("read", "older", "few"):
         arriving.come(name)
@@ -131,7 +131,7 @@ async def test_a_call_that_waits_makes_room_for_one_of_a_caller_with_fewer() -> 
 def test_calls_beyond_their_bound_are_refused() -> None:
     reception = Reception(CALLS._replace(calls=2))
     ends = [reception.begin_call("a") for _ in range(2)]
-    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+    with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
         reception.begin_call("b")
     ends[0]()
     reception.begin_call("b")
@@ -155,10 +155,10 @@ def opened(reception: Reception, clock: Clock, callers: str) -> list[OpenStream]
 def test_streams_beyond_their_bounds_are_refused() -> None:
     reception, clock = Reception(STREAMS), Clock()
     streams = opened(reception, clock, "aabb")
-    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+    with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
         reception.begin_stream("c", clock)
     reception.end_stream(streams[0])
-    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+    with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
         reception.begin_stream("b", clock)
     reception.begin_stream("c", clock)
 
@@ -172,12 +172,12 @@ def test_an_idle_stream_makes_room_for_another() -> None:
     clock.now_s = 0.9
     many.received()
     many.answered()
-    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+    with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
         reception.begin_stream("d", clock)
     clock.now_s = 2.0
     opened(reception, clock, "dde")  # each ends one: silent, then the caller's with two, sent
     assert [stream.is_ended for stream in (silent, many, sent, waits)] == [True, True, True, False]
-    with pytest.raises(RefusedError, match="BACKPRESSURE"):
+    with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
         reception.begin_stream("f", clock)  # the one that waits for its answer stays
 
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from delaywheel.headers import encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.intake.validate import Batch, Rules
+from delaywheel_replica.server.intake.validate import IntakeRules, RequestBatch
 from delaywheel_replica.server.intake.validate import decode as decode_bytes
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 from support.wheels.messages import Message, columns_of, messages_of
 
 NOW_MS = 1_763_700_000_000
-RULES = Rules(
+RULES = IntakeRules(
     span_seconds=100,
     late_window_seconds=10,
     clock_skew_ms=500,
@@ -34,7 +34,7 @@ BIG = replace(RULES, max_request_bytes=1 << 20, max_message_bytes=100_000)
 ID = bytes(range(16))
 
 
-def decode(request: pb.DelayProduceRequest, rules: Rules, *, now_ms: int) -> Batch:
+def decode(request: pb.DelayProduceRequest, rules: IntakeRules, *, now_ms: int) -> RequestBatch:
     return decode_bytes(request.SerializeToString(), rules, now_ms=now_ms)
 
 
@@ -45,7 +45,7 @@ def row(**fields: Any) -> pb.DelayedMessage:
     return pb.DelayedMessage(**message)
 
 
-def decoded(*messages: pb.DelayedMessage) -> Batch:
+def decoded(*messages: pb.DelayedMessage) -> RequestBatch:
     return decode(pb.DelayProduceRequest(messages=messages), RULES, now_ms=NOW_MS)
 
 
@@ -278,7 +278,7 @@ ONE = [Message(NOW_MS, ID, "orders", b"k", b"v", (("h", b"x"),))]
 def test_a_request_that_cannot_be_taken_is_refused_as_a_whole(
     request_: pb.DelayProduceRequest, reason: Reason
 ) -> None:
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(RequestRefusedError) as caught:
         decode(request_, RULES, now_ms=NOW_MS)
     assert caught.value.refusal.reason == reason
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.intake.unpacking import outline_of
-from delaywheel_replica.server.intake.validate import REQUEST_HEADERS, Rules, decode
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.intake.validate import REQUEST_HEADERS, IntakeRules, decode
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
-RULES = Rules(7200, 120, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
+RULES = IntakeRules(7200, 120, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
 NOW_MS = 1_763_700_000_000
 EMPTY_ROW, EMPTY_HEADER = b"\x0a\x00", b"\x2a\x00"
 
@@ -50,7 +50,7 @@ def _varint(number: int) -> bytes:
 def reason_of(request: bytes) -> Reason | None:
     try:
         decode(request, RULES, now_ms=NOW_MS)
-    except RefusedError as error:
+    except RequestRefusedError as error:
         return error.refusal.reason
     return None
 

@@ -16,7 +16,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.hiding import shown
 from delaywheel_replica.server.ledger import place as ledger_place
 from delaywheel_replica.server.ledger.notes import Gap, GapReason
-from delaywheel_replica.server.ledger.place import HOUR_MS, Place
+from delaywheel_replica.server.ledger.place import HOUR_MS, LedgerStorage
 from delaywheel_replica.server.ledger.retention import Retention
 from support.wheels.books import ACCEPTED_AT_MS, WHEEL, Bench
 from support.wheels.messages import message
@@ -26,11 +26,11 @@ HOUR = ACCEPTED_AT_MS // HOUR_MS * HOUR_MS
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(str(tmp_path / "place"), node="n1", staging=tmp_path / "staging")
+def place(tmp_path: Path) -> LedgerStorage:
+    return LedgerStorage(str(tmp_path / "place"), node="n1", staging=tmp_path / "staging")
 
 
-def put(place: Place, wheel: WheelId, first: int, last: int, at_ms: int) -> None:
+def put(place: LedgerStorage, wheel: WheelId, first: int, last: int, at_ms: int) -> None:
     with place.begin() as writer:
         rows: list[dict[str, Any]] = [
             {
@@ -50,12 +50,12 @@ def gap_of(wheel: WheelId, first: int, last: int, at_ms: int) -> Gap:
     return Gap(wheel, first, last, at_ms, at_ms, 1, GapReason.DISK_RESERVE, "n1", at_ms)
 
 
-def names(place: Place) -> list[tuple[str, int]]:
+def names(place: LedgerStorage) -> list[tuple[str, int]]:
     files = [file for hour_ms in place.hours() for file in place.files(hour_ms)]
     return sorted((str(name.wheel), name.last_seq) for name in (*files, *place.gaps()))
 
 
-def test_the_newest_name_of_each_wheel_is_found(place: Place, tmp_path: Path) -> None:
+def test_the_newest_name_of_each_wheel_is_found(place: LedgerStorage, tmp_path: Path) -> None:
     put(place, WHEEL, 1, 4, HOUR)
     put(place, WHEEL, 5, 9, HOUR + HOUR_MS)
     put(place, WHEEL, 10, 12, HOUR + HOUR_MS)
@@ -70,19 +70,19 @@ def test_the_newest_name_of_each_wheel_is_found(place: Place, tmp_path: Path) ->
 
 
 def test_no_more_hours_are_looked_into_than_a_wheel_is_old(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: LedgerStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There may be a year of hours."""
     for hours in range(0, 24 * 20, 6):
         put(place, OTHER, 1 + hours, 6 + hours, HOUR - (24 * 20 - hours) * HOUR_MS)
     looked: list[int] = []
-    files = Place.files
+    files = LedgerStorage.files
 
-    def counted(self: Place, hour_ms: int) -> list[ledger_place.Name]:
+    def counted(self: LedgerStorage, hour_ms: int) -> list[ledger_place.Name]:
         looked.append(hour_ms)
         return files(self, hour_ms)
 
-    monkeypatch.setattr(Place, "files", counted)
+    monkeypatch.setattr(LedgerStorage, "files", counted)
     assert place.newest({WHEEL: HOUR}) == {}
     assert len(looked) == 3  # a day, for clocks that were set back
     looked.clear()
@@ -91,14 +91,16 @@ def test_no_more_hours_are_looked_into_than_a_wheel_is_old(
 
 
 def test_an_empty_place_has_no_names_and_is_not_made_by_looking(
-    place: Place, tmp_path: Path
+    place: LedgerStorage, tmp_path: Path
 ) -> None:
     place.reach()
     assert place.newest({WHEEL: 0}) == {}
     assert not (tmp_path / "place").exists()
 
 
-def test_what_is_written_beside_is_no_file_until_it_is_put(place: Place, tmp_path: Path) -> None:
+def test_what_is_written_beside_is_no_file_until_it_is_put(
+    place: LedgerStorage, tmp_path: Path
+) -> None:
     writer = place.begin()
     assert [path.name for path in (tmp_path / "place").iterdir()] == [".n1.tmp"]
     assert names(place) == []
@@ -109,7 +111,7 @@ def test_what_is_written_beside_is_no_file_until_it_is_put(place: Place, tmp_pat
 
 
 def test_folders_and_files_that_the_service_never_made_are_left_alone(
-    place: Place, tmp_path: Path
+    place: LedgerStorage, tmp_path: Path
 ) -> None:
     """No node ends by them, whichever made them."""
     put(place, WHEEL, 1, 4, HOUR)
@@ -126,25 +128,27 @@ def test_folders_and_files_that_the_service_never_made_are_left_alone(
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LedgerStorage:
     monkeypatch.setattr(ledger_place, "_OBJECT_STORES", {"local"})
-    return Place(str(tmp_path / "bucket"), node="n1", staging=tmp_path / "staging" / "up.parquet")
+    return LedgerStorage(
+        str(tmp_path / "bucket"), node="n1", staging=tmp_path / "staging" / "up.parquet"
+    )
 
 
-def test_an_object_store_is_sent_what_is_whole_here(store: Place, tmp_path: Path) -> None:
+def test_an_object_store_is_sent_what_is_whole_here(store: LedgerStorage, tmp_path: Path) -> None:
     put(store, WHEEL, 1, 2, HOUR)
     store.put_gap(gap_of(WHEEL, 3, 4, HOUR))
     assert names(store) == [("n1.1", 2), ("n1.1", 4)]
     assert [path.name for path in (tmp_path / "bucket").iterdir() if path.is_file()] == []
 
 
-def test_what_broke_while_it_was_sent_is_taken_back(store: Place, tmp_path: Path) -> None:
+def test_what_broke_while_it_was_sent_is_taken_back(store: LedgerStorage, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="refused"):
         _put_broken(store, tmp_path)
     assert names(store) == []
 
 
-def _put_broken(store: Place, tmp_path: Path) -> None:
+def _put_broken(store: LedgerStorage, tmp_path: Path) -> None:
     with store.begin():
         pass
     staged = tmp_path / "staging" / "up.parquet"
@@ -198,13 +202,13 @@ def test_a_place_is_shown_without_its_secrets(uri: str, seen: str) -> None:
 
 
 def retained(
-    place: Place, hours: int, registered: Collection[WheelId] | None, now_ms: int
+    place: LedgerStorage, hours: int, registered: Collection[WheelId] | None, now_ms: int
 ) -> list[tuple[str, int]]:
     Retention(hours, registered=lambda: registered).look(place, now_ms)
     return names(place)
 
 
-def test_what_is_too_old_goes_with_its_folders(place: Place, tmp_path: Path) -> None:
+def test_what_is_too_old_goes_with_its_folders(place: LedgerStorage, tmp_path: Path) -> None:
     for hours in range(30):
         put(place, GONE, 1 + hours, 1 + hours, HOUR + hours * HOUR_MS)
     place.put_gap(gap_of(GONE, 50, 60, HOUR))
@@ -216,7 +220,7 @@ def test_what_is_too_old_goes_with_its_folders(place: Place, tmp_path: Path) -> 
     assert [path.name for path in (tmp_path / "place").iterdir()] == ["gaps", "date=2025-11-22"]
 
 
-def test_what_says_how_far_a_registered_wheel_is_published_stays(place: Place) -> None:
+def test_what_says_how_far_a_registered_wheel_is_published_stays(place: LedgerStorage) -> None:
     """It may be written no longer, but registered for long: its messages are due in a week."""
     for hours in range(3):
         put(place, WHEEL, 1 + hours, 1 + hours, HOUR + hours * HOUR_MS)
@@ -229,7 +233,7 @@ def test_what_says_how_far_a_registered_wheel_is_published_stays(place: Place) -
 
 
 def test_what_is_left_of_a_wheel_never_has_a_hole(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: LedgerStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reader may look at any moment: a hole is a file that was lost."""
     place.put_gap(gap_of(WHEEL, 1, 1, HOUR))
@@ -237,13 +241,13 @@ def test_what_is_left_of_a_wheel_never_has_a_hole(
         put(place, GONE, number, number, HOUR + number // 3 * HOUR_MS)
         put(place, WHEEL, 1 + number, 1 + number, HOUR + number // 3 * HOUR_MS)
     looks: list[list[tuple[str, int]]] = []
-    delete = Place.delete
+    delete = LedgerStorage.delete
 
-    def looked_at(self: Place, name: ledger_place.Name) -> None:
+    def looked_at(self: LedgerStorage, name: ledger_place.Name) -> None:
         delete(self, name)
         looks.append(names(self))
 
-    monkeypatch.setattr(Place, "delete", looked_at)
+    monkeypatch.setattr(LedgerStorage, "delete", looked_at)
     retained(place, 5, [], HOUR + 100 * HOUR_MS)
     assert len(looks) == 17
     for look in looks:
@@ -252,7 +256,7 @@ def test_what_is_left_of_a_wheel_never_has_a_hole(
             assert seqs == [*range(last + 1 - len(seqs), last + 1)]
 
 
-def test_a_gap_stays_as_long_as_the_files_of_its_hour(place: Place) -> None:
+def test_a_gap_stays_as_long_as_the_files_of_its_hour(place: LedgerStorage) -> None:
     put(place, GONE, 1, 1, HOUR)
     place.put_gap(gap_of(GONE, 2, 2, HOUR + 1))
     put(place, GONE, 3, 3, HOUR + HOUR_MS)
@@ -261,7 +265,7 @@ def test_a_gap_stays_as_long_as_the_files_of_its_hour(place: Place) -> None:
     assert retained(place, 5, [], soon_ms + HOUR_MS // 2) == [("n3.1", 3)]
 
 
-def test_it_is_not_looked_at_all_the_time(place: Place) -> None:
+def test_it_is_not_looked_at_all_the_time(place: LedgerStorage) -> None:
     asked: list[None] = []
 
     def registered() -> list[WheelId]:
@@ -276,7 +280,7 @@ def test_it_is_not_looked_at_all_the_time(place: Place) -> None:
     assert len(asked) == 6
 
 
-def test_a_gap_that_nobody_understands_stays(place: Place, tmp_path: Path) -> None:
+def test_a_gap_that_nobody_understands_stays(place: LedgerStorage, tmp_path: Path) -> None:
     place.put_gap(gap_of(GONE, 1, 2, HOUR))
     (path,) = (tmp_path / "place" / "gaps").iterdir()
     document = json.loads(path.read_text())
@@ -284,7 +288,7 @@ def test_a_gap_that_nobody_understands_stays(place: Place, tmp_path: Path) -> No
     assert retained(place, 30, [], HOUR + 100 * HOUR_MS) == [("n3.1", 2)]
 
 
-def test_a_full_disk_keeps_no_more_of_the_books_than_is_needed(place: Place) -> None:
+def test_a_full_disk_keeps_no_more_of_the_books_than_is_needed(place: LedgerStorage) -> None:
     is_full = False
     retention = Retention(168, registered=list, hours_when_full=27, is_full=lambda: is_full)
     for hours in (0, 100, 141):

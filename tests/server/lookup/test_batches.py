@@ -12,7 +12,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.server.lookup import batches
-from delaywheel_replica.server.lookup.batches import Batch, Examined, in_batches
+from delaywheel_replica.server.lookup.batches import Examined, ScannedBatch, in_batches
 from delaywheel_replica.server.lookup.scan import Scanner
 from delaywheel_replica.server.lookup.stored import rows_after
 from sim.machine.disk import SimulatedDisk
@@ -24,7 +24,7 @@ DATA = Path("/data")
 
 def read(
     messages: list[Message], cancelled: list[Message], first_rows: int
-) -> tuple[list[Batch], int]:
+) -> tuple[list[ScannedBatch], int]:
     """Returns the batches of frames of ten messages, and how often all cancels were read."""
     disk, looks = SimulatedDisk(), 0
     meta = WheelMeta(A1, {"a": "s"}, 1, 7200)
@@ -46,7 +46,7 @@ def read(
     return found, looks
 
 
-def ids(batch: Batch, *, cancelled: bool) -> list[bytes]:
+def ids(batch: ScannedBatch, *, cancelled: bool) -> list[bytes]:
     return [
         frame.columns.ids[row].tobytes()
         for frame, row, key in batch.rows()

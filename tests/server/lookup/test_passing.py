@@ -14,7 +14,7 @@ import pytest
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
-from delaywheel_replica.core.protocol.heartbeat import Term
+from delaywheel_replica.core.protocol.heartbeat import LeaderTerm
 from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
 from delaywheel_replica.peers.states import (
     Connection,
@@ -31,11 +31,11 @@ from delaywheel_replica.server.changing.passed_on import (
     passed_reschedules,
 )
 from delaywheel_replica.server.changing.sights import Sights
-from delaywheel_replica.server.lookup.places import Places
+from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import PASSED, Passing, Silent
 from delaywheel_replica.server.node.node_view import NodeView
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, abort
 from support.core.values import heartbeat
 from support.server.views import node_view
 
@@ -148,7 +148,7 @@ def view_of(
     address: str | None, *, heard_ago_ms: int = 100, leads: bool = True, is_complete: bool = True
 ) -> NodeView:
     """Node n1, which hears n2."""
-    term = Term(7) if leads else None
+    term = LeaderTerm(7) if leads else None
     reported = replace(heartbeat("n2"), term=term, complete=is_complete)
     other = PeerSight(reported, NOW_MS - heard_ago_ms)
     status = ServerStatus(heartbeat("n1"), 1, NOW_MS, peers={"n2": other})
@@ -158,7 +158,7 @@ def view_of(
 
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
-    sights = Sights(view, object.__new__(Queries), passing, object.__new__(Places))
+    sights = Sights(view, object.__new__(Queries), passing, object.__new__(AskedPlaces))
     return Cancels(sights, object.__new__(CancelGroups), passed_cancels(passing))
 
 
@@ -222,7 +222,7 @@ async def test_nothing_is_queued_behind_what_has_waited_for_long(
     ]
     await until(lambda: len(node.asked) == CALLS_AT_ONCE)
     monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.QUEUED_S", 0.0)
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(RequestRefusedError) as caught:
         await cancels.cancel(cancel_of(99), ANYBODY, left_s=20)
     assert caught.value.refusal.reason is Reason.BACKPRESSURE
     node.goes_on.set()
@@ -276,7 +276,7 @@ async def test_a_caller_hears_when_the_leaders_node_wants_it_back(
     node, address = leader
     node.answer = Refusal(Reason.BACKPRESSURE, "busy", after_ms=777)
     passing = Passing(view_of(address))
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(RequestRefusedError) as caught:
         await cancels_of(view_of(address), passing).cancel(REQUEST, ANYBODY, left_s=5)
     refusal = caught.value.refusal
     assert (refusal.reason, refusal.retry_delay_ms) == (Reason.BACKPRESSURE, 777)
@@ -317,7 +317,7 @@ async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str])
         (None, Reason.CANCEL_UNKNOWN),
     ):
         node.answer = answer
-        with pytest.raises(RefusedError) as caught:
+        with pytest.raises(RequestRefusedError) as caught:
             await passing.cancel(address, REQUEST, within_s=5)
         assert caught.value.refusal.reason is reason
     await passing.close()
@@ -343,7 +343,7 @@ async def test_how_the_leaders_node_is_says_nothing_of_this_one(
     node, address = leader
     node.answer = Refusal(there)
     passing = Passing(view_of(address))
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(RequestRefusedError) as caught:
         await passing.cancel(address, REQUEST, within_s=5)
     assert caught.value.refusal.reason is here
     if here is not there:
@@ -380,7 +380,7 @@ async def test_a_channel_that_was_replaced_is_closed(
     slow = asyncio.create_task(passing.cancel(address, request, within_s=20))
     await until(lambda: len(node.asked) == 1)
     for shown[0] in range(3):
-        with pytest.raises(RefusedError):
+        with pytest.raises(RequestRefusedError):
             await passing.cancel(address, request, within_s=0.05)
     assert len(passing._channels) == 1
     node.goes_on.set()

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.link import AskPlace, Place, PlaceFound
-from delaywheel_replica.server.lookup.places import ASKED_AT_MOST, Places
+from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
+from delaywheel_replica.server.lookup.places import ASKED_AT_MOST, AskedPlaces
 
 DELIVERED, DEAD, DONE, PENDING, CANCELLED = (
     pb.MessageState.Value(f"MESSAGE_STATE_{name}")
@@ -22,7 +22,7 @@ class Cleaner:
 
     def __init__(self, found: PlaceFound | None) -> None:
         self.asked: list[AskPlace] = []
-        self.places = Places(ask=self._hear, wait_s=0.05 if found is None else 60)
+        self.places = AskedPlaces(ask=self._hear, wait_s=0.05 if found is None else 60)
         self._found = found
 
     def _hear(self, question: AskPlace) -> bool:
@@ -43,7 +43,7 @@ def message(state: pb.MessageState.ValueType) -> pb.StoredMessage:
 async def test_a_record_proves_what_became_of_a_message(
     state: pb.MessageState.ValueType, is_dead: bool | None
 ) -> None:
-    cleaner = Cleaner(PlaceFound(0, Place("orders", 2, 4_711)))
+    cleaner = Cleaner(PlaceFound(0, LinkPlace("orders", 2, 4_711)))
     asked = message(state)
     await cleaner.places.add_place(asked)
     assert [question.is_dead for question in cleaner.asked] == [is_dead]
@@ -52,7 +52,7 @@ async def test_a_record_proves_what_became_of_a_message(
 
 
 async def test_a_dead_letter_shows_its_reason() -> None:
-    cleaner = Cleaner(PlaceFound(0, Place("dead", 0, 1), "TOPIC_MISSING"))
+    cleaner = Cleaner(PlaceFound(0, LinkPlace("dead", 0, 1), "TOPIC_MISSING"))
     asked = message(DONE)
     await cleaner.places.add_place(asked)
     assert (asked.state, asked.dead_reason) == (DEAD, "TOPIC_MISSING")
@@ -64,7 +64,7 @@ async def test_without_a_record_nothing_is_known(found: PlaceFound | None) -> No
     asked = message(DONE)
     await cleaner.places.add_place(asked)
     assert asked == message(DONE)
-    cleaner.places.heard(PlaceFound(cleaner.asked[0].question, Place("orders", 0, 0)))
+    cleaner.places.heard(PlaceFound(cleaner.asked[0].question, LinkPlace("orders", 0, 0)))
 
 
 @pytest.mark.parametrize("state", [PENDING, CANCELLED])

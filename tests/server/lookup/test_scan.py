@@ -35,8 +35,8 @@ from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found, Scanner
-from delaywheel_replica.server.node.node_view import Cleaner, monotonic_ms
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.server.views import node_view
@@ -74,7 +74,7 @@ class Site:
         Dial(self.disk, DATA, 100)
         self.missing = 0
         self.applied = {A1: 0, B1: 0}
-        self._cleaner = Cleaner()
+        self._cleaner = CleanerView()
         view = node_view(self._status, cleaner=self._cleaner)
         self.lost = NO_FRAMES
         self._opened: dict[WheelId, OriginWheel] = {}
@@ -111,7 +111,7 @@ class Site:
         """The result for a handle of a message that this wheel took."""
         try:
             found = await self.find(wheel)
-        except RefusedError as error:
+        except RequestRefusedError as error:
             return error.refusal.reason
         return found.dues_ms[0] if found.copies else Reason.MESSAGE_NOT_FOUND
 
@@ -269,7 +269,7 @@ async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
     monkeypatch.setattr(WheelReader, "slot_batches", counted)
     found = await site.queries.find_many(references)
     assert sorted(read) == sorted((w, BASE_SLOT + n) for w in (A1, B1) for n in (0, 1))
-    assert isinstance(found[8], RefusedError)
+    assert isinstance(found[8], RequestRefusedError)
     assert found[8].refusal.reason is Reason.HANDLE_AMBIGUOUS
     for reference, each in zip(references, found, strict=True):
         if isinstance(each, Found):

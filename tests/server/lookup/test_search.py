@@ -32,9 +32,9 @@ from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.link import TopicInfo
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.scan import Scanner
-from delaywheel_replica.server.lookup.search import Asked, Held, Place, Search, Walk
-from delaywheel_replica.server.node.node_view import Cleaner
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.lookup.search import Asked, NodeHoldings, PageStart, Search, Walk
+from delaywheel_replica.server.node.node_view import CleanerView
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 from sim.machine.disk import SimulatedDisk
 from support.core.values import heartbeat
 from support.server.server_process import ServerProcess
@@ -76,8 +76,10 @@ class Folder:
 
     def all(self, wanted: Wanted, *, page_size: int = 0, **bounds: Any) -> tuple[list[bytes], int]:
         """The ids that all pages have together, and how many pages there are."""
-        walk, place, found, pages = self.walk(**bounds), Place(0), list[bytes](), 0
-        held = Held(self.limits, self.progress, NO_FRAMES, registered=frozenset(self.limits))
+        walk, place, found, pages = self.walk(**bounds), PageStart(0), list[bytes](), 0
+        held = NodeHoldings(
+            self.limits, self.progress, NO_FRAMES, registered=frozenset(self.limits)
+        )
         while True:
             page = walk.page(Asked(wanted, page_size=page_size), place, held)
             found += [each.id for each in page.messages]
@@ -98,8 +100,8 @@ def test_a_call_reads_so_much_and_the_next_one_goes_on_from_there() -> None:
     found, pages = folder.all(wanted, read_bytes=600_000)
     assert found == [one.id]
     assert pages == 6  # the frame in which a page begins is read again
-    held = Held(folder.limits, folder.progress, NO_FRAMES)
-    page = folder.walk(read_bytes=600_000).page(Asked(wanted), Place(0), held)
+    held = NodeHoldings(folder.limits, folder.progress, NO_FRAMES)
+    page = folder.walk(read_bytes=600_000).page(Asked(wanted), PageStart(0), held)
     assert page.read_messages == 10
     assert 1_000_000 < page.read_bytes < 1_100_000
     assert page.looked("a").to_slot == BASE_SLOT + 1
@@ -134,44 +136,44 @@ def test_what_is_due_by_w_is_found_if_no_leader_has_taken_it(ahead_s: int) -> No
     folder.write(A1, [early, message(9, slot=BASE_SLOT + 1)], [late], [soon])
     folder.write(B1, [message(4)])  # it is not registered any more: all of it is done
     folder.progress = Progress((BASE_SLOT + 3) * 1000, None, {A1: 2}, floor=BASE_SLOT + 1)
-    held = Held(
+    held = NodeHoldings(
         folder.limits,
         folder.progress,
         NO_FRAMES,
         registered=frozenset({A1}),
         now_ms=(BASE_SLOT + 3 - ahead_s) * 1000,
     )
-    page = folder.walk().page(Asked(Wanted()), Place(0), held)
+    page = folder.walk().page(Asked(Wanted()), PageStart(0), held)
     assert [each.id for each in page.messages] == [late.id, soon.id]
 
 
 def test_a_damaged_frame_makes_a_search_incomplete_though_nothing_sought_is_there() -> None:
     folder = Folder()
     folder.write(A1, [message(1)], [message(2)])
-    held = Held(folder.limits, folder.progress, NO_FRAMES)
+    held = NodeHoldings(folder.limits, folder.progress, NO_FRAMES)
     asked = Asked(Wanted(key=b"mine"))
-    page = folder.walk().page(asked, Place(0), held)
+    page = folder.walk().page(asked, PageStart(0), held)
     assert (page.complete, page.read_messages) == (True, 2)
     path = layout.slot_path(layout.wheel_folder(DATA, A1), BASE_SLOT)
     folder.disk.flip_bit(path, 8 * len(folder.disk.content(path)) - 100)
-    assert not folder.walk().page(asked, Place(0), held).complete
+    assert not folder.walk().page(asked, PageStart(0), held).complete
     folder.disk.flip_bit(path, 8 * len(folder.disk.content(path)) - 100)
     folder.disk.flip_bit(layout.index_path(layout.wheel_folder(DATA, A1), 0), 70)
     folder.disk.delete(path)
-    assert not folder.walk().page(asked, Place(0), held).complete
+    assert not folder.walk().page(asked, PageStart(0), held).complete
 
 
 async def test_searches_are_refused_while_many_wait() -> None:
     disk = SimulatedDisk()
     Dial(disk, DATA, 100)
     status = ServerStatus(heartbeat("a", open_=A1, wheels={}), 1, 0)
-    view = node_view(lambda: status, cleaner=Cleaner())
+    view = node_view(lambda: status, cleaner=CleanerView())
     search = Search(disk, DATA, view, knows_all=lambda _: True, on_damaged=lambda *_: None)
     goes_on = threading.Event()
     try:
         busy = [asyncio.create_task(search.on_thread(goes_on.wait)) for _ in range(9)]
         await asyncio.sleep(0)
-        with pytest.raises(RefusedError, match="SEARCHES_BUSY"):
+        with pytest.raises(RequestRefusedError, match="SEARCHES_BUSY"):
             await search.page(Asked(Wanted()))
         goes_on.set()
         await asyncio.gather(*busy)

@@ -20,7 +20,7 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US
 from delaywheel_replica.core.protocol.status_files import IngressStatus
 from delaywheel_replica.server.metrics.catalogue import METRICS, Collected
-from delaywheel_replica.server.metrics.metric import Kind, Spec
+from delaywheel_replica.server.metrics.metric import MetricType, Spec
 from delaywheel_replica.server.metrics.scrape import Scrape
 from delaywheel_replica.server.node.refusals import Refusal
 from support.server.well import cleaner_status, scrape, server_status
@@ -29,9 +29,9 @@ _ABBREVIATIONS = {"s", "ms", "us", "ns", "sec", "b", "kb", "mb", "gb", "tb", "pb
 _OTHER_UNITS = {"milliseconds", "microseconds", "minutes", "hours", "days", "kilobytes", "percent"}
 _KINDS = {"counter", "gauge", "histogram", "summary", "untyped"}
 _SUFFIXES = {
-    Kind.COUNTER: {"_total"},
-    Kind.GAUGE: {""},
-    Kind.HISTOGRAM: {"_bucket", "_count", "_sum"},
+    MetricType.COUNTER: {"_total"},
+    MetricType.GAUGE: {""},
+    MetricType.HISTOGRAM: {"_bucket", "_count", "_sum"},
 }
 
 UNKNOWN: dict[str, Any] = {
@@ -77,13 +77,13 @@ def labelled(of: Scrape, name: str) -> dict[tuple[str, ...], float]:
 @pytest.mark.parametrize("spec", METRICS, ids=lambda spec: spec.name)
 def test_each_name_is_in_the_prometheus_style(spec: Spec) -> None:
     assert re.fullmatch(r"delaywheel_[a-z][a-z_]*[a-z]", spec.name)
-    assert spec.name.endswith("_total") == (spec.kind is Kind.COUNTER)
+    assert spec.name.endswith("_total") == (spec.kind is MetricType.COUNTER)
     words = spec.name.removesuffix("_total").split("_")
     assert not set(words) & (_ABBREVIATIONS | _OTHER_UNITS | _KINDS)
     for unit in ("seconds", "bytes"):
         assert unit not in words[:-1], "a unit is the last word"
     assert not spec.name.endswith(("_bucket", "_count", "_sum", "_created"))
-    assert (spec.kind is Kind.HISTOGRAM) <= (words[-1] == "seconds")
+    assert (spec.kind is MetricType.HISTOGRAM) <= (words[-1] == "seconds")
     assert spec.text.endswith(".")
     assert "\n" not in spec.text
     assert set(spec.labels) <= {
@@ -95,8 +95,8 @@ def test_each_name_is_in_the_prometheus_style(spec: Spec) -> None:
 def test_no_name_twice_nor_within_a_histogram() -> None:
     names = [spec.name for spec in METRICS]
     for spec in METRICS:
-        if spec.kind is Kind.HISTOGRAM:
-            names += [spec.name + suffix for suffix in _SUFFIXES[Kind.HISTOGRAM]]
+        if spec.kind is MetricType.HISTOGRAM:
+            names += [spec.name + suffix for suffix in _SUFFIXES[MetricType.HISTOGRAM]]
     assert len(names) == len(set(names))
 
 

@@ -35,8 +35,8 @@ from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.processes import look_at
 from delaywheel_replica.server.metrics.scrape import Sources
 from delaywheel_replica.server.monitoring import Monitoring
-from delaywheel_replica.server.node.counts import Counts
-from delaywheel_replica.server.node.node_view import Cleaner, NodeView, monotonic_ms
+from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.node_view import CleanerView, NodeView, monotonic_ms
 from delaywheel_replica.server.node.pulse import EVERY_S, Pulse, pulse_after
 from delaywheel_replica.server.node.refusals import Refusal
 from support.server.server_process import config_for
@@ -55,9 +55,9 @@ class Node:
     data: Path
     refused: Refusal | None = None
     in_sync: frozenset[str] = frozenset("a")
-    cleaner: Cleaner = field(default_factory=Cleaner)
+    cleaner: CleanerView = field(default_factory=CleanerView)
     in_flight_bytes: int = 5
-    counts: Counts = field(default_factory=Counts)
+    counts: NodeCounts = field(default_factory=NodeCounts)
     address: str = ""
 
     def __post_init__(self) -> None:

@@ -19,7 +19,7 @@ from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import Link, Topics
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
-from delaywheel_replica.server.node.node_view import Cleaner, CleanerRow, monotonic_ms
+from delaywheel_replica.server.node.node_view import CleanerRow, CleanerView, monotonic_ms
 from support.server.well import cleaner_status
 
 
@@ -28,7 +28,7 @@ class Ears:
     """A server's end of the status, and the writer of its cleaner's."""
 
     pen: RowWriter
-    cleaner: Cleaner = field(default_factory=Cleaner)
+    cleaner: CleanerView = field(default_factory=CleanerView)
     reported: list[CleanerStatus | None] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     written: int = 0

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from delaywheel.identity import WheelId
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import DiskState
-from delaywheel_replica.server.node.disk_space import REFUSED_MS, Room, is_no_room
+from delaywheel_replica.server.node.disk_space import REFUSED_MS, FreeSpace, is_no_room
 from sim.machine.disk import SimulatedDisk
 
 DATA = Path("/data")
@@ -34,14 +34,14 @@ def disk() -> Inodes:
 
 
 @pytest.fixture
-def room(disk: Inodes) -> Room:
+def room(disk: Inodes) -> FreeSpace:
     """A data folder with its ballast."""
-    room = Room(disk, DATA, reserve_bytes=RESERVE_BYTES, ballast_bytes=BALLAST_BYTES)
+    room = FreeSpace(disk, DATA, reserve_bytes=RESERVE_BYTES, ballast_bytes=BALLAST_BYTES)
     assert room.look(0) is ROOM
     return room
 
 
-def states(room: Room, disk: Inodes, *free_bytes: int) -> list[DiskState]:
+def states(room: FreeSpace, disk: Inodes, *free_bytes: int) -> list[DiskState]:
     seen = []
     with capture_logs():
         for free in free_bytes:
@@ -50,12 +50,12 @@ def states(room: Room, disk: Inodes, *free_bytes: int) -> list[DiskState]:
     return seen
 
 
-def test_first_messages_are_refused_then_frames(room: Room, disk: Inodes) -> None:
+def test_first_messages_are_refused_then_frames(room: FreeSpace, disk: Inodes) -> None:
     assert states(room, disk, 1_600, 1_599, 800, 799, 0) == [ROOM, FULL, FULL, OUT, OUT]
     assert room.detail == "0 bytes are free, the reserve is 1600"
 
 
-def test_room_is_believed_only_with_a_margin(room: Room, disk: Inodes) -> None:
+def test_room_is_believed_only_with_a_margin(room: FreeSpace, disk: Inodes) -> None:
     assert states(room, disk, 799, 899, 900) == [OUT, OUT, FULL]
     assert states(room, disk, 1_699, 1_700, 1_600) == [FULL, ROOM, ROOM]
     assert states(room, disk, 799, 1_699, 1_700) == [OUT, FULL, ROOM]
@@ -63,7 +63,7 @@ def test_room_is_believed_only_with_a_margin(room: Room, disk: Inodes) -> None:
 
 @pytest.mark.parametrize(("free", "state"), [(1_000, ROOM), (999, FULL), (499, OUT), (None, ROOM)])
 def test_inodes_count_as_bytes_do(
-    room: Room, disk: Inodes, free: int | None, state: DiskState
+    room: FreeSpace, disk: Inodes, free: int | None, state: DiskState
 ) -> None:
     disk.free = free
     with capture_logs():
@@ -71,7 +71,7 @@ def test_inodes_count_as_bytes_do(
 
 
 def test_the_ballast_goes_when_a_write_is_refused_and_comes_back_with_room(
-    room: Room, disk: Inodes
+    room: FreeSpace, disk: Inodes
 ) -> None:
     ballast = DATA / "ballast"
     with capture_logs():
@@ -86,7 +86,7 @@ def test_the_ballast_goes_when_a_write_is_refused_and_comes_back_with_room(
         assert disk.exists(ballast)
 
 
-def test_the_room_of_the_ballast_is_not_free(room: Room, disk: Inodes) -> None:
+def test_the_room_of_the_ballast_is_not_free(room: FreeSpace, disk: Inodes) -> None:
     with capture_logs():
         disk.capacity_bytes = disk.used_bytes
         room.refused(0)
@@ -95,7 +95,7 @@ def test_the_room_of_the_ballast_is_not_free(room: Room, disk: Inodes) -> None:
         assert room.look(REFUSED_MS) is OUT
 
 
-def test_it_is_looked_at_before_what_is_left_can_be_used_up(room: Room, disk: Inodes) -> None:
+def test_it_is_looked_at_before_what_is_left_can_be_used_up(room: FreeSpace, disk: Inodes) -> None:
     assert states(room, disk, 3_600) == [ROOM]
     disk.capacity_bytes = disk.used_bytes + 100
     with capture_logs():
@@ -105,7 +105,7 @@ def test_it_is_looked_at_before_what_is_left_can_be_used_up(room: Room, disk: In
     assert room.state is OUT
 
 
-def test_a_start_makes_room_for_what_it_has_to_save(room: Room, disk: Inodes) -> None:
+def test_a_start_makes_room_for_what_it_has_to_save(room: FreeSpace, disk: Inodes) -> None:
     disk.capacity_bytes = disk.used_bytes + BALLAST_BYTES
     room.before_start()
     assert disk.exists(DATA / "ballast")

@@ -40,7 +40,7 @@ from delaywheel_replica.core.election.eligibility import CLOCKS
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
 from delaywheel_replica.core.member.member import MemberRefusal
-from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, violations
@@ -109,7 +109,7 @@ class Checks:
         self.floor = 0
         self.rescheduled: set[Key] = set()
         self._reported: dict[
-            tuple[str, str, WheelId], Held
+            tuple[str, str, WheelId], HeldWheel
         ] = {}  # the newest, as keyed in Truth.had
         self._opened: set[WheelId] = set()
         self._high_watermarks: Counter[WheelId] = Counter()
@@ -180,7 +180,7 @@ class Checks:
             and frame.is_on(node.disk, with_row=True)
         ]
 
-    def verified(self, node: SimNode, held: Held) -> None:
+    def verified(self, node: SimNode, held: HeldWheel) -> None:
         """Notes that a server has recovered a wheel that it found there."""
         if held.card.wheel.node == node.name:
             # After a crash of the machine a frame counts although its server did not write its row.
@@ -191,7 +191,7 @@ class Checks:
         except RewrittenError as error:
             self._fail(str(error))
 
-    def held(self, node: SimNode, held: Held) -> None:
+    def held(self, node: SimNode, held: HeldWheel) -> None:
         """Notes how far a node holds a wheel; it may not know yet that a frame is given up."""
         storage = node.storage
         if storage is not None:
@@ -212,7 +212,7 @@ class Checks:
             if frame.is_on(node.disk, with_row=True) and not frame.is_durable_on(node.disk):
                 self._fail(f"{node.name} reports {wheel}/{seq}, which is not synced")
 
-    def _prefix(self, held: Held) -> int:
+    def _prefix(self, held: HeldWheel) -> int:
         """Returns up to where it holds a wheel; a frame that is given up is not missing."""
         wheel = held.card.wheel
         missing = held.missing - self.given_up.seqs(wheel)

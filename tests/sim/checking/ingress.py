@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import UnfitReason
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.protocol.control import ControlState, IngressPartition, IngressRecord
@@ -88,7 +88,7 @@ class IngressChecks:
     def excuses(self, topic_id: str, partition: Partition, offsets: range, why: str) -> None:
         """Notes that the brokers no longer have these records, read or unread."""
         for offset in offsets:
-            place = Place(partition.topic, partition.number, offset)
+            place = IngressPlace(partition.topic, partition.number, offset)
             sent = self.book.by_place.get((topic_id, place))
             if sent is not None and sent.settled_us < 0:
                 sent.excuse = why if why == ANEW else sent.excuse or why
@@ -218,7 +218,7 @@ class IngressChecks:
         self._lost[at].append(offsets)
         topic_id = self._world.kafka.topic_id(at[0])
         for offset in offsets:
-            sent = self.book.by_place.get((topic_id, Place(*at, offset)))
+            sent = self.book.by_place.get((topic_id, IngressPlace(*at, offset)))
             if sent is None or not sent.is_committed or sent.excuse == why:
                 continue
             # What was excused for another reason may have been deleted since.
@@ -370,7 +370,7 @@ class IngressChecks:
         if self._world.kafka.topic_id(at[0]) != after.topic_id:
             return  # of a recreated topic: which record was read is unknown
         for offset in range(begin, after.next_offset):
-            sent = self.book.by_place.get((after.topic_id, Place(*at, offset)))
+            sent = self.book.by_place.get((after.topic_id, IngressPlace(*at, offset)))
             if sent is not None:
                 self._settles(sent)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from delaywheel import ingress
 from delaywheel.ttl import TTL_HEADER
-from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place, message_id
+from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import UnfitReason
 from sim.checking.book import TOPICS, Book
 from sim.checking.truth import Key
@@ -92,7 +92,7 @@ class Sent:
     value: bytes | None
     timestamp_ms: int
     ttl_header: str = TTL_HEADER
-    place: Place | None = None
+    place: IngressPlace | None = None
     due_ms: int | None = None
     id: bytes = b""
     sent_us: int = -1
@@ -149,7 +149,7 @@ class IngressBook:
 
     def __init__(self) -> None:
         self.by_number: dict[int, Sent] = {}
-        self.by_place: dict[tuple[str, Place], Sent] = {}
+        self.by_place: dict[tuple[str, IngressPlace], Sent] = {}
         self.by_message: defaultdict[Key, list[Sent]] = defaultdict(list)
         self.cancels: defaultdict[Key, list[Sent]] = defaultdict(list)
 
@@ -176,7 +176,7 @@ class IngressBook:
         self.by_number[draft.number] = sent
         return sent
 
-    def taken(self, sent: Sent, topic_id: str, place: Place, now_us: int) -> None:
+    def taken(self, sent: Sent, topic_id: str, place: IngressPlace, now_us: int) -> None:
         """Notes that the brokers have taken a record."""
         sent.place, sent.sent_us = place, now_us
         sent.id = sent.asked.id or message_id(place, sent.timestamp_ms)

@@ -17,8 +17,8 @@ from delaywheel_replica.cleaner.outside.ports import (
     KafkaAway,
     TopicPartitions,
 )
-from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Incoming
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import CommittedRecord
 from delaywheel_replica.core.protocol.control import IngressPartition
 from sim.kafka.line import KafkaLine
 from sim.kafka.log import Entry, Partition
@@ -168,7 +168,7 @@ class SimIngress:
         if position < partition.first:
             self._positions[at] = partition.first
             return Fetched(at, (), partition.first, first_kept=partition.first)
-        records: list[Incoming] = []
+        records: list[CommittedRecord] = []
         if self._line.chance(PART):
             most = min(most, 1)
         for entry in partition.log[position:end]:
@@ -214,10 +214,10 @@ def partitions_of(line: KafkaLine, topics: Iterable[str]) -> dict[str, TopicPart
     return found
 
 
-def _incoming(entry: Entry) -> Incoming:
-    place = Place(entry.topic, entry.partition, entry.offset)
+def _incoming(entry: Entry) -> CommittedRecord:
+    place = IngressPlace(entry.topic, entry.partition, entry.offset)
     headers = None if any(not _is_text(name) for name, _ in entry.headers) else entry.headers
-    return Incoming(place, entry.timestamp_ms, entry.key, entry.value, headers)
+    return CommittedRecord(place, entry.timestamp_ms, entry.key, entry.value, headers)
 
 
 def _is_text(name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from delaywheel_replica.cleaner.kafka.brokers import CALL_S
-from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, Refusal
+from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, LeadingRefused
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
 from sim.kafka.control import SimControl
@@ -50,7 +50,7 @@ class SimKafkaClient:
         if objection is None:
             raise KafkaAway("Kafka does not answer")
         if objection:
-            raise Refusal(objection)
+            raise LeadingRefused(objection)
         return ()
 
     def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:

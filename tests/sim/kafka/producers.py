@@ -11,8 +11,13 @@ from functools import partial
 from zlib import crc32
 
 from delaywheel_replica.cleaner.kafka.producers import ABORT_MS
-from delaywheel_replica.cleaner.outside.ports import IDS, Ended, Record, RefusedRecord
-from delaywheel_replica.core.protocol.transaction_outcomes import VERDICTS, Call, Verdict, answer_of
+from delaywheel_replica.cleaner.outside.ports import IDS, KafkaCallEnd, Record, RefusedRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import (
+    VERDICTS,
+    Call,
+    TransactionState,
+    answer_of,
+)
 from sim.kafka.brokers import Code
 from sim.kafka.faults import draw_us
 from sim.kafka.line import KafkaLine
@@ -39,7 +44,7 @@ class SimProducers:
         self._line = line
         self._producers: dict[int, SimProducer] = {}
 
-    def init(self, number: int, timeout_ms: int) -> Ended:
+    def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         """Makes a new producer of this id, which fences the older ones."""
         assert 0 <= number < IDS
         name = self._line.names.leader_id(number)
@@ -62,7 +67,7 @@ class SimProducers:
         """Waits until the brokers have what was written."""
         self._producers[number].flush(timeout_ms)
 
-    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+    def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Ends the transaction with `last` as its last record."""
         return self._producers[number].commit(last, timeout_ms)
 
@@ -84,12 +89,12 @@ class SimProducer:
         self._line = line
         self._id = transactional_id
         self._epoch = -1
-        self._fatal: Ended | None = None
-        self._failed: Ended | None = None
+        self._fatal: KafkaCallEnd | None = None
+        self._failed: KafkaCallEnd | None = None
         self._queue: list[tuple[Partition, Record]] = []
         self._added: set[Partition] = set()
 
-    def init(self, timeout_ms: int) -> Ended:
+    def init(self, timeout_ms: int) -> KafkaCallEnd:
         """Fences older producers of this id and ends their transactions."""
         line = self._line
         deadline_us = self._deadline_us(timeout_ms)
@@ -132,7 +137,7 @@ class SimProducer:
         """Hands over records without which the transaction must not be committed."""
         for refused in self.write(records):
             verdict = VERDICTS[Call.PRODUCE, answer_of(refused.reason)]
-            self._failed = Ended(verdict, refused.reason)
+            self._failed = KafkaCallEnd(verdict, refused.reason)
 
     def flush(self, timeout_ms: int) -> bool:
         """Waits for the brokers' answers to what was written; returns whether all came.
@@ -142,18 +147,18 @@ class SimProducer:
         if self._failed is not None:
             return False
         self._failed = self._send_queue(Call.FLUSH, self._deadline_us(timeout_ms))
-        return self._failed is None or self._failed.verdict is Verdict.ABORT
+        return self._failed is None or self._failed.verdict is TransactionState.ABORT
 
-    def commit(self, last: Record, timeout_ms: int) -> Ended:
+    def commit(self, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Ends the transaction with `last` as its last record."""
         self.flush(timeout_ms)
         self.write_own([last])
         ended = self._failed or self._commit(timeout_ms)
-        if ended.verdict is not Verdict.ABORT:
+        if ended.verdict is not TransactionState.ABORT:
             return ended
-        return Ended(self.abort().verdict, ended.cause)
+        return KafkaCallEnd(self.abort().verdict, ended.cause)
 
-    def abort(self) -> Ended:
+    def abort(self) -> KafkaCallEnd:
         """Drops everything written."""
         self._queue = []
         return self._end(Call.ABORT, self._deadline_us(ABORT_MS))
@@ -180,11 +185,11 @@ class SimProducer:
         self._queue.append((partitions[number % len(partitions)], record))
         return None
 
-    def _commit(self, timeout_ms: int) -> Ended:
+    def _commit(self, timeout_ms: int) -> KafkaCallEnd:
         deadline_us = self._deadline_us(timeout_ms)
         return self._send_queue(Call.FLUSH, deadline_us) or self._end(Call.COMMIT, deadline_us)
 
-    def _send_queue(self, call: Call, deadline_us: int) -> Ended | None:
+    def _send_queue(self, call: Call, deadline_us: int) -> KafkaCallEnd | None:
         """Sends what is written; returns how the transaction ended if brokers do not take it."""
         line = self._line
         while self._queue:
@@ -211,7 +216,7 @@ class SimProducer:
                 return self._keep(_ended(call, code, requires_abort=refused))
         return None
 
-    def _end(self, call: Call, deadline_us: int) -> Ended:
+    def _end(self, call: Call, deadline_us: int) -> KafkaCallEnd:
         """Sends an EndTxn if the brokers know of the transaction."""
         if not self._added:
             return _ended(call, Code.OK)
@@ -236,7 +241,7 @@ class SimProducer:
             if not self._rest(BUSY_RETRY_S, deadline_us):
                 return _ended(call, Code.TIMED_OUT)
 
-    def _keep(self, ended: Ended) -> Ended:
+    def _keep(self, ended: KafkaCallEnd) -> KafkaCallEnd:
         """Remembers that this producer is fenced for good."""
         if ended.cause is not None and ended.cause.startswith(Code.FENCED):
             self._fatal = ended
@@ -262,8 +267,10 @@ def _refused_batch() -> tuple[Code, int]:
     return Code.REFUSED, 0
 
 
-def _ended(call: Call, code: Code, *, requires_abort: bool = False, retried: bool = False) -> Ended:
+def _ended(
+    call: Call, code: Code, *, requires_abort: bool = False, retried: bool = False
+) -> KafkaCallEnd:
     name = None if code is Code.OK else code.value
     answer = answer_of(name, requires_abort=requires_abort, retried=retried)
     cause = f"{code.value}: {call.value}" if name or retried else None
-    return Ended(VERDICTS[call, answer], cause)
+    return KafkaCallEnd(VERDICTS[call, answer], cause)

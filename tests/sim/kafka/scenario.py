@@ -16,7 +16,7 @@ from delaywheel_replica.cleaner.outside.ports import (
     ProducersPort,
     Record,
 )
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
 from sim.kafka.faults import KafkaFaults
@@ -66,7 +66,7 @@ class Leader:
         for number in range(IDS):
             producers.begin(number)
             mark = _control(f"leader/{number}", token)
-            if producers.commit(number, mark, CALL_MS).verdict is not Verdict.COMMITTED:
+            if producers.commit(number, mark, CALL_MS).verdict is not TransactionState.COMMITTED:
                 return
         self._scheduler.sleep(0.1)  # the markers of its own marks may not be written yet
         found = self._read()
@@ -75,7 +75,7 @@ class Leader:
         self._count(producers, int(found.get(b"progress") or b"0"))
 
     def _init_all(self, producers: ProducersPort) -> bool:
-        verdicts: dict[int, Verdict] = {}
+        verdicts: dict[int, TransactionState] = {}
 
         def init(number: int) -> None:
             verdicts[number] = producers.init(number, 5_000).verdict
@@ -87,7 +87,7 @@ class Leader:
         ]
         for task in tasks:
             task.join()
-        return set(verdicts.values()) == {Verdict.CONTINUE}
+        return set(verdicts.values()) == {TransactionState.CONTINUE}
 
     def _read(self) -> dict[bytes, bytes | None]:
         records = self._client.control().read_to_end(5.0)
@@ -105,7 +105,10 @@ class Leader:
             producers.write(number, records)
             producers.flush(number, CALL_MS)
             progress = _control("progress", str(after).encode())
-            if producers.commit(number, progress, CALL_MS).verdict is not Verdict.COMMITTED:
+            if (
+                producers.commit(number, progress, CALL_MS).verdict
+                is not TransactionState.COMMITTED
+            ):
                 return
             done, number = after, (number + 1) % IDS
             for peer in NODES:

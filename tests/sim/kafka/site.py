@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from delaywheel_replica.cleaner.outside.ports import Ended, KafkaPort, ProducersPort, Record
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, KafkaPort, ProducersPort, Record
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
 from sim.kafka.faults import KafkaFaults
@@ -61,15 +61,15 @@ class Site:
             client.check(has_wheels=False)
             producers = client.producers()
             for number in (0, 1):
-                assert producers.init(number, 5_000) == Ended(Verdict.CONTINUE)
+                assert producers.init(number, 5_000) == KafkaCallEnd(TransactionState.CONTINUE)
             return producers
 
         return self.do(init)
 
     def transact(
         self, producers: ProducersPort, *values: bytes, number: int = 0, timeout_ms: int = 2_000
-    ) -> Ended:
-        def call() -> Ended:
+    ) -> KafkaCallEnd:
+        def call() -> KafkaCallEnd:
             producers.begin(number)
             producers.write(number, [Record(TOPIC, b"k", value, []) for value in values])
             return producers.commit(number, control(b"progress", values[-1]), timeout_ms)

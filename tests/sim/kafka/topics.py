@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from delaywheel_replica.cleaner.delivery.topics import CreateTopics, Described, Limits, TopicState
+from delaywheel_replica.cleaner.delivery.topics import (
+    CreateTopics,
+    Limits,
+    TopicDescription,
+    TopicState,
+)
 from delaywheel_replica.cleaner.kafka.topic_admin import CALL_S
 from delaywheel_replica.cleaner.outside.ports import KafkaAway
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from sim.kafka.producers import SimProducer
 from sim.kafka.topic_troubles import TopicTrouble
 
@@ -33,13 +38,13 @@ class SimTopicAdmin:
     def __init__(self, line: KafkaLine) -> None:
         self._line = line
 
-    def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
+    def describe(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         """Returns Kafka's present description of each topic."""
         kafka = self._line.kafka
         reply = self._line.ask(lambda: {name: _described(kafka, name) for name in names}, CALL_S)
         if reply is None:
             raise KafkaAway("describing topics")
-        answers: Mapping[str, Described] = reply
+        answers: Mapping[str, TopicDescription] = reply
         return answers
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
@@ -68,7 +73,7 @@ class SimTrialProducer(SimProducer):
     @property
     def abortable(self) -> bool:
         """Whether the client itself refuses to commit the running transaction."""
-        return self._failed is not None and self._failed.verdict is Verdict.ABORT
+        return self._failed is not None and self._failed.verdict is TransactionState.ABORT
 
     def cause(self) -> str | None:
         """Kafka's reason why the transaction failed."""
@@ -83,12 +88,12 @@ class SimTrialProducer(SimProducer):
         """Says nothing to the brokers."""
 
 
-def _described(kafka: SimKafka, name: str) -> Described:
+def _described(kafka: SimKafka, name: str) -> TopicDescription:
     trouble = kafka.troubles.of(name)
     if not kafka.has(name):
-        return Described(TopicState.MISSING)
+        return TopicDescription(TopicState.MISSING)
     state = TopicState.PRESENT if trouble is None else _STATES.get(trouble, TopicState.PRESENT)
     missing = (
         frozenset({(1, 3)}) if trouble is TopicTrouble.SHRUNK else frozenset[tuple[int, int]]()
     )
-    return Described(state, len(kafka.partitions(name)), missing)
+    return TopicDescription(state, len(kafka.partitions(name)), missing)

@@ -29,9 +29,9 @@ from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.ingress.moment import Kind, Moment
 from delaywheel_replica.core.ingress.partition import Intake
-from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
-from delaywheel_replica.core.ingress.underway import Answer, Dies, Goes, Taken
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules
+from delaywheel_replica.core.ingress.underway import Dies, Goes, RecordAnswer, RecordUnderWay
 from delaywheel_replica.core.protocol.control import IngressRecord
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ OFFSETS = (0, 2)
 """Records between them were aborted."""
 END = 3
 DUES = (1, 2)
-RULES = Rules({}, 1_000, frozenset())
+RULES = IngressRules({}, 1_000, frozenset())
 
 Message = tuple[int, int]
 """The offset of the record it was made of, and the slot of its due."""
@@ -247,8 +247,10 @@ class IngressModel:
                         (ingress.TOPIC, b"t"),
                         (ingress.DELAY_MS, b"%d" % (DUES[number] * 1000)),
                     ]
-                    place = Place("ingress", 0, offset)
-                    intake.read([Incoming(place, base * 1000, None, None, headers)], offset + 1)
+                    place = IngressPlace("ingress", 0, offset)
+                    intake.read(
+                        [CommittedRecord(place, base * 1000, None, None, headers)], offset + 1
+                    )
                     return self._term(term.epoch, intake)
             intake.read([], END)
             return self._term(term.epoch, intake)
@@ -258,23 +260,23 @@ class IngressModel:
     def _hands(self, state: State, index: int, term: Term) -> Iterator[tuple[str, State]]:
         """Hands over the first record that waits; a second one follows when that is held."""
 
-        def answered(answer: Answer) -> State:
+        def answered(answer: RecordAnswer) -> State:
             return _with(state, index, self._answered(term, answer))
 
         message = term.once("hands", lambda: _handed(term))
         if message is None:
             return
         if message[1] < state.seals[index]:
-            yield f"hands {message}, sealed", answered(Answer.SEALED)
+            yield f"hands {message}, sealed", answered(RecordAnswer.SEALED)
             return
         wheels = _put(state.wheels, index, state.wheels[index] | {message})
-        yield f"hands {message}", answered(Answer.HELD)._replace(wheels=wheels)
-        lost = answered(Answer.UNKNOWN)
+        yield f"hands {message}", answered(RecordAnswer.HELD)._replace(wheels=wheels)
+        lost = answered(RecordAnswer.UNKNOWN)
         yield f"hands {message}, hears nothing", lost._replace(wheels=wheels)
         yield f"hands {message}, in vain", lost
-        yield f"hands {message}, refused", answered(Answer.NOT_NOW)
+        yield f"hands {message}, refused", answered(RecordAnswer.NOT_NOW)
 
-    def _answered(self, term: Term, answer: Answer) -> Term:
+    def _answered(self, term: Term, answer: RecordAnswer) -> Term:
         def answered() -> Term:
             intake = _copied(term.intake)
             (taken,) = intake.to_hand(1)
@@ -354,7 +356,7 @@ def _with(state: State, index: int, term: Term | None) -> State:
     return state._replace(terms=_put(state.terms, index, term))
 
 
-def _message(taken: Taken) -> Message:
+def _message(taken: RecordUnderWay) -> Message:
     assert isinstance(taken.wish, Delayed)
     return taken.offset, taken.wish.due_ms // 1000
 

@@ -19,13 +19,13 @@ from delaywheel_replica.core.election.events import (
     ControlRead,
     DestroyProducers,
     Effect,
+    ElectionTick,
     Event,
     IdleCommit,
     InitProducers,
     InitsDone,
     MarkReport,
     ReadControl,
-    Tick,
     TransactionReport,
 )
 from delaywheel_replica.core.election.machine import Election, ElectionConfig
@@ -33,7 +33,7 @@ from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CLEANER_FRESH_MS
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 STEP_MS = 50
 IDS = 2
@@ -112,7 +112,7 @@ class Standing:
             return
         candidate.row_ms = self.now_ms
         voting = candidate.voting
-        tick = Tick(
+        tick = ElectionTick(
             self.now_ms,
             self.now_ms,
             server_fresh=True,
@@ -162,7 +162,7 @@ class Standing:
                     self._notify(candidate, InitsDone(self.now_ms, token))
             case CommitMark(index=index):
                 verdict = self._committed(index, token, MARK_MS)
-                if verdict is Verdict.COMMITTED:
+                if verdict is TransactionState.COMMITTED:
                     self._marks[index] = token
                 self._notify(candidate, MarkReport(self.now_ms, token, index, verdict))
             case ReadControl():
@@ -179,10 +179,10 @@ class Standing:
         heard_ms = candidate.election.waits_until_ms - self.now_ms + CLEANER_FRESH_MS
         return min(max(MIN_CALL_MS, heard_ms), MAX_CALL_MS)
 
-    def _committed(self, index: int, token: str, given_ms: int) -> Verdict:
+    def _committed(self, index: int, token: str, given_ms: int) -> TransactionState:
         if self._owners[index] != token:
-            return Verdict.FENCED
-        return Verdict.COMMITTED if self.commit_ms < given_ms else Verdict.UNKNOWN
+            return TransactionState.FENCED
+        return TransactionState.COMMITTED if self.commit_ms < given_ms else TransactionState.UNKNOWN
 
     def _notify(self, candidate: Candidate, event: Event) -> None:
         for effect in candidate.election.step(event):

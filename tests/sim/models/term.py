@@ -28,15 +28,15 @@ from delaywheel_replica.core.election.events import (
     ControlRead,
     DestroyProducers,
     Effect,
+    ElectionPhase,
+    ElectionTick,
     Event,
     IdleCommit,
     InitFailed,
     InitProducers,
     InitsDone,
     MarkReport,
-    Phase,
     ReadControl,
-    Tick,
     TransactionReport,
 )
 from delaywheel_replica.core.election.machine import (
@@ -47,7 +47,12 @@ from delaywheel_replica.core.election.machine import (
 )
 from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.transaction_outcomes import VERDICTS, Answer, Call, Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import (
+    VERDICTS,
+    Call,
+    LibraryAnswer,
+    TransactionState,
+)
 
 T = TypeVar("T")
 
@@ -101,26 +106,26 @@ class Kafka(NamedTuple):
     late: frozenset[Request] = frozenset()
     wrong: str | None = None
 
-    def carry_out(self, request: Request) -> tuple["Kafka", Answer]:
+    def carry_out(self, request: Request) -> tuple["Kafka", LibraryAnswer]:
         """Carries out an init, or the end of a transaction."""
         if request.call is Call.INIT:
             owners = _put(self.owners, request.number, request.token)
             left = tuple(r for r in self.tail if r.number != request.number or r.is_committed)
-            return self._replace(owners=owners, tail=left)._stable(), Answer.OK
+            return self._replace(owners=owners, tail=left)._stable(), LibraryAnswer.OK
         if self.owners[request.number] != request.token:
-            return self, Answer.FENCED
+            return self, LibraryAnswer.FENCED
         mine = [r for r in self.tail if r.number == request.number and not r.is_committed]
         wrong = self.wrong
         if mine and mine[-1].kind is Kind.MESSAGE:
             wrong = f"message {mine[-1].value} is visible, and its progress is not"
         tail = tuple(r._replace(is_committed=True) if r in mine else r for r in self.tail)
-        return self._replace(tail=tail, wrong=wrong)._stable(), Answer.OK
+        return self._replace(tail=tail, wrong=wrong)._stable(), LibraryAnswer.OK
 
-    def produce(self, record: Record, token: str) -> tuple["Kafka", Answer]:
+    def produce(self, record: Record, token: str) -> tuple["Kafka", LibraryAnswer]:
         """Adds a record of a transaction; begins one if there is none."""
         if self.owners[record.number] != token:
-            return self, Answer.FENCED
-        return self._replace(tail=(*self.tail, record)), Answer.OK
+            return self, LibraryAnswer.FENCED
+        return self._replace(tail=(*self.tail, record)), LibraryAnswer.OK
 
     def _stable(self) -> "Kafka":
         """Makes everything before the first open transaction readable."""
@@ -268,7 +273,7 @@ class TermModel:
     def _ticks(self, state: State, index: int) -> Iterator[tuple[str, State]]:
         candidate = state.candidates[index]
         phase, now_ms = candidate.machine.election.phase, candidate.machine.now_ms
-        if phase is Phase.STANDBY and state.candidacies:
+        if phase is ElectionPhase.STANDBY and state.candidacies:
             fewer = state._replace(candidacies=state.candidacies - 1)
             event = _tick(now_ms + 10 * MAX_SILENCE_MS)
             yield "stands", self._notified(fewer, index, candidate, event)
@@ -286,7 +291,7 @@ class TermModel:
             if not left.to_init:
                 after = self._notified(after, index, left, InitsDone(now_ms, token))
             yield f"inits {one}", after
-        verdict = VERDICTS[Call.INIT, Answer.TIMED_OUT]
+        verdict = VERDICTS[Call.INIT, LibraryAnswer.TIMED_OUT]
         requests = [Request(Call.INIT, one, token) for one in sorted(candidate.to_init)]
         failed = InitFailed(now_ms, token, verdict)
         yield "gives up its inits", self._notified(state, index, candidate, failed)
@@ -306,7 +311,7 @@ class TermModel:
             kafka, answer = state.kafka.produce(record, candidate.token)
             after = state._replace(kafka=kafka)
             verdict = VERDICTS[Call.FLUSH, answer]
-            if verdict is Verdict.CONTINUE:
+            if verdict is TransactionState.CONTINUE:
                 more = candidate._replace(produced=candidate.produced + 1)
                 yield f"produces {record.kind.value}", self._with(after, index, more)
             else:
@@ -316,15 +321,15 @@ class TermModel:
         kafka, answer = state.kafka.carry_out(end)
         after = state._replace(kafka=kafka)
         yield f"commits: {answer}", self._ended(after, index, VERDICTS[Call.COMMIT, answer])
-        timed_out = VERDICTS[Call.COMMIT, Answer.TIMED_OUT]
+        timed_out = VERDICTS[Call.COMMIT, LibraryAnswer.TIMED_OUT]
         yield "commits, hears nothing", self._ended(after, index, timed_out)
         if state.late:
             yield (
                 "commits late, hears nothing",
                 self._ended(self._late(state, end), index, timed_out),
             )
-            if answer is Answer.OK:
-                retried = VERDICTS[Call.COMMIT, Answer.OK_RETRIED]
+            if answer is LibraryAnswer.OK:
+                retried = VERDICTS[Call.COMMIT, LibraryAnswer.OK_RETRIED]
                 yield (
                     "commits at the second try",
                     self._ended(self._late(after, end), index, retried),
@@ -334,14 +339,14 @@ class TermModel:
         kafka = state.kafka._replace(late=state.kafka.late | {request})
         return state._replace(kafka=kafka, late=state.late - 1)
 
-    def _ended(self, state: State, index: int, verdict: Verdict) -> State:
+    def _ended(self, state: State, index: int, verdict: TransactionState) -> State:
         """Ends a transaction: of a mark, or of a leader."""
         candidate = state.candidates[index]
         now_ms, token = candidate.machine.now_ms, candidate.token
         if isinstance(candidate.effect, CommitMark):
             report = MarkReport(now_ms, token, candidate.effect.index, verdict)
             return self._notified(state, index, candidate, report)
-        if verdict is Verdict.COMMITTED:
+        if verdict is TransactionState.COMMITTED:
             known, turn = candidate.known + 1, (candidate.turn + 1) % IDS
             candidate = candidate._replace(known=known, turn=turn)
         return self._notified(state, index, candidate, TransactionReport(now_ms, token, verdict))
@@ -368,8 +373,8 @@ def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:
     return (*items[:index], item, *items[index + 1 :])
 
 
-def _tick(now_ms: int) -> Tick:
-    return Tick(now_ms, now_ms, server_fresh=True, holds_progress=True)
+def _tick(now_ms: int) -> ElectionTick:
+    return ElectionTick(now_ms, now_ms, server_fresh=True, holds_progress=True)
 
 
 def _seen(kafka: Kafka) -> ControlState:

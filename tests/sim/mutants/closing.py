@@ -15,7 +15,7 @@ from delaywheel_replica.core.protocol.control import ControlRecord, ControlState
 from delaywheel_replica.core.protocol.frames import FrameRange
 from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.quorum import required_answers
-from delaywheel_replica.server.ledger.source import Source
+from delaywheel_replica.server.ledger.source import LedgerSource
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 from sim.nodes.books import SimBooks
 
@@ -133,7 +133,7 @@ def records_a_range_too_short() -> list[Patch]:
 
 def published_is_forgotten() -> list[Patch]:
     return [
-        instead(Source, "finished_to", lambda *_: 0),
+        instead(LedgerSource, "finished_to", lambda *_: 0),
         instead(SimBooks, "noted", lambda _: {}),
     ]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.storage.reading.cancels import CancelLook
-from delaywheel_replica.cleaner.delivery.wishes import Wishes
+from delaywheel_replica.cleaner.delivery.wishes import WishSearch
 from delaywheel_replica.cleaner.due import reader as selection
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import Records
@@ -138,7 +138,7 @@ def unreadable_originals_are_forgotten() -> list[Patch]:
 
 
 def wishes_are_not_looked_at_again() -> list[Patch]:
-    return [instead(Wishes, "uncancelled", lambda _, wishes: list(wishes))]
+    return [instead(WishSearch, "uncancelled", lambda _, wishes: list(wishes))]
 
 
 def what_came_since_is_not_looked_at() -> list[Patch]:

@@ -10,8 +10,8 @@ from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.core.ingress import partition, reading
 from delaywheel_replica.core.ingress.moment import Moment
 from delaywheel_replica.core.ingress.partition import Intake, begun, unread_bound
-from delaywheel_replica.core.ingress.reading import Incoming, Rules, Wish
-from delaywheel_replica.core.ingress.underway import Answer, IntakeStep, Stage, Taken
+from delaywheel_replica.core.ingress.reading import CommittedRecord, IngressRules, Wish
+from delaywheel_replica.core.ingress.underway import IntakeStep, RecordAnswer, RecordUnderWay, Stage
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
@@ -22,7 +22,7 @@ from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 def offset_before_acceptance() -> list[Patch]:
     to_hand = Intake.to_hand
 
-    def hand(self: Intake, *room: Any) -> list[Taken]:
+    def hand(self: Intake, *room: Any) -> list[RecordUnderWay]:
         handed = to_hand(self, *room)
         for taken in handed:
             taken.stage = Stage.HELD
@@ -32,17 +32,17 @@ def offset_before_acceptance() -> list[Patch]:
 
 
 def unknown_is_held() -> list[Patch]:
-    return _answers_as(Answer.UNKNOWN, Answer.HELD)
+    return _answers_as(RecordAnswer.UNKNOWN, RecordAnswer.HELD)
 
 
 def unknown_is_not_now() -> list[Patch]:
-    return _answers_as(Answer.UNKNOWN, Answer.NOT_NOW)
+    return _answers_as(RecordAnswer.UNKNOWN, RecordAnswer.NOT_NOW)
 
 
-def _answers_as(given: Answer, taken_for: Answer) -> list[Patch]:
+def _answers_as(given: RecordAnswer, taken_for: RecordAnswer) -> list[Patch]:
     answered = Intake.answered
 
-    def believe(self: Intake, taken: Taken, answer: Answer) -> None:
+    def believe(self: Intake, taken: RecordUnderWay, answer: RecordAnswer) -> None:
         answered(self, taken, taken_for if answer is given else answer)
 
     return [instead(Intake, "answered", believe)]
@@ -84,7 +84,7 @@ def due_from_the_clock() -> list[Patch]:
         clock_ms[0] = moment.now_ms
         return plan(self, moment, **rest)
 
-    def read_now(record: Incoming, rules: Rules) -> Wish:
+    def read_now(record: CommittedRecord, rules: IngressRules) -> Wish:
         is_timed = record.timestamp_ms > 0 and clock_ms[0] > 0
         return read(record._replace(timestamp_ms=clock_ms[0]) if is_timed else record, rules)
 
@@ -115,14 +115,14 @@ def goes_though_a_server_may_have_it() -> list[Patch]:
 
 
 def inherits_nothing() -> list[Patch]:
-    def begin(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressRecord:
+    def begin(record: IngressRecord | None, topic_id: str, rules: IngressRules) -> IngressRecord:
         return replace(begun(record, topic_id, rules), announced=NO_SEQS)
 
     return [everywhere(begun, begin)]
 
 
 def begins_at_the_former_offset() -> list[Patch]:
-    def begin(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressRecord:
+    def begin(record: IngressRecord | None, topic_id: str, rules: IngressRules) -> IngressRecord:
         if record is None:
             return begun(record, topic_id, rules)
         return replace(record, topic_id=topic_id)
@@ -135,7 +135,7 @@ def reads_on_in_one_made_anew() -> list[Patch]:
 
 
 def forgets_the_end() -> list[Patch]:
-    def begin(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressRecord:
+    def begin(record: IngressRecord | None, topic_id: str, rules: IngressRules) -> IngressRecord:
         return replace(begun(record, topic_id, rules), cut_off=None)
 
     return [everywhere(begun, begin)]

@@ -26,7 +26,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.leader import lost_frames as losing
 from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.member.prevote import Prevote
-from delaywheel_replica.core.node.events import DiskState, Effect, Held, Send, Sweep
+from delaywheel_replica.core.node.events import DiskState, Effect, HeldWheel, Send, Sweep
 from delaywheel_replica.core.node.shared_state import Registry
 from delaywheel_replica.core.protocol import quorum
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
@@ -37,13 +37,13 @@ from delaywheel_replica.core.wheels import own_wheels as own
 from delaywheel_replica.core.wheels.completeness import Completeness
 from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.inventory import Inventory
-from delaywheel_replica.core.wheels.mirroring import Verdict
+from delaywheel_replica.core.wheels.mirroring import MirrorVerdict
 from delaywheel_replica.core.wheels.mirrors import Mirrors
 from delaywheel_replica.core.wheels.node_file import NodeFile
 from delaywheel_replica.core.wheels.replication import Replication
 from delaywheel_replica.core.wheels.verifying import Verifying
-from delaywheel_replica.server.commit.time_sharing import Turn
-from delaywheel_replica.server.node.disk_space import Room
+from delaywheel_replica.server.commit.time_sharing import TimeSlice
+from delaywheel_replica.server.node.disk_space import FreeSpace
 from delaywheel_replica.server.store.store import Store
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
@@ -99,7 +99,7 @@ def promises_are_sent_before_they_are_durable() -> list[Patch]:
 def takes_what_it_has_fenced() -> list[Patch]:
     real = mirroring.judge
 
-    def judge(*frames: Any, **stand: Any) -> Verdict:
+    def judge(*frames: Any, **stand: Any) -> MirrorVerdict:
         return real(*frames, **{**stand, "fenced_upto": 0})
 
     return [everywhere(real, judge)]
@@ -109,7 +109,7 @@ def fetches_what_it_has_fenced() -> list[Patch]:
     """Only the origin is refused."""
     real = mirroring.judge
 
-    def judge(frames: Frames, held: Held | None, **stand: Any) -> Verdict:
+    def judge(frames: Frames, held: HeldWheel | None, **stand: Any) -> MirrorVerdict:
         return real(frames, held, **(stand | {"fenced_upto": 0} if frames.request else stand))
 
     def limit(self: Mirrors, wheel: WheelId) -> int:
@@ -190,7 +190,7 @@ def replaced_members_count() -> list[Patch]:
     def heard(self: Replication, peer: str, storage: str, *rest: Any) -> None:
         booted(self, peer, _registered(self, peer) or storage, *rest)
 
-    def judge(frames: Frames, held: Held | None, **stand: Any) -> Verdict:
+    def judge(frames: Frames, held: HeldWheel | None, **stand: Any) -> MirrorVerdict:
         return real(frames, held, **{**stand, "is_holder": True})
 
     def alike(self: Mirrors, wheel: WheelId, *card: Any) -> Mapping[str, str]:
@@ -313,7 +313,7 @@ def repairs_a_deleted_file() -> list[Patch]:
 
 
 def deletes_in_one_job() -> list[Patch]:
-    return [instead(Turn, "is_over", _never)]
+    return [instead(TimeSlice, "is_over", _never)]
 
 
 def indexes_stay_open() -> list[Patch]:
@@ -331,7 +331,7 @@ def one_word_makes_a_frame_lost() -> list[Patch]:
 
 
 def keeps_its_ballast() -> list[Patch]:
-    return [instead(Room, "_free_ballast", lambda _: None)]
+    return [instead(FreeSpace, "_free_ballast", lambda _: None)]
 
 
 def mirrors_into_a_full_disk() -> list[Patch]:

@@ -22,9 +22,9 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
     ACTIONS,
     VERDICTS,
     Action,
-    Answer,
     Call,
-    Verdict,
+    LibraryAnswer,
+    TransactionState,
 )
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead, row
 
@@ -57,11 +57,11 @@ def goes_on_without_reading() -> list[Patch]:
 
 
 def repeated_commit_is_known() -> list[Patch]:
-    return [row(VERDICTS, (Call.COMMIT, Answer.OK_RETRIED), Verdict.COMMITTED)]
+    return [row(VERDICTS, (Call.COMMIT, LibraryAnswer.OK_RETRIED), TransactionState.COMMITTED)]
 
 
 def goes_on_after_an_unknown_outcome() -> list[Patch]:
-    return [row(ACTIONS, Verdict.UNKNOWN, Action.GO_ON)]
+    return [row(ACTIONS, TransactionState.UNKNOWN, Action.GO_ON)]
 
 
 def numbers_start_again() -> list[Patch]:

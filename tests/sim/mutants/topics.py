@@ -7,7 +7,7 @@ from typing import Any
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery import dead_letters
-from delaywheel_replica.cleaner.delivery.bisection import Answer, Trial, _Lane
+from delaywheel_replica.cleaner.delivery.bisection import Trial, TrialResult, _Lane
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
@@ -55,8 +55,8 @@ def refused_guards_blame() -> list[Patch]:
 
     def try_with(self: _Lane, *trial: Any) -> Trial:
         ended = real(self, *trial)
-        is_refused = ended.answer is Answer.UNGUARDED and ended.cause
-        return Trial(Answer.REFUSED, ended.cause) if is_refused else ended
+        is_refused = ended.answer is TrialResult.UNGUARDED and ended.cause
+        return Trial(TrialResult.REFUSED, ended.cause) if is_refused else ended
 
     return [instead(_Lane, "_try_with", try_with)]
 

@@ -24,7 +24,7 @@ from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.storage.recovery import recover
 from delaywheel.storage.writing import restoring
 from delaywheel.storage.writing.mirror import MirrorWheel
-from delaywheel.storage.writing.placing import Place
+from delaywheel.storage.writing.placing import FramePlace
 from delaywheel.storage.writing.restoring import Restored
 from delaywheel.storage.writing.table_writer import SlotTable
 from delaywheel_replica.cleaner.due import given_up
@@ -103,7 +103,7 @@ def finished_is_lost() -> list[Patch]:
 def written_is_held() -> list[Patch]:
     real = MirrorWheel._mend
 
-    def mend(self: MirrorWheel, place: Place) -> bool:
+    def mend(self: MirrorWheel, place: FramePlace) -> bool:
         real(self, place)
         self._missing.remove(SeqSet.of([place.seq]))
         return True

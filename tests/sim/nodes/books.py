@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.server.ledger.assignment import Publishable, publishable, published_seqs
-from delaywheel_replica.server.ledger.source import Source, Unreadable
+from delaywheel_replica.server.ledger.source import LedgerSource, UnreadableFrame
 
 if TYPE_CHECKING:
     from sim.nodes.server import SimServer
@@ -73,20 +73,20 @@ class SimBooks:
     def _read(self, wheel: WheelId, found: Publishable) -> int:
         """Returns up to where a wheel's frames are published, once those behind are read."""
         seq = gone_to = self._node.published[wheel]
-        source = Source(self._node.disk, self._node.data, wheel, [])
+        source = LedgerSource(self._node.disk, self._node.data, wheel, [])
         for piece in source.blocks(seq + 1, found.last_seq):
-            if isinstance(piece, Unreadable) and (wheel, piece.seq) not in found.lost:
+            if isinstance(piece, UnreadableFrame) and (wheel, piece.seq) not in found.lost:
                 if piece.seq > gone_to:
                     gone_to = self._needless(wheel, piece.seq, found)
                 if piece.seq > gone_to:
                     self._server.driver.unreadable(wheel, piece.seq)
                     return seq
-            seq = piece.seq if isinstance(piece, Unreadable) else piece.last_seq
+            seq = piece.seq if isinstance(piece, UnreadableFrame) else piece.last_seq
         return seq
 
     def _needless(self, wheel: WheelId, first_seq: int, found: Publishable) -> int:
         """Returns up to where nothing needs to be published here, as far as that is known."""
-        source = Source(self._node.disk, self._node.data, wheel, [])
+        source = LedgerSource(self._node.disk, self._node.data, wheel, [])
         finished = source.finished_to(first_seq, found.floor, found.lost.seqs(wheel))
         reported = max(found.reported_seq, self.noted().get(wheel, 0))
         return min(found.last_seq, max(reported, finished))

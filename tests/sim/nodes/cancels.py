@@ -21,7 +21,7 @@ from delaywheel_replica.core.leader.holders import holds_progress, knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
-from delaywheel_replica.server.changing.sights import Moment
+from delaywheel_replica.server.changing.sights import DecisionBasis
 from delaywheel_replica.server.changing.waiting import (
     Decided,
     PendingCancel,
@@ -176,11 +176,11 @@ class Cancels:
             return False
         return holds_progress(status.control, self._server.driver.status().heartbeat)
 
-    def moment(self) -> Moment:
+    def moment(self) -> DecisionBasis:
         """Returns what this node decides by now."""
         status = self._server.cleaner_row
         before = self._before if status is self._status else None
-        return Moment(self._server.wall_ms(), status, before, self.leading() is not None)
+        return DecisionBasis(self._server.wall_ms(), status, before, self.leading() is not None)
 
     def _others_have_none(self, key: Key) -> bool:
         """Whether enough other reachable nodes find nothing either."""

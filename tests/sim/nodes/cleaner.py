@@ -9,16 +9,16 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.bisection import Bisection
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
-from delaywheel_replica.cleaner.delivery.topics import KnownTopics
+from delaywheel_replica.cleaner.delivery.topics import DestinationTopics
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, RefusedRecord
-from delaywheel_replica.cleaner.row_keeper import STAMP_S, News, RowKeeper
+from delaywheel_replica.cleaner.row_keeper import STAMP_S, RowKeeper, RowNews
 from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.core.election.machine import ElectionConfig
-from delaywheel_replica.core.ingress.reading import Rules
+from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import from_json, to_json
@@ -116,7 +116,7 @@ class SimCleaner:
         self.handover: SimHandover | None = None
         self._pid = node.world.next_pid()
         self._signal = Signal(node.scheduler)
-        self._row_news = News()
+        self._row_news = RowNews()
         self._turn_wall_ms = 0
         self._reader = DueReader(
             node.disk,
@@ -276,10 +276,10 @@ class SimCleaner:
         )
         return Leadership(config, candidacy, follower, self._forwarder, clock=self)
 
-    def _made_dead_letters(self) -> tuple[KnownTopics, DeadLetters]:
+    def _made_dead_letters(self) -> tuple[DestinationTopics, DeadLetters]:
         node, world = self.node, self._world
         line = KafkaLine(world.kafka, f"{node.name}", world.names, node.clock.wall_ms)
-        topics = KnownTopics(
+        topics = DestinationTopics(
             SimTopicAdmin(line),
             on_news=self.wake,
             on_wanted=self._topics_wanted.set,
@@ -337,7 +337,7 @@ class SimCleaner:
             IngressSettings(
                 names=names,
                 topics=frozenset({names.ingress}),
-                rules=Rules(LEVELS_MS, MOST_BYTES, _own_topics(names)),
+                rules=IngressRules(LEVELS_MS, MOST_BYTES, _own_topics(names)),
                 span_ms=settings.span_s * 1000,
                 letter_bytes=LETTER_BYTES,
                 ttl_header=settings.ttl_header,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from delaywheel_replica.core.ingress.term import Handed
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.handover.answers import encode_answers, take_answers
 from delaywheel_replica.handover.batches import HEAD, UNANSWERED_BYTES, Head, decode, encode
 from delaywheel_replica.handover.sending import _Batch, _batches, _wish
@@ -42,7 +42,7 @@ class SimHandover:
         self._random = scheduler.stream(f"handover {cleaner.node.name} {scheduler.now_us}")
         self._batches = 0
         self._unanswered: dict[int, _Batch] = {}
-        self._answers: list[tuple[Handed, Answer]] = []
+        self._answers: list[tuple[Handed, RecordAnswer]] = []
         self._arrives_us = 0  # when the last batch arrives
         self._loses = False
         self._is_closed = False
@@ -75,7 +75,7 @@ class SimHandover:
                 self._arrives_us, server.run, self._arrive, b"".join(parts), owner=server.process
             )
 
-    def answers(self) -> list[tuple[Handed, Answer]]:
+    def answers(self) -> list[tuple[Handed, RecordAnswer]]:
         """The answers since the last call."""
         answers, self._answers = self._answers, []
         return answers
@@ -90,7 +90,7 @@ class SimHandover:
             return
         self.is_broken, self._loses = True, self._random.random() < 0.5
         for batch in self._unanswered.values():
-            self._answers += [(record, Answer.UNKNOWN) for record in batch.records]
+            self._answers += [(record, RecordAnswer.UNKNOWN) for record in batch.records]
         self._unanswered.clear()
         self._server.trace("hand-over broken, unanswered", str(len(self._answers)))
         self._cleaner.wake()

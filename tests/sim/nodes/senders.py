@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from delaywheel_replica.cleaner.outside.ports import Record
-from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.place import IngressPlace
 from sim.checking.ingress import CUT_OFF
 from sim.checking.ingress_book import Sent
 from sim.kafka.brokers import Code
@@ -125,7 +125,7 @@ class Senders:
         )
 
     def _taken(self, sent: Sent, partition: Partition, offset: int) -> None:
-        place = Place(partition.topic, partition.number, offset)
+        place = IngressPlace(partition.topic, partition.number, offset)
         topic_id = self._kafka.topic_id(partition.topic)
         self._book.taken(sent, topic_id, place, self._world.scheduler.now_us)
         if (partition.topic, partition.number) in self._world.cut_off:

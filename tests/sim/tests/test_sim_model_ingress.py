@@ -9,7 +9,7 @@ from delaywheel_replica.core.ingress import partition
 from delaywheel_replica.core.ingress.moment import Kind, Moment
 from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.reading import Unfit, Wish
-from delaywheel_replica.core.ingress.underway import Answer, IntakeStep, Stage, Taken
+from delaywheel_replica.core.ingress.underway import IntakeStep, RecordAnswer, RecordUnderWay, Stage
 from delaywheel_replica.core.protocol.seal import REST
 from sim.models.catalogue import INGRESSES, exhausted, name_of
 from sim.models.ingress import IngressModel
@@ -22,7 +22,7 @@ def unbound(_self: Intake, _step: IntakeStep | None = None) -> None:
     """Floor and seals advance without limit."""
 
 
-def doubtless(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
+def doubtless(taken: RecordUnderWay, wish: Wish, moment: Moment) -> Unfit | None:
     """Which server may have a record is forgotten."""
     taken.perhaps_held = False
     return unfit(taken, wish, moment)
@@ -41,8 +41,8 @@ def test_a_due_from_the_clock_is_found() -> None:
 def test_an_offset_before_acceptance_is_found() -> None:
     answered = Intake.answered
 
-    def trusting(self: Intake, taken: Taken, answer: Answer) -> None:
-        answered(self, taken, Answer.HELD if answer is Answer.UNKNOWN else answer)
+    def trusting(self: Intake, taken: RecordUnderWay, answer: RecordAnswer) -> None:
+        answered(self, taken, RecordAnswer.HELD if answer is RecordAnswer.UNKNOWN else answer)
 
     with patch.object(Intake, "answered", trusting):
         assert exhausted(ALONE).found.wrong == "0 is lost"
@@ -85,7 +85,7 @@ def test_an_announcement_taken_back_of_what_a_server_may_have_is_found() -> None
 
     def doubtless_back(
         self: Intake, most: dict[Kind, int], draft: partition._Draft, spans: SeqSet
-    ) -> tuple[list[Taken], SeqSet]:
+    ) -> tuple[list[RecordUnderWay], SeqSet]:
         for taken in self._taken if most else ():
             taken.perhaps_held = False
         return take_back(self, most, draft, spans)

@@ -8,8 +8,8 @@ from delaywheel_replica.core.election.events import (
     TRANSITIONS,
     ControlRead,
     Effect,
+    ElectionPhase,
     MarkReport,
-    Phase,
     ReadControl,
 )
 from delaywheel_replica.core.election.machine import Election
@@ -19,9 +19,9 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
     ACTIONS,
     VERDICTS,
     Action,
-    Answer,
     Call,
-    Verdict,
+    LibraryAnswer,
+    TransactionState,
 )
 from sim.models.catalogue import TERMS, exhausted, name_of
 from sim.models.term import TermModel
@@ -50,18 +50,20 @@ def test_going_on_after_inits_without_reading_is_found() -> None:
         state = ControlState(progress=Progress(0, None), leaders={0: own, 1: own})
         return self._read(ControlRead(report.now_ms, self.token, state))
 
-    after = {**TRANSITIONS, (Phase.MARKING, MarkReport): frozenset(Phase)}
+    after = {**TRANSITIONS, (ElectionPhase.MARKING, MarkReport): frozenset(ElectionPhase)}
     with patch.object(Election, "_marked", blind), patch.dict(TRANSITIONS, after):
         assert exhausted(TermModel(candidacies=2, late=0)).found.wrong is not None
 
 
 def test_a_repeated_commit_that_counts_as_known_is_found() -> None:
     """Interleaving 20: the first copy of an end arrives in a later transaction of its id."""
-    with patch.dict(VERDICTS, {(Call.COMMIT, Answer.OK_RETRIED): Verdict.COMMITTED}):
+    with patch.dict(
+        VERDICTS, {(Call.COMMIT, LibraryAnswer.OK_RETRIED): TransactionState.COMMITTED}
+    ):
         found = exhausted(TermModel(candidacies=1, late=1)).found
     assert found.wrong == "message 1 is visible, and its progress is not"
 
 
 def test_going_on_after_an_unknown_outcome_is_found() -> None:
-    with patch.dict(ACTIONS, {Verdict.UNKNOWN: Action.GO_ON}):
+    with patch.dict(ACTIONS, {TransactionState.UNKNOWN: Action.GO_ON}):
         assert exhausted(TermModel(candidacies=1, late=1)).found.wrong is not None

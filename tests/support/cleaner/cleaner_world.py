@@ -28,7 +28,7 @@ from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.link import HandoverBegins, Link, Message, Stop, Topics, Wake
+from delaywheel_replica.link import HandoverBegins, Link, Message, StopRequested, Topics, Wake
 from support.cleaner.handed_over import HandedOver
 from support.due.wheels import Sent, Wheels, Written
 
@@ -282,7 +282,7 @@ class World:
         """Stops as a node does."""
         self.server.draining = True
         while self._thread.is_alive():
-            self._mine.send(Stop())
+            self._mine.send(StopRequested())
             self._thread.join(0.2)
             timeout_s -= 0.2
             assert timeout_s > 0, "the cleaner did not stop"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from delaywheel_replica.cleaner.outside.ports import Ended, Record, RefusedRecord
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 
 class CommittingProducers:
@@ -18,7 +18,7 @@ class CommittingProducers:
         self.committed: list[Record] = []
         self._open: list[Record] = []
 
-    def init(self, number: int, timeout_ms: int) -> Ended:
+    def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         raise NotImplementedError
 
     def begin(self, number: int) -> None:
@@ -34,9 +34,9 @@ class CommittingProducers:
     def flush(self, number: int, timeout_ms: int) -> None:
         """Nothing waits."""
 
-    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+    def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         self.committed += [*self._open, last]
-        return Ended(Verdict.COMMITTED)
+        return KafkaCallEnd(TransactionState.COMMITTED)
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
         raise NotImplementedError

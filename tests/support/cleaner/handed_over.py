@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from delaywheel.headers import decode_headers
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.handover.answers import encode_answers
 from delaywheel_replica.handover.batches import HEAD, Head, decode
 from delaywheel_replica.link import HandoverBegins
@@ -33,7 +33,7 @@ class HandedOver:
                 head = Head.parse(self._read(HEAD.size))
                 rows = _rows(decode(head, self._read(head.length_bytes)), head.kind)
                 self._write(rows, head.kind)
-                self._socket.sendall(encode_answers(head.number, [Answer.HELD] * len(rows)))
+                self._socket.sendall(encode_answers(head.number, [RecordAnswer.HELD] * len(rows)))
 
     def _read(self, length: int) -> bytes:
         received = bytearray()

@@ -24,17 +24,17 @@ from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
 from delaywheel_replica.cleaner.outside.ports import (
     NO_ENDS,
     NO_IDS,
-    Ended,
     Fetched,
     IngressFound,
     KafkaAway,
+    KafkaCallEnd,
     Record,
     TopicPartitions,
 )
-from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Rules
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules
 from delaywheel_replica.core.ingress.term import Handed
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import (
@@ -48,7 +48,7 @@ from delaywheel_replica.core.protocol.control import (
 )
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames
 from support.cleaner.committing import CommittingProducers
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
@@ -110,7 +110,7 @@ class PretendedTopics:
         readers: how many were made.
     """
 
-    partitions: dict[str, list[list[Incoming]]] = field(default_factory=dict)
+    partitions: dict[str, list[list[CommittedRecord]]] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
     first_kept: dict[IngressPartition, int] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
@@ -131,11 +131,11 @@ class PretendedTopics:
         timestamp_ms: int = NOW_MS,
         value: bytes | None = b"v",
         key: bytes | None = None,
-    ) -> Place:
+    ) -> IngressPlace:
         """Adds a record with these headers."""
         records = self.partitions[at[0]][at[1]]
-        place = Place(*at, len(records))
-        records.append(Incoming(place, timestamp_ms, key, value, list(headers)))
+        place = IngressPlace(*at, len(records))
+        records.append(CommittedRecord(place, timestamp_ms, key, value, list(headers)))
         return place
 
     def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
@@ -223,7 +223,7 @@ class PretendedServer:
         self._wheel = wheel
         self._clock = clock
         self.waiting: list[Handed] = []
-        self._answers: list[tuple[Handed, Answer]] = []
+        self._answers: list[tuple[Handed, RecordAnswer]] = []
         self.room_bytes = 4 << 20
         self.is_broken = False
         self.closed = False
@@ -231,22 +231,22 @@ class PretendedServer:
     def hand(self, records: Sequence[Handed]) -> None:
         self.waiting += records
 
-    def answers(self) -> list[tuple[Handed, Answer]]:
+    def answers(self) -> list[tuple[Handed, RecordAnswer]]:
         answers, self._answers = self._answers, []
         return answers
 
-    def answer(self, answer: Answer, count: int = 99, *, writes: bool | None = None) -> int:
+    def answer(self, answer: RecordAnswer, count: int = 99, *, writes: bool | None = None) -> int:
         """Answers a number of records; writes them if the answer says so, or a test does."""
         served, self.waiting = self.waiting[:count], self.waiting[count:]
         for handed in served:
-            if answer is Answer.HELD if writes is None else writes:
+            if answer is RecordAnswer.HELD if writes is None else writes:
                 self._write(handed)
             self._answers.append((handed, answer))
         return len(served)
 
     def break_off(self) -> None:
         """The server is gone."""
-        self.answer(Answer.UNKNOWN, writes=False)
+        self.answer(RecordAnswer.UNKNOWN, writes=False)
         self.is_broken, self.room_bytes = True, 0
 
     def fileno(self) -> int:
@@ -286,17 +286,21 @@ class Producers(CommittingProducers):
 
     def __init__(self) -> None:
         super().__init__()
-        self.verdict = Verdict.COMMITTED
+        self.verdict = TransactionState.COMMITTED
         self.commits = True
         self.flushes = 0
 
     def flush(self, number: int, timeout_ms: int) -> None:  # noqa: ARG002 - the port's
         self.flushes += 1
 
-    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
-        if self.verdict is Verdict.COMMITTED or (self.verdict is Verdict.UNKNOWN and self.commits):
+    def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
+        if self.verdict is TransactionState.COMMITTED or (
+            self.verdict is TransactionState.UNKNOWN and self.commits
+        ):
             super().commit(number, last, timeout_ms)
-        return Ended(self.verdict, None if self.verdict is Verdict.COMMITTED else "as configured")
+        return KafkaCallEnd(
+            self.verdict, None if self.verdict is TransactionState.COMMITTED else "as configured"
+        )
 
 
 class AllGoes(DeadLetters):
@@ -334,7 +338,7 @@ class Site:
         self.settings = IngressSettings(
             NAMES,
             topics=frozenset([TOPIC]),
-            rules=Rules({"1m": 60_000}, 2_000, frozenset([TOPIC, NAMES.control])),
+            rules=IngressRules({"1m": 60_000}, 2_000, frozenset([TOPIC, NAMES.control])),
             span_ms=3_600_000,
             letter_bytes=LETTER_BYTES,
         )

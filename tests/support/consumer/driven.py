@@ -5,7 +5,7 @@ from __future__ import annotations
 from delaywheel.consumer.engine import Engine
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.settings import Options, Settings, read_settings
+from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
 from support.consumer.fake_kafka import FakeBroker, FakeKafka
 
 
@@ -15,7 +15,7 @@ class DrivenConsumer:
     def __init__(self, kafka: FakeKafka, **options: object) -> None:
         reported: Options = {"retry": ("5s", "30s"), "drain": "0s", "commit_every": "0s"}
         reported.update(options)  # type: ignore[typeddict-item]
-        self.settings: Settings = read_settings(kafka.source, "g", "nowhere", reported)
+        self.settings: ConsumerSettings = read_settings(kafka.source, "g", "nowhere", reported)
         self.broker = FakeBroker(kafka)
         self.engine = Engine(self.settings, self.broker, clock_ms=lambda: kafka.now_ms)
         self.hand: list[ReceivedMessage] = []

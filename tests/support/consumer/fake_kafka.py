@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from delaywheel.consumer.order import Away, fold
-from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic, Unread
+from delaywheel.consumer.port import (
+    ConsumedTopic,
+    KafkaUnavailable,
+    OnPartitions,
+    Start,
+    TransactionFailure,
+    Unread,
+)
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Passed, Place
 from delaywheel.ingress import IngressLimits
 
@@ -192,19 +199,19 @@ class FakeBroker:
         self._call_back()
         return found[:most]
 
-    def topics(self) -> dict[str, Topic]:
+    def topics(self) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
         count = self.kafka.partitions
         return {
-            self.kafka.source: Topic(self.kafka.topic_id, count),
-            self.kafka.retry: Topic("of retries", self.kafka.retry_partitions or count),
+            self.kafka.source: ConsumedTopic(self.kafka.topic_id, count),
+            self.kafka.retry: ConsumedTopic("of retries", self.kafka.retry_partitions or count),
         }
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """See `Broker`."""
         if self._away:
             self._away -= 1
-            raise KafkaAway("away on purpose")
+            raise KafkaUnavailable("away on purpose")
         return {partition: self.kafka.passed.get(partition) for partition in partitions}
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
@@ -258,29 +265,29 @@ class FakeBroker:
 
     def commit(
         self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
-    ) -> Failure | None:
+    ) -> TransactionFailure | None:
         """See `Broker`."""
         assert not self._is_broken, "a producer that failed was used again"
         too_large = [one for one in records if one.length_bytes > self.kafka.most_bytes]
         if too_large:
             self._is_broken = True
-            return Failure(f"{too_large[0].topic}: too large", is_refusal=True)
+            return TransactionFailure(f"{too_large[0].topic}: too large", is_refusal=True)
         fault, self.fault = self.fault, None
         if fault is not Fault.FAILS:
             if int(membership) != self.kafka.generation:
                 self._is_broken = True
-                return Failure("ILLEGAL_GENERATION")
+                return TransactionFailure("ILLEGAL_GENERATION")
             self.kafka.write(records, offsets)
         if fault is not None:
             self._is_broken = True
-            return Failure(fault.value)
+            return TransactionFailure(fault.value)
         return None
 
     def renew_producer(self) -> None:
         """See `Broker`."""
         if self._away:
             self._away -= 1
-            raise KafkaAway("away on purpose")
+            raise KafkaUnavailable("away on purpose")
         self.renewals += 1
         self._is_broken = False
 

@@ -10,13 +10,12 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.folder.node_state import NodeState
 from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel_replica.core.member.member import Admission, Member
+from delaywheel_replica.core.member.member import Admitted, Member
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     CleanerReported,
     Closed,
     CloseWheel,
-    Deleted,
     DeleteWheel,
     Disconnected,
     Effect,
@@ -24,7 +23,7 @@ from delaywheel_replica.core.node.events import (
     Failed,
     ForgetLost,
     FoundAgain,
-    Held,
+    HeldWheel,
     LeaveWheel,
     MemberConfig,
     Mirror,
@@ -45,6 +44,7 @@ from delaywheel_replica.core.node.events import (
     Verified,
     VerifyWheel,
     WheelCard,
+    WheelDeleted,
     WriteStatus,
     Written,
 )
@@ -107,12 +107,12 @@ def held_of(
     top_slot: int = 0,
     missing: Iterable[int] = (),
     final_seq: int | None = None,
-) -> Held:
+) -> HeldWheel:
     """A store's copy of a wheel."""
     record = record_of(nodes)
     card = WheelCard(wheel, record.members, record.min_insync, SPAN_S)
     seqs = missing if isinstance(missing, SeqSet) else SeqSet.of(missing)
-    return Held(card, applied, top_slot, seqs, final_seq)
+    return HeldWheel(card, applied, top_slot, seqs, final_seq)
 
 
 def frames_of(
@@ -152,7 +152,7 @@ class FakeStore:
     opened: list[WheelId] = field(default_factory=list)
     refuses: set[type] = field(default_factory=set)
 
-    def held(self, wheel: WheelId) -> Held:
+    def held(self, wheel: WheelId) -> HeldWheel:
         """What there is of a wheel."""
         seqs = self.frames[wheel]
         applied = max(seqs, default=0)
@@ -160,9 +160,9 @@ class FakeStore:
             seq for seq in range(1, applied + 1) if seq not in seqs or (wheel, seq) in self.damaged
         )
         top_slot = 0 if seqs else -1
-        return Held(self.cards[wheel], applied, top_slot, missing, self.ends.get(wheel))
+        return HeldWheel(self.cards[wheel], applied, top_slot, missing, self.ends.get(wheel))
 
-    def all_held(self) -> dict[WheelId, Held]:
+    def all_held(self) -> dict[WheelId, HeldWheel]:
         """What recovery finds."""
         return {wheel: self.held(wheel) for wheel in self.frames}
 
@@ -186,7 +186,7 @@ class FakeStore:
             self.frames[wheel][seq] = frame_of(wheel, seq, self.state.boot_id)
         return first + count - 1
 
-    def mirror(self, effect: Mirror) -> Held:
+    def mirror(self, effect: Mirror) -> HeldWheel:
         """Writes frames behind what is there."""
         wheel = effect.card.wheel
         assert wheel != self.open
@@ -197,7 +197,7 @@ class FakeStore:
             seqs[frame.seq] = frame
         return self.held(wheel)
 
-    def repair(self, effect: Repair) -> Held:
+    def repair(self, effect: Repair) -> HeldWheel:
         """Puts frames in their places."""
         wheel = effect.card.wheel
         for frame in effect.frames.copies():
@@ -216,7 +216,7 @@ class FakeStore:
             found.append(frame)
         return found, []
 
-    def close(self, wheel: WheelId, final_seq: int) -> Held:
+    def close(self, wheel: WheelId, final_seq: int) -> HeldWheel:
         """Cuts everything beyond."""
         self.ends[wheel] = final_seq
         seqs = self.frames[wheel]
@@ -303,7 +303,7 @@ class FakeNode:
     def write(self, count: int = 1) -> int:
         """Writes frames into the open wheel, if the machine allows; returns the last seq or 0."""
         admission = self.machine.admits(self.now_ms)
-        if not isinstance(admission, Admission):
+        if not isinstance(admission, Admitted):
             return 0
         assert admission.wheel == self.store.open
         last = self.store.append(count)
@@ -389,7 +389,7 @@ class FakeNode:
                 return FoundAgain(held, effect.seqs - held.missing)
             case DeleteWheel():
                 del store.frames[effect.wheel]
-                return Deleted(effect.wheel)
+                return WheelDeleted(effect.wheel)
             case ForgetLost() | Sweep() | WriteStatus():
                 pass
         return None

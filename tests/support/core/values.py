@@ -14,7 +14,7 @@ from delaywheel_replica.core.protocol.heartbeat import (
     FenceAnswer,
     Heard,
     Heartbeat,
-    Term,
+    LeaderTerm,
     WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.histogram import Histogram
@@ -61,7 +61,7 @@ wheel_beats = st.builds(
 fences = st.builds(Fence, node_ids, st.integers(1, 9))
 frame_names = st.tuples(wheel_ids, st.integers(1, 99))
 terms = st.builds(
-    Term,
+    LeaderTerm,
     epoch=seqs,
     fences=st.lists(fences, max_size=2).map(tuple),
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),

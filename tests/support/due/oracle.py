@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel_replica.cleaner.due.rows import DueMessage, Outcome
+from delaywheel_replica.cleaner.due.rows import DueMessage, MessageOutcome
 from delaywheel_replica.core.protocol.progress import Done, Progress
 from support.due.wheels import Sent, Written
 
@@ -33,7 +33,7 @@ class Verdict(NamedTuple):
     """A taken message and its fate; None = forwarded."""
 
     row: Row
-    outcome: Outcome | None
+    outcome: MessageOutcome | None
     content_differs: bool = False
 
 
@@ -96,8 +96,8 @@ def _verdict(
         key=lambda copy: (not is_done_ahead(copy, before), not is_done(copy, before), copy.place),
     )
     if original.place != row.place:
-        return Verdict(row, Outcome.DUPLICATE, original.sent != row.sent)
-    return Verdict(row, Outcome.CANCELLED if row.key in cancelled else None)
+        return Verdict(row, MessageOutcome.DUPLICATE, original.sent != row.sent)
+    return Verdict(row, MessageOutcome.CANCELLED if row.key in cancelled else None)
 
 
 def as_message(row: Row) -> DueMessage:

@@ -8,7 +8,7 @@ import time
 from typing import Self
 
 from delaywheel_proto.v1 import peer_pb2 as pb
-from delaywheel_replica.peers.framing import PREFACE, Incoming, head_of
+from delaywheel_replica.peers.framing import PREFACE, IncomingStream, head_of
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
 from delaywheel_replica.peers.sockets import Channel
 from delaywheel_replica.peers.states import Stream
@@ -23,7 +23,7 @@ class Raw:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         until = Channel(self.socket, address).until(time.monotonic() + PATIENCE_S)
-        self._incoming = Incoming(until, 1 << 20)
+        self._incoming = IncomingStream(until, 1 << 20)
 
     def __enter__(self) -> Self:
         return self

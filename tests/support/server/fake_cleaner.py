@@ -25,7 +25,7 @@ from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.status_file import RowReader, RowWriter
 from delaywheel_replica.core.leader.closing import wheels_to_close
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
-from delaywheel_replica.core.leader.registration import Refusal, register
+from delaywheel_replica.core.leader.registration import RegistrationRefusal, register
 from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import (
     REMOVED,
@@ -57,7 +57,7 @@ from delaywheel_replica.link import (
     Link,
     Message,
     NodeStorage,
-    Stop,
+    StopRequested,
     TopicInfo,
     Topics,
     Wake,
@@ -251,7 +251,7 @@ class FakeCleaner:
         elif isinstance(message, RescheduleWritten):
             with self._lock:
                 self.state = self.state.apply_all([reschedule_record(message.key, None)])
-        elif isinstance(message, Stop):
+        elif isinstance(message, StopRequested):
             self.stopped.set()
 
     def _register(self, heartbeat: Heartbeat) -> None:
@@ -266,7 +266,7 @@ class FakeCleaner:
             min_insync=self.min_insync,
             floor=self.state.progress.floor if self.state.progress is not None else 0,
         )
-        if not isinstance(registered, Refusal) and registered.records:
+        if not isinstance(registered, RegistrationRefusal) and registered.records:
             self.state = self.state.apply_all(registered.records)
             self._link.send(Wake())
 

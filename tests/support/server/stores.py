@@ -9,7 +9,7 @@ from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW
-from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.messages import WheelCard
 from delaywheel_replica.server.store.limits import StoreLimits
 from delaywheel_replica.server.store.store import Store
@@ -92,7 +92,7 @@ def read(
     return frames.seqs.tolist(), list(absent)
 
 
-def left(store: Store) -> Held:
+def left(store: Store) -> HeldWheel:
     held = store.leave_wheel()
     assert held is not None
     return held

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.peers.states import PeerState
-from delaywheel_replica.server.node.node_view import Cleaner, NodeView
+from delaywheel_replica.server.node.node_view import CleanerView, NodeView
 
 
 @dataclass
@@ -28,7 +28,7 @@ def node_view(
     *,
     in_sync: frozenset[str] = frozenset(),
     peers: Callable[[], Mapping[str, PeerState]] = dict,
-    cleaner: Cleaner | None = None,
+    cleaner: CleanerView | None = None,
 ) -> NodeView:
     """A view of a node with this status."""
     return NodeView(FakeMember(status, in_sync), FakeNetwork(peers), cleaner)

@@ -35,8 +35,8 @@ from delaywheel_replica.server.certificates import Certificates, NodeCertificate
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.metrics.processes import Process
 from delaywheel_replica.server.metrics.scrape import DiskSpace, Scrape, Sources
-from delaywheel_replica.server.node.counts import Counts
-from delaywheel_replica.server.node.node_view import Cleaner
+from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.node_view import CleanerView
 from delaywheel_replica.server.node.pulse import LAG_BOUNDS_US
 from delaywheel_replica.server.node.refusals import Refusal
 from sim.machine.disk import SimulatedDisk
@@ -103,8 +103,8 @@ def cleaner_status(**changes: Any) -> CleanerStatus:
     return replace(status, **changes)
 
 
-def counts() -> Counts:
-    made = Counts(groups=3, frames=9, frame_bytes=4_096, messages=40, cancels=2)
+def counts() -> NodeCounts:
+    made = NodeCounts(groups=3, frames=9, frame_bytes=4_096, messages=40, cancels=2)
     made.answered(41, {0: Refusal(Reason.DUE_TOO_OLD)}, 4_000)
     made.topics.add_one("orders", 40)
     made.calls.add("cancel", "CANCELLED", 40_000)
@@ -164,7 +164,7 @@ class _Sources(Sources):
             node_id="a",
             **{f"members.{node}": f"{node}:7421" for node in "abc"},
         )
-        self.view = node_view(server_status, in_sync=in_sync, cleaner=Cleaner(cleaner_status()))
+        self.view = node_view(server_status, in_sync=in_sync, cleaner=CleanerView(cleaner_status()))
         self.admission = self.handles = self.pulse = part
         self.counts = counts()
         self.undeletable = undeletable(2)

@@ -19,7 +19,7 @@ import grpc
 
 from delaywheel import Client
 from delaywheel.client.exchange.channel import CHANNEL_OPTIONS
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.layout import slot_path, wheel_folder
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -309,7 +309,7 @@ def cancelled(node: Node, handle: str) -> pb.CancelOutcome.ValueType | None:
         with stub_of(node) as stub:
             return stub.Cancel(request, timeout=20).results[0].outcome
     except grpc.RpcError as error:
-        failure = Failure.of_call(cast("grpc.Call", error))
+        failure = AttemptFailure.of_call(cast("grpc.Call", error))
         assert failure.verdict.retry, failure
         return None
 
@@ -319,10 +319,12 @@ def _taken(node: Node, rows: Sequence[pb.DelayedMessage]) -> dict[bytes, str]:
     try:
         results = send_once(node, *rows)
     except grpc.RpcError as error:
-        failures = [Failure.of_call(cast("grpc.Call", error))]
+        failures = [AttemptFailure.of_call(cast("grpc.Call", error))]
         results = []
     else:
-        failures = [Failure.of_error(result.error) for result in results if result.error.reason]
+        failures = [
+            AttemptFailure.of_error(result.error) for result in results if result.error.reason
+        ]
     assert all(failure.verdict.retry for failure in failures), failures
     answered = zip(rows, results, strict=False)
     return {row.id: result.handle for row, result in answered if result.handle}

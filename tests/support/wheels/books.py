@@ -18,7 +18,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.server.ledger.assignment import Publishable
-from delaywheel_replica.server.ledger.place import Place
+from delaywheel_replica.server.ledger.place import LedgerStorage
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
 from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
 from support.wheels.copies import rows_by_seq
@@ -34,7 +34,7 @@ FOUR, FIVE = (f"date=2025-11-21/hour=0{hour}" for hour in (4, 5))
 Row = tuple[bytes, int, int, str, str, int]
 
 
-class FragilePlace(Place):
+class FragilePlace(LedgerStorage):
     """A folder that is away when the test says so, or that ends the process at a step.
 
     Attributes:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.consumer import records as consumed
-from delaywheel.deadletters import Letter, Place, Selection
+from delaywheel.deadletters import Letter, LetterPlace, Selection
 from delaywheel.ingress import is_reserved_topic
 
 DEAD = "delaywheel-main-dead"
@@ -27,7 +27,7 @@ _HEADERS = st.lists(
 
 
 def letter(*headers: tuple[str, bytes | None], at_ms: int = 1_000, offset: int = 5) -> Letter:
-    return Letter(Place(2, offset), at_ms, b"key", b"value", headers)
+    return Letter(LetterPlace(2, offset), at_ms, b"key", b"value", headers)
 
 
 OWN = letter(
@@ -137,8 +137,8 @@ def test_whatever_is_in_its_headers_it_can_be_shown_and_sent(
         (Selection(headers=(("a", b"1"),)), True),
         (Selection(headers=(("a", b"1"), ("b", None))), False),
         (Selection(headers=(("a", None),)), True),
-        (Selection(places=frozenset([Place(2, 5), Place(2, 6)])), True),
-        (Selection(places=frozenset([Place(1, 5)])), False),
+        (Selection(places=frozenset([LetterPlace(2, 5), LetterPlace(2, 6)])), True),
+        (Selection(places=frozenset([LetterPlace(1, 5)])), False),
     ],
 )
 def test_all_that_is_said_must_fit(selection: Selection, takes: bool) -> None:
@@ -146,10 +146,10 @@ def test_all_that_is_said_must_fit(selection: Selection, takes: bool) -> None:
 
 
 def test_places_have_a_text() -> None:
-    assert Place.parse(str(Place(3, 12_345))) == Place(3, 12_345)
+    assert LetterPlace.parse(str(LetterPlace(3, 12_345))) == LetterPlace(3, 12_345)
     for text in ("", "3", "3:", ":3", "3:-1", "a:1", "1:2:3"):
         with pytest.raises(ValueError, match="is not"):
-            Place.parse(text)
+            LetterPlace.parse(text)
 
 
 def test_nothing_is_sent_where_the_service_keeps_its_records() -> None:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.deadletters import (
-    Counts,
     Letter,
+    LetterCounts,
+    LetterPlace,
     LetterState,
-    Place,
 )
 from delaywheel.deadletters.counting import MOST_ROWS, OTHERS
 from delaywheel.deadletters.marks import CLAIM_KEY, Marks, make_marks
@@ -20,7 +20,7 @@ from delaywheel.deadletters.marks import CLAIM_KEY, Marks, make_marks
 ID = "Xy/7+q"
 """Kafka shows ids in base64."""
 _OFFSETS = st.integers(0, 200) | st.integers(2**16 - 3, 2**16 + 3)
-_PLACES = st.lists(st.builds(Place, st.integers(0, 2), _OFFSETS), min_size=1, max_size=40)
+_PLACES = st.lists(st.builds(LetterPlace, st.integers(0, 2), _OFFSETS), min_size=1, max_size=40)
 
 
 @given(
@@ -28,10 +28,10 @@ _PLACES = st.lists(st.builds(Place, st.integers(0, 2), _OFFSETS), min_size=1, ma
     _PLACES,
 )
 def test_what_was_marked_is_known_again(
-    batches: list[tuple[list[Place], str]], asked: list[Place]
+    batches: list[tuple[list[LetterPlace], str]], asked: list[LetterPlace]
 ) -> None:
     marks = Marks(ID, {0: 0, 1: 0, 2: 0})
-    known: dict[Place, LetterState] = {}
+    known: dict[LetterPlace, LetterState] = {}
     for places, state in batches:
         # A letter is dealt with once.
         new = sorted(set(places) - known.keys())
@@ -56,15 +56,19 @@ def test_what_was_marked_is_known_again(
 
 def test_marks_of_a_topic_that_was_made_anew_or_of_deleted_letters_are_obsolete() -> None:
     marks = Marks(ID, {0: 10})
-    (old,) = make_marks("other", [Place(0, 20)], LetterState.REPLAYED, at_ms=1, to=None)
-    (gone,) = make_marks(ID, [Place(0, 8), Place(0, 9)], LetterState.DROPPED, at_ms=1, to=None)
-    (half,) = make_marks(ID, [Place(0, 9), Place(0, 10)], LetterState.DROPPED, at_ms=1, to=None)
-    (away,) = make_marks(ID, [Place(5, 0)], LetterState.DROPPED, at_ms=1, to=None)
+    (old,) = make_marks("other", [LetterPlace(0, 20)], LetterState.REPLAYED, at_ms=1, to=None)
+    (gone,) = make_marks(
+        ID, [LetterPlace(0, 8), LetterPlace(0, 9)], LetterState.DROPPED, at_ms=1, to=None
+    )
+    (half,) = make_marks(
+        ID, [LetterPlace(0, 9), LetterPlace(0, 10)], LetterState.DROPPED, at_ms=1, to=None
+    )
+    (away,) = make_marks(ID, [LetterPlace(5, 0)], LetterState.DROPPED, at_ms=1, to=None)
     for record in (old, gone, half, away):
         marks.read(*record)
     assert marks.obsolete == [old[0], gone[0], away[0]]
-    assert marks.state_of(Place(0, 20)) is LetterState.WAITING
-    assert marks.state_of(Place(0, 10)) is LetterState.DROPPED
+    assert marks.state_of(LetterPlace(0, 20)) is LetterState.WAITING
+    assert marks.state_of(LetterPlace(0, 10)) is LetterState.DROPPED
 
 
 def test_claims_and_tombstones_mark_nothing() -> None:
@@ -91,21 +95,21 @@ def test_what_is_no_mark_counts_for_nothing(key: bytes, value: bytes) -> None:
     marks = Marks("a", {0: 0})
     assert marks.read(key, value) is None
     assert marks.read(None, value) is None
-    assert (marks.foreign, marks.state_of(Place(0, 0))) == (2, LetterState.WAITING)
+    assert (marks.foreign, marks.state_of(LetterPlace(0, 0))) == (2, LetterState.WAITING)
 
 
 def test_runs_are_written_as_ranges() -> None:
-    places = [Place(0, offset) for offset in (4, 5, 6, 9)]
+    places = [LetterPlace(0, offset) for offset in (4, 5, 6, 9)]
     ((key, value),) = make_marks(ID, places, LetterState.REPLAYED, at_ms=1, to=None)
     assert key == f"{ID}/0/4".encode()
     assert json.loads(value)["offsets"] == [[4, 6], [9, 9]]
 
 
 def test_counts_are_bounded_whatever_headers_say() -> None:
-    counts = Counts()
+    counts = LetterCounts()
     for number in range(MOST_ROWS + 5):
         reported = (("dw-dead-topic", b"t%d" % number), ("dw-dead-reason", b"R"))
-        counts.add(Letter(Place(0, number), 1, None, None, reported), LetterState.WAITING)
+        counts.add(Letter(LetterPlace(0, number), 1, None, None, reported), LetterState.WAITING)
     rows = counts.rows()
     assert len(rows) == MOST_ROWS + 1
     assert next(row.waiting for row in rows if row.topic == OTHERS) == 5

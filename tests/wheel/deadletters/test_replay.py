@@ -14,12 +14,12 @@ import pytest
 from confluent_kafka import Producer
 
 from delaywheel.deadletters import (
-    Counts,
     DeadLettersError,
     DeadLettersReason,
     DeadLetterTopic,
+    LetterCounts,
+    LetterPlace,
     LetterState,
-    Place,
     Selection,
     settling,
 )
@@ -66,7 +66,7 @@ class Letters:
     def open(self) -> DeadLetterTopic:
         return DeadLetterTopic(self.name, {"bootstrap.servers": self.address})
 
-    def count(self) -> Counts:
+    def count(self) -> LetterCounts:
         with self.open() as letters:
             return letters.count()
 
@@ -97,7 +97,7 @@ def test_letters_are_sent_once_and_marked(letters: Letters) -> None:
         assert settled.done == LETTERS
         assert heard == [*range(8, LETTERS, 8), LETTERS]
         assert dead.replay(Selection()).done == 0
-        letter, mark = dead.get(Place(1, 0))
+        letter, mark = dead.get(LetterPlace(1, 0))
         assert mark is not None
         assert (mark.state, mark.to) == (LetterState.REPLAYED, None)
         assert letter.value == b"1"
@@ -245,8 +245,8 @@ def test_marks_that_would_be_forgotten_are_not_relied_upon(letters: Letters) -> 
 @pytest.mark.parametrize(
     ("ask", "reason"),
     [
-        (lambda dead: dead.get(Place(0, 99)), DeadLettersReason.LETTER_MISSING),
-        (lambda dead: dead.get(Place(9, 0)), DeadLettersReason.LETTER_MISSING),
+        (lambda dead: dead.get(LetterPlace(0, 99)), DeadLettersReason.LETTER_MISSING),
+        (lambda dead: dead.get(LetterPlace(9, 0)), DeadLettersReason.LETTER_MISSING),
         (
             lambda dead: dead.replay(Selection(), to="delaywheel-a-outcomes"),
             DeadLettersReason.TOPIC_RESERVED,

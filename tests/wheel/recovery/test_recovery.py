@@ -18,7 +18,7 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel.storage.recovery.recover import Cut, Recovered, recovering
+from delaywheel.storage.recovery.recover import CutTail, Recovered, recovering
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
 from support.wheels.copies import recover_wheel
@@ -65,9 +65,9 @@ def test_tails_that_no_row_speaks_of_are_cut() -> None:
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=False)
     assert sorted(recovered.cut) == sorted(
         [
-            Cut(index_file(wheel), len(index), 4),
-            Cut(slot_file(wheel), len(whole), 4),
-            Cut(slot_file(wheel, 5), 0, 13),
+            CutTail(index_file(wheel), len(index), 4),
+            CutTail(slot_file(wheel), len(whole), 4),
+            CutTail(slot_file(wheel, 5), 0, 13),
         ]
     )
     assert recovered.last_seq == 3
@@ -109,7 +109,7 @@ def test_no_byte_is_cut_on_the_word_of_a_wrong_table(*, os_crashed: bool) -> Non
     content = disk.content(slot_file(wheel))
     disk.set_content(slot_file(wheel), content + b"torn")
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
-    assert recovered == Recovered(4, [Cut(slot_file(wheel), len(content), 4)], NO_SEQS)
+    assert recovered == Recovered(4, [CutTail(slot_file(wheel), len(content), 4)], NO_SEQS)
     assert read_all(disk, DATA, wheel.wheel) == frames
 
 

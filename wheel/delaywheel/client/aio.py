@@ -18,7 +18,7 @@ from delaywheel.client.exchange.answers import (
 from delaywheel.client.exchange.channel import Tls, parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import get_question
-from delaywheel.client.exchange.settings import DEFAULT_QUEUE, Queue, Settings
+from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
 from delaywheel.client.lifetime import Birth
 from delaywheel.client.named_changes import (
     AnswerT,
@@ -77,7 +77,7 @@ class AsyncClient:
         queue: Queue = DEFAULT_QUEUE,
         tls: Tls | None = None,
     ) -> None:
-        settings = Settings(past_due, timeout, attempt_timeout, queue, tls)
+        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls)
         self._birth: Final = Birth()
         self._settings: Final = settings
         self._calls: Final = AioCalls(parse_addresses(addresses), settings)

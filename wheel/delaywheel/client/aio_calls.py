@@ -18,9 +18,9 @@ from delaywheel.client.exchange.channel import CHANNEL_OPTIONS, Credentials, Sec
 from delaywheel.client.exchange.delivery import Delivery
 from delaywheel.client.exchange.endpoints import Endpoints
 from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
-from delaywheel.client.exchange.retry import Failure
-from delaywheel.client.exchange.route import Route, Step
-from delaywheel.client.exchange.settings import Settings
+from delaywheel.client.exchange.retry import AttemptFailure
+from delaywheel.client.exchange.route import Attempts, NextAttempt
+from delaywheel.client.exchange.settings import ExchangeSettings
 from delaywheel.client.named_changes import CANCEL, RESCHEDULE, NamedChanges
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
@@ -35,7 +35,7 @@ ResponseT = TypeVar("ResponseT")
 Method = Callable[["DelayWheelAsyncStub"], "grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]"]
 
 
-class _Line:
+class _AioLine:
     """A channel, its number of calls, and whether the last one was answered."""
 
     def __init__(self, address: str, credentials: Credentials) -> None:
@@ -53,12 +53,12 @@ class _Line:
 class AioCalls:
     """The channels of one client, opened when first needed, and the exchanges over them."""
 
-    def __init__(self, addresses: Sequence[str], settings: Settings) -> None:
+    def __init__(self, addresses: Sequence[str], settings: ExchangeSettings) -> None:
         self._settings: Final = settings
         self._endpoints: Final = Endpoints(addresses, Random())  # noqa: S311  spreads load
         self._security: Final = Security(settings.tls)
-        self._lines: Final[dict[str, _Line]] = {}
-        self._old: Final[set[_Line]] = set()  # opened before the TLS files changed, still in use
+        self._lines: Final[dict[str, _AioLine]] = {}
+        self._old: Final[set[_AioLine]] = set()  # opened before the TLS files changed, still in use
         self._looking: Final[set[asyncio.Task[None]]] = set()
         self._stopped = False
         self._news = asyncio.Event()  # set, and replaced, when waiting may have become pointless
@@ -77,7 +77,7 @@ class AioCalls:
         Returns:
             The address of the last attempt; empty if there was none.
         """
-        route = Route(self._endpoints, self._settings, deadline_s)
+        route = Attempts(self._endpoints, self._settings, deadline_s)
         address = ""
         while not exchange.done:
             now_s = monotonic()
@@ -173,8 +173,8 @@ class AioCalls:
         self,
         exchange: Exchange[RequestT, ResponseT],
         method: Method[RequestT, ResponseT],
-        route: Route,
-        step: Step,
+        route: Attempts,
+        step: NextAttempt,
         *,
         asks_first: bool,
     ) -> None:
@@ -197,7 +197,7 @@ class AioCalls:
             if not self._stopped or _cancelled_by_caller():
                 raise
             # grpc.aio raises this when `stop` has closed the channel under the call.
-            report = exchange.failed(Failure(StatusCode.CANCELLED, CLOSED))
+            report = exchange.failed(AttemptFailure(StatusCode.CANCELLED, CLOSED))
         else:
             line.answers = unsent is None
             report = exchange.answered(response) if unsent is None else exchange.failed(unsent)
@@ -206,7 +206,9 @@ class AioCalls:
         if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
             self._wake_waiting()
 
-    async def _unsent(self, address: str, line: _Line, timeout_s: float) -> Failure | None:
+    async def _unsent(
+        self, address: str, line: _AioLine, timeout_s: float
+    ) -> AttemptFailure | None:
         """See `sync_calls`."""
         if line.answers:
             return None
@@ -222,8 +224,8 @@ class AioCalls:
         self._look_around(but=None)
         return None
 
-    async def _failure_of(self, address: str, error: grpc.aio.AioRpcError) -> Failure:
-        failure = Failure.of_call(error)
+    async def _failure_of(self, address: str, error: grpc.aio.AioRpcError) -> AttemptFailure:
+        failure = AttemptFailure.of_call(error)
         if self._security.may_explain(failure):
             return await asyncio.to_thread(self._security.explained, address, failure)
         return failure
@@ -243,7 +245,7 @@ class AioCalls:
                 pb.DescribeClusterRequest(), timeout=self._settings.attempt_timeout_s
             )
         except grpc.aio.AioRpcError as error:
-            now_s, failure = monotonic(), Failure.of_call(error)
+            now_s, failure = monotonic(), AttemptFailure.of_call(error)
             reached = not failure.verdict.retry
             self._endpoints.reached(address, connected=not failure.unsent)
             self._endpoints.not_described(
@@ -265,12 +267,12 @@ class AioCalls:
         for line in [self._lines.pop(name) for name in idle]:
             await line.channel.close()
 
-    async def _take(self, address: str) -> _Line:
+    async def _take(self, address: str) -> _AioLine:
         """Returns the line to an address, until `_release`."""
         credentials = self._security.credentials()
         line = self._lines.get(address)
         if line is None or line.edition != credentials.edition:
-            old, line = line, _Line(address, credentials)
+            old, line = line, _AioLine(address, credentials)
             self._lines[address] = line
             if old is not None:
                 self._old.add(old)
@@ -278,11 +280,11 @@ class AioCalls:
         line.calls += 1
         return line
 
-    async def _release(self, line: _Line) -> None:
+    async def _release(self, line: _AioLine) -> None:
         line.calls -= 1
         await self._close_if_old(line)
 
-    async def _close_if_old(self, line: _Line) -> None:
+    async def _close_if_old(self, line: _AioLine) -> None:
         if line in self._old and not line.calls:
             self._old.discard(line)
             await line.channel.close()

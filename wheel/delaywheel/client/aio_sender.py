@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Final
 
 from delaywheel.client.exchange.batching import Accumulator
-from delaywheel.client.exchange.pending import Batch, PendingResult
+from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel.client.exchange.settings import Queue
 from delaywheel.client.lifetime import leave
 from delaywheel.errors import ClientClosedError
@@ -61,7 +61,7 @@ class AioSender:
         before = self._gathered.unsettled()
         return await self._until(lambda: before.isdisjoint(self._gathered.unsettled()), deadline_s)
 
-    def send_rest(self) -> set[Batch]:
+    def send_rest(self) -> set[SendBatch]:
         """Returns the batches that are unsettled: without the loop nothing is sent."""
         return self._gathered.unsettled()
 
@@ -88,12 +88,12 @@ class AioSender:
             return False
         return True
 
-    def _hurry_from_anywhere(self, batch: Batch) -> None:
+    def _hurry_from_anywhere(self, batch: SendBatch) -> None:
         """Results may be waited for on other threads, and in other loops."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._hurry, batch)
 
-    def _hurry(self, batch: Batch | None) -> None:
+    def _hurry(self, batch: SendBatch | None) -> None:
         if self._gathered.hurry(batch, monotonic()):
             self._pump()
 
@@ -119,7 +119,7 @@ class AioSender:
         self._timer = None
         self._pump()
 
-    async def _send(self, batch: Batch) -> None:
+    async def _send(self, batch: SendBatch) -> None:
         try:
             batch.settle(await self._deliver(batch.messages, batch.deadline_s))
         except Exception as defect:  # noqa: BLE001  it must reach waiting callers

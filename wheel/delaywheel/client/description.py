@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from delaywheel.client.exchange.channel import leads_elsewhere
-from delaywheel.client.exchange.endpoints import Described
+from delaywheel.client.exchange.endpoints import NodeDescription
 from delaywheel.client.exchange.question import Question
 from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -65,7 +65,7 @@ class Description:
     """A parsed DescribeCluster response."""
 
     facts: Facts
-    said: Described
+    said: NodeDescription
 
     @classmethod
     def of(cls, response: pb.DescribeClusterResponse, now_s: float) -> Self:
@@ -79,7 +79,7 @@ class Description:
             asked_s=now_s,
         )
         accepting = {member.node: member.accepting for member in response.members}
-        said = Described(
+        said = NodeDescription(
             cluster=response.cluster_id,
             node=response.node,
             accepting=accepting.get(response.node, True),

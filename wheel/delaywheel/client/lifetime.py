@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Final, Protocol
 from weakref import WeakSet
 
-from delaywheel.client.exchange.pending import Batch, forks
+from delaywheel.client.exchange.pending import SendBatch, forks
 from delaywheel.errors import ClientClosedError
 
 _log = logging.getLogger("delaywheel")
@@ -28,7 +28,7 @@ _log = logging.getLogger("delaywheel")
 class Leaving(Protocol):
     """A sender that may hold messages when the program ends."""
 
-    def send_rest(self) -> AbstractSet[Batch]:
+    def send_rest(self) -> AbstractSet[SendBatch]:
         """Sends what is unsettled if it still can; returns the batches that it was in."""
         ...
 

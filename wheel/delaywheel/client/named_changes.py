@@ -30,7 +30,7 @@ from delaywheel.client.exchange.answers import (
 )
 from delaywheel.client.exchange.endpoints import Report
 from delaywheel.client.exchange.question import OF_THE_CLUSTER
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.searching import ManyCancelled
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import Handle, unix_ms
@@ -125,7 +125,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         self._settled: Final[list[AnswerT | DelaywheelError | None]] = [None] * len(messages)
         self._waiting = list(range(len(messages)))
         self._doubtful: Final[set[int]] = set()
-        self._obstacle: Failure | None = None
+        self._obstacle: AttemptFailure | None = None
 
     @property
     def done(self) -> bool:
@@ -146,18 +146,18 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         results = self._change.read(response)
         if len(results) != len(self._waiting):
             return self._defective(f"{len(results)} results for {len(self._waiting)}")
-        passing: list[Failure] = []
+        passing: list[AttemptFailure] = []
         for row, result in zip(self._waiting, results, strict=True):
             if not isinstance(result, pb.Error):
                 self._take(row, result)
                 continue
-            failure = Failure.of_error(result)
+            failure = AttemptFailure.of_error(result)
             if self._row_failed(row, failure):
                 passing.append(failure)
         self._forget_settled()
         return self._report(passing) if passing else Report(healthy=True)
 
-    def failed(self, failure: Failure) -> Report:
+    def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
         for row in self._waiting:
             self._row_failed(row, failure)
@@ -172,7 +172,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
             self._settled[row] = TimedOutError(f"not answered: {why}{last}", outcome_known=known)
         self._forget_settled()
 
-    def _report(self, passing: Sequence[Failure]) -> Report:
+    def _report(self, passing: Sequence[AttemptFailure]) -> Report:
         delays_s = [failure.retry_delay_s or 0.0 for failure in passing]
         return Report(
             healthy=all(failure.reason in OF_THE_CLUSTER for failure in passing),
@@ -191,7 +191,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
             return
         self._settled[row] = RefusedError(self._change.unknown, text, outcome_known=False)
 
-    def _row_failed(self, row: int, failure: Failure) -> bool:
+    def _row_failed(self, row: int, failure: AttemptFailure) -> bool:
         """Applies a failure to one message; returns whether it still waits."""
         verdict = failure.verdict
         if not verdict.outcome_known:

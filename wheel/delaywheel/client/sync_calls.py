@@ -18,9 +18,9 @@ from delaywheel.client.exchange.channel import Credentials, Security, open_chann
 from delaywheel.client.exchange.delivery import Delivery
 from delaywheel.client.exchange.endpoints import Endpoints
 from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
-from delaywheel.client.exchange.retry import EndedCall, Failure
-from delaywheel.client.exchange.route import Route, Step
-from delaywheel.client.exchange.settings import Settings
+from delaywheel.client.exchange.retry import AttemptFailure, EndedCall
+from delaywheel.client.exchange.route import Attempts, NextAttempt
+from delaywheel.client.exchange.settings import ExchangeSettings
 from delaywheel.client.named_changes import CANCEL, RESCHEDULE, NamedChanges
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
@@ -46,7 +46,7 @@ class _Line:
 class Calls:
     """The channels of one client, opened when first needed, and the exchanges over them."""
 
-    def __init__(self, addresses: Sequence[str], settings: Settings) -> None:
+    def __init__(self, addresses: Sequence[str], settings: ExchangeSettings) -> None:
         self._settings: Final = settings
         self._endpoints: Final = Endpoints(addresses, Random())  # noqa: S311  spreads load
         self._security: Final = Security(settings.tls)
@@ -70,7 +70,7 @@ class Calls:
         Returns:
             The address of the last attempt; empty if there was none.
         """
-        route = Route(self._endpoints, self._settings, deadline_s)
+        route = Attempts(self._endpoints, self._settings, deadline_s)
         address = ""
         while not exchange.done:
             news = self._news
@@ -155,8 +155,8 @@ class Calls:
         self,
         exchange: Exchange[RequestT, ResponseT],
         method: Method[RequestT, ResponseT],
-        route: Route,
-        step: Step,
+        route: Attempts,
+        step: NextAttempt,
         *,
         asks_first: bool,
     ) -> None:
@@ -189,7 +189,7 @@ class Calls:
         if route.report(address, started_s=started_s, now_s=monotonic(), report=report):
             self._wake_waiting()
 
-    def _unsent(self, address: str, line: _Line, timeout_s: float) -> Failure | None:
+    def _unsent(self, address: str, line: _Line, timeout_s: float) -> AttemptFailure | None:
         """Returns why nothing can be sent; None if something listens. Called before a first answer.
 
         A failed attempt on such a line would have to count as perhaps accepted. The answer also
@@ -207,7 +207,7 @@ class Calls:
         self._look_around(but=None)
         return None
 
-    def _failure_of(self, address: str, error: grpc.RpcError) -> Failure:
+    def _failure_of(self, address: str, error: grpc.RpcError) -> AttemptFailure:
         failure = _failure_of(error)
         if self._security.may_explain(failure):
             return self._security.explained(address, failure)
@@ -244,7 +244,7 @@ class Calls:
             line.answers = True
             self._learn(address, Description.of(call.result(), now_s))
         else:
-            failure = Failure.of_call(ended)
+            failure = AttemptFailure.of_call(ended)
             reached = not failure.verdict.retry
             self._endpoints.reached(address, connected=not failure.unsent)
             self._endpoints.not_described(
@@ -304,6 +304,6 @@ class Calls:
         self._learn(address, question.answer())
 
 
-def _failure_of(error: grpc.RpcError) -> Failure:
+def _failure_of(error: grpc.RpcError) -> AttemptFailure:
     # A stub raises the call itself, which the types do not say.
-    return Failure.of_call(cast("EndedCall", error))
+    return AttemptFailure.of_call(cast("EndedCall", error))

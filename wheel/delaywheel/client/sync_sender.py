@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Final
 
 from delaywheel.client.exchange.batching import Accumulator
-from delaywheel.client.exchange.pending import Batch, PendingResult
+from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel.client.exchange.settings import Queue
 from delaywheel.client.lifetime import leave
 from delaywheel.errors import ClientClosedError
@@ -68,7 +68,7 @@ class Sender:
                     return False
         return True
 
-    def send_rest(self) -> set[Batch]:
+    def send_rest(self) -> set[SendBatch]:
         """Sends what is unsettled, within the client's timeout; returns its batches."""
         with self._room:
             unsettled = self._gathered.unsettled()
@@ -89,7 +89,7 @@ class Sender:
             if thread is not current_thread():
                 thread.join()
 
-    def _hurry(self, batch: Batch) -> None:
+    def _hurry(self, batch: SendBatch) -> None:
         with self._work:
             if self._gathered.hurry(batch, monotonic()):
                 self._work.notify()
@@ -117,7 +117,7 @@ class Sender:
                 if self._closed:
                     self._work.notify_all()
 
-    def _next_batch(self) -> Batch | None:
+    def _next_batch(self) -> SendBatch | None:
         with self._work:
             while (batch := self._gathered.next_batch(now_s := monotonic())) is None:
                 if self._closed and not self._gathered.messages:

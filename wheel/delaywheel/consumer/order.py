@@ -44,7 +44,7 @@ from delaywheel.consumer.message import (
     Settlement,
 )
 from delaywheel.consumer.records import Outgoing, Partition
-from delaywheel.consumer.settings import Settings, TopicNames
+from delaywheel.consumer.settings import ConsumerSettings, TopicNames
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -70,7 +70,7 @@ class Away(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Lane:
+class _KeyLane:
     order_topic: str
     away: dict[bytes, dict[int, int]] = field(default_factory=dict)
     # For each key the record in hand or to be examined next, and the waiting ones.
@@ -89,7 +89,7 @@ class KeyOrder:
             lost_after_ms: How long a record is waited for that is away and overdue.
         """
         self._lost_after_ms = lost_after_ms
-        self._lanes: dict[Partition, _Lane] = {}
+        self._lanes: dict[Partition, _KeyLane] = {}
         self._away_bytes = 0
         self.lost = 0
         """How many records are lost: nobody knows what became of them."""
@@ -102,7 +102,7 @@ class KeyOrder:
     def assign(self, lane: Partition, order_topic: str, away: Iterable[Away]) -> None:
         """Adds a lane, with its records that are away."""
         self.forget([lane])
-        known = self._lanes[lane] = _Lane(order_topic)
+        known = self._lanes[lane] = _KeyLane(order_topic)
         for one in away:
             self._add(known, one)
 
@@ -143,7 +143,7 @@ class KeyOrder:
             lane.here[key] = deque((message,))
         return True
 
-    def _give_up(self, lane: _Lane, message: ReceivedMessage, key: bytes, now_ms: int) -> None:
+    def _give_up(self, lane: _KeyLane, message: ReceivedMessage, key: bytes, now_ms: int) -> None:
         """Waits no longer for earlier records of the key that will not come any more."""
         gone = [
             offset
@@ -197,7 +197,7 @@ class KeyOrder:
             written.append(self._record(lane, number, offset, None))
         return tuple(written), freed
 
-    def _remove(self, lane: _Lane, key: bytes, offset: int) -> bool:
+    def _remove(self, lane: _KeyLane, key: bytes, offset: int) -> bool:
         """Notes that a record is no longer away; returns whether it was."""
         offsets = lane.away.get(key, {})
         if offset not in offsets:
@@ -208,13 +208,13 @@ class KeyOrder:
         self._away_bytes -= ENTRY_BYTES + len(key)
         return True
 
-    def _add(self, lane: _Lane, one: Away) -> None:
+    def _add(self, lane: _KeyLane, one: Away) -> None:
         offsets = lane.away.setdefault(one.key, {})
         if one.offset not in offsets:
             self._away_bytes += ENTRY_BYTES + len(one.key)
         offsets[one.offset] = one.due_ms
 
-    def _lane(self, message: ReceivedMessage) -> _Lane | None:
+    def _lane(self, message: ReceivedMessage) -> _KeyLane | None:
         """Returns a record's lane; None if its order is unknown, as for another program's retry."""
         origin = message.origin
         if origin.partition != message.place.partition:
@@ -222,7 +222,7 @@ class KeyOrder:
         return self._lanes.get(Partition(origin.topic, origin.partition))
 
     @staticmethod
-    def _record(lane: _Lane, partition: int, offset: int, value: bytes | None) -> Outgoing:
+    def _record(lane: _KeyLane, partition: int, offset: int, value: bytes | None) -> Outgoing:
         return Outgoing(lane.order_topic, _OFFSET.pack(offset), value, [], partition)
 
 
@@ -253,7 +253,7 @@ def check_partitions(topics: Sequence[TopicNames], known: Mapping[str, int]) -> 
                 )
 
 
-def whole_lanes(settings: Settings, partitions: Sequence[Partition]) -> list[Partition]:
+def whole_lanes(settings: ConsumerSettings, partitions: Sequence[Partition]) -> list[Partition]:
     """Returns those of these partitions whose counterparts in their lanes were assigned too.
 
     The halves come apart for a moment while some member does not yet know of a new topic or

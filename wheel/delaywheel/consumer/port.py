@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 OnPartitions = Callable[[list[Partition]], None]
 
 
-class KafkaAway(Exception):  # noqa: N818 - a state of Kafka, not a defect here
+class KafkaUnavailable(Exception):  # noqa: N818 - a state of Kafka, not a defect here
     """Kafka does not answer; retrying may help."""
 
 
@@ -34,7 +34,7 @@ def insist(
     while True:
         try:
             answer = ask()
-        except KafkaAway as away:
+        except KafkaUnavailable as away:
             note(str(away))
             _LOG.warning("Kafka does not answer, or not now: %s", away)
         else:
@@ -65,7 +65,7 @@ FORWARD_ROOM_BYTES = 500
 """How much larger a record may come back than it was sent: delaywheel adds headers."""
 
 
-class Topic(NamedTuple):
+class ConsumedTopic(NamedTuple):
     """A topic as it is now; the id is empty if Kafka does not say it."""
 
     id: str
@@ -84,7 +84,7 @@ class Unread(NamedTuple):
     offsets: int
 
 
-class Failure(NamedTuple):
+class TransactionFailure(NamedTuple):
     """Why a transaction is not committed, or perhaps not: call `renew_producer` then.
 
     Attributes:
@@ -135,7 +135,7 @@ class Broker(Protocol):
         """
         ...
 
-    def topics(self) -> dict[str, Topic]:
+    def topics(self) -> dict[str, ConsumedTopic]:
         """Returns the topics that are read, as far as they exist.
 
         Raises:
@@ -208,7 +208,7 @@ class Broker(Protocol):
 
     def commit(
         self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
-    ) -> Failure | None:
+    ) -> TransactionFailure | None:
         """Writes records and offsets in one transaction.
 
         Returns:

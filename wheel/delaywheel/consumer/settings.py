@@ -151,7 +151,7 @@ class TopicNames:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ConsumerSettings:
     """The checked `Options`; durations in milliseconds."""
 
     topics: tuple[TopicNames, ...]
@@ -207,7 +207,7 @@ class Settings:
 
 def read_settings(
     topics: str | Iterable[str], group: str, bootstrap: str, options: Options
-) -> Settings:
+) -> ConsumerSettings:
     """Checks the settings of a consumer.
 
     Raises:
@@ -238,7 +238,7 @@ def read_settings(
         raise ValueError(f"start={start!r}: neither 'earliest' nor 'latest'")
     given = {use: options.get(f"{use}_topic", GroupTopic()) for use in ("retry", "dead", "order")}
     made = cast("Mapping[str, GroupTopic]", given)
-    return Settings(
+    return ConsumerSettings(
         topics=_own_topics(sources, group, made),
         made=made,
         group=group,

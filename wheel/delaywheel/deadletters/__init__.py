@@ -17,10 +17,10 @@ except ModuleNotFoundError as missing:
         "delaywheel.deadletters needs confluent-kafka: install delaywheel[deadletters]"
     ) from missing
 
-from delaywheel.deadletters.counting import Count, Counts, Settled
+from delaywheel.deadletters.counting import Count, LetterCounts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.handling import DeadLetterConsumer, LetterHandler
-from delaywheel.deadletters.letter import Letter, Place
+from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.marks import LetterState, Mark
 from delaywheel.deadletters.selection import Selection
 from delaywheel.deadletters.settling import DROP, KEEP, REPLAY, Decision, Drop, Keep, Replay
@@ -31,7 +31,6 @@ __all__ = [
     "KEEP",
     "REPLAY",
     "Count",
-    "Counts",
     "DeadLetterConsumer",
     "DeadLetterTopic",
     "DeadLettersError",
@@ -40,10 +39,11 @@ __all__ = [
     "Drop",
     "Keep",
     "Letter",
+    "LetterCounts",
     "LetterHandler",
+    "LetterPlace",
     "LetterState",
     "Mark",
-    "Place",
     "Replay",
     "Selection",
     "Settled",

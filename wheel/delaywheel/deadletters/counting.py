@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from delaywheel.deadletters.letter import Letter, Place
+from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.marks import LetterState
 
 MOST_ROWS = 1_000
@@ -25,7 +25,7 @@ class Count(NamedTuple):
     dropped: int
 
 
-class Counts:
+class LetterCounts:
     """Letters counted."""
 
     def __init__(self) -> None:
@@ -67,9 +67,9 @@ class Settled:
 
     done: int = 0
     refused: Counter[str] = field(default_factory=Counter)
-    examples: list[tuple[Place, str]] = field(default_factory=list)
+    examples: list[tuple[LetterPlace, str]] = field(default_factory=list)
 
-    def refuse(self, place: Place, why: str) -> None:
+    def refuse(self, place: LetterPlace, why: str) -> None:
         """Records a letter that could not be sent."""
         reason = why.partition(":")[0]
         if reason not in self.refused and len(self.refused) >= MOST_NAMED:

@@ -53,7 +53,7 @@ _PLACE = re.compile(r"(\d{1,10}):(\d{1,19})")
 _ORIGIN = re.compile(r"([a-zA-Z0-9._-]{1,249})/(\d{1,10})/(\d{1,19})")
 
 
-class Place(NamedTuple):
+class LetterPlace(NamedTuple):
     """The position of a letter in its topic; its text is `<partition>:<offset>`."""
 
     partition: int
@@ -87,7 +87,7 @@ class Origin(NamedTuple):
         return f"{self.topic}/{self.partition}/{self.offset}"
 
 
-class Outgoing(NamedTuple):
+class OutgoingRecord(NamedTuple):
     """A record to be written; `timestamp_ms` 0 means the time of writing."""
 
     topic: str
@@ -116,7 +116,7 @@ class Letter:
         dw_headers: What the headers that begin with `dw-` say, the last of each name.
     """
 
-    place: Place
+    place: LetterPlace
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
@@ -195,7 +195,7 @@ class Letter:
         """The size of key, value and headers."""
         return _content_bytes(self.key, self.value, self.headers)
 
-    def again(self, of_topic: str, *, to: str | None, as_new: bool) -> Outgoing:
+    def again(self, of_topic: str, *, to: str | None, as_new: bool) -> OutgoingRecord:
         """Returns the record that sends the message again.
 
         Args:
@@ -210,7 +210,7 @@ class Letter:
                 partition = _number(self.dw_headers.get("dw-dead-partition"), bits=31)
         replayed = f"{of_topic}/{self.place.partition}/{self.place.offset}".encode()
         is_retry = self.is_of_group and to is None
-        return Outgoing(
+        return OutgoingRecord(
             self.topic if to is None else to,
             self.key,
             self.value,

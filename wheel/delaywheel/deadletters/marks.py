@@ -43,7 +43,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from delaywheel.deadletters.letter import Place
+from delaywheel.deadletters.letter import LetterPlace
 
 CLAIM_KEY = b"claim"
 _POSITION = b"position/"
@@ -85,7 +85,7 @@ class Mark:
 
 
 def make_marks(
-    topic_id: str, places: Iterable[Place], state: LetterState, *, at_ms: int, to: str | None
+    topic_id: str, places: Iterable[LetterPlace], state: LetterState, *, at_ms: int, to: str | None
 ) -> list[tuple[bytes, bytes]]:
     """Returns the records, keys and values, that mark letters."""
     offsets: dict[int, list[int]] = {}
@@ -168,12 +168,12 @@ class Marks:
         for first, last in ranges:
             marked.add(max(first, self._firsts.get(partition, 0)), last)
 
-    def add_places(self, places: Iterable[Place], state: LetterState) -> None:
+    def add_places(self, places: Iterable[LetterPlace], state: LetterState) -> None:
         """Marks letters."""
         for place in places:
             self.add(place.partition, state, [(place.offset, place.offset)])
 
-    def state_of(self, place: Place) -> LetterState:
+    def state_of(self, place: LetterPlace) -> LetterState:
         """Returns what became of a letter."""
         for state in (LetterState.REPLAYED, LetterState.DROPPED):
             marked = self._sets.get((place.partition, state))

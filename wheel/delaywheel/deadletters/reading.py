@@ -12,7 +12,7 @@ from typing import Any, cast
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import Letter, Place
+from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.record_headers import headers_of
 
 BATCH_RECORDS = 500
@@ -136,7 +136,7 @@ def letter_of(message: Message) -> Letter:
     """Returns the letter in a record of a dead-letter topic."""
     headers = headers_of(message) or ()
     _, timestamp_ms = message.timestamp()
-    place = Place(cast("int", message.partition()), cast("int", message.offset()))
+    place = LetterPlace(cast("int", message.partition()), cast("int", message.offset()))
     return Letter(
         place,
         timestamp_ms,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delaywheel.deadletters.letter import Letter, Place
+from delaywheel.deadletters.letter import Letter, LetterPlace
 
 CLOCKS_MS = 60_000
 """Times of letters come from several leaders' clocks: reading begins this much earlier."""
@@ -32,7 +32,7 @@ class Selection:
     id: str | None = None
     key: bytes | None = None
     headers: tuple[tuple[str, bytes | None], ...] = ()
-    places: frozenset[Place] = frozenset()
+    places: frozenset[LetterPlace] = frozenset()
 
     def takes(self, letter: Letter) -> bool:
         """Returns whether a letter matches."""

@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from delaywheel.deadletters.counting import Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import Letter, Outgoing, Place
+from delaywheel.deadletters.letter import Letter, LetterPlace, OutgoingRecord
 from delaywheel.deadletters.marks import LetterState, Marks, make_marks, make_positions
 from delaywheel.deadletters.writing import LetterWriter
 
@@ -60,9 +60,9 @@ Decision: TypeAlias = Replay | Drop | Keep
 
 @dataclass(frozen=True, slots=True)
 class _Decided:
-    place: Place
+    place: LetterPlace
     decision: Replay | Drop
-    record: Outgoing | None
+    record: OutgoingRecord | None
 
 
 class Settling:
@@ -72,7 +72,7 @@ class Settling:
         self,
         writer: LetterWriter,
         marks: Marks,
-        again: Callable[[Letter, Replay], Outgoing | str],
+        again: Callable[[Letter, Replay], OutgoingRecord | str],
         limit: int | None = None,
         on_progress: Callable[[Settled], None] | None = None,
     ) -> None:
@@ -169,7 +169,7 @@ class Settling:
         return False
 
     def _marks_of(self, batch: Sequence[_Decided]) -> list[tuple[bytes, bytes]]:
-        alike: dict[tuple[LetterState, str | None], list[Place]] = {}
+        alike: dict[tuple[LetterState, str | None], list[LetterPlace]] = {}
         for one in batch:
             to = one.decision.to if isinstance(one.decision, Replay) else None
             alike.setdefault((_state(one.decision), to), []).append(one.place)

@@ -13,9 +13,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel.deadletters.counting import Counts, Settled
+from delaywheel.deadletters.counting import LetterCounts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import Letter, Outgoing, Place
+from delaywheel.deadletters.letter import Letter, LetterPlace, OutgoingRecord
 from delaywheel.deadletters.marks import MARKS_SUFFIX, LetterState, Mark, Marks
 from delaywheel.deadletters.origin import Origins
 from delaywheel.deadletters.reading import TopicReader, letter_of, refused
@@ -104,14 +104,14 @@ class DeadLetterTopic:
         for letter in self.read(selection, bounds):
             yield letter, marks.state_of(letter.place)
 
-    def count(self, selection: Selection = EVERYTHING) -> Counts:
+    def count(self, selection: Selection = EVERYTHING) -> LetterCounts:
         """Counts the selected letters; raises as `letters` does."""
-        counts = Counts()
+        counts = LetterCounts()
         for letter, state in self.letters(selection):
             counts.add(letter, state)
         return counts
 
-    def get(self, place: Place) -> tuple[Letter, Mark | None]:
+    def get(self, place: LetterPlace) -> tuple[Letter, Mark | None]:
         """Returns one letter, and its mark if it was replayed or dropped.
 
         Raises:
@@ -204,7 +204,7 @@ class DeadLetterTopic:
         origins = Origins(self._client, timeout_s=self._timeout_s)
         known: dict[str, str | None] = {}
 
-        def again(letter: Letter, decision: Replay) -> Outgoing | str:
+        def again(letter: Letter, decision: Replay) -> OutgoingRecord | str:
             whole = origins.whole(letter)
             if isinstance(whole, str):
                 return whole
@@ -387,7 +387,7 @@ class DeadLetterTopic:
 
 
 def _around(
-    places: frozenset[Place], bounds: Mapping[int, tuple[int, int]]
+    places: frozenset[LetterPlace], bounds: Mapping[int, tuple[int, int]]
 ) -> dict[int, tuple[int, int]]:
     """Returns the smallest range of each partition that contains these places."""
     ranges: dict[int, tuple[int, int]] = {}

@@ -30,7 +30,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import Outgoing
+from delaywheel.deadletters.letter import OutgoingRecord
 from delaywheel.deadletters.marks import CLAIM_KEY
 from delaywheel.deadletters.reading import refused
 from delaywheel.transactional import MAX_CALL_MS, unrepeated
@@ -52,7 +52,7 @@ _STATE = KafkaError._STATE  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedTransaction:
     """Nothing of a transaction was committed, because one of its records was refused.
 
     Attributes:
@@ -105,8 +105,8 @@ class LetterWriter:
             )
 
     def transact(
-        self, records: Sequence[Outgoing], marks: Iterable[tuple[bytes, bytes | None]]
-    ) -> Refused | None:
+        self, records: Sequence[OutgoingRecord], marks: Iterable[tuple[bytes, bytes | None]]
+    ) -> RefusedTransaction | None:
         """Commits records together with the marks of their letters; None means committed.
 
         Raises:
@@ -120,17 +120,17 @@ class LetterWriter:
                     if error.code() == _STATE:
                         return self._refused_batch()
                     self._abort()
-                    return Refused(_words(error), number)
+                    return RefusedTransaction(_words(error), number)
             self._flush()
             for key, value in marks:
-                if self._produce(Outgoing(self._marks_topic, key, value, [], 0)) is not None:
+                if self._produce(OutgoingRecord(self._marks_topic, key, value, [], 0)) is not None:
                     return self._refused_batch()
             self._flush()
         except KafkaException as exception:
             raise _failure(exception) from exception
         return self._commit()
 
-    def _produce(self, record: Outgoing) -> KafkaError | None:
+    def _produce(self, record: OutgoingRecord) -> KafkaError | None:
         """Hands a record over; returns the client's error if it does not accept it."""
         while True:
             try:
@@ -159,7 +159,7 @@ class LetterWriter:
                 DeadLettersReason.KAFKA_UNREACHABLE, f"no answer to {unanswered} records"
             )
 
-    def _refused_batch(self) -> Refused:
+    def _refused_batch(self) -> RefusedTransaction:
         """Asks for the cause, and aborts: the client refuses to commit such a transaction."""
         why = "unknown"
         try:
@@ -167,16 +167,16 @@ class LetterWriter:
         except KafkaException as exception:
             why = _words(exception.args[0])
         self._abort()
-        return Refused(why, None)
+        return RefusedTransaction(why, None)
 
-    def _commit(self) -> Refused | None:
+    def _commit(self) -> RefusedTransaction | None:
         try:
             self._producer.commit_transaction(CALL_S)
         except KafkaException as exception:
             error = exception.args[0]
             if error.code() in _BEFORE_END:
                 self._abort()
-                return Refused(_words(error), None)
+                return RefusedTransaction(_words(error), None)
             raise _failure(exception, outcome_known=False) from exception
         return None
 

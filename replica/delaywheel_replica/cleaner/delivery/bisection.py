@@ -30,9 +30,9 @@ from delaywheel_replica.cleaner.delivery.outcomes import forwarded
 from delaywheel_replica.cleaner.delivery.troubles import spread
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows, join_rows
 from delaywheel_replica.cleaner.outside.clocks import Clock
-from delaywheel_replica.cleaner.outside.ports import Ended, Record, RefusedRecord
+from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
 from delaywheel_replica.cleaner.outside.runner import Runner
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict, is_fenced
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState, is_fenced
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.process.logs import get_logger
 
@@ -71,7 +71,7 @@ Place = tuple[str, int, int]
 """Wheel, seq and row: the name of one message."""
 
 
-class Answer(Enum):
+class TrialResult(Enum):
     """What a trial showed."""
 
     PASSED = "passed"
@@ -92,7 +92,7 @@ class Trial:
         refused: Messages that the client did not accept.
     """
 
-    answer: Answer
+    answer: TrialResult
     cause: str = ""
     refused: Sequence[RefusedRecord] = ()
 
@@ -139,7 +139,7 @@ class TrialProducer(Protocol):
     def abortable(self) -> bool:
         """Whether the client itself refuses to commit the running transaction."""
 
-    def init(self, timeout_ms: int) -> Ended:
+    def init(self, timeout_ms: int) -> KafkaCallEnd:
         """Fences older producers of this id and ends their transactions."""
 
     def begin(self) -> None:
@@ -154,7 +154,7 @@ class TrialProducer(Protocol):
     def cause(self) -> str | None:
         """Why the transaction failed, in Kafka's words."""
 
-    def abort(self) -> Ended:
+    def abort(self) -> KafkaCallEnd:
         """Drops everything written."""
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
@@ -309,7 +309,7 @@ class _Lane:
         ]
         samples = join_rows(spreads, rows.wheels) if spreads else None
         trial = self._try(names, _of_topics(rows, names), samples)
-        return trial.answer is Answer.PASSED and not trial.refused
+        return trial.answer is TrialResult.PASSED and not trial.refused
 
     def _search_each(
         self,
@@ -335,7 +335,7 @@ class _Lane:
         if self._producer is None:
             self._producer = self._init(self._numbers[self._turn])
         producer = self._producer
-        trial = Trial(Answer.UNGUARDED)
+        trial = Trial(TrialResult.UNGUARDED)
         if producer is not None:
             trial = self._try_with(producer, topics, rows, samples)
         log.debug(
@@ -362,9 +362,9 @@ class _Lane:
         producer.write([self._guard])  # shows whether the first one was refused
         cause = producer.cause()
         if not answered or cause is not None or not producer.warm(topics, TRIAL_MS):
-            is_aborted = answered and producer.abort().verdict is Verdict.ABORTED
+            is_aborted = answered and producer.abort().verdict is TransactionState.ABORTED
             self._drop(stuck=not is_aborted)
-            return Trial(Answer.UNGUARDED, cause or "")
+            return Trial(TrialResult.UNGUARDED, cause or "")
         refused = producer.write(forwarded(rows, self._clock.wall_ms()))
         if samples is not None:
             producer.write(forwarded(samples, self._clock.wall_ms()))
@@ -373,16 +373,16 @@ class _Lane:
         cause = producer.cause()
         if not answered and not producer.abortable:
             self._drop(stuck=True)
-            return Trial(Answer.SILENT, cause or "", refused)
-        aborted = producer.abort().verdict is Verdict.ABORTED
+            return Trial(TrialResult.SILENT, cause or "", refused)
+        aborted = producer.abort().verdict is TransactionState.ABORTED
         if cause is not None and not is_fenced(cause):
             self._drop(stuck=False)
-            return Trial(Answer.REFUSED, cause, refused)
+            return Trial(TrialResult.REFUSED, cause, refused)
         if cause is None and aborted:
-            return Trial(Answer.PASSED, refused=refused)
+            return Trial(TrialResult.PASSED, refused=refused)
         # Another leader's trials have begun, or Kafka is away: this says nothing about the topic.
         self._drop(stuck=True)
-        return Trial(Answer.UNGUARDED)
+        return Trial(TrialResult.UNGUARDED)
 
     def _drop(self, *, stuck: bool) -> None:
         """Discards a producer whose trial failed.
@@ -404,7 +404,7 @@ class _Lane:
         """Makes an id ready, and ends what it left behind; None: Kafka does not answer."""
         self._stuck.discard(number)
         producer = self._make(number)
-        return producer if producer.init(INIT_MS).verdict is Verdict.CONTINUE else None
+        return producer if producer.init(INIT_MS).verdict is TransactionState.CONTINUE else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +423,7 @@ class _TopicSearch:
         Samples are tried with them at first: what refuses them refuses one of the messages, too.
         """
         trial = self.attempt([self.topic], rows, samples)
-        if trial.answer is Answer.SILENT:
+        if trial.answer is TrialResult.SILENT:
             trial = self.attempt([self.topic], rows, samples)
         if trial.refused:
             numbers = np.array([refused.number for refused in trial.refused])
@@ -431,12 +431,12 @@ class _TopicSearch:
                 self.findings.refused[place_of(message)] = refused.reason
             rows = rows.take(np.delete(np.arange(len(rows)), numbers))
         match trial.answer:
-            case Answer.UNGUARDED:
+            case TrialResult.UNGUARDED:
                 self.findings.complete = False
                 self.findings.obstacle = trial.cause
-            case Answer.SILENT:
+            case TrialResult.SILENT:
                 self.findings.unavailable[self.topic] = trial.cause
-            case Answer.REFUSED:
+            case TrialResult.REFUSED:
                 self._narrow(rows, trial.cause)
 
     def _narrow(self, rows: DueRows, cause: str) -> None:

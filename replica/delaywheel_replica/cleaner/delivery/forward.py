@@ -37,16 +37,16 @@ from delaywheel_replica.cleaner.delivery.dead_letters import (
     Plan,
     condemn,
 )
-from delaywheel_replica.cleaner.delivery.wishes import Wishes
+from delaywheel_replica.cleaner.delivery.wishes import WishSearch
 from delaywheel_replica.cleaner.due.given_up import Looked, LostFrames, joined
-from delaywheel_replica.cleaner.due.rows import DueRows, Outcome
+from delaywheel_replica.cleaner.due.rows import DueRows, MessageOutcome
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.direct import joined_with
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, is_aftermath
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
-from delaywheel_replica.core.ingress.moment import Room
+from delaywheel_replica.core.ingress.moment import TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.leader.floor import FloorWatch
@@ -63,12 +63,12 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 
 WARM_MS = 1_000
 
-_NO_ROOM = Room(0)
+_NO_ROOM = TransactionRoom(0)
 
 
 class ReaderPort(Protocol):
@@ -144,7 +144,7 @@ class Planned:
 class Transacted:
     """One transaction and its outcome."""
 
-    verdict: Verdict
+    verdict: TransactionState
     cause: str | None
     commit_ms: int
     duties: Duties
@@ -187,7 +187,7 @@ class Forwarder:
         self.held: str | None = None
         self._producers = producers
         self._reader = reader
-        self._wishes = Wishes(reader)
+        self._wishes = WishSearch(reader)
         self._dead_letters = dead_letters
         self._names = names
         self._cluster = cluster
@@ -270,7 +270,7 @@ class Forwarder:
             self._reading = True
         self._reader.update(limits, self.state.lost, withdrawn(self.state))
         pace = self._pace
-        room = Room(-(-pace.cap_messages // 2), -(-pace.cap_bytes // 2))
+        room = TransactionRoom(-(-pace.cap_messages // 2), -(-pace.cap_bytes // 2))
         taken = self._take(now_ms, room)
         step = self._reader.next_step(
             now_ms,
@@ -289,10 +289,12 @@ class Forwarder:
         elif self._unread_ms is None:
             self._unread_ms = now_ms
 
-    def _take(self, now_ms: int, room: Room, blocked: frozenset[str] = frozenset()) -> Taken:
+    def _take(
+        self, now_ms: int, room: TransactionRoom, blocked: frozenset[str] = frozenset()
+    ) -> Taken:
         return NOTHING if self.ingress is None else self.ingress.plan(now_ms, room, blocked)
 
-    def _planned(self, step: Step, taken: Taken, now_ms: int, room: Room) -> Planned:
+    def _planned(self, step: Step, taken: Taken, now_ms: int, room: TransactionRoom) -> Planned:
         """Decides what is forwarded; direct messages delay nothing else."""
         plan = self._judge(step, taken)
         if isinstance(plan, Hold) and plan.topics and len(taken.rows):
@@ -349,7 +351,7 @@ class Forwarder:
         commit_ms = round((self._monotonic() - began) * 1000)
         behind = bool(taken.step.settled) or (step is not None and step.behind)
         unfit = Counter[str]()
-        if ended.verdict is Verdict.COMMITTED:
+        if ended.verdict is TransactionState.COMMITTED:
             self._committed(step, todo)
             is_full = taken.is_full or (step is not None and self._is_full(step))
             self._pace = self._pace.after_commit(commit_ms, full=is_full)
@@ -452,7 +454,7 @@ class Forwarder:
         )
         own.write(chain.from_iterable(letters))
         own.write(outcomes.dropped(names, step.dropped))
-        cancelled = int(np.count_nonzero(step.dropped.outcomes == Outcome.CANCELLED))
+        cancelled = int(np.count_nonzero(step.dropped.outcomes == MessageOutcome.CANCELLED))
         counted = Counter(
             forwarded=sum(map(len, forwarded)),
             dead_lettered=len(dead),

@@ -24,12 +24,12 @@ from delaywheel_replica.cleaner.due.rows import (
     Dropped,
     DueMessage,
     DueRows,
-    Outcome,
+    MessageOutcome,
     Source,
 )
 from delaywheel_replica.cleaner.ingress.letters import dead_outcome
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW, Record
-from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.kafka_settings import KafkaNames
 
 DETAIL_LENGTH = 200
@@ -132,7 +132,7 @@ def dead_letter(
         topic=names.dead, headers=headers, partition=ANY_PARTITION, timestamp_ms=NOW
     )
     if isinstance(message.wheel, Direct):
-        origin = Place(message.wheel.topic, message.wheel.partition, message.seq)
+        origin = IngressPlace(message.wheel.topic, message.wheel.partition, message.seq)
         return [letter, dead_outcome(names, origin, reason.value, (message.id, message.due_ms))]
     outcome = {"outcome": "dead-lettered", "reason": reason.value, **_place(message)}
     return [letter, _outcome(names, message.id, outcome)]
@@ -142,7 +142,7 @@ def dropped(names: KafkaNames, rows: Iterable[Dropped]) -> Iterator[Record]:
     """Yields outcomes of messages that are done without being forwarded."""
     for row in rows:
         outcome: dict[str, object] = {"outcome": _OUTCOMES[row.outcome]}
-        if row.outcome is Outcome.DUPLICATE:
+        if row.outcome is MessageOutcome.DUPLICATE:
             outcome["content_differs"] = row.content_differs
         yield _outcome(names, row.id, outcome | _place(row))
 
@@ -163,7 +163,7 @@ def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
         yield _outcome(names, f"{run.wheel}/{run.seq}".encode(), outcome)
 
 
-_OUTCOMES = {Outcome.CANCELLED: "cancelled", Outcome.DUPLICATE: "duplicate"}
+_OUTCOMES = {MessageOutcome.CANCELLED: "cancelled", MessageOutcome.DUPLICATE: "duplicate"}
 
 
 def _place(message: DueMessage | Dropped) -> dict[str, object]:

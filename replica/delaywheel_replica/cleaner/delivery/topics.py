@@ -94,7 +94,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class TopicDescription:
     """Kafka's answer about one topic's partitions.
 
     Attributes:
@@ -141,7 +141,7 @@ class CreateTopics:
 class TopicAdmin(Protocol):
     """Kafka's answers about topics; calls block for a bounded time."""
 
-    def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
+    def describe(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         """Returns Kafka's present description of each topic; topics without an answer are absent.
 
         Raises:
@@ -156,7 +156,7 @@ class TopicAdmin(Protocol):
 
 
 @dataclass(slots=True)
-class _Name:
+class _TopicEntry:
     """One topic name and the questions about it.
 
     Attributes:
@@ -200,7 +200,7 @@ class _Name:
         return answers or before is None or _reported(before) != _reported(topic)
 
 
-class KnownTopics:
+class DestinationTopics:
     """Answers about topics, refreshed in the background."""
 
     def __init__(
@@ -230,8 +230,8 @@ class KnownTopics:
         self._soon = soon
         self._soon_at = self._routine_at = float("-inf")
         self._monotonic = monotonic
-        self._used: dict[str, _Name] = {}
-        self._callers: dict[str, _Name] = {}
+        self._used: dict[str, _TopicEntry] = {}
+        self._callers: dict[str, _TopicEntry] = {}
         self._news: dict[str, Topic] = {}
         self._wanted = False
         self._closing = False
@@ -248,7 +248,7 @@ class KnownTopics:
             for name in names:
                 known = self._used.get(name)
                 if known is None:
-                    self._used[name] = _Name(now, anew_at=now)
+                    self._used[name] = _TopicEntry(now, anew_at=now)
                     wanted = True
                     continue
                 known.used_at = now
@@ -263,7 +263,7 @@ class KnownTopics:
         now = self._monotonic()
         with self._changed:
             for name in names:
-                known = self._used.setdefault(name, _Name(now, anew_at=now))
+                known = self._used.setdefault(name, _TopicEntry(now, anew_at=now))
                 known.used_at = known.anew_at = now
         self._want()
 
@@ -273,7 +273,7 @@ class KnownTopics:
         with self._changed:
             if name not in self._callers and len(self._callers) >= CALLERS_AT_MOST:
                 return
-            self._callers[name] = _Name(now, anew_at=now)
+            self._callers[name] = _TopicEntry(now, anew_at=now)
         self._want()
 
     def news(self) -> Mapping[str, Topic]:
@@ -325,7 +325,7 @@ class KnownTopics:
         names = self._soon()
         with self._changed:
             for name in names:
-                self._used.setdefault(name, _Name(now, anew_at=now)).used_at = now
+                self._used.setdefault(name, _TopicEntry(now, anew_at=now)).used_at = now
 
     def _want(self) -> None:
         with self._changed:
@@ -391,11 +391,11 @@ class KnownTopics:
         limits = self._admin.limits(due) if due else {}
         self._learn(answers, limits, asked_at)
 
-    def _of(self, name: str) -> list[_Name]:
+    def _of(self, name: str) -> list[_TopicEntry]:
         kinds = (self._used.get(name), self._callers.get(name))
         return [known for known in kinds if known is not None]
 
-    def _needs_limits(self, name: str, described: Described, now: float) -> bool:
+    def _needs_limits(self, name: str, described: TopicDescription, now: float) -> bool:
         """Whether to ask for the topic's limits as well.
 
         If replicas are missing, `min.insync.replicas` decides: an operator may lower it.
@@ -409,7 +409,7 @@ class KnownTopics:
 
     def _learn(
         self,
-        answers: Mapping[str, Described],
+        answers: Mapping[str, TopicDescription],
         limits: Mapping[str, Limits | None],
         asked_at: float,
     ) -> None:
@@ -430,7 +430,7 @@ class KnownTopics:
 
 def _joined(
     before: Topic | None,
-    described: Described,
+    described: TopicDescription,
     name: str,
     limits: Mapping[str, Limits | None],
     asked_at: float,

@@ -29,7 +29,7 @@ class CancelsPort(Protocol):
 
 
 @dataclass(slots=True)
-class _Second:
+class _SecondOfWishes:
     """The messages of one second that are examined together."""
 
     keys: frozenset[MessageKey]
@@ -48,12 +48,12 @@ class _Second:
         return self.keys - {(row.id, row.due_ms) for row in self.look.rows}
 
 
-class Wishes:
+class WishSearch:
     """Looks for cancels of messages that are to be rescheduled. For one thread."""
 
     def __init__(self, cancels: CancelsPort) -> None:
         self._cancels = cancels
-        self._seconds: dict[int, _Second] = {}  # the next one to examine is the first
+        self._seconds: dict[int, _SecondOfWishes] = {}  # the next one to examine is the first
 
     def uncancelled(self, wishes: Sequence[RescheduleWish]) -> list[RescheduleWish]:
         """Returns the requests without an admitted cancel, as far as known."""
@@ -77,9 +77,9 @@ class Wishes:
             second = self._seconds.get(slot)
             if second is None or second.keys.isdisjoint(wishes):
                 self._seconds.pop(slot, None)
-                self._seconds[slot] = _Second.of(slot, wishes)
+                self._seconds[slot] = _SecondOfWishes.of(slot, wishes)
             elif second.is_whole and not second.keys.issuperset(wishes):
-                self._seconds[slot] = _Second.of(slot, wishes)
+                self._seconds[slot] = _SecondOfWishes.of(slot, wishes)
         forgotten = [slot for slot in self._seconds if slot not in wanted]
         for slot in forgotten[: max(0, len(self._seconds) - MOST)]:
             del self._seconds[slot]

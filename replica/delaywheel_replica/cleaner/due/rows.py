@@ -188,20 +188,20 @@ class DueRows:
             )  # fmt: skip
 
 
-class Outcome(IntEnum):
+class MessageOutcome(IntEnum):
     """Why a finished message was not forwarded."""
 
     CANCELLED = 1
     DUPLICATE = 2
 
 
-_OUTCOMES = {outcome.value: outcome for outcome in Outcome}
+_OUTCOMES = {outcome.value: outcome for outcome in MessageOutcome}
 
 
 class Dropped(NamedTuple):
     """One message that a step takes without forwarding it."""
 
-    outcome: Outcome
+    outcome: MessageOutcome
     content_differs: bool
     """A duplicate whose bytes are not those of the message it repeats."""
     topic: str

@@ -38,13 +38,13 @@ from delaywheel_replica.cleaner.due.duplicates import (
     mix_keys,
     spread_ranges,
 )
-from delaywheel_replica.cleaner.due.rows import AS_BYTES, RECORD, DueRows, Outcome, Records
+from delaywheel_replica.cleaner.due.rows import AS_BYTES, RECORD, DueRows, MessageOutcome, Records
 from delaywheel_replica.cleaner.due.runs import Runs, WheelNumbers
 from delaywheel_replica.core.protocol.progress import Done, Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 
 FORWARDED = 0
-"""Beside the `Outcome` values: what becomes of a message that is no duplicate nor cancelled."""
+"""Beside the `MessageOutcome` values: the message is neither a duplicate nor cancelled."""
 
 # Roughly what they take in memory besides the messages' own bytes, with buffers grown by doubling.
 _ROW_BYTES = 256
@@ -151,16 +151,16 @@ class Second:
         outcomes = np.full(len(rows), FORWARDED, np.uint8)
         differ = np.zeros(len(rows), np.bool_)
         if len(self._cancels):
-            outcomes[self._cancelled(records, bounds)] = Outcome.CANCELLED
+            outcomes[self._cancelled(records, bounds)] = MessageOutcome.CANCELLED
         for id_, due_ms in bounds.withdrawn:
             if due_ms // 1000 == self.slot:
-                outcomes[_with_key(records, id_, due_ms)] = Outcome.CANCELLED
+                outcomes[_with_key(records, id_, due_ms)] = MessageOutcome.CANCELLED
         suspects = np.flatnonzero(records["suspect"])
         if len(suspects):
             originals = self._originals(rows[suspects], bounds)
             repeats = originals != rows[suspects]
             duplicates = suspects[repeats]
-            outcomes[duplicates] = Outcome.DUPLICATE
+            outcomes[duplicates] = MessageOutcome.DUPLICATE
             differ[duplicates] = contents_differ(
                 records.take(duplicates), self.records(originals[repeats]), self._blobs
             )

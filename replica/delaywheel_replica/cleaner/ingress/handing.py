@@ -20,10 +20,10 @@ from typing import Final
 
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import HandoverPort, MakeHandover
-from delaywheel_replica.core.ingress.moment import Kind, Room
+from delaywheel_replica.core.ingress.moment import Kind, TransactionRoom
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.process.logs import get_logger
 
 MESSAGES_MOST: Final = 5_000
@@ -97,7 +97,7 @@ class Handing:
         )
         return (fault,)
 
-    def answers(self) -> list[tuple[Handed, Answer]]:
+    def answers(self) -> list[tuple[Handed, RecordAnswer]]:
         """Returns the answers since the last call."""
         if self._port is None:
             return []
@@ -105,7 +105,7 @@ class Handing:
         answers = [each for each in self._port.answers() if each[0] in self._unanswered]
         self._unanswered.difference_update(handed for handed, _ in answers)
         if is_broken:
-            answers += [(handed, Answer.UNKNOWN) for handed in self._unanswered]
+            answers += [(handed, RecordAnswer.UNKNOWN) for handed in self._unanswered]
             self._unanswered.clear()
             self._port.close()
             self._port = None
@@ -118,29 +118,29 @@ class Handing:
         self._note_unknown(answers)
         return answers
 
-    def _note_unknown(self, answers: Sequence[tuple[Handed, Answer]]) -> None:
+    def _note_unknown(self, answers: Sequence[tuple[Handed, RecordAnswer]]) -> None:
         """Notes since when it has been unknown whether a record was taken."""
         for handed, answer in answers:
-            if answer is Answer.UNKNOWN:
+            if answer is RecordAnswer.UNKNOWN:
                 self._unknown_since.setdefault(handed, self._clock.monotonic())
-            elif answer is not Answer.NOT_NOW:
+            elif answer is not RecordAnswer.NOT_NOW:
                 self._unknown_since.pop(handed, None)
         faults = self.faults
         if faults and not self._is_fault_logged:
             log.error("ingress records are handed over without success", fault=faults[0])
         self._is_fault_logged = bool(faults)
 
-    def _note_refused(self, answers: Sequence[tuple[Handed, Answer]]) -> None:
+    def _note_refused(self, answers: Sequence[tuple[Handed, RecordAnswer]]) -> None:
         """Notes since when no record of a kind was taken or refused for its own reason."""
         kinds: tuple[Kind, ...] = (Delayed, Withdrawn)
         for kind in kinds if answers else ():
             heard = {answer for handed, answer in answers if isinstance(handed.taken.wish, kind)}
-            if heard - {Answer.NOT_NOW, Answer.UNKNOWN}:
+            if heard - {RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN}:
                 self._refused_since.pop(kind, None)
-            elif Answer.NOT_NOW in heard:
+            elif RecordAnswer.NOT_NOW in heard:
                 self._refused_since.setdefault(kind, self._clock.monotonic())
 
-    def hand(self, choose: Callable[[Room], Sequence[Handed]]) -> bool:
+    def hand(self, choose: Callable[[TransactionRoom], Sequence[Handed]]) -> bool:
         """Hands over as much as there is room for; returns whether it handed over anything.
 
         Args:
@@ -156,9 +156,9 @@ class Handing:
         room_bytes = self._port.room_bytes
         if room_bytes <= 0:
             return False
-        handed = choose(Room(MESSAGES_MOST, room_bytes))
+        handed = choose(TransactionRoom(MESSAGES_MOST, room_bytes))
         if not handed and not self._unanswered:
-            handed = choose(Room(1))  # the next record exceeds the whole room
+            handed = choose(TransactionRoom(1))  # the next record exceeds the whole room
         if handed:
             self._unanswered.update(handed)
             self._port.hand(handed)
@@ -171,12 +171,12 @@ class Handing:
             self._port = None
 
 
-def _is_in_vain(handed: Handed, answer: Answer) -> bool:
+def _is_in_vain(handed: Handed, answer: RecordAnswer) -> bool:
     """Whether an immediate retry would get the same answer."""
     if answer in _JUDGED:  # else it is forwarded when due, or dies; others may be taken
         return handed.taken.perhaps_held
     return answer in _IN_VAIN
 
 
-_JUDGED = frozenset({Answer.SEALED, Answer.FULL})
-_IN_VAIN = frozenset({Answer.NOT_NOW, Answer.UNKNOWN})
+_JUDGED = frozenset({RecordAnswer.SEALED, RecordAnswer.FULL})
+_IN_VAIN = frozenset({RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN})

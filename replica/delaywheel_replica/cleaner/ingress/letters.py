@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
-from delaywheel_replica.core.ingress.place import Place
-from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Unfit, Withdrawn
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, Unfit, Withdrawn
 from delaywheel_replica.core.ingress.underway import Dies, Gone
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.kafka_settings import KafkaNames
@@ -50,7 +50,7 @@ def letter(names: KafkaNames, settled: Dies, most_bytes: int) -> list[Record]:
 
 
 def dead_outcome(
-    names: KafkaNames, origin: Place, reason: str, key: tuple[bytes, int] | None
+    names: KafkaNames, origin: IngressPlace, reason: str, key: tuple[bytes, int] | None
 ) -> Record:
     """Returns the outcome of a record that became a dead letter.
 
@@ -96,7 +96,7 @@ def abandoned(names: KafkaNames, at: IngressPartition, record: IngressRecord) ->
     return _outcome(names, *at, fields)
 
 
-def _letters(names: KafkaNames, record: Incoming, unfit: Unfit) -> Iterator[Record]:
+def _letters(names: KafkaNames, record: CommittedRecord, unfit: Unfit) -> Iterator[Record]:
     """Yields the whole letter, then smaller ones, the last of which always fits."""
     headers: list[tuple[str, bytes | None]] = [
         (name.replace("\0", "\u2400"), value)

@@ -9,7 +9,7 @@ from typing import Final
 
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
-from delaywheel_replica.core.ingress.term import Term, TermStep
+from delaywheel_replica.core.ingress.term import IngressTerm, TermStep
 from delaywheel_replica.core.ingress.underway import Dies, Goes, Gone
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.process.logs import get_logger
@@ -48,8 +48,8 @@ class Taken:
 NOTHING: Final = Taken(TermStep(), direct_rows([], 0))
 
 
-def counted_of(term: Term, step: TermStep) -> Counter[str]:
-    """Counts what a transaction settles and announces; call it before `Term.committed`."""
+def counted_of(term: IngressTerm, step: TermStep) -> Counter[str]:
+    """Counts what a transaction settles and announces; call it before `IngressTerm.committed`."""
     counted: Counter[str] = Counter()
     offsets = term.offsets
     for at, each in step.steps.items():

@@ -49,10 +49,10 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
 )
 from delaywheel_replica.cleaner.outside.runner import Runner
-from delaywheel_replica.core.ingress.moment import Moment, Room
+from delaywheel_replica.core.ingress.moment import Moment, TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound
-from delaywheel_replica.core.ingress.reading import Rules
-from delaywheel_replica.core.ingress.term import Term
+from delaywheel_replica.core.ingress.reading import IngressRules
+from delaywheel_replica.core.ingress.term import IngressTerm
 from delaywheel_replica.core.ingress.underway import Dies, Goes, Gone
 from delaywheel_replica.core.leader.rescheduling import nodes_behind
 from delaywheel_replica.core.protocol.control import (
@@ -99,7 +99,7 @@ class IngressSettings:
 
     names: KafkaNames
     topics: frozenset[str]
-    rules: Rules
+    rules: IngressRules
     span_ms: int
     letter_bytes: int
     ttl_header: str = TTL_HEADER
@@ -155,7 +155,7 @@ class Ingress:
         self._handing = Handing(make_handover, clock)
         self._make_handover = make_handover
         self._around: _Surroundings | None = None
-        self._term: Term | None = None
+        self._term: IngressTerm | None = None
         self._reader: IngressPort | None = None
         self._full: AbstractSet[IngressPartition] = frozenset()
         self._reader_fault: str | None = None
@@ -165,7 +165,7 @@ class Ingress:
         self._bound: int | None = None
         self._is_bound_known = False
         self._planned = NOTHING
-        self._planned_for = Room(0)
+        self._planned_for = TransactionRoom(0)
         self._look_at = 0.0
         self._report_group_at = 0.0
         self._report_again_at = 0.0
@@ -276,7 +276,9 @@ class Ingress:
         if self._term is not None and self._around is not None:
             self._restart(self._around.state)
 
-    def plan(self, now_ms: int, room: Room, blocked: AbstractSet[str] = frozenset()) -> Taken:
+    def plan(
+        self, now_ms: int, room: TransactionRoom, blocked: AbstractSet[str] = frozenset()
+    ) -> Taken:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
@@ -379,7 +381,7 @@ class Ingress:
         return frozenset() if self._reader is None else self._reader.open_transactions
 
     def _begin(self, state: ControlState) -> None:
-        self._term = Term(state.ingress, self._settings.rules)
+        self._term = IngressTerm(state.ingress, self._settings.rules)
         self._reader = self._kafka.ingress(self._on_news)
         self._is_changed, self._is_bound_known = True, False
 
@@ -442,7 +444,7 @@ class Ingress:
         if fetched:
             self._rest(term, reader)
 
-    def _rest(self, term: Term, reader: IngressPort) -> None:
+    def _rest(self, term: IngressTerm, reader: IngressPort) -> None:
         self._full = term.full()
         reader.rest(self._full | term.done)
 

@@ -28,7 +28,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cleaner.kafka.follower import KEPT_S
 from delaywheel_replica.cleaner.kafka.topic_admin import may_write
-from delaywheel_replica.cleaner.outside.ports import Refusal
+from delaywheel_replica.cleaner.outside.ports import LeadingRefused
 from delaywheel_replica.kafka_settings import DEFAULT_TOPIC_BYTES, KafkaSettings
 
 ANSWER_S = 2.0
@@ -86,13 +86,13 @@ def check_brokers(admin: AdminClient, brokers: Sequence[int]) -> None:
         except KafkaException as error:
             if _code(error) != KafkaError.CLUSTER_AUTHORIZATION_FAILED:
                 raise
-            raise Refusal(
+            raise LeadingRefused(
                 "not allowed to read the brokers' configuration: grant DescribeConfigs on the"
                 f" cluster, so that {VERIFICATION} can be checked"
             ) from error
         objection = broker_objection(resource.name, config)
         if objection is not None:
-            raise Refusal(objection)
+            raise LeadingRefused(objection)
 
 
 def broker_objection(broker: str, config: Mapping[str, Any]) -> str | None:
@@ -126,7 +126,7 @@ def ensure_topics(
     topics = own_topics(settings)
     missing = _missing(admin, topics)
     if topics[0] in missing and has_wheels:
-        raise Refusal(
+        raise LeadingRefused(
             f"the control topic {topics[0].name} is missing, though this node holds messages:"
             " restore it, or point the node to the Kafka it belongs to"
         )
@@ -212,7 +212,7 @@ def _missing(admin: AdminClient, topics: Sequence[OwnTopic]) -> list[OwnTopic]:
             described = found[topic.name].result()
         except KafkaException as error:
             if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise Refusal(
+                raise LeadingRefused(
                     f"not allowed to describe topic {topic.name}: grant Describe and Write on it"
                 ) from error
             if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -221,9 +221,11 @@ def _missing(admin: AdminClient, topics: Sequence[OwnTopic]) -> list[OwnTopic]:
             continue
         if topic.compacted and len(described.partitions) != 1:
             count = len(described.partitions)
-            raise Refusal(f"the control topic {topic.name} has {count} partitions: it must have 1")
+            raise LeadingRefused(
+                f"the control topic {topic.name} has {count} partitions: it must have 1"
+            )
         if not may_write(described):
-            raise Refusal(f"not allowed to write to topic {topic.name}: grant Write on it")
+            raise LeadingRefused(f"not allowed to write to topic {topic.name}: grant Write on it")
     return missing
 
 
@@ -251,7 +253,7 @@ def _check_topics(admin: AdminClient, topics: Sequence[OwnTopic], settings: Kafk
     described = admin.describe_configs(wanted, request_timeout=CALL_S)
     for topic, future in zip(topics, described.values(), strict=True):
         for objection in topic_objections(topic, future.result(), settings):
-            raise Refusal(objection)
+            raise LeadingRefused(objection)
 
 
 def topic_objections(

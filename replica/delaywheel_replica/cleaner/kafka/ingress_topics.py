@@ -30,8 +30,8 @@ from delaywheel.record_headers import headers_of
 from delaywheel.transactional import OpenTransactionWatch
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.cleaner.outside.ports import NO_ENDS, Fetched, KafkaAway
-from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place
-from delaywheel_replica.core.ingress.reading import Incoming
+from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace
+from delaywheel_replica.core.ingress.reading import CommittedRecord
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.process.logs import get_logger
@@ -128,7 +128,7 @@ class IngressReader:
         if self._refused is not None:
             refused, self._refused = self._refused, None
             raise KafkaAway(refused)
-        records: dict[IngressPartition, list[Incoming]] = {}
+        records: dict[IngressPartition, list[CommittedRecord]] = {}
         # With a timeout, the library waits until it has all of them.
         messages = self._consumer.consume(1, wait_s)
         if messages and most > 1:
@@ -286,11 +286,11 @@ def _partition(message: Message) -> IngressPartition | None:
     return None if topic is None or partition is None or partition < 0 else (topic, partition)
 
 
-def _incoming(message: Message, at: IngressPartition) -> Incoming:
+def _incoming(message: Message, at: IngressPartition) -> CommittedRecord:
     offset: Any = message.offset()
     kind, timestamp_ms = message.timestamp()
-    return Incoming(
-        Place(*at, offset),
+    return CommittedRecord(
+        IngressPlace(*at, offset),
         NO_TIMESTAMP if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
         _bytes(message.key()),
         _bytes(message.value()),

@@ -28,7 +28,7 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 from delaywheel.record_headers import headers_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.kafka_settings import KafkaSettings
-from delaywheel_replica.link import AskPlace, Place, PlaceFound
+from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
 from delaywheel_replica.process.logs import get_logger
 
 SEARCH_S = 2.0
@@ -45,7 +45,7 @@ _FETCHED_BYTES = 4 << 20
 log = get_logger(__name__)
 
 
-class Places:
+class PlaceFinder:
     """Looks for records. `ask` and `report` are for one thread, `run` for another."""
 
     def __init__(
@@ -134,7 +134,7 @@ class _Search:
         reason = _header(found, "dw-dead-reason") if topic == self._settings.names.dead else None
         return PlaceFound(
             asked.question,
-            Place(topic, partition, offset),
+            LinkPlace(topic, partition, offset),
             None if reason is None else reason.decode(errors="replace"),
             was_withdrawn=topic == self._settings.names.outcomes,
         )

@@ -44,15 +44,15 @@ from delaywheel_replica.cleaner.outside.ports import (
     ANSWER_MS,
     HEADER_CUT_OFF,
     IDS,
-    Ended,
+    KafkaCallEnd,
     Record,
     RefusedRecord,
 )
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     VERDICTS,
-    Answer,
     Call,
-    Verdict,
+    LibraryAnswer,
+    TransactionState,
     answer_of,
 )
 from delaywheel_replica.kafka_settings import OWN_HEADERS, KafkaSettings
@@ -93,7 +93,7 @@ class TransactionalProducer:
         self._producer = Producer(
             settings.producer(transactional_id, log_level=log_level), logger=LOGGER
         )
-        self._failed: Ended | None = None
+        self._failed: KafkaCallEnd | None = None
         self._abortable = False
         self._latest_s = 0.0
         # Read by another thread, so it is only set.
@@ -109,13 +109,13 @@ class TransactionalProducer:
         """Whether the client itself refuses to commit the running transaction."""
         return self._abortable
 
-    def init(self, timeout_ms: int) -> Ended:
+    def init(self, timeout_ms: int) -> KafkaCallEnd:
         """Fences older producers of this id and ends their transactions."""
         try:
             self._producer.init_transactions(timeout_ms / 1000)
         except KafkaException as exception:
             return _ended(Call.INIT, _error(exception))
-        return Ended(VERDICTS[Call.INIT, Answer.OK])
+        return KafkaCallEnd(VERDICTS[Call.INIT, LibraryAnswer.OK])
 
     def begin(self) -> None:
         """Opens a transaction."""
@@ -155,7 +155,7 @@ class TransactionalProducer:
     def write_own(self, records: Iterable[Record]) -> None:
         """Hands over records without which the transaction must not be committed."""
         for refused in self.write(records):
-            self._failed = Ended(Verdict.ABORT, refused.reason)
+            self._failed = KafkaCallEnd(TransactionState.ABORT, refused.reason)
 
     def flush(self, timeout_ms: int) -> bool:
         """Waits for the brokers to answer every record; returns whether all answers came.
@@ -171,8 +171,8 @@ class TransactionalProducer:
             self._failed = _ended(Call.FLUSH, _error(exception))
             return False
         if unanswered:
-            verdict = VERDICTS[Call.FLUSH, Answer.TIMED_OUT]
-            self._failed = Ended(verdict, f"no answer to {unanswered} records")
+            verdict = VERDICTS[Call.FLUSH, LibraryAnswer.TIMED_OUT]
+            self._failed = KafkaCallEnd(verdict, f"no answer to {unanswered} records")
         return unanswered == 0
 
     def _wait_for_answers(self, timeout_s: float) -> int:
@@ -189,15 +189,15 @@ class TransactionalProducer:
                 return unanswered
             before = unanswered
 
-    def commit(self, last: Record, timeout_ms: int) -> Ended:
+    def commit(self, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Ends the transaction with `last` as its last record."""
         if self.flush(timeout_ms):
             self.write_own([last])
         ended = self._failed or self._commit(timeout_ms)
-        if ended.verdict is not Verdict.ABORT:
+        if ended.verdict is not TransactionState.ABORT:
             return ended
         cause = self.cause() or ended.cause
-        return Ended(self.abort().verdict, cause)
+        return KafkaCallEnd(self.abort().verdict, cause)
 
     def cause(self) -> str | None:
         """Why the transaction failed, in Kafka's words."""
@@ -211,13 +211,13 @@ class TransactionalProducer:
             return f"{error.name()}: {error.str()}"
         raise AssertionError("a transaction that could only be aborted was committed")
 
-    def abort(self) -> Ended:
+    def abort(self) -> KafkaCallEnd:
         """Drops everything written."""
         try:
             self._producer.abort_transaction(ABORT_MS / 1000)
         except KafkaException as exception:
             return _ended(Call.ABORT, _error(exception))
-        return Ended(VERDICTS[Call.ABORT, Answer.OK])
+        return KafkaCallEnd(VERDICTS[Call.ABORT, LibraryAnswer.OK])
 
     def close(self) -> None:
         """Drops what has no answer, and hears what the client still has to say.
@@ -273,14 +273,14 @@ class TransactionalProducer:
         self._abortable = error.code() == _ABORTABLE
         return None
 
-    def _commit(self, timeout_ms: int) -> Ended:
+    def _commit(self, timeout_ms: int) -> KafkaCallEnd:
         try:
             self._producer.commit_transaction(timeout_ms / 1000)
         except KafkaException as exception:
             error = _error(exception)
             failed_before_end = error.code() == _DELIVERY_FAILED
             return _ended(Call.FLUSH if failed_before_end else Call.COMMIT, error)
-        return Ended(VERDICTS[Call.COMMIT, Answer.OK])
+        return KafkaCallEnd(VERDICTS[Call.COMMIT, LibraryAnswer.OK])
 
 
 class LeaderProducers:
@@ -296,7 +296,7 @@ class LeaderProducers:
         times_ms = [producer.answered_ms for producer in [*self._producers.values()]]
         return max((at_ms for at_ms in times_ms if at_ms is not None), default=None)
 
-    def init(self, number: int, timeout_ms: int) -> Ended:
+    def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         """Makes a new producer of this id, which fences the older ones."""
         assert 0 <= number < IDS
         name = self._settings.names.leader_id(number)
@@ -320,7 +320,7 @@ class LeaderProducers:
         """Waits until the brokers have every record."""
         self._producers[number].flush(timeout_ms)
 
-    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+    def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Ends the transaction with `last` as its last record."""
         return self._producers[number].commit(last, timeout_ms)
 
@@ -374,9 +374,9 @@ def _has_cut_off(headers: list[tuple[str, bytes | None]]) -> bool:
     return False
 
 
-def _ended(call: Call, error: KafkaError) -> Ended:
+def _ended(call: Call, error: KafkaError) -> KafkaCallEnd:
     answer = answer_of(error.name(), requires_abort=error.txn_requires_abort())
-    return Ended(VERDICTS[call, answer], f"{error.name()}: {error.str()}")
+    return KafkaCallEnd(VERDICTS[call, answer], f"{error.name()}: {error.str()}")
 
 
 def _error(exception: KafkaException) -> KafkaError:

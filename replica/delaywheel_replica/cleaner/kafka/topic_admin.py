@@ -19,7 +19,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
 )
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel_replica.cleaner.delivery.topics import CreateTopics, Described, Limits, TopicState
+from delaywheel_replica.cleaner.delivery.topics import (
+    CreateTopics,
+    Limits,
+    TopicDescription,
+    TopicState,
+)
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.cleaner.outside.ports import KafkaAway
 from delaywheel_replica.kafka_settings import KafkaSettings
@@ -53,7 +58,7 @@ class KafkaTopicAdmin:
         # How many partitions of each topic were seen to be led.
         self._served: dict[str, int] = {}
 
-    def describe(self, names: Sequence[str]) -> Mapping[str, Described]:
+    def describe(self, names: Sequence[str]) -> Mapping[str, TopicDescription]:
         """Returns Kafka's present description of each topic; unanswered ones are absent."""
         self._admin.poll(0)  # logs what the client has reported meanwhile
         answers = {}
@@ -76,12 +81,12 @@ class KafkaTopicAdmin:
                 if state is None:
                     error = exception
                 else:
-                    answers[name] = Described(state)
+                    answers[name] = TopicDescription(state)
         if error is not None and not answers:
             raise KafkaAway(str(error)) from error
         return answers | self._unserved(answers)
 
-    def _unserved(self, answers: Mapping[str, Described]) -> dict[str, Described]:
+    def _unserved(self, answers: Mapping[str, TopicDescription]) -> dict[str, TopicDescription]:
         """Returns topics of which some partition's leader does not lead it yet.
 
         Metadata names the leader of a new partition before that has made its log. A producer that
@@ -169,7 +174,7 @@ def may_write(topic: Any) -> bool:
     return not allowed or AclOperation.WRITE in allowed or AclOperation.ALL in allowed
 
 
-def _described(topic: Any) -> Described:
+def _described(topic: Any) -> TopicDescription:
     state = TopicState.PRESENT
     if any(partition.leader is None for partition in topic.partitions):
         state = TopicState.LEADERLESS
@@ -177,7 +182,7 @@ def _described(topic: Any) -> Described:
         state = TopicState.DENIED
     copies = ((len(partition.isr), len(partition.replicas)) for partition in topic.partitions)
     missing = frozenset((in_sync, replicas) for in_sync, replicas in copies if in_sync < replicas)
-    return Described(state, len(topic.partitions), missing)
+    return TopicDescription(state, len(topic.partitions), missing)
 
 
 def _limits_of(config: Mapping[str, Any]) -> Limits:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
-from delaywheel_replica.core.ingress.reading import Incoming
+from delaywheel_replica.core.ingress.reading import CommittedRecord
 from delaywheel_replica.core.ingress.term import Handed
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.control import IngressPartition
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 IDS = 2
 """How many transactional ids take turns. Never changes on a cluster: a leader inits all of them."""
@@ -71,10 +71,10 @@ class StoredRecord(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class KafkaCallEnd:
     """How a call or a transaction ended and, if it failed, why in Kafka's words."""
 
-    verdict: Verdict
+    verdict: TransactionState
     cause: str | None = None
 
 
@@ -88,7 +88,7 @@ class ProducersPort(Protocol):
         For any thread, while another one waits in `flush` or `commit`.
         """
 
-    def init(self, number: int, timeout_ms: int) -> Ended:
+    def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         """Makes a new producer of this id, which fences the older ones.
 
         CONTINUE when it is ready. Calls for different numbers may run at the same time, on
@@ -110,7 +110,7 @@ class ProducersPort(Protocol):
     def flush(self, number: int, timeout_ms: int) -> None:
         """Waits until the brokers have every record; `commit` reports a failure."""
 
-    def commit(self, number: int, last: Record, timeout_ms: int) -> Ended:
+    def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Flushes, writes the record that must come last, and commits; aborts if it cannot.
 
         COMMITTED, ABORTED, UNKNOWN or FENCED.
@@ -161,7 +161,7 @@ class Fetched(NamedTuple):
     """Records read from one ingress partition."""
 
     at: IngressPartition
-    records: tuple[Incoming, ...]
+    records: tuple[CommittedRecord, ...]
     position: int
     """The offset after them, and after transaction markers and gaps."""
     first_kept: int | None = None
@@ -262,7 +262,7 @@ class HandoverPort(Protocol):
         A `Delayed` wish becomes a message, a `Withdrawn` one a cancel.
         """
 
-    def answers(self) -> list[tuple[Handed, Answer]]:
+    def answers(self) -> list[tuple[Handed, RecordAnswer]]:
         """Returns the answers since the last call.
 
         When the server is gone or the connection broken, everything unanswered is answered
@@ -308,7 +308,7 @@ class KafkaAway(Exception):  # noqa: N818 - named after what happened
     """Kafka did not answer; the text names the question."""
 
 
-class Refusal(Exception):  # noqa: N818 - a refusal by name, not an error of ours
+class LeadingRefused(Exception):  # noqa: N818 - a refusal by name, not an error of ours
     """Leading would break a promise; the text has the reason and the remedy."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.printing.text import note
 
 
@@ -28,4 +28,4 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
-        raise Failure("NOT_CONFIRMED", "nothing was changed; --yes confirms beforehand")
+        raise CommandFailure("NOT_CONFIRMED", "nothing was changed; --yes confirms beforehand")

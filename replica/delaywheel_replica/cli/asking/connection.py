@@ -8,9 +8,9 @@ from typing import TypeVar, cast
 import grpc
 
 from delaywheel.client.exchange.channel import Security, open_channel, parse_addresses
-from delaywheel.client.exchange.retry import Failure as FailedAttempt
+from delaywheel.client.exchange.retry import AttemptFailure as FailedAttempt
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelAdminStub, DelayWheelStub
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.reaching import Nodes
 
 Answer = TypeVar("Answer")
@@ -49,7 +49,7 @@ def _ask(server: Nodes, call: Callable[[grpc.Channel], Answer], *, changes: bool
     try:
         addresses = parse_addresses(server.addresses)
     except ValueError as error:
-        raise Failure("ADDRESS_INVALID", str(error), ExitCode.USAGE) from error
+        raise CommandFailure("ADDRESS_INVALID", str(error), ExitCode.USAGE) from error
     in_doubt = False
     security = Security(server.tls)
     for address in addresses:
@@ -63,7 +63,7 @@ def _ask(server: Nodes, call: Callable[[grpc.Channel], Answer], *, changes: bool
             in_doubt |= changes and not attempt.verdict.outcome_known
             if not attempt.verdict.retry:
                 break
-    raise Failure(
+    raise CommandFailure(
         str(attempt.reason or attempt.code.name),
         f"{_text_of(attempt)} ({address})",
         _exit_code(attempt, in_doubt=in_doubt),

@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.connection import ask
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.config_sources import ConfigError, load_config
 
@@ -61,7 +61,7 @@ def kafka_access(options: KafkaOptions) -> KafkaAccess:
         try:
             config = load_config(file=file)
         except ConfigError as error:
-            raise Failure("CONFIG_INVALID", str(error)) from error
+            raise CommandFailure("CONFIG_INVALID", str(error)) from error
         client, cluster_id = dict(config.kafka), config.cluster_id
     client |= dict(options["kafka_settings"])
     if options["kafka"] is not None:
@@ -72,7 +72,7 @@ def kafka_access(options: KafkaOptions) -> KafkaAccess:
     return KafkaAccess(client, cluster_id)
 
 
-def kafka_failure(error: KafkaError, what: str, reason: str = "KAFKA_REFUSED") -> Failure:
+def kafka_failure(error: KafkaError, what: str, reason: str = "KAFKA_REFUSED") -> CommandFailure:
     """Returns how a command ends to which Kafka objected.
 
     Args:
@@ -81,18 +81,20 @@ def kafka_failure(error: KafkaError, what: str, reason: str = "KAFKA_REFUSED") -
         reason: Its name, unless Kafka is away.
     """
     if error.code() in AWAY:
-        return Failure("KAFKA_UNREACHABLE", f"{what}: {error.str()}", ExitCode.UNAVAILABLE)
-    return Failure(reason, f"{what}: {error.str()}")
+        return CommandFailure("KAFKA_UNREACHABLE", f"{what}: {error.str()}", ExitCode.UNAVAILABLE)
+    return CommandFailure(reason, f"{what}: {error.str()}")
 
 
 def _described(server: Nodes, timeout_s: float) -> pb.DescribeClusterResponse:
     request = pb.DescribeClusterRequest()
     try:
         answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
-    except Failure as failure:
+    except CommandFailure as failure:
         text = str(failure).removeprefix(f"{failure.reason}: ")
         text += "; without a node, say which Kafka: --kafka ADDRESS, or --config FILE"
-        raise Failure(failure.reason, text, failure.exit_code) from failure
+        raise CommandFailure(failure.reason, text, failure.exit_code) from failure
     if not answer.kafka:
-        raise Failure("KAFKA_UNKNOWN", f"{answer.node} does not say which Kafka: --kafka ADDRESS")
+        raise CommandFailure(
+            "KAFKA_UNKNOWN", f"{answer.node} does not say which Kafka: --kafka ADDRESS"
+        )
     return answer

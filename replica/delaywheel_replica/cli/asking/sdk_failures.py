@@ -9,26 +9,26 @@ from delaywheel.errors import (
     RefusedError,
     TimedOutError,
 )
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 
 
-def failure_of(error: Exception) -> Failure | None:
+def failure_of(error: Exception) -> CommandFailure | None:
     """Returns how a command ends that raised this; None if it is no error of the SDK."""
     if not isinstance(error, DelaywheelError):
         return None
     if not error.outcome_known:
         text = str(error).removeprefix("OUTCOME_UNKNOWN: ")
-        return Failure("OUTCOME_UNKNOWN", text, ExitCode.UNKNOWN_OUTCOME)
+        return CommandFailure("OUTCOME_UNKNOWN", text, ExitCode.UNKNOWN_OUTCOME)
     match error:
         case TimedOutError():
-            return Failure("TIMED_OUT", str(error), ExitCode.UNAVAILABLE)
+            return CommandFailure("TIMED_OUT", str(error), ExitCode.UNAVAILABLE)
         case RefusedError():
             text = str(error).removeprefix(f"{error.reason}: ")
-            return Failure(str(error.reason), text, _exit_code_of(error))
+            return CommandFailure(str(error.reason), text, _exit_code_of(error))
         case CallFailedError():
-            return Failure(error.code.name, str(error).removeprefix(f"{error.code.name}: "))
+            return CommandFailure(error.code.name, str(error).removeprefix(f"{error.code.name}: "))
         case _:
-            return Failure("FAILED", str(error))
+            return CommandFailure("FAILED", str(error))
 
 
 def _exit_code_of(error: RefusedError) -> ExitCode:

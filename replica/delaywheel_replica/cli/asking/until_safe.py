@@ -8,7 +8,7 @@ from typing import Final
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.confirming import show
 from delaywheel_replica.cli.asking.connection import ask
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.printing.copies import in_short, unsafe
 from delaywheel_replica.cli.reaching import Nodes
 
@@ -50,7 +50,7 @@ def _look(server: Nodes, node: str, timeout_s: float) -> list[str]:
     request = pb.DescribeClusterRequest(all_members=True)
     try:
         answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
-    except Failure as failure:
+    except CommandFailure as failure:
         if failure.exit_code is not ExitCode.UNAVAILABLE:
             raise
         return [str(failure)]

@@ -15,7 +15,7 @@ from delaywheel_replica.cli.doing.checking.items import print_items
 from delaywheel_replica.cli.doing.checking.kafka import kafka_items
 from delaywheel_replica.cli.doing.checking.machine import existing_folder, machine_items
 from delaywheel_replica.cli.doing.checking.peers import peer_items
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
@@ -42,7 +42,7 @@ def load(
     except ConfigError as error:
         lines = str(error).splitlines()
         text = lines[0] if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)
-        raise Failure("CONFIG_INVALID", text) from error
+        raise CommandFailure("CONFIG_INVALID", text) from error
 
 
 def check(

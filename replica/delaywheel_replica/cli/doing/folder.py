@@ -23,7 +23,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import message_counts, withdrawn_counts
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.core.protocol.codec import MalformedError, from_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
@@ -82,9 +82,11 @@ def node_of(data: Path) -> str:
     try:
         state = load_node_state(PosixDisk(), data)
     except NodeFileDamaged as error:
-        raise Failure("FOLDER_DAMAGED", str(error)) from error
+        raise CommandFailure("FOLDER_DAMAGED", str(error)) from error
     if state is None:
-        raise Failure("FOLDER_INVALID", f"{data} is no node's data folder: it has no node.json")
+        raise CommandFailure(
+            "FOLDER_INVALID", f"{data} is no node's data folder: it has no node.json"
+        )
     return state.node
 
 

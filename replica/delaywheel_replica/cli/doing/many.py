@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 
 from delaywheel import Client, DelaywheelError, Handle, Message
 from delaywheel_replica.cli.asking.sdk_failures import failure_of
-from delaywheel_replica.cli.failures import ExitCode, Failure, discard_output
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode, discard_output
 from delaywheel_replica.cli.options import STANDARD_INPUT
 from delaywheel_replica.cli.printing.tables import print_ndjson
 from delaywheel_replica.cli.printing.text import note
@@ -52,7 +52,7 @@ class _Sent:
     line: int
     message: Message | None
     handle: Handle | None
-    failure: Failure | None
+    failure: CommandFailure | None
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -236,7 +236,7 @@ _DUES: Final = frozenset({"delay", "deliver_at", "level"})
 
 def _send(client: Client, first: int, lines: Sequence[bytes], make: Make) -> list[_Sent]:
     messages: dict[int, Message] = {}
-    failures: dict[int, Failure] = {}
+    failures: dict[int, CommandFailure] = {}
     for number, line in enumerate(lines, start=first):
         try:
             message = make(line)
@@ -272,13 +272,15 @@ def _print(sent: Iterable[_Sent], *, as_ndjson: bool) -> bool:
     return True
 
 
-def _unreadable(error: Exception) -> Failure:
-    return Failure("LINE_INVALID", str(error), ExitCode.USAGE)
+def _unreadable(error: Exception) -> CommandFailure:
+    return CommandFailure("LINE_INVALID", str(error), ExitCode.USAGE)
 
 
-def _failed(accepted: int, codes: set[ExitCode], more: str) -> Failure:
+def _failed(accepted: int, codes: set[ExitCode], more: str) -> CommandFailure:
     code = next((code for code in _WORST_FIRST if code in codes), ExitCode.REFUSED)
-    return Failure("NOT_ALL_ACCEPTED", f"{counted(accepted, 'message')} accepted{more}", code)
+    return CommandFailure(
+        "NOT_ALL_ACCEPTED", f"{counted(accepted, 'message')} accepted{more}", code
+    )
 
 
 def batches(source: int) -> Iterator[tuple[int, list[bytes]]]:
@@ -293,7 +295,9 @@ def batches(source: int) -> Iterator[tuple[int, list[bytes]]]:
             length_bytes += len(piece)
         *lines, rest = b"".join(pieces).split(b"\n")
         if len(rest) > LONGEST_LINE_BYTES:
-            raise Failure("LINE_INVALID", f"line {number + len(lines)} has no end", ExitCode.USAGE)
+            raise CommandFailure(
+                "LINE_INVALID", f"line {number + len(lines)} has no end", ExitCode.USAGE
+            )
         if at_end and rest:
             lines.append(rest)
         for place in range(0, len(lines), MOST_MESSAGES):

@@ -11,7 +11,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.confirming import confirm, show
 from delaywheel_replica.cli.asking.connection import ask_admin
 from delaywheel_replica.cli.asking.until_safe import wait_until_safe
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.copies import in_short
 from delaywheel_replica.cli.printing.tables import print_json
@@ -49,7 +49,7 @@ def replace(
     confirm(f"Replace the storage of node {node}?", yes=yes)
     try:
         change = ask(change.storage, dry_run=False)
-    except Failure as failure:
+    except CommandFailure as failure:
         if failure.reason != Reason.NOTHING_TO_REPLACE:
             raise
         # Another one replaced it meanwhile, or an answer was lost: it is as it was confirmed.
@@ -111,8 +111,8 @@ def _wait_if_asked(server: Nodes, wait_s: float | None, timeout_s: float) -> Exi
     return ExitCode.DONE
 
 
-def _not_copied(causes: list[str], waited_s: float) -> Failure:
-    return Failure("NOT_SAFE_YET", f"{in_short(causes, waited_s)}; touch no other node")
+def _not_copied(causes: list[str], waited_s: float) -> CommandFailure:
+    return CommandFailure("NOT_SAFE_YET", f"{in_short(causes, waited_s)}; touch no other node")
 
 
 def _show(change: pb.NodeChange, what: str, warning: str) -> None:

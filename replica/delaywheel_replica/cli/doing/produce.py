@@ -12,7 +12,7 @@ from typing import Any
 from delaywheel import Client, Handle, Message, Reason, RefusedError
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.doing.many import message_of_json, opened, send, value_of_line
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json, print_ndjson
 from delaywheel_replica.cli.printing.text import note, say
@@ -111,7 +111,7 @@ def _sent(client: Client, message: Message) -> Handle:
             raise
         why = str(refused).removeprefix(f"{refused.reason}: ")
         text = f"{why}; nothing was sent. With --past-ok it would be due now"
-        raise Failure(str(refused.reason), text, ExitCode.USAGE) from refused
+        raise CommandFailure(str(refused.reason), text, ExitCode.USAGE) from refused
 
 
 def _value_bytes(value: str | None, value_file: Path | None) -> bytes | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from delaywheel_replica.cli.doing.config import load
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.node import exec_node
 
 
@@ -15,7 +15,7 @@ def serve(file: Path | None, settings: Sequence[tuple[str, str]]) -> None:
     """Run one node in the foreground until SIGTERM or Ctrl-C, which stop it cleanly."""
     try:
         config = load(file, settings)
-    except Failure as failure:
+    except CommandFailure as failure:
         # What starts nodes tells by the code that starting this one again is of no use.
         failure.exit_code = ExitCode.WRONG_SETTINGS
         raise

@@ -10,7 +10,7 @@ from typing import Any
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import (
@@ -21,7 +21,7 @@ from delaywheel_replica.cli.printing.tables import (
     print_table,
 )
 from delaywheel_replica.cli.printing.text import clear_screen, say
-from delaywheel_replica.cli.printing.verdict import State, Verdict, verdict
+from delaywheel_replica.cli.printing.verdict import ClusterState, ClusterVerdict, verdict
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import clock, iso
 from delaywheel_replica.quantities import about, counted, size
@@ -57,9 +57,9 @@ def status(
     else:
         try:
             answer = _ask(server, timeout_s)
-        except Failure as failure:
+        except CommandFailure as failure:
             if not as_json and failure.exit_code is ExitCode.UNAVAILABLE:
-                say(f"{State.DOWN}: no node that was asked answers")
+                say(f"{ClusterState.DOWN}: no node that was asked answers")
             raise
     seen_names.note(
         server.addresses,
@@ -86,18 +86,18 @@ def _watch(server: Nodes, timeout_s: float, *, short: bool, as_json: bool) -> Ex
             answer = None
             try:
                 answer = _ask(server, timeout_s)
-            except Failure as failure:
+            except CommandFailure as failure:
                 if failure.exit_code is not ExitCode.UNAVAILABLE:
                     raise
             found = None if answer is None else verdict(answer)
             if as_json:
                 row = None if answer is None or found is None else _shape(answer, found)
-                print_ndjson([row or {"verdict": State.DOWN, "causes": ["no node answers"]}])
+                print_ndjson([row or {"verdict": ClusterState.DOWN, "causes": ["no node answers"]}])
             else:
                 if not short:
                     clear_screen()
                 if answer is None or found is None:
-                    say(f"{State.DOWN}: no node that was asked answers")
+                    say(f"{ClusterState.DOWN}: no node that was asked answers")
                 else:
                     _show(answer, found, short=short)
                 if not short:
@@ -115,30 +115,30 @@ def _waited_for(wanted: str, server: Nodes, timeout_s: float) -> pb.DescribeClus
         Failure: NOT_REACHED within the time, with the last verdict and its exit code; or a node
             refused to answer.
     """
-    least = State[wanted.upper()]
+    least = ClusterState[wanted.upper()]
     deadline = time.monotonic() + timeout_s
     while True:
-        line, code = f"{State.DOWN}: no node that was asked answers", ExitCode.UNAVAILABLE
+        line, code = f"{ClusterState.DOWN}: no node that was asked answers", ExitCode.UNAVAILABLE
         try:
             answer = _ask(server, max(0.1, deadline - time.monotonic()))
-        except Failure as failure:
+        except CommandFailure as failure:
             if failure.exit_code is not ExitCode.UNAVAILABLE:
                 raise
         else:
             found = verdict(answer)
-            if found.state in {State.OK, least}:
+            if found.state in {ClusterState.OK, least}:
                 return answer
             line, code = found.line, found.state.exit_code
         if time.monotonic() + _LOOK_S > deadline:
-            raise Failure("NOT_REACHED", f"after {timeout_s:g} s: {line}", code)
+            raise CommandFailure("NOT_REACHED", f"after {timeout_s:g} s: {line}", code)
         time.sleep(_LOOK_S)
 
 
-def _shape(answer: pb.DescribeClusterResponse, found: Verdict) -> dict[str, Any]:
+def _shape(answer: pb.DescribeClusterResponse, found: ClusterVerdict) -> dict[str, Any]:
     return {"verdict": found.state, "causes": [*found.causes], **shapes.cluster(answer)}
 
 
-def _show(answer: pb.DescribeClusterResponse, found: Verdict, *, short: bool) -> None:
+def _show(answer: pb.DescribeClusterResponse, found: ClusterVerdict, *, short: bool) -> None:
     if short:
         say(f"{found.line}{_in_short(answer)}")
         return
@@ -159,7 +159,7 @@ def _in_short(answer: pb.DescribeClusterResponse) -> str:
     return f" ({', '.join(facts)})"
 
 
-def _print(answer: pb.DescribeClusterResponse, found: Verdict) -> None:
+def _print(answer: pb.DescribeClusterResponse, found: ClusterVerdict) -> None:
     """Prints everything except the verdict, for people."""
     print_facts(_facts(answer))
     print()

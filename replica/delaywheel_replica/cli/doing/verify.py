@@ -7,7 +7,7 @@ from pathlib import Path
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.recovery.verify import Finding, verify_folder
 from delaywheel_replica.cli.doing.folder import node_of, read_progress
-from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
 
@@ -29,7 +29,7 @@ def verify(data: Path, *, as_json: bool) -> None:
         for finding in findings:
             say(str(finding))
     if findings:
-        raise Failure("FOLDER_DAMAGED", f"{len(findings):,} findings in {data}")
+        raise CommandFailure("FOLDER_DAMAGED", f"{len(findings):,} findings in {data}")
     if not as_json:
         say(f"in order: {data} of node {node}")
 

@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterable
 from typing import Any
 
-from delaywheel.deadletters import Counts, Letter, LetterState, Mark, Settled
+from delaywheel.deadletters import Letter, LetterCounts, LetterState, Mark, Settled
 from delaywheel_replica.cli.printing.tables import print_table
 from delaywheel_replica.cli.printing.text import bytes_text
 from delaywheel_replica.cli.values import iso
@@ -45,7 +45,7 @@ def mark_shape(mark: Mark | None) -> dict[str, Any] | None:
     return None if mark is None else {"at_ms": mark.at_ms, "to": mark.to}
 
 
-def counts_shape(counts: Counts) -> list[dict[str, Any]]:
+def counts_shape(counts: LetterCounts) -> list[dict[str, Any]]:
     """Returns counts as JSON."""
     return [row._asdict() for row in counts.rows()]
 
@@ -87,7 +87,7 @@ def facts(letter: Letter, mark: Mark | None) -> Iterable[tuple[str, object]]:
     yield "value", bytes_text(letter.value)
 
 
-def print_counts(counts: Counts) -> None:
+def print_counts(counts: LetterCounts) -> None:
     """Prints the counts."""
     rows = [(row.topic or None, row.reason or None, *row[2:]) for row in counts.rows()]
     print_table(["topic", "reason", "waiting", "replayed", "dropped"], rows)

@@ -41,7 +41,7 @@ stand in a cause.
 """
 
 
-class State(StrEnum):
+class ClusterState(StrEnum):
     """Whether the cluster works."""
 
     OK = "OK"
@@ -52,14 +52,14 @@ class State(StrEnum):
     def exit_code(self) -> ExitCode:
         """The exit code of `delaywheel status --check`."""
         return {
-            State.OK: ExitCode.DONE,
-            State.DEGRADED: ExitCode.REFUSED,
-            State.DOWN: ExitCode.UNAVAILABLE,
+            ClusterState.OK: ExitCode.DONE,
+            ClusterState.DEGRADED: ExitCode.REFUSED,
+            ClusterState.DOWN: ExitCode.UNAVAILABLE,
         }[self]
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ClusterVerdict:
     """The state of a cluster, and what is wrong with it.
 
     Attributes:
@@ -68,7 +68,7 @@ class Verdict:
         troubles: What is wrong besides.
     """
 
-    state: State
+    state: ClusterState
     down: tuple[str, ...] = ()
     troubles: tuple[str, ...] = ()
 
@@ -92,12 +92,12 @@ class Verdict:
         return f"{self.state}: {named}{f'; and {more} more' if more > 0 else ''}"
 
 
-def verdict(answer: pb.DescribeClusterResponse) -> Verdict:
+def verdict(answer: pb.DescribeClusterResponse) -> ClusterVerdict:
     """Derives the verdict from the description of a cluster by all its members."""
     down = tuple(_down(answer))
     troubles = tuple(_troubles(answer))
-    state = State.DOWN if down else State.DEGRADED if troubles else State.OK
-    return Verdict(state, down, troubles)
+    state = ClusterState.DOWN if down else ClusterState.DEGRADED if troubles else ClusterState.OK
+    return ClusterVerdict(state, down, troubles)
 
 
 def _down(answer: pb.DescribeClusterResponse) -> Iterator[str]:

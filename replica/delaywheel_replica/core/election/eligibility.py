@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from statistics import median_low
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.election.events import Reason
+from delaywheel_replica.core.election.events import EndReason
 from delaywheel_replica.core.leader.holders import held_prefix
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
@@ -123,7 +123,7 @@ class Eligibility:
         broker: BrokerClock | None = None,
         *,
         in_term: bool = False,
-    ) -> Reason | None:
+    ) -> EndReason | None:
         """Returns why this node should not lead; None if it may.
 
         Args:
@@ -136,7 +136,7 @@ class Eligibility:
         """
         known = state.nodes.get(server.heartbeat.node)
         if known is not None and known.storage == REMOVED:
-            return Reason.TAKEN_OUT
+            return EndReason.TAKEN_OUT
         heard = heard_heartbeats(server, now_ms)
         self._missing = self._still_missing(state, server, heard, now_ms)
         is_known = in_term or (broker is not None and now_ms - broker.found_ms < BROKER_CLOCK_MS)
@@ -145,7 +145,7 @@ class Eligibility:
         if in_term and self.clock_fault is not None:
             self._objected_ms = now_ms if broker is None else broker.found_ms
         if self.clock_fault is not None and (in_term or not self._may_ask_kafka(heard, now_ms)):
-            return Reason.CLOCK_OFF
+            return EndReason.CLOCK_OFF
         lags = any(
             (missing.was_late or missing.is_late(now_ms))
             and any(
@@ -153,7 +153,7 @@ class Eligibility:
             )
             for wheel, missing in self._missing.items()
         )
-        return Reason.HANDED_OVER if lags else None
+        return EndReason.HANDED_OVER if lags else None
 
     def _may_ask_kafka(self, heard: Mapping[str, Heartbeat], now_ms: int) -> bool:
         """Whether a clock that seems to be off may turn out to be right when Kafka is asked."""

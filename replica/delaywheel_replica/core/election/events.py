@@ -8,10 +8,10 @@ from enum import StrEnum
 
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.status_files import Role
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 
-class Phase(StrEnum):
+class ElectionPhase(StrEnum):
     """How far a node is on the way from standby to leader."""
 
     STANDBY = "standby"
@@ -30,21 +30,21 @@ class Phase(StrEnum):
 
 
 _ROLES = {
-    Phase.STANDBY: Role.STANDBY,
-    Phase.ASKING: Role.STANDBY,
-    Phase.INITIALISING: Role.CANDIDATE,
-    Phase.MARKING: Role.CANDIDATE,
-    Phase.READING: Role.CANDIDATE,
-    Phase.RESTING: Role.RESTING,
-    Phase.LEADING: Role.LEADING,
-    Phase.STOPPED: Role.STANDBY,
+    ElectionPhase.STANDBY: Role.STANDBY,
+    ElectionPhase.ASKING: Role.STANDBY,
+    ElectionPhase.INITIALISING: Role.CANDIDATE,
+    ElectionPhase.MARKING: Role.CANDIDATE,
+    ElectionPhase.READING: Role.CANDIDATE,
+    ElectionPhase.RESTING: Role.RESTING,
+    ElectionPhase.LEADING: Role.LEADING,
+    ElectionPhase.STOPPED: Role.STANDBY,
 }
 
-CANDIDATE = frozenset({Phase.INITIALISING, Phase.MARKING, Phase.READING})
-IN_TERM = frozenset({Phase.RESTING, Phase.LEADING})
+CANDIDATE = frozenset({ElectionPhase.INITIALISING, ElectionPhase.MARKING, ElectionPhase.READING})
+IN_TERM = frozenset({ElectionPhase.RESTING, ElectionPhase.LEADING})
 
 
-class Reason(StrEnum):
+class EndReason(StrEnum):
     """Why a candidacy or a leadership ended."""
 
     KAFKA_AWAY = "KAFKA_AWAY"
@@ -67,7 +67,7 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class ElectionTick:
     """Time has passed: given at least every 100 ms, and before a transaction.
 
     While it stands by and hears a leader, every 250 ms are enough.
@@ -99,7 +99,7 @@ class Tick:
     heard_ms: int | None = None
     hears_enough: bool = True
     overtaken: bool = False
-    unfit: Reason | None = None
+    unfit: EndReason | None = None
     votes: frozenset[str] = frozenset()
     vote_round: int = 0
     control_quiet_ms: int = 0
@@ -127,7 +127,7 @@ class InitFailed:
 
     now_ms: int
     token: str
-    verdict: Verdict
+    verdict: TransactionState
     touched: bool = True
 
 
@@ -138,7 +138,7 @@ class MarkReport:
     now_ms: int
     token: str
     index: int
-    verdict: Verdict
+    verdict: TransactionState
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class TransactionReport:
 
     now_ms: int
     token: str
-    verdict: Verdict
+    verdict: TransactionState
     commit_ms: int = 0
 
 
@@ -191,7 +191,14 @@ class Stop:
 
 
 Event = (
-    Tick | InitsDone | InitFailed | MarkReport | ControlRead | ReadFailed | TransactionReport | Stop
+    ElectionTick
+    | InitsDone
+    | InitFailed
+    | MarkReport
+    | ControlRead
+    | ReadFailed
+    | TransactionReport
+    | Stop
 )
 
 
@@ -241,7 +248,7 @@ class IdleCommit:
 class DestroyProducers:
     """Destroy every producer; nothing more is sent in their epoch."""
 
-    reason: Reason
+    reason: EndReason
 
 
 Effect = (
@@ -254,21 +261,35 @@ Effect = (
     | DestroyProducers
 )
 
-TRANSITIONS: dict[tuple[Phase, type[Event]], frozenset[Phase]] = {
-    (Phase.STANDBY, Tick): frozenset({Phase.STANDBY, Phase.ASKING, Phase.INITIALISING}),
-    (Phase.STANDBY, Stop): frozenset({Phase.STOPPED}),
-    (Phase.ASKING, Tick): frozenset({Phase.ASKING, Phase.STANDBY, Phase.INITIALISING}),
-    (Phase.ASKING, Stop): frozenset({Phase.STOPPED}),
-    (Phase.INITIALISING, InitsDone): frozenset({Phase.MARKING}),
-    (Phase.INITIALISING, InitFailed): frozenset({Phase.STANDBY}),
-    (Phase.MARKING, MarkReport): frozenset({Phase.MARKING, Phase.READING, Phase.STANDBY}),
-    (Phase.READING, ControlRead): frozenset({Phase.RESTING, Phase.STANDBY}),
-    (Phase.READING, ReadFailed): frozenset({Phase.STANDBY}),
-    (Phase.RESTING, Tick): frozenset({Phase.RESTING, Phase.LEADING, Phase.STANDBY}),
-    (Phase.RESTING, TransactionReport): frozenset({Phase.RESTING, Phase.STANDBY}),
-    (Phase.LEADING, Tick): frozenset({Phase.LEADING, Phase.STANDBY}),
-    (Phase.LEADING, TransactionReport): frozenset({Phase.LEADING, Phase.STANDBY}),
-} | {(phase, Stop): frozenset({Phase.STOPPED}) for phase in (*CANDIDATE, *IN_TERM)}
+TRANSITIONS: dict[tuple[ElectionPhase, type[Event]], frozenset[ElectionPhase]] = {
+    (ElectionPhase.STANDBY, ElectionTick): frozenset(
+        {ElectionPhase.STANDBY, ElectionPhase.ASKING, ElectionPhase.INITIALISING}
+    ),
+    (ElectionPhase.STANDBY, Stop): frozenset({ElectionPhase.STOPPED}),
+    (ElectionPhase.ASKING, ElectionTick): frozenset(
+        {ElectionPhase.ASKING, ElectionPhase.STANDBY, ElectionPhase.INITIALISING}
+    ),
+    (ElectionPhase.ASKING, Stop): frozenset({ElectionPhase.STOPPED}),
+    (ElectionPhase.INITIALISING, InitsDone): frozenset({ElectionPhase.MARKING}),
+    (ElectionPhase.INITIALISING, InitFailed): frozenset({ElectionPhase.STANDBY}),
+    (ElectionPhase.MARKING, MarkReport): frozenset(
+        {ElectionPhase.MARKING, ElectionPhase.READING, ElectionPhase.STANDBY}
+    ),
+    (ElectionPhase.READING, ControlRead): frozenset({ElectionPhase.RESTING, ElectionPhase.STANDBY}),
+    (ElectionPhase.READING, ReadFailed): frozenset({ElectionPhase.STANDBY}),
+    (ElectionPhase.RESTING, ElectionTick): frozenset(
+        {ElectionPhase.RESTING, ElectionPhase.LEADING, ElectionPhase.STANDBY}
+    ),
+    (ElectionPhase.RESTING, TransactionReport): frozenset(
+        {ElectionPhase.RESTING, ElectionPhase.STANDBY}
+    ),
+    (ElectionPhase.LEADING, ElectionTick): frozenset(
+        {ElectionPhase.LEADING, ElectionPhase.STANDBY}
+    ),
+    (ElectionPhase.LEADING, TransactionReport): frozenset(
+        {ElectionPhase.LEADING, ElectionPhase.STANDBY}
+    ),
+} | {(phase, Stop): frozenset({ElectionPhase.STOPPED}) for phase in (*CANDIDATE, *IN_TERM)}
 """(phase, event) -> the phases that may follow. Any other pair changes nothing."""
 
 
@@ -289,23 +310,23 @@ class Ending:
     yields: bool = False
 
 
-ENDINGS: dict[Reason, Ending] = {
-    Reason.KAFKA_AWAY: Ending(doubles=False),
-    Reason.INIT_FAILED: Ending(),
-    Reason.MARK_FAILED: Ending(),
-    Reason.READ_FAILED: Ending(),
-    Reason.MARK_OVERWRITTEN: Ending(rivals=True),
-    Reason.CONTROL_INCOMPLETE: Ending(),
-    Reason.FENCED: Ending(rivals=True),
-    Reason.OVERTAKEN: Ending(rivals=True),
-    Reason.UNKNOWN_OUTCOME: Ending(stands_at_once=True),
-    Reason.COMMITS_TOO_OLD: Ending(),
-    Reason.SERVER_STALE: Ending(),
-    Reason.UNHEARD: Ending(),
-    Reason.CLOCK_JUMPED: Ending(yields=True),
-    Reason.CLOCK_OFF: Ending(doubles=False, yields=True),
-    Reason.HANDED_OVER: Ending(doubles=False, yields=True),
-    Reason.TAKEN_OUT: Ending(doubles=False, yields=True),
+ENDINGS: dict[EndReason, Ending] = {
+    EndReason.KAFKA_AWAY: Ending(doubles=False),
+    EndReason.INIT_FAILED: Ending(),
+    EndReason.MARK_FAILED: Ending(),
+    EndReason.READ_FAILED: Ending(),
+    EndReason.MARK_OVERWRITTEN: Ending(rivals=True),
+    EndReason.CONTROL_INCOMPLETE: Ending(),
+    EndReason.FENCED: Ending(rivals=True),
+    EndReason.OVERTAKEN: Ending(rivals=True),
+    EndReason.UNKNOWN_OUTCOME: Ending(stands_at_once=True),
+    EndReason.COMMITS_TOO_OLD: Ending(),
+    EndReason.SERVER_STALE: Ending(),
+    EndReason.UNHEARD: Ending(),
+    EndReason.CLOCK_JUMPED: Ending(yields=True),
+    EndReason.CLOCK_OFF: Ending(doubles=False, yields=True),
+    EndReason.HANDED_OVER: Ending(doubles=False, yields=True),
+    EndReason.TAKEN_OUT: Ending(doubles=False, yields=True),
 }
 """While Kafka is away nothing doubles: no id was touched, no node was disturbed, and a long outage
 must not be followed by a minute in which no node stands."""

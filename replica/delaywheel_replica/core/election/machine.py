@@ -45,23 +45,23 @@ from delaywheel_replica.core.election.events import (
     ControlRead,
     DestroyProducers,
     Effect,
+    ElectionPhase,
+    ElectionTick,
+    EndReason,
     Event,
     IdleCommit,
     InitFailed,
     InitProducers,
     InitsDone,
     MarkReport,
-    Phase,
     ReadControl,
     ReadFailed,
-    Reason,
     StartForwarding,
     Stop,
-    Tick,
     TransactionReport,
 )
 from delaywheel_replica.core.protocol.status_files import VoteWish
-from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, Action, Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, Action, TransactionState
 
 MIN_SILENCE_MS = 1_000
 MAX_SILENCE_MS = 64_000
@@ -119,7 +119,7 @@ class Election:
     def __init__(self, config: ElectionConfig) -> None:
         self._config = config
         self._candidacies = 0
-        self._phase = Phase.STANDBY
+        self._phase = ElectionPhase.STANDBY
         self._token = ""
         self._silence_ms = MIN_SILENCE_MS
         # When this node last did something that counts as having heard a leader.
@@ -145,14 +145,14 @@ class Election:
         self._recent_ms: tuple[int, ...] = ()
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> ElectionPhase:
         """The phase in which this node is."""
         return self._phase
 
     @property
     def hears_leader(self) -> bool:
         """Whether this node stood by at the last tick, and had heard a leader shortly before."""
-        return self._phase is Phase.STANDBY and self._led_since_ms is not None
+        return self._phase is ElectionPhase.STANDBY and self._led_since_ms is not None
 
     @property
     def token(self) -> str:
@@ -186,7 +186,7 @@ class Election:
     @property
     def vote_wish(self) -> VoteWish | None:
         """The vote that this node wants from the others now."""
-        if self._phase is not Phase.ASKING:
+        if self._phase is not ElectionPhase.ASKING:
             return None
         return VoteWish(self._round, self._silence_ms)
 
@@ -204,7 +204,7 @@ class Election:
         return effects
 
     def _is_stale(self, event: Event) -> bool:
-        if isinstance(event, Tick | Stop):
+        if isinstance(event, ElectionTick | Stop):
             return False
         if event.token != self._token:
             return True
@@ -212,10 +212,10 @@ class Election:
 
     def _take(self, event: Event) -> list[Effect]:  # noqa: PLR0911 - one for each event
         match event:
-            case Tick():
+            case ElectionTick():
                 return self._tick(event)
             case InitsDone():
-                self._phase = Phase.MARKING
+                self._phase = ElectionPhase.MARKING
                 self._mark = 0
                 self._last_commit_ms, self._recent_ms = event.now_ms, ()
                 return [CommitMark(self._token, 0)]
@@ -226,7 +226,7 @@ class Election:
             case ControlRead():
                 return self._read(event)
             case ReadFailed():
-                return self._end(Reason.READ_FAILED, event.now_ms)
+                return self._end(EndReason.READ_FAILED, event.now_ms)
             case TransactionReport():
                 return self._transacted(event)
             case Stop():
@@ -234,24 +234,24 @@ class Election:
             case _:
                 assert_never(event)
 
-    def _tick(self, tick: Tick) -> list[Effect]:
-        if self._phase is Phase.STANDBY:
+    def _tick(self, tick: ElectionTick) -> list[Effect]:
+        if self._phase is ElectionPhase.STANDBY:
             self._follow(tick)
             return self._call(tick) if self._may_stand(tick) else []
-        if self._phase is Phase.ASKING:
+        if self._phase is ElectionPhase.ASKING:
             return self._count_votes(tick)
         reason = self._why_not_in_term(tick)
         if reason is not None:
             return self._end(reason, tick.now_ms)
         effects: list[Effect] = []
-        if self._phase is Phase.RESTING and self._may_forward(tick):
-            self._phase = Phase.LEADING
+        if self._phase is ElectionPhase.RESTING and self._may_forward(tick):
+            self._phase = ElectionPhase.LEADING
             effects.append(StartForwarding())
         if tick.now_ms - self._last_commit_ms >= IDLE_COMMIT_MS:
             effects.append(IdleCommit(self._token))
         return effects
 
-    def _follow(self, tick: Tick) -> None:
+    def _follow(self, tick: ElectionTick) -> None:
         """Lowers the required silence again while a leader is heard without a break.
 
         Otherwise a node whose own candidacies failed would forever be slower than those that should
@@ -265,7 +265,7 @@ class Election:
         elif tick.now_ms - self._led_since_ms >= LASTING_MS // 2:
             self._silence_ms = MIN_SILENCE_MS
 
-    def _may_stand(self, tick: Tick) -> bool:
+    def _may_stand(self, tick: ElectionTick) -> bool:
         """Whether all conditions have held for as long as this node must let others go first."""
         if not (self._has_waited(tick) and self._can_stand(tick)):
             self._ready_ms = None
@@ -274,7 +274,7 @@ class Election:
             self._ready_ms = tick.now_ms
         return tick.now_ms - self._ready_ms >= self._stagger_ms(tick)
 
-    def _has_waited(self, tick: Tick) -> bool:
+    def _has_waited(self, tick: ElectionTick) -> bool:
         """Whether, as far as this node knows, no node leads."""
         if self._acted_ms is None:
             self._acted_ms = tick.now_ms
@@ -285,28 +285,28 @@ class Election:
         is_silent = tick.now_ms - tick.heard_ms >= self._silence_ms
         return is_silent and tick.now_ms - self._acted_ms >= self._wait_ms
 
-    def _can_stand(self, tick: Tick) -> bool:
-        is_fit = tick.unfit in {None, Reason.HANDED_OVER}
+    def _can_stand(self, tick: ElectionTick) -> bool:
+        is_fit = tick.unfit in {None, EndReason.HANDED_OVER}
         return tick.server_fresh and tick.hears_enough and is_fit
 
-    def _stagger_ms(self, tick: Tick) -> int:
+    def _stagger_ms(self, tick: ElectionTick) -> int:
         """Staggers candidates by rank and a hash unique to this run; lagging nodes come last."""
         if self._config.alone:
             return 0
         chance = crc32(f"{self._config.run}-{self._candidacies}-{self._round}".encode())
-        lagging_ms = YIELDING * self._silence_ms if tick.unfit is Reason.HANDED_OVER else 0
+        lagging_ms = YIELDING * self._silence_ms if tick.unfit is EndReason.HANDED_OVER else 0
         return lagging_ms + self._config.rank * RANK_MS + chance % RANK_MS
 
-    def _call(self, tick: Tick) -> list[Effect]:
+    def _call(self, tick: ElectionTick) -> list[Effect]:
         """Asks the other nodes for votes, if there are any."""
         self._round += 1
         self._asked_ms = tick.now_ms
         self._ready_ms = None
-        self._stood_lagging = tick.unfit is Reason.HANDED_OVER
-        self._phase = Phase.ASKING
+        self._stood_lagging = tick.unfit is EndReason.HANDED_OVER
+        self._phase = ElectionPhase.ASKING
         return self._count_votes(tick)
 
-    def _count_votes(self, tick: Tick) -> list[Effect]:
+    def _count_votes(self, tick: ElectionTick) -> list[Effect]:
         # A vote that was given just before the asking may be reported only now.
         heard = tick.heard_ms is not None and tick.now_ms - tick.heard_ms < self._silence_ms
         if heard or not self._can_stand(tick):
@@ -319,75 +319,75 @@ class Election:
             return self._stand(tick)
         return self._stand_by(tick) if tick.now_ms - self._asked_ms >= ASKING_MS else []
 
-    def _stand_by(self, tick: Tick) -> list[Effect]:
-        self._phase = Phase.STANDBY
+    def _stand_by(self, tick: ElectionTick) -> list[Effect]:
+        self._phase = ElectionPhase.STANDBY
         self._acted_ms, self._wait_ms = tick.now_ms, 0
         return []
 
-    def _stand(self, tick: Tick) -> list[Effect]:
+    def _stand(self, tick: ElectionTick) -> list[Effect]:
         """Begins a candidacy."""
         self._candidacies += 1
         self._token = f"{self._config.run}-{self._candidacies}"
-        self._phase = Phase.INITIALISING
+        self._phase = ElectionPhase.INITIALISING
         self._clock_offset_ms = tick.wall_ms - tick.now_ms
         return [InitProducers(self._token)]
 
     def _marked(self, report: MarkReport) -> list[Effect]:
-        if report.verdict is Verdict.FENCED:
-            return self._end(Reason.FENCED, report.now_ms)
-        if report.verdict is not Verdict.COMMITTED:
-            return self._end(Reason.MARK_FAILED, report.now_ms)
+        if report.verdict is TransactionState.FENCED:
+            return self._end(EndReason.FENCED, report.now_ms)
+        if report.verdict is not TransactionState.COMMITTED:
+            return self._end(EndReason.MARK_FAILED, report.now_ms)
         self._mark += 1
         self._recent_ms = (*self._recent_ms, report.now_ms - self._last_commit_ms)
         self._last_commit_ms = report.now_ms
         if self._mark < self._config.ids:
             return [CommitMark(self._token, self._mark)]
-        self._phase = Phase.READING
+        self._phase = ElectionPhase.READING
         return [ReadControl(self._token)]
 
     def _read(self, read: ControlRead) -> list[Effect]:
         """Makes this node the leader only if its own tokens are the newest with every id."""
         leader = read.state.leader(self._config.ids)
         if leader is None or read.state.leaders[0].token != self._token:
-            return self._end(Reason.MARK_OVERWRITTEN, read.now_ms)
+            return self._end(EndReason.MARK_OVERWRITTEN, read.now_ms)
         if read.incomplete:
-            return self._end(Reason.CONTROL_INCOMPLETE, read.now_ms)
-        self._phase = Phase.RESTING
+            return self._end(EndReason.CONTROL_INCOMPLETE, read.now_ms)
+        self._phase = ElectionPhase.RESTING
         self._epoch = leader.epoch
         self._in_term_since_ms = read.now_ms
         # What was just read proves as much as a commit would.
         self._last_commit_ms = read.now_ms
         return [BecomeLeader(leader.epoch, read.state)]
 
-    def _why_not_in_term(self, tick: Tick) -> Reason | None:
+    def _why_not_in_term(self, tick: ElectionTick) -> EndReason | None:
         """Returns why this leader must step down, or None; checked before each transaction."""
         drift_ms = tick.wall_ms - tick.now_ms - self._clock_offset_ms
         checks = (
-            (tick.overtaken, Reason.OVERTAKEN),
-            (tick.now_ms - self._last_commit_ms > self._patience_ms, Reason.COMMITS_TOO_OLD),
-            (not tick.server_fresh, Reason.SERVER_STALE),
-            (not tick.hears_enough, Reason.UNHEARD),
-            (abs(drift_ms) > self._config.max_clock_skew_ms, Reason.CLOCK_JUMPED),
+            (tick.overtaken, EndReason.OVERTAKEN),
+            (tick.now_ms - self._last_commit_ms > self._patience_ms, EndReason.COMMITS_TOO_OLD),
+            (not tick.server_fresh, EndReason.SERVER_STALE),
+            (not tick.hears_enough, EndReason.UNHEARD),
+            (abs(drift_ms) > self._config.max_clock_skew_ms, EndReason.CLOCK_JUMPED),
         )
         return next((reason for failed, reason in checks if failed), self._why_unfit(tick))
 
-    def _why_unfit(self, tick: Tick) -> Reason | None:
+    def _why_unfit(self, tick: ElectionTick) -> EndReason | None:
         """Returns why this node is not eligible; one that stood alone gets time to catch up."""
-        if self._stood_lagging and tick.unfit is Reason.HANDED_OVER:
+        if self._stood_lagging and tick.unfit is EndReason.HANDED_OVER:
             return tick.unfit if self._has_lasted(tick.now_ms) else None
         return tick.unfit
 
-    def _may_forward(self, tick: Tick) -> bool:
+    def _may_forward(self, tick: ElectionTick) -> bool:
         return tick.due_ms is None or (tick.holds_progress and tick.wall_ms > tick.due_ms)
 
     def _transacted(self, report: TransactionReport) -> list[Effect]:
         match ACTIONS[report.verdict]:
             case Action.STAND_BY:
-                return self._end(Reason.FENCED, report.now_ms)
+                return self._end(EndReason.FENCED, report.now_ms)
             case Action.NEW_CANDIDACY:
-                return self._end(Reason.UNKNOWN_OUTCOME, report.now_ms)
+                return self._end(EndReason.UNKNOWN_OUTCOME, report.now_ms)
             case Action.GO_ON:
-                if report.verdict is Verdict.COMMITTED:
+                if report.verdict is TransactionState.COMMITTED:
                     self._committed(report)
                 return []
 
@@ -401,7 +401,7 @@ class Election:
     def _has_lasted(self, now_ms: int) -> bool:
         return self._phase in IN_TERM and now_ms - self._in_term_since_ms >= LASTING_MS
 
-    def _end(self, reason: Reason, now_ms: int) -> list[Effect]:
+    def _end(self, reason: EndReason, now_ms: int) -> list[Effect]:
         ending = ENDINGS[reason]
         if ending.doubles:
             self._silence_ms = min(MAX_SILENCE_MS, 2 * self._silence_ms)
@@ -412,18 +412,18 @@ class Election:
         else:
             self._wait_ms = self._silence_ms * (YIELDING if ending.yields else 1)
         self._acted_ms = now_ms
-        self._phase = Phase.STANDBY
+        self._phase = ElectionPhase.STANDBY
         self._epoch = None
         return [DestroyProducers(reason)]
 
     def _stop(self) -> list[Effect]:
-        had_producers = self._phase not in {Phase.STANDBY, Phase.ASKING}
-        self._phase = Phase.STOPPED
+        had_producers = self._phase not in {ElectionPhase.STANDBY, ElectionPhase.ASKING}
+        self._phase = ElectionPhase.STOPPED
         self._epoch = None
-        return [DestroyProducers(Reason.STOPPED)] if had_producers else []
+        return [DestroyProducers(EndReason.STOPPED)] if had_producers else []
 
 
-def _reason_of_init(failed: InitFailed) -> Reason:
+def _reason_of_init(failed: InitFailed) -> EndReason:
     if not failed.touched:
-        return Reason.KAFKA_AWAY
-    return Reason.FENCED if failed.verdict is Verdict.FENCED else Reason.INIT_FAILED
+        return EndReason.KAFKA_AWAY
+    return EndReason.FENCED if failed.verdict is TransactionState.FENCED else EndReason.INIT_FAILED

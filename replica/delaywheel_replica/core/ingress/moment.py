@@ -36,7 +36,7 @@ class Moment:
     most: Mapping[Kind, int] = field(default_factory=dict)
 
 
-class Room(NamedTuple):
+class TransactionRoom(NamedTuple):
     """How much a transaction may carry; a larger record goes alone."""
 
     messages: int

@@ -56,11 +56,11 @@ from itertools import islice
 from typing import Final
 
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.ingress.moment import Kind, Moment, Room
+from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom
 from delaywheel_replica.core.ingress.reading import (
+    CommittedRecord,
     Delayed,
-    Incoming,
-    Rules,
+    IngressRules,
     Unfit,
     UnfitReason,
     Wish,
@@ -68,15 +68,15 @@ from delaywheel_replica.core.ingress.reading import (
     read,
 )
 from delaywheel_replica.core.ingress.underway import (
-    Answer,
-    Deleted,
+    DeletedRecords,
     Dies,
     Goes,
     Gone,
     IntakeStep,
+    RecordAnswer,
+    RecordUnderWay,
     Settled,
     Stage,
-    Taken,
 )
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import REST
@@ -96,7 +96,7 @@ class _Draft:
     settled: list[Settled] = field(default_factory=list)
     length_bytes: int = 0
 
-    def take(self, settled: Settled, room: Room) -> bool:
+    def take(self, settled: Settled, room: TransactionRoom) -> bool:
         """Adds a settled record if there is room."""
         length_bytes = 0 if settled.taken.record is None else settled.taken.record.length_bytes
         if len(self.settled) >= room.messages:
@@ -119,7 +119,7 @@ class Intake:
     """
 
     def __init__(
-        self, record: IngressRecord, rules: Rules, *, only_announced: bool = False
+        self, record: IngressRecord, rules: IngressRules, *, only_announced: bool = False
     ) -> None:
         """Begins with nothing read.
 
@@ -137,8 +137,8 @@ class Intake:
         self._inherited: SeqSet = record.announced
         self._rules = rules
         # Announced records were judged before, and may be held, whatever has changed since.
-        self._inherited_rules = Rules(record.levels_ms, 2**63, frozenset())
-        self._taken: deque[Taken] = deque()
+        self._inherited_rules = IngressRules(record.levels_ms, 2**63, frozenset())
+        self._taken: deque[RecordUnderWay] = deque()
         # Announced records by slot; None: not counted yet.
         self._slots: Counter[int] | None = None
         self._give_up()
@@ -166,7 +166,7 @@ class Intake:
             self.cut_off = end
             self._give_up()
 
-    def read(self, records: Iterable[Incoming], position: int) -> None:
+    def read(self, records: Iterable[CommittedRecord], position: int) -> None:
         """Adds records that were read, in order.
 
         Args:
@@ -180,7 +180,9 @@ class Intake:
             is_inherited = offset in self._inherited
             rules = self._inherited_rules if is_inherited else self._rules
             stage = Stage.ANNOUNCED if is_inherited else Stage.READ
-            taken = Taken(offset, read(record, rules), record, stage, perhaps_held=is_inherited)
+            taken = RecordUnderWay(
+                offset, read(record, rules), record, stage, perhaps_held=is_inherited
+            )
             self._taken.append(taken)
             self.held_bytes += taken.held_bytes
             if is_inherited:
@@ -206,24 +208,24 @@ class Intake:
 
     def _skip(self, position: int, *, is_cut_off: bool) -> None:
         if position > self.position:
-            gap = Deleted(self.position, position - 1, is_cut_off)
-            self._taken.append(Taken(gap.last_offset, gap, None))
+            gap = DeletedRecords(self.position, position - 1, is_cut_off)
+            self._taken.append(RecordUnderWay(gap.last_offset, gap, None))
             self.position = position
 
-    def plan(self, moment: Moment, *, room: Room | int) -> IntakeStep:
+    def plan(self, moment: Moment, *, room: TransactionRoom | int) -> IntakeStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
             moment: the time and the limits.
             room: how much it may carry, or how many messages.
         """
-        draft = self._settle(moment, Room(room) if isinstance(room, int) else room)
+        draft = self._settle(moment, TransactionRoom(room) if isinstance(room, int) else room)
         before = self.record.announced
         before = before.within(draft.next_offset, before.last) if before else before
         is_inheriting = bool(self._inherited) and self._inherited.last >= draft.next_offset
         most = dict(moment.most)
         taken_back, spans = self._take_back(most, draft, before)
-        announced: list[Taken] = []
+        announced: list[RecordUnderWay] = []
         if not is_inheriting or self.record.levels_ms == self._rules.levels_ms:
             announced, spans = self._announce(moment, draft.passed, spans, most)
         record = replace(
@@ -254,14 +256,14 @@ class Intake:
             taken.stage, taken.answer = Stage.READ, None
         self.record = step.record
 
-    def first(self, count: int) -> Iterator[Taken]:
+    def first(self, count: int) -> Iterator[RecordUnderWay]:
         """Returns the first `count` records under way, in order."""
         return islice(self._taken, count)
 
-    def to_hand(self, room: Room | int) -> list[Taken]:
+    def to_hand(self, room: TransactionRoom | int) -> list[RecordUnderWay]:
         """Returns as many records for the server as there is room for; each expects an answer."""
-        messages, left_bytes = Room(room) if isinstance(room, int) else room
-        handed: list[Taken] = []
+        messages, left_bytes = TransactionRoom(room) if isinstance(room, int) else room
+        handed: list[RecordUnderWay] = []
         for taken in islice(self._to_be_handed(), messages):
             assert taken.record is not None
             left_bytes -= taken.record.length_bytes
@@ -276,22 +278,22 @@ class Intake:
         """Whether a record waits for the server, room or not."""
         return any(True for _ in self._to_be_handed())
 
-    def _to_be_handed(self) -> Iterator[Taken]:
+    def _to_be_handed(self) -> Iterator[RecordUnderWay]:
         for taken in self._taken:
             if taken.stage is Stage.ANNOUNCED and taken.slot is not None:
                 yield taken
 
-    def answered(self, taken: Taken, answer: Answer) -> None:
+    def answered(self, taken: RecordUnderWay, answer: RecordAnswer) -> None:
         """Takes in the server's answer to a record."""
         taken.answer = answer
         match answer:
-            case Answer.HELD:
+            case RecordAnswer.HELD:
                 taken.stage = Stage.HELD
-            case Answer.SEALED | Answer.FULL if not taken.perhaps_held:
+            case RecordAnswer.SEALED | RecordAnswer.FULL if not taken.perhaps_held:
                 taken.stage = Stage.REFUSED
             case _:  # another wheel may accept it
                 taken.stage = Stage.ANNOUNCED
-                taken.perhaps_held |= answer is Answer.UNKNOWN
+                taken.perhaps_held |= answer is RecordAnswer.UNKNOWN
 
     def bound(self, step: IntakeStep | None = None) -> int | None:
         """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
@@ -321,7 +323,7 @@ class Intake:
         after.update(each.slot for each in step.announced if each.slot is not None)
         return after
 
-    def _settle(self, moment: Moment, room: Room) -> _Draft:
+    def _settle(self, moment: Moment, room: TransactionRoom) -> _Draft:
         draft = _Draft(next_offset=self.record.next_offset)
         for taken in self._taken:
             if taken.stage is not Stage.HELD:
@@ -333,10 +335,10 @@ class Intake:
         draft.next_offset = self.position
         return draft
 
-    def _settled(self, taken: Taken, moment: Moment) -> Settled | None:
+    def _settled(self, taken: RecordUnderWay, moment: Moment) -> Settled | None:
         """Returns how a record that is not held can be settled now; None if it cannot."""
         wish = taken.wish
-        if isinstance(wish, Deleted):
+        if isinstance(wish, DeletedRecords):
             return Gone(taken, wish)
         if taken.stage is Stage.HANDED:
             return None
@@ -351,7 +353,7 @@ class Intake:
 
     def _take_back(
         self, most: dict[Kind, int], draft: _Draft, spans: SeqSet
-    ) -> tuple[list[Taken], SeqSet]:
+    ) -> tuple[list[RecordUnderWay], SeqSet]:
         """Returns records whose announcement is withdrawn, and what remains announced.
 
         The gap before such a record goes with it. If more spans would remain than a control record
@@ -363,7 +365,7 @@ class Intake:
             draft: what is settled.
             spans: the offsets announced after that.
         """
-        found: list[Taken] = []
+        found: list[RecordUnderWay] = []
         gone: list[tuple[int, int]] = []
         begin = draft.next_offset
         for taken in islice(self._taken, draft.passed, None) if most else ():
@@ -381,13 +383,13 @@ class Intake:
 
     def _announce(
         self, moment: Moment, passed: int, spans: SeqSet, most: dict[Kind, int]
-    ) -> tuple[list[Taken], SeqSet]:
+    ) -> tuple[list[RecordUnderWay], SeqSet]:
         """Returns records to announce, and all offsets announced with them.
 
         A gap between two consecutive records holds no record: it is announced with them.
         """
-        found: list[Taken] = []
-        before: Taken | None = None
+        found: list[RecordUnderWay] = []
+        before: RecordUnderWay | None = None
         run: tuple[int, int] | None = None  # of found ones, not among the spans yet
         for taken in islice(self._taken, passed, None):
             if taken.stage is not Stage.READ:
@@ -413,17 +415,17 @@ class Intake:
         return found, spans if run is None else spans.with_span(*run)
 
 
-def _kind_of(taken: Taken) -> Kind:
+def _kind_of(taken: RecordUnderWay) -> Kind:
     return Withdrawn if isinstance(taken.wish, Withdrawn) else Delayed
 
 
-def _slots_of(taken: Iterable[Taken]) -> Counter[int]:
+def _slots_of(taken: Iterable[RecordUnderWay]) -> Counter[int]:
     """Counts by slot the announced records that have a due."""
     slots = (each.slot for each in taken if each.stage is not Stage.READ)
     return Counter(slot for slot in slots if slot is not None)
 
 
-def begun(record: IngressRecord | None, topic_id: str, rules: Rules) -> IngressRecord:
+def begun(record: IngressRecord | None, topic_id: str, rules: IngressRules) -> IngressRecord:
     """Returns where a new term begins in a partition.
 
     Args:
@@ -441,7 +443,7 @@ def unread_bound(records: Iterable[IngressRecord]) -> int | None:
     return REST if any(record.announced for record in records) else None
 
 
-def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
+def _unfit(taken: RecordUnderWay, wish: Wish, moment: Moment) -> Unfit | None:
     """Returns why a record that is not held becomes a dead letter; None if it does not."""
     if taken.perhaps_held:
         is_known = not isinstance(wish, Unfit) and wish.due_ms // 1000 >= moment.floor
@@ -453,12 +455,12 @@ def _unfit(taken: Taken, wish: Wish, moment: Moment) -> Unfit | None:
         return Unfit(UnfitReason.DUE_TOO_OLD, "The message to cancel is gone by now")
     if taken.stage is Stage.READ and wish.due_ms > moment.span_end_ms:
         return Unfit(UnfitReason.DUE_BEYOND_SPAN, f"A due of {wish.due_ms} ms")
-    if is_refused and taken.answer is Answer.FULL:
+    if is_refused and taken.answer is RecordAnswer.FULL:
         return Unfit(UnfitReason.SLOT_FULL, f"Second {wish.due_ms // 1000}")
     return None
 
 
-def _can_be_handed(taken: Taken, moment: Moment) -> bool:
+def _can_be_handed(taken: RecordUnderWay, moment: Moment) -> bool:
     """Whether a record in stage READ may be announced; a due message need not be."""
     slot = taken.slot
     if isinstance(taken.wish, Delayed) and taken.wish.due_ms <= moment.now_ms:
@@ -472,7 +474,7 @@ def _can_be_handed(taken: Taken, moment: Moment) -> bool:
     )
 
 
-def _is_for_the_wheel(taken: Taken, moment: Moment) -> bool:
+def _is_for_the_wheel(taken: RecordUnderWay, moment: Moment) -> bool:
     """Whether a record goes through the wheel even if it is due: one with its sender's own id.
 
     Its second may know the same message from before. The wheel compares the two as long as the
@@ -490,7 +492,7 @@ def _is_for_the_wheel(taken: Taken, moment: Moment) -> bool:
     )
 
 
-def _is_late(taken: Taken, moment: Moment) -> bool:
+def _is_late(taken: RecordUnderWay, moment: Moment) -> bool:
     """Whether a record that was not handed over is too late for that."""
     slot = taken.slot
     return (

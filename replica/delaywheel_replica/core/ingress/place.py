@@ -18,7 +18,7 @@ _VERSION_AT, _VERSION = 6, 0x80
 _VARIANT_AT, _VARIANT = 8, 0x80
 
 
-class Place(NamedTuple):
+class IngressPlace(NamedTuple):
     """The place of a record, which never changes."""
 
     topic: str
@@ -29,7 +29,7 @@ class Place(NamedTuple):
         return f"{self.topic}/{self.partition}/{self.offset}"
 
 
-def message_id(place: Place, timestamp_ms: int) -> bytes:
+def message_id(place: IngressPlace, timestamp_ms: int) -> bytes:
     """Returns the id of a record without one: 16 bytes, the same at every read.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeAlias
 from delaywheel import ingress
 from delaywheel.headers import encode_headers, is_cut_off
 from delaywheel.record_headers import is_reserved
-from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, Place, message_id
+from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
 from delaywheel_replica.patterns import Pattern
 
@@ -30,10 +30,10 @@ _DEAD_PREFIX: Final = "dw-dead-"
 _SHOWN: Final = 40
 
 
-class Incoming(NamedTuple):
+class CommittedRecord(NamedTuple):
     """A committed record, as it was read."""
 
-    place: Place
+    place: IngressPlace
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
@@ -48,7 +48,7 @@ class Incoming(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class IngressRules:
     """What a cluster accepts.
 
     Attributes:
@@ -132,7 +132,7 @@ def is_topic_name(name: str) -> bool:
     return _TOPIC.fullmatch(name) is not None
 
 
-def read(record: Incoming, rules: Rules) -> Wish:
+def read(record: CommittedRecord, rules: IngressRules) -> Wish:
     """Returns the request in a record."""
     if record.headers is None:
         return Unfit(UnfitReason.HEADER_INVALID, "A header's name is not UTF-8")
@@ -151,7 +151,7 @@ def read(record: Incoming, rules: Rules) -> Wish:
 _Asked = dict[str, bytes | None]
 
 
-def _withdrawn(record: Incoming, asked: _Asked, rules: Rules) -> Withdrawn:
+def _withdrawn(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> Withdrawn:
     topic = record.place.topic
     if topic in rules.destinations:  # whose message it is, is not known here
         detail = f"No cancels through {topic}, which leads to some topics alone"
@@ -183,7 +183,10 @@ _ASKED: Final = frozenset(
 
 
 def _delayed(
-    record: Incoming, asked: _Asked, passed: list[tuple[str, bytes | None]], rules: Rules
+    record: CommittedRecord,
+    asked: _Asked,
+    passed: list[tuple[str, bytes | None]],
+    rules: IngressRules,
 ) -> Delayed:
     topic = _topic(asked, rules)
     patterns = rules.destinations.get(record.place.topic)
@@ -216,7 +219,7 @@ def _delayed(
     )
 
 
-def _topic(asked: _Asked, rules: Rules) -> str:
+def _topic(asked: _Asked, rules: IngressRules) -> str:
     value = asked.get(ingress.TOPIC)
     if value is None:
         raise _UnfitError(UnfitReason.TOPIC_INVALID, f"No {ingress.TOPIC}")
@@ -228,7 +231,7 @@ def _topic(asked: _Asked, rules: Rules) -> str:
     return topic
 
 
-def _due_ms(record: Incoming, asked: _Asked, rules: Rules) -> int:
+def _due_ms(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> int:
     given = [name for name in ingress.DUES if name in asked]
     if len(given) != 1:
         reason = UnfitReason.DUE_AMBIGUOUS if given else UnfitReason.DUE_MISSING
@@ -248,7 +251,7 @@ def _names() -> str:
     return ", ".join(ingress.DUES)
 
 
-def _delay_ms(asked: _Asked, rules: Rules) -> int:
+def _delay_ms(asked: _Asked, rules: IngressRules) -> int:
     if ingress.LEVEL in asked:
         level = (asked[ingress.LEVEL] or b"").decode(errors="replace")
         delay_ms = rules.levels_ms.get(level)

@@ -15,10 +15,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from delaywheel_replica.core.ingress.moment import Moment, Room
+from delaywheel_replica.core.ingress.moment import Moment, TransactionRoom
 from delaywheel_replica.core.ingress.partition import Intake, begun, unread_bound
-from delaywheel_replica.core.ingress.reading import Incoming, Rules
-from delaywheel_replica.core.ingress.underway import Answer, IntakeStep, Settled, Taken
+from delaywheel_replica.core.ingress.reading import CommittedRecord, IngressRules
+from delaywheel_replica.core.ingress.underway import (
+    IntakeStep,
+    RecordAnswer,
+    RecordUnderWay,
+    Settled,
+)
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 
 HELD_BYTES_MOST: Final = 32 << 20
@@ -34,10 +39,10 @@ LOOKED_MOST: Final = 1_000
 
 
 class Handed(NamedTuple):
-    """A record for the server; its answer goes to `Term.answered`."""
+    """A record for the server; its answer goes to `IngressTerm.answered`."""
 
     at: IngressPartition
-    taken: Taken
+    taken: RecordUnderWay
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +72,12 @@ class TermStep:
         return {at: step.record for at, step in self.steps.items()}
 
 
-class Term:
+class IngressTerm:
     """The ingress during one leadership. Each creates its own from the committed records."""
 
-    def __init__(self, committed: Mapping[IngressPartition, IngressRecord], rules: Rules) -> None:
+    def __init__(
+        self, committed: Mapping[IngressPartition, IngressRecord], rules: IngressRules
+    ) -> None:
         """Begins without partitions.
 
         Args:
@@ -200,7 +207,7 @@ class Term:
     def read(
         self,
         at: IngressPartition,
-        records: Iterable[Incoming],
+        records: Iterable[CommittedRecord],
         position: int,
         first_kept: int | None = None,
     ) -> None:
@@ -218,14 +225,16 @@ class Term:
         intake.read(records, position)
         self._note_change(at)
 
-    def plan(self, moment: Moment, *, room: Room | int) -> TermStep:
+    def plan(self, moment: Moment, *, room: TransactionRoom | int) -> TermStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
             moment: the time and the limits.
             room: how much it may carry, or how many messages.
         """
-        messages, length_bytes = room if isinstance(room, Room) else Room(room)
+        messages, length_bytes = (
+            room if isinstance(room, TransactionRoom) else TransactionRoom(room)
+        )
         steps: dict[IngressPartition, IntakeStep] = {}
         settled: list[Settled] = []
         used_bytes = looked = 0
@@ -236,8 +245,10 @@ class Term:
                 self._looked_at = number
                 break
             looked += len(intake)
-            left = Room(messages - len(settled), length_bytes - used_bytes)
-            step = intake.plan(moment, room=left if used_bytes < length_bytes else Room(0))
+            left = TransactionRoom(messages - len(settled), length_bytes - used_bytes)
+            step = intake.plan(
+                moment, room=left if used_bytes < length_bytes else TransactionRoom(0)
+            )
             moment = replace(moment, most=step.most) if moment.most else moment
             if step.record != intake.record or at in self._abandoned:
                 steps[at] = step
@@ -263,7 +274,7 @@ class Term:
             self._intakes[at].committed(each)
             self._note_change(at)
 
-    def to_hand(self, room: Room | int) -> list[Handed]:
+    def to_hand(self, room: TransactionRoom | int) -> list[Handed]:
         """Returns as many records for the server as there is room for, a share per partition.
 
         Returns none while the record whose turn it is exceeds the room: smaller records of other
@@ -271,12 +282,12 @@ class Term:
         """
         if not any(self._intakes[at].waits_to_be_handed for at in self._active):
             return []  # as in most turns
-        most, left_bytes = room if isinstance(room, Room) else Room(room)
+        most, left_bytes = room if isinstance(room, TransactionRoom) else TransactionRoom(room)
         handed: list[Handed] = []
         waiting = self._in_turn(self._hand_turn)
         for left, (at, intake) in zip(range(len(waiting), 0, -1), waiting, strict=True):
             share = -(-(most - len(handed)) // left)
-            taken = intake.to_hand(Room(share, left_bytes))
+            taken = intake.to_hand(TransactionRoom(share, left_bytes))
             if not taken and not handed and intake.waits_to_be_handed:
                 return []
             left_bytes -= sum(each.record.length_bytes for each in taken if each.record)
@@ -284,7 +295,7 @@ class Term:
         self._hand_turn += bool(handed)
         return handed
 
-    def answered(self, handed: Handed, answer: Answer) -> None:
+    def answered(self, handed: Handed, answer: RecordAnswer) -> None:
         """Takes in the server's answer to a record."""
         self._intakes[handed.at].answered(handed.taken, answer)
 

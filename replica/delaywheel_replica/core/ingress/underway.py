@@ -8,14 +8,14 @@ from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel_replica.core.ingress.moment import Kind
-from delaywheel_replica.core.ingress.reading import Delayed, Incoming, Unfit, Wish
+from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, Unfit, Wish
 from delaywheel_replica.core.protocol.control import IngressRecord
 
 _RECORD_BYTES: Final = 1_000
 """Approximate memory of a record beside its content."""
 
 
-class Deleted(NamedTuple):
+class DeletedRecords(NamedTuple):
     """Kafka deleted records before they were read; announced ones among them may be held."""
 
     first_offset: int
@@ -24,7 +24,7 @@ class Deleted(NamedTuple):
     """The partition was cut off before them."""
 
 
-class Answer(Enum):
+class RecordAnswer(Enum):
     """The server's answer to a record that was handed to it."""
 
     HELD = "held"
@@ -50,7 +50,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
+class RecordUnderWay:
     """A record under way.
 
     Attributes:
@@ -63,16 +63,16 @@ class Taken:
     """
 
     offset: int
-    wish: Wish | Deleted
-    record: Incoming | None
+    wish: Wish | DeletedRecords
+    record: CommittedRecord | None
     stage: Stage = Stage.READ
-    answer: Answer | None = None
+    answer: RecordAnswer | None = None
     perhaps_held: bool = False
 
     @property
     def slot(self) -> int | None:
         """Returns the slot of its due; None if it has no due."""
-        return None if isinstance(self.wish, Unfit | Deleted) else self.wish.due_ms // 1000
+        return None if isinstance(self.wish, Unfit | DeletedRecords) else self.wish.due_ms // 1000
 
     @property
     def held_bytes(self) -> int:
@@ -83,22 +83,22 @@ class Taken:
 class Goes(NamedTuple):
     """Settled: the message is forwarded in the transaction."""
 
-    taken: Taken
+    taken: RecordUnderWay
     message: Delayed
 
 
 class Dies(NamedTuple):
     """Settled: the transaction carries its dead letter."""
 
-    taken: Taken
+    taken: RecordUnderWay
     unfit: Unfit
 
 
 class Gone(NamedTuple):
     """Settled: Kafka deleted the records before they were read, which the transaction reports."""
 
-    taken: Taken
-    deleted: Deleted
+    taken: RecordUnderWay
+    deleted: DeletedRecords
 
 
 Settled: TypeAlias = Goes | Dies | Gone
@@ -121,7 +121,7 @@ class IntakeStep:
     record: IngressRecord
     settled: tuple[Settled, ...] = ()
     passed: int = 0
-    announced: tuple[Taken, ...] = ()
+    announced: tuple[RecordUnderWay, ...] = ()
     length_bytes: int = 0
-    taken_back: tuple[Taken, ...] = ()
+    taken_back: tuple[RecordUnderWay, ...] = ()
     most: Mapping[Kind, int] = field(default_factory=dict)

@@ -50,7 +50,7 @@ from delaywheel_replica.core.leader.floor import (
     wholly_below,
 )
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
-from delaywheel_replica.core.leader.registration import Refusal, register
+from delaywheel_replica.core.leader.registration import RegistrationRefusal, register
 from delaywheel_replica.core.leader.rescheduling import (
     KNOWN_SINCE,
     Rescheduling,
@@ -161,7 +161,7 @@ class Duties:
     lost: FrameSet = NO_FRAMES
     closed: Mapping[WheelId, int] = field(default_factory=dict)
     unregistered: frozenset[WheelId] = frozenset()
-    refused: Mapping[str, Refusal] = field(default_factory=dict)
+    refused: Mapping[str, RegistrationRefusal] = field(default_factory=dict)
     floor_wait: FloorWait | None = None
 
     @property
@@ -375,9 +375,9 @@ def _unregistered(
 
 def _registered(
     state: ControlState, floor: int, cluster: Cluster, situation: Situation
-) -> tuple[list[ControlRecord], dict[str, Refusal]]:
+) -> tuple[list[ControlRecord], dict[str, RegistrationRefusal]]:
     records: list[ControlRecord] = []
-    refused: dict[str, Refusal] = {}
+    refused: dict[str, RegistrationRefusal] = {}
     members = _members(state, cluster, situation)
     if members is None:
         return records, refused
@@ -396,7 +396,7 @@ def _registered(
             min_insync=cluster.min_insync,
             floor=floor,
         )
-        if isinstance(answer, Refusal):
+        if isinstance(answer, RegistrationRefusal):
             refused[node] = answer
         else:
             records += answer.records

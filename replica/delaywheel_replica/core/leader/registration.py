@@ -32,7 +32,7 @@ MAX_WHEELS = 900
 """The most wheels of a cluster; each node has an equal share. Status files name every wheel."""
 
 
-class Refusal(StrEnum):
+class RegistrationRefusal(StrEnum):
     """Why a node gets no wheel."""
 
     STORAGE_REPLACED = "STORAGE_REPLACED"
@@ -65,7 +65,7 @@ def register(
     members: Mapping[str, str],
     min_insync: int,
     floor: int,
-) -> Registered | Refusal:
+) -> Registered | RegistrationRefusal:
     """Assigns a node its next wheel.
 
     Args:
@@ -79,7 +79,7 @@ def register(
     """
     known = state.nodes.get(node, NodeRecord(storage, 0))
     if known.storage != storage:
-        return Refusal.STORAGE_REPLACED
+        return RegistrationRefusal.STORAGE_REPLACED
     waiting = [
         wheel
         for wheel, record in state.wheels.items()
@@ -92,7 +92,7 @@ def register(
     if waiting:
         return Registered(max(waiting), [])
     if sum(wheel.node == node for wheel in state.wheels) >= wheels_of_a_node(len(members)):
-        return Refusal.TOO_MANY_WHEELS
+        return RegistrationRefusal.TOO_MANY_WHEELS
     wheel = WheelId(node, max(known.last_number, last_number) + 1)
     record = WheelRecord(members=dict(members), min_insync=min_insync, seal_slot=floor)
     return Registered(

@@ -64,7 +64,6 @@ from delaywheel_replica.core.node.events import (
     CleanerReported,
     Closed,
     CloseWheel,
-    Deleted,
     DeleteWheel,
     Disconnected,
     DiskReported,
@@ -75,7 +74,7 @@ from delaywheel_replica.core.node.events import (
     Failed,
     ForgetLost,
     FoundAgain,
-    Held,
+    HeldWheel,
     Left,
     MemberConfig,
     Mirror,
@@ -93,6 +92,7 @@ from delaywheel_replica.core.node.events import (
     Unreadable,
     Verified,
     VerifyWheel,
+    WheelDeleted,
     WriteStatus,
     Written,
 )
@@ -119,7 +119,7 @@ class MemberRefusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class Admitted:
     """Messages may be written.
 
     Attributes:
@@ -162,14 +162,14 @@ class Member:
         """The members that must hold a frame before it is acknowledged; none without a wheel."""
         return self._current.in_sync
 
-    def begin_group(self, now_ms: int, *, cancels: bool = False) -> Admission | MemberRefusal:
+    def begin_group(self, now_ms: int, *, cancels: bool = False) -> Admitted | MemberRefusal:
         """Admits a group to be written; if admitted, `Written` must follow in any case."""
         admission = self.admits(now_ms, cancels=cancels)
-        if isinstance(admission, Admission):
+        if isinstance(admission, Admitted):
             self._current.begin_group()
         return admission
 
-    def admits(self, now_ms: int, *, cancels: bool = False) -> Admission | MemberRefusal:
+    def admits(self, now_ms: int, *, cancels: bool = False) -> Admitted | MemberRefusal:
         """Whether messages, or cancels, may be written now."""
         if self._node_file.is_draining:
             return MemberRefusal.DRAINING
@@ -183,7 +183,7 @@ class Member:
             return MemberRefusal.NO_WHEEL
         if not self._current.in_sync_enough(now_ms):
             return MemberRefusal.NOT_ENOUGH_REPLICAS
-        return Admission(writing.wheel, writing.seal.slot)
+        return Admitted(writing.wheel, writing.seal.slot)
 
     def agreed_clock_ms(self, now_ms: int) -> int:
         """Returns the wall clock on which most nodes agree: mirrors believe no frame far beyond it.
@@ -276,7 +276,7 @@ class Member:
                 self._pending.done(CloseWheel, wheel=event.held.card.wheel)
                 self._inventory.put(event.held)
                 return [WriteStatus()]
-            case Deleted():
+            case WheelDeleted():
                 self._pending.done(DeleteWheel, wheel=event.wheel)
                 self._mirrors.deleted(event.wheel)
                 self._verifying.deleted(event.wheel)
@@ -360,14 +360,14 @@ class Member:
             self._leave_again_ms = now_ms + LEAVE_AGAIN_MS
             self._node_file.must_leave(wheel)
 
-    def _mirrored(self, held: Held) -> list[Effect]:
+    def _mirrored(self, held: HeldWheel) -> list[Effect]:
         wheel = held.card.wheel
         if wheel == self._current.wheel:
             self._node_file.left(wheel, held)
             return [WriteStatus()]
         return [*self._mirrors.mirrored(held), *self._peers.update_if_leading()]
 
-    def _verified(self, held: Held) -> list[Effect]:
+    def _verified(self, held: HeldWheel) -> list[Effect]:
         """Treats a verified wheel like all others; sweeps what has expired meanwhile."""
         last = self._verifying.done(held.card.wheel)
         self._inventory.put(held)

@@ -12,7 +12,7 @@ from delaywheel_replica.core.node.events import Effect, Send
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat, Term, WheelHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, LeaderTerm, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.node_file import NodeFile
@@ -104,8 +104,8 @@ class OwnHeartbeat:
             heartbeats[spare.wheel] = WheelHeartbeat(0, 0, spare.seal_slot, 0, 0, -1)
         return heartbeats
 
-    def _term(self) -> Term | None:
+    def _term(self) -> LeaderTerm | None:
         term = self._known.term
         if term is None or term.epoch is None:
             return None
-        return Term(term.epoch, term.fences, term.fills)
+        return LeaderTerm(term.epoch, term.fences, term.fills)

@@ -12,7 +12,7 @@ from delaywheel_replica.core.node.events import (
     Serve,
     WriteStatus,
 )
-from delaywheel_replica.core.node.heard_heartbeats import News
+from delaywheel_replica.core.node.heard_heartbeats import HeartbeatNews
 from delaywheel_replica.core.node.plausible import known_number, tempered
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.messages import (
@@ -111,7 +111,7 @@ class PeerMessages:
             effects += self._current.pushes()
         return effects
 
-    def _heard(self, news: News) -> list[Effect]:
+    def _heard(self, news: HeartbeatNews) -> list[Effect]:
         heartbeat, known = news.heartbeat, self._known
         effects = self.update_if_leading() if self._inventory.heard(heartbeat) else []
         if news.is_direct:

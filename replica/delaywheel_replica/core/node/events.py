@@ -2,9 +2,9 @@
 
 The machine (core/member/member.py) decides; its driver carries effects out in order, one after the
 other. What is durable is known only from events: `Saved`, `Opened`, `Mirrored`, `Closed`,
-`Deleted`. `Failed` reports an effect that failed; if it is one that is answered, the later ones of
-its list that are answered too are dropped with it. The machine is level-triggered: each tick
-compares what is with what should be, and requests it again.
+`WheelDeleted`. `Failed` reports an effect that failed; if it is one that is answered, the later
+ones of its list that are answered too are dropped with it. The machine is level-triggered: each
+tick compares what is with what should be, and requests it again.
 """
 
 from collections.abc import Mapping
@@ -106,7 +106,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldWheel:
     """What a data folder holds of a wheel that this node does not write, or no longer writes.
 
     Attributes:
@@ -130,7 +130,7 @@ class Held:
 class Mirrored:
     """`Mirror` or `Repair` was carried out, or a left wheel was examined: this is held."""
 
-    held: Held
+    held: HeldWheel
     now_ms: int
 
 
@@ -145,7 +145,7 @@ class Left:
 class Verified:
     """`VerifyWheel` was carried out: this is held."""
 
-    held: Held
+    held: HeldWheel
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ class Unreadable:
 class FoundAgain:
     """`ReadAgain` was carried out: this is held, and these frames are no longer missing."""
 
-    held: Held
+    held: HeldWheel
     seqs: SeqSet
 
 
@@ -168,11 +168,11 @@ class FoundAgain:
 class Closed:
     """`CloseWheel` was carried out."""
 
-    held: Held
+    held: HeldWheel
 
 
 @dataclass(frozen=True, slots=True)
-class Deleted:
+class WheelDeleted:
     """`DeleteWheel` was carried out."""
 
     wheel: WheelId
@@ -252,7 +252,7 @@ Event = (
     | FoundAgain
     | Unreadable
     | Closed
-    | Deleted
+    | WheelDeleted
     | Published
     | Drain
     | DiskReported
@@ -455,7 +455,7 @@ class Started:
     """
 
     state: NodeState
-    held: Mapping[WheelId, Held] = field(default_factory=dict)
+    held: Mapping[WheelId, HeldWheel] = field(default_factory=dict)
     now_ms: int = 0
     unverified: frozenset[WheelId] = frozenset()
 
@@ -467,7 +467,6 @@ __all__ = [
     "CloseWheel",
     "Closed",
     "DeleteWheel",
-    "Deleted",
     "Disconnected",
     "DiskReported",
     "DiskState",
@@ -478,7 +477,7 @@ __all__ = [
     "ForgetLost",
     "FoundAgain",
     "Frames",
-    "Held",
+    "HeldWheel",
     "LeaveWheel",
     "Left",
     "MemberConfig",
@@ -501,6 +500,7 @@ __all__ = [
     "Verified",
     "VerifyWheel",
     "WheelCard",
+    "WheelDeleted",
     "WriteStatus",
     "Written",
 ]

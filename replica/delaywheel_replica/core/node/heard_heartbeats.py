@@ -51,7 +51,7 @@ MOST_DELAY_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class HeartbeatNews:
     """A heartbeat with new information.
 
     Attributes:
@@ -92,13 +92,13 @@ class HeardHeartbeats:
         if peer is not None:
             peer.heard_ms, peer.is_connected = now_ms, True
 
-    def gossip(self, sender: str, gossip: Gossip, now_ms: int) -> list[News]:
+    def gossip(self, sender: str, gossip: Gossip, now_ms: int) -> list[HeartbeatNews]:
         """Takes heartbeats; returns the new ones, the sender's own first."""
-        news: list[News] = []
+        news: list[HeartbeatNews] = []
         if gossip.heartbeat.node == sender and self._take_direct(gossip.heartbeat, now_ms):
-            news.append(News(gossip.heartbeat, is_direct=True))
+            news.append(HeartbeatNews(gossip.heartbeat, is_direct=True))
         news += [
-            News(heartbeat, is_direct=False)
+            HeartbeatNews(heartbeat, is_direct=False)
             for heartbeat in gossip.others
             if heartbeat.node in self.others
             and heartbeat.node != sender

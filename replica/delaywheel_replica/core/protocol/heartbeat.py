@@ -106,7 +106,7 @@ class Fence(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class LeaderTerm:
     """What a leader reports while it leads; repeated in full with every heartbeat.
 
     Attributes:
@@ -180,7 +180,7 @@ class Heartbeat:
     floor: int | None = None
     reached: Reached | None = None
     stands: bool = False
-    term: Term | None = None
+    term: LeaderTerm | None = None
     heard: Mapping[str, Heard] = field(default_factory=dict)
     disk_out: bool = False
     verifying: frozenset[WheelId] = frozenset()

@@ -29,7 +29,7 @@ class Call(StrEnum):
     ABORT = "abort_transaction"
 
 
-class Answer(StrEnum):
+class LibraryAnswer(StrEnum):
     """What the library reported."""
 
     OK = "ok"
@@ -45,7 +45,7 @@ class Answer(StrEnum):
     """Anything else."""
 
 
-class Verdict(StrEnum):
+class TransactionState(StrEnum):
     """The state of a transaction after a call."""
 
     CONTINUE = "continue"
@@ -71,37 +71,37 @@ class Action(StrEnum):
 
 
 _ANSWERS = (
-    Answer.OK,
-    Answer.OK_RETRIED,
-    Answer.TIMED_OUT,
-    Answer.FENCED,
-    Answer.REQUIRES_ABORT,
-    Answer.FAILED,
+    LibraryAnswer.OK,
+    LibraryAnswer.OK_RETRIED,
+    LibraryAnswer.TIMED_OUT,
+    LibraryAnswer.FENCED,
+    LibraryAnswer.REQUIRES_ABORT,
+    LibraryAnswer.FAILED,
 )
-_C, _A = Verdict.CONTINUE, Verdict.ABORT
-_U, _F = Verdict.UNKNOWN, Verdict.FENCED
-_ROWS: dict[Call, tuple[Verdict, ...]] = {
+_C, _A = TransactionState.CONTINUE, TransactionState.ABORT
+_U, _F = TransactionState.UNKNOWN, TransactionState.FENCED
+_ROWS: dict[Call, tuple[TransactionState, ...]] = {
     # as _ANSWERS:  OK, OK_RETRIED, TIMED_OUT, FENCED, REQUIRES_ABORT, FAILED
     Call.INIT: (_C, _U, _U, _F, _U, _U),
     Call.BEGIN: (_C, _U, _U, _F, _U, _U),
     # A failed produce was refused before anything was sent: too large, no such partition.
     Call.PRODUCE: (_C, _U, _U, _F, _A, _A),
     Call.FLUSH: (_C, _U, _U, _F, _A, _U),
-    Call.COMMIT: (Verdict.COMMITTED, _U, _U, _F, _U, _U),
-    Call.ABORT: (Verdict.ABORTED, _U, _U, _F, _U, _U),
+    Call.COMMIT: (TransactionState.COMMITTED, _U, _U, _F, _U, _U),
+    Call.ABORT: (TransactionState.ABORTED, _U, _U, _F, _U, _U),
 }
 
-VERDICTS: dict[tuple[Call, Answer], Verdict] = {
+VERDICTS: dict[tuple[Call, LibraryAnswer], TransactionState] = {
     (call, answer): verdict
     for call, row in _ROWS.items()
     for answer, verdict in zip(_ANSWERS, row, strict=True)
 }
 
 ACTIONS = {
-    Verdict.COMMITTED: Action.GO_ON,
-    Verdict.ABORTED: Action.GO_ON,
-    Verdict.UNKNOWN: Action.NEW_CANDIDACY,
-    Verdict.FENCED: Action.STAND_BY,
+    TransactionState.COMMITTED: Action.GO_ON,
+    TransactionState.ABORTED: Action.GO_ON,
+    TransactionState.UNKNOWN: Action.NEW_CANDIDACY,
+    TransactionState.FENCED: Action.STAND_BY,
 }
 """For the four ways in which a transaction ends; CONTINUE and ABORT are no endings."""
 
@@ -116,7 +116,9 @@ def is_fenced(cause: str) -> bool:
     return cause.partition(":")[0] in _FENCED_CODES
 
 
-def answer_of(code: str | None, *, requires_abort: bool = False, retried: bool = False) -> Answer:
+def answer_of(
+    code: str | None, *, requires_abort: bool = False, retried: bool = False
+) -> LibraryAnswer:
     """Interprets a report of the library.
 
     Args:
@@ -125,11 +127,11 @@ def answer_of(code: str | None, *, requires_abort: bool = False, retried: bool =
         retried: The library may have sent the request more than once.
     """
     if code is None:
-        return Answer.OK_RETRIED if retried else Answer.OK
+        return LibraryAnswer.OK_RETRIED if retried else LibraryAnswer.OK
     if code in _FENCED_CODES:
-        return Answer.FENCED
+        return LibraryAnswer.FENCED
     if requires_abort:
-        return Answer.REQUIRES_ABORT
+        return LibraryAnswer.REQUIRES_ABORT
     if code in _TIMED_OUT_CODES:
-        return Answer.TIMED_OUT
-    return Answer.FAILED
+        return LibraryAnswer.TIMED_OUT
+    return LibraryAnswer.FAILED

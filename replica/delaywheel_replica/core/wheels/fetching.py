@@ -89,7 +89,7 @@ class Want:
 
 
 @dataclass(slots=True)
-class _Asked:
+class _SentRequest:
     """The last request that was sent for a wheel.
 
     Attributes:
@@ -110,7 +110,7 @@ class _Asked:
 
 
 @dataclass(slots=True)
-class _Wheel:
+class _FetchedWheel:
     """What is known of one wheel that is being fetched.
 
     Attributes:
@@ -121,7 +121,7 @@ class _Wheel:
         requests: The newest requests, with the nodes that were asked.
     """
 
-    asked: _Asked | None = None
+    asked: _SentRequest | None = None
     passed_over: dict[tuple[int, str], int] = field(default_factory=dict)
     lacks: dict[str, SeqSet] = field(default_factory=dict)
     requests: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=LATE_ANSWERS))
@@ -186,7 +186,7 @@ class Fetching:
         """Begins without fetches."""
         self._config = config
         self._last_request = 0
-        self._wheels: dict[WheelId, _Wheel] = {}
+        self._wheels: dict[WheelId, _FetchedWheel] = {}
         # Long enough that, even if all but one node do not answer, time is left to ask that one.
         self._round_ms = config.fetch_timeout_ms * max(1, len(config.nodes) - 2)
 
@@ -206,7 +206,7 @@ class Fetching:
                 del self._wheels[wheel]
         planned = []
         for wheel, want in sorted(wants.items(), key=_by_wheel):
-            state = self._wheels.setdefault(wheel, _Wheel())
+            state = self._wheels.setdefault(wheel, _FetchedWheel())
             if state.is_waiting(now_ms):
                 continue
             state.judge(want, now_ms, self._round_ms)
@@ -281,7 +281,7 @@ class Fetching:
             self._last_request += 1
             fetch = Fetch(self._last_request, wheel, seq, last)
             until_ms = now_ms + config.fetch_timeout_ms
-            state.asked = _Asked(peer, want.members[peer], fetch, until_ms)
+            state.asked = _SentRequest(peer, want.members[peer], fetch, until_ms)
             state.requests.append((peer, fetch.request))
             return [(peer, fetch)]
         return []

@@ -1,8 +1,8 @@
 """The wheels that a node has files of but does not write: mirrors, and its own old ones.
 
-The store's last report (`Held`) counts; it is combined with what the store cannot know.
+The store's last report (`HeldWheel`) counts; it is combined with what the store cannot know.
 
-| beside `Held` | known from | until |
+| beside `HeldWheel` | known from | until |
 |---|---|---|
 | frames that could not be read | the store, when reading | they are repaired, cut or lost |
 | frames that a leader waits for | its status | repaired, cut, lost, or withdrawn |
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import MAX_MISSING, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.seal import Seal
@@ -32,10 +32,10 @@ READ_AGAIN_FRAMES = 4_096
 
 
 @dataclass(slots=True)
-class _Wheel:
+class _InventoryWheel:
     # As the store reported it, and adjusted for the sets below and the lost frames.
-    stored: Held
-    held: Held
+    stored: HeldWheel
+    held: HeldWheel
     high_watermark: int = 0
     seal: Seal = field(default_factory=lambda: Seal(0, 0))
     ledger_seq: int = 0
@@ -53,11 +53,13 @@ class _Wheel:
 class Inventory:
     """What one node holds."""
 
-    def __init__(self, held: Mapping[WheelId, Held]) -> None:
+    def __init__(self, held: Mapping[WheelId, HeldWheel]) -> None:
         """Begins with what recovery found."""
         self._lost = NO_FRAMES
         # In order.
-        self._wheels = {wheel: _Wheel(found, found) for wheel, found in sorted(held.items())}
+        self._wheels = {
+            wheel: _InventoryWheel(found, found) for wheel, found in sorted(held.items())
+        }
         self._heartbeats: dict[WheelId, WheelHeartbeat] | None = None
 
     def __contains__(self, wheel: object) -> bool:
@@ -67,12 +69,12 @@ class Inventory:
         """All wheels, in order."""
         return iter(self._wheels)
 
-    def get(self, wheel: WheelId) -> Held | None:
+    def get(self, wheel: WheelId) -> HeldWheel | None:
         """Returns what is held of a wheel; None if it has no files."""
         known = self._wheels.get(wheel)
         return None if known is None else known.held
 
-    def items(self) -> list[tuple[WheelId, Held]]:
+    def items(self) -> list[tuple[WheelId, HeldWheel]]:
         """All wheels, each with what is held, in order."""
         return [(wheel, known.held) for wheel, known in self._wheels.items()]
 
@@ -82,12 +84,12 @@ class Inventory:
         end = 0 if held is None else held.missing.first - 1 if held.missing else held.applied
         return self._lost.seqs(wheel).end_from(end)
 
-    def put(self, held: Held) -> None:
+    def put(self, held: HeldWheel) -> None:
         """Notes what the store holds."""
         wheel = held.card.wheel
         known = self._wheels.get(wheel)
         if known is None:
-            known = _Wheel(held, held)
+            known = _InventoryWheel(held, held)
             self._wheels = dict(sorted([*self._wheels.items(), (wheel, known)], key=_by_wheel))
         known.stored = held
         known.bad = known.bad.within(1, held.applied)
@@ -201,18 +203,18 @@ class Inventory:
             self._heartbeats = {wheel: _heartbeat(known) for wheel, known in self._wheels.items()}
         return self._heartbeats
 
-    def _look_at(self, wheel: WheelId, known: _Wheel) -> None:
+    def _look_at(self, wheel: WheelId, known: _InventoryWheel) -> None:
         stored = known.stored
         missing = (stored.missing | known.bad | known.reported) - self._lost.seqs(wheel)
         known.held = stored if missing == stored.missing else replace(stored, missing=missing)
         self._heartbeats = None
 
 
-def _by_wheel(item: tuple[WheelId, _Wheel]) -> WheelId:
+def _by_wheel(item: tuple[WheelId, _InventoryWheel]) -> WheelId:
     return item[0]
 
 
-def _heartbeat(known: _Wheel) -> WheelHeartbeat:
+def _heartbeat(known: _InventoryWheel) -> WheelHeartbeat:
     held = known.held
     return WheelHeartbeat(
         applied=held.applied,
@@ -225,7 +227,7 @@ def _heartbeat(known: _Wheel) -> WheelHeartbeat:
     )
 
 
-def _repaired_lately(known: _Wheel, now_ms: int) -> SeqSet:
+def _repaired_lately(known: _InventoryWheel, now_ms: int) -> SeqSet:
     known.repaired = [
         (at_ms, seqs) for at_ms, seqs in known.repaired if now_ms - at_ms < READ_AGAIN_MS
     ]

@@ -28,12 +28,12 @@ import numpy as np
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
-from delaywheel_replica.core.node.events import Held
+from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.messages import Frames
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class MirrorVerdict:
     """What to do with received frames.
 
     Attributes:
@@ -78,14 +78,14 @@ def believable(frames: Frames, *, floor: int, now_slot: int) -> Frames:
 
 def judge(
     frames: Frames,
-    held: Held | None,
+    held: HeldWheel | None,
     *,
     is_holder: bool,
     own_open: WheelId | None,
     fenced_upto: int,
     fill: int | None,
     closed_at: int | None,
-) -> Verdict:
+) -> MirrorVerdict:
     """Decides what to do with these frames.
 
     Args:
@@ -99,7 +99,7 @@ def judge(
     """
     card = frames.card
     if card.wheel == own_open or not is_holder:
-        return Verdict()
+        return MirrorVerdict()
     limit = closed_at
     if closed_at is None and card.wheel.number <= fenced_upto:
         limit = fill or 0
@@ -110,7 +110,7 @@ def judge(
         repair = _missing(bundle, NO_SEQS if held is None else held.missing, closed_at)
     is_pushed = frames.request == 0
     refused = is_pushed and limit is not None and len(bundle) > 0 and bundle.last_seq > limit
-    return Verdict(
+    return MirrorVerdict(
         mirror=mirror,
         repair=repair,
         refused=refused,

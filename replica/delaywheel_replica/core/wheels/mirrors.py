@@ -34,7 +34,7 @@ from delaywheel_replica.core.node.events import (
     CloseWheel,
     DeleteWheel,
     Effect,
-    Held,
+    HeldWheel,
     Mirror,
     Repair,
     Send,
@@ -49,7 +49,7 @@ from delaywheel_replica.core.protocol.messages import Applied, Frames, Lacks, Re
 from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.fetching import Fetching, Want
 from delaywheel_replica.core.wheels.inventory import Inventory
-from delaywheel_replica.core.wheels.mirroring import Verdict, believable, judge
+from delaywheel_replica.core.wheels.mirroring import MirrorVerdict, believable, judge
 from delaywheel_replica.core.wheels.open_wheel import CurrentWheel
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS, Verifying
 
@@ -81,7 +81,7 @@ def _rest_ms(frames: Frames) -> int:
     return max(bundle.length_bytes * 1000 // COPIED_BYTES_S, by_frames_ms)
 
 
-class _Waiting:
+class _WaitingFrames:
     """Messages with frames of a wheel that wait while the store writes others of that wheel."""
 
     def __init__(self, max_frames: int) -> None:
@@ -143,7 +143,7 @@ class Mirrors:
         self._pending = pending
         self._verifying = verifying
         self._fetching = Fetching(known.config)
-        self._waiting: dict[WheelId, _Waiting] = {}
+        self._waiting: dict[WheelId, _WaitingFrames] = {}
         # Why a write was requested: what follows when it is done.
         self._catching_up: set[WheelId] = set()
         self._pushed: set[WheelId] = set()
@@ -171,11 +171,11 @@ class Mirrors:
             return self._take(sender, frames)
         waiting = self._waiting.get(wheel)
         if waiting is None:
-            waiting = self._waiting[wheel] = _Waiting(self._known.config.in_flight_frames)
+            waiting = self._waiting[wheel] = _WaitingFrames(self._known.config.in_flight_frames)
         waiting.put(sender, frames)
         return []
 
-    def mirrored(self, held: Held) -> list[Effect]:
+    def mirrored(self, held: HeldWheel) -> list[Effect]:
         """Takes what the store holds after writing or examining a wheel."""
         wheel = held.card.wheel
         written = self._pending.done(Mirror, Repair, wheel=wheel)
@@ -258,7 +258,7 @@ class Mirrors:
             return self._fetching.has_asked(sender, wheel, frames.request)
         return sender == wheel.node
 
-    def _judge(self, frames: Frames) -> Verdict:
+    def _judge(self, frames: Frames) -> MirrorVerdict:
         wheel, known = frames.card.wheel, self._known
         return judge(
             believable(frames, floor=known.floor or 0, now_slot=known.wall_ms // 1000),
@@ -465,7 +465,7 @@ class Mirrors:
         is_asked = self._pending.has(type(effect), effect.wheel)
         return [] if is_asked or self._pending.is_writing(effect.wheel) else [effect]
 
-    def _is_done_with(self, wheel: WheelId, held: Held) -> bool:
+    def _is_done_with(self, wheel: WheelId, held: HeldWheel) -> bool:
         registry = self._known.registry
         if registry is None or wheel in registry.wheels:
             return False

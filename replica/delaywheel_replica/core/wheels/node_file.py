@@ -12,7 +12,7 @@ what only time changes (a spare's seal, the incomplete set) at ticks alone.
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState
-from delaywheel_replica.core.node.events import Effect, Held, LeaveWheel, OpenWheel, Save
+from delaywheel_replica.core.node.events import Effect, HeldWheel, LeaveWheel, OpenWheel, Save
 from delaywheel_replica.core.node.pending_effects import Awaited, PendingEffects
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
@@ -108,7 +108,7 @@ class NodeFile:
         self._current.opened(wheel)
         self.changed()
 
-    def left(self, wheel: WheelId, held: Held | None) -> WheelHeartbeat | None:
+    def left(self, wheel: WheelId, held: HeldWheel | None) -> WheelHeartbeat | None:
         """Notes that an own wheel is no longer written, with what was last reported of it.
 
         Args:
@@ -135,9 +135,9 @@ class NodeFile:
             self._has_to_leave = False
             self._open_after_ms = self._known.now_ms + OPEN_AGAIN_MS
 
-    def _wishes(self, *, is_tick: bool) -> own.Wishes:
+    def _wishes(self, *, is_tick: bool) -> own.NodeFileWishes:
         known = self._known
-        return own.Wishes(
+        return own.NodeFileWishes(
             fences=self._fencing.wanted,
             registry=known.registry,
             in_hand=self._current.wheel,

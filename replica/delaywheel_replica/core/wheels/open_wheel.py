@@ -50,7 +50,7 @@ class Move:
     is_near: bool
 
 
-class Phase(StrEnum):
+class WheelPhase(StrEnum):
     """The phase of the current wheel."""
 
     NAMING = "naming"
@@ -67,7 +67,7 @@ class CurrentWheel:
         self._known = known
         self._hearing = hearing
         self._spare: Spare | None = None
-        self._phase = Phase.NAMING
+        self._phase = WheelPhase.NAMING
         self._replication: Replication | None = None
         self._acknowledged = 0
         self._published = 0
@@ -89,17 +89,17 @@ class CurrentWheel:
     @property
     def reported_open(self) -> WheelId | None:
         """The wheel that the node's heartbeat may name as open."""
-        return self.wheel if self._phase in {Phase.MAKING, Phase.OPEN} else None
+        return self.wheel if self._phase in {WheelPhase.MAKING, WheelPhase.OPEN} else None
 
     @property
     def writing(self) -> Replication | None:
         """The open wheel, while it is written."""
-        return self._replication if self._phase is Phase.OPEN else None
+        return self._replication if self._phase is WheelPhase.OPEN else None
 
     @property
     def is_leaving(self) -> bool:
         """Whether only the store's answer is missing."""
-        return self._phase is Phase.LEAVING
+        return self._phase is WheelPhase.LEAVING
 
     @property
     def has_all_acknowledged(self) -> bool:
@@ -111,7 +111,7 @@ class CurrentWheel:
 
     def name(self, spare: Spare) -> None:
         """Notes that the wheel's name is being saved as open."""
-        self._spare, self._phase, self._replication = spare, Phase.NAMING, None
+        self._spare, self._phase, self._replication = spare, WheelPhase.NAMING, None
         self._acknowledged = self._published = 0
         self._is_being_written = self._is_seal_due = False
         self._near.clear()
@@ -120,17 +120,17 @@ class CurrentWheel:
         """Notes a durable state: once it has the wheel's name, the folder may be made."""
         spare = self._spare
         named = spare is not None and self._known.state.open == spare.wheel
-        if spare is None or not named or self._phase is not Phase.NAMING:
+        if spare is None or not named or self._phase is not WheelPhase.NAMING:
             return []
-        self._phase = Phase.MAKING
+        self._phase = WheelPhase.MAKING
         return [OpenWheel(spare)]
 
     def opened(self, wheel: WheelId) -> None:
         """Notes that the folder exists: the wheel may be written."""
         spare, now_ms = self._spare, self._known.now_ms
-        if spare is None or spare.wheel != wheel or self._phase is not Phase.MAKING:
+        if spare is None or spare.wheel != wheel or self._phase is not WheelPhase.MAKING:
             return
-        self._phase = Phase.OPEN
+        self._phase = WheelPhase.OPEN
         self._replication = Replication(
             self._known.config,
             wheel,
@@ -148,21 +148,21 @@ class CurrentWheel:
 
     def leave(self) -> list[Effect]:
         """Stops writing the wheel."""
-        if self._spare is None or self._phase not in {Phase.OPEN, Phase.LEAVING}:
+        if self._spare is None or self._phase not in {WheelPhase.OPEN, WheelPhase.LEAVING}:
             return []
-        self._phase = Phase.LEAVING
+        self._phase = WheelPhase.LEAVING
         return [LeaveWheel(self._spare.wheel)]
 
     def not_named(self) -> None:
         """Notes that the save failed: named or not, the wheel was never made."""
-        if self._phase is Phase.NAMING:
+        if self._phase is WheelPhase.NAMING:
             self.drop()
 
     def drop(self) -> WheelHeartbeat | None:
         """Drops the wheel; returns what was last reported of it if it was ever written."""
         reported = self.heartbeat() if self._replication is not None else None
         self._spare = self._replication = None
-        self._phase = Phase.NAMING
+        self._phase = WheelPhase.NAMING
         return reported
 
     # --- while it is written

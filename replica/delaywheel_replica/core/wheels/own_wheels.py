@@ -35,7 +35,7 @@ SPARE_SEAL_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class NodeFileWishes:
     """What node.json depends on besides the durable state.
 
     Attributes:
@@ -59,7 +59,7 @@ class Wishes:
     ahead_slot: int | None = None
 
 
-def next_state(state: NodeState, wishes: Wishes) -> NodeState:
+def next_state(state: NodeState, wishes: NodeFileWishes) -> NodeState:
     """Returns the state that should be durable; the same object if nothing has to be saved."""
     after = _promised(state, wishes)
     if wishes.in_hand is None and after.open is not None:
@@ -119,7 +119,7 @@ def spare_slot(
     ).slot
 
 
-def _promised(state: NodeState, wishes: Wishes) -> NodeState:
+def _promised(state: NodeState, wishes: NodeFileWishes) -> NodeState:
     """Fences own wheels only once they accept nothing more, since the answer reports their ends."""
     raised = {
         node: upto
@@ -135,12 +135,12 @@ def _promised(state: NodeState, wishes: Wishes) -> NodeState:
     )
 
 
-def _is_held_back(state: NodeState, node: str, upto: int, wishes: Wishes) -> bool:
+def _is_held_back(state: NodeState, node: str, upto: int, wishes: NodeFileWishes) -> bool:
     in_hand = wishes.in_hand
     return node == state.node and in_hand is not None and in_hand.number <= upto
 
 
-def _opened(state: NodeState, saved: Spare | None, wishes: Wishes) -> NodeState:
+def _opened(state: NodeState, saved: Spare | None, wishes: NodeFileWishes) -> NodeState:
     """Opens only a durable spare: what was reported of the spare, above all its seal, must bind."""
     spare = state.spare
     is_free = wishes.in_hand is None and state.open is None and wishes.may_open

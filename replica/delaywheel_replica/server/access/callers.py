@@ -28,7 +28,7 @@ from delaywheel_replica.server.access.needs import NEEDS
 from delaywheel_replica.server.access.rights import EVERYTHING, Right, Rights
 from delaywheel_replica.server.access.tokens import digest_of, parse_tokens
 from delaywheel_replica.server.node.calls_to_nodes import ON_BEHALF, PASSED
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError, quoted
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
 
 _BEARER: Final = "bearer "
 _PROPERTIES: Final = {"uri": "peer_uri", "dns": "peer_dns", "cn": "x509_common_name"}
@@ -84,7 +84,7 @@ class Caller:
         """
         return self._rights()
 
-    def refuse_without(self, right: Right, what: str) -> RefusedError:
+    def refuse_without(self, right: Right, what: str) -> RequestRefusedError:
         """Returns the refusal for something that they may not do."""
         return _forbidden(self, f"has no right {right.value!r}: {what}")
 
@@ -181,7 +181,7 @@ class Access:
                     return A_NODE
                 return self._named(unquote(_text(behalf)), "node")
             if self._grants is not None:
-                raise RefusedError(Reason.NODE_UNPROVEN)
+                raise RequestRefusedError(Reason.NODE_UNPROVEN)
         if self._grants is None:
             return ANYBODY
         names = shown.auth_context()
@@ -207,7 +207,7 @@ class Access:
             known = {} if self._tokens is None else self._tokens.current
             holder = known.get(digest or "")
             if holder is None:
-                raise RefusedError(Reason.TOKEN_UNKNOWN)
+                raise RequestRefusedError(Reason.TOKEN_UNKNOWN)
             return holder
 
         grants = self._grants
@@ -220,10 +220,10 @@ class Access:
         )
 
 
-def _forbidden(caller: Caller, text: str) -> RefusedError:
+def _forbidden(caller: Caller, text: str) -> RequestRefusedError:
     who = caller.principal or ANONYMOUS
     refusal = Refusal(Reason.FORBIDDEN, f"{quoted(who)} {text}", principal=who)
-    return RefusedError.of(refusal)
+    return RequestRefusedError.of(refusal)
 
 
 def _text(value: str | bytes) -> str:

@@ -10,7 +10,7 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right, Rights
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _CONTENT: Final = ("key", "value", "headers")
 
@@ -60,13 +60,13 @@ def refuse_unseen(caller: Caller, topics: frozenset[str] | None) -> None:
             NOT_UP_TO_DATE.
     """
     if topics is None:
-        raise RefusedError(Reason.NOT_UP_TO_DATE)
+        raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
     rights = caller.rights
     if topics and all(rights.may(Right.INSPECT, topic) for topic in topics):
         return
     if may_know_of(rights, topics):
         raise caller.refuse_without(Right.INSPECT, "in the topic of this message")
-    raise RefusedError(Reason.MESSAGE_NOT_FOUND)
+    raise RequestRefusedError(Reason.MESSAGE_NOT_FOUND)
 
 
 def may_know_of(rights: Rights, topics: Iterable[str]) -> bool:

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 MESSAGES_AT_MOST: Final = 1_000
 """How many messages one call names."""
@@ -102,16 +102,18 @@ def parsed(messages: Sequence[_Named], parse: Callable[[_Named], _Asked]) -> lis
         RefusedError: TOO_MANY_MESSAGES, HANDLE_AMBIGUOUS.
     """
     if not messages:
-        raise RefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
+        raise RequestRefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
     if len(messages) > MESSAGES_AT_MOST:
         count = counted(len(messages), "message")
-        raise RefusedError(Reason.TOO_MANY_MESSAGES, f"{count}, {MESSAGES_AT_MOST:,} at most")
+        raise RequestRefusedError(
+            Reason.TOO_MANY_MESSAGES, f"{count}, {MESSAGES_AT_MOST:,} at most"
+        )
 
     def each() -> Iterator[_Asked | Refusal]:
         for message in messages:
             try:
                 yield parse(message)
-            except RefusedError as error:
+            except RequestRefusedError as error:
                 yield error.refusal
 
     return list(each())
@@ -127,4 +129,4 @@ def check_some(results: Sequence[object]) -> None:
     if len(reasons) == 1 and (len(results) == 1 or reasons <= OF_ALL):
         for each in results:
             if isinstance(each, Refusal):
-                raise RefusedError.of(each)
+                raise RequestRefusedError.of(each)

@@ -24,7 +24,7 @@ from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.search import Asked, Page, Search
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import NodeView
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 # This many calls hold a page at once. Further calls are refused before anything is written.
 _RUNNING_AT_MOST: Final = 16
@@ -66,15 +66,15 @@ class CancelMany:
         may_find = searchable(caller, Right.CHANGE, request.filter)
         wanted = wanted_of(request.filter, may_find)
         if not wanted.names_something:
-            raise RefusedError(Reason.FILTER_MISSING)
+            raise RequestRefusedError(Reason.FILTER_MISSING)
         if self._view.cleaner.leading() is None:
             address = None if caller.is_node else self._passing.leader_address()
             if address is None:
-                raise RefusedError(Reason.NO_LEADER)
+                raise RequestRefusedError(Reason.NO_LEADER)
             principal = None if may_find is None else caller.principal
             return await self._passing.cancel_many(address, request, principal=principal)
         if self._running >= _RUNNING_AT_MOST:
-            raise RefusedError(Reason.SEARCHES_BUSY)
+            raise RequestRefusedError(Reason.SEARCHES_BUSY)
         self._running += 1
         try:
             asked = Asked(wanted, request.page_token, request.limit, with_cancelled=True)
@@ -126,8 +126,8 @@ def _outcome(answered: Answered | None) -> "pb.CancelOutcome.ValueType":
     """The outcome of one message; raises what concerns all of them."""
     if isinstance(answered, Decided):
         if answered.decision is CancelDecision.NO_LEADER:
-            raise RefusedError(Reason.NO_LEADER)
+            raise RequestRefusedError(Reason.NO_LEADER)
         return OUTCOMES.get(answered.decision, pb.CANCEL_OUTCOME_UNSPECIFIED)
     if answered is not None and answered.reason in OF_ALL:
-        raise RefusedError.of(answered)
+        raise RequestRefusedError.of(answered)
     return pb.CANCEL_OUTCOME_UNSPECIFIED

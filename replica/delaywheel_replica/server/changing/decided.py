@@ -34,7 +34,7 @@ from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.node_view import NodeView
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 COPIES_BYTES: Final = 4 << 20
 """The copies of a batch hold at most this much together, unless there is only one."""
@@ -220,7 +220,7 @@ class Decisions:
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
         committed: list[tuple[MessageKey, Committed]] = []
         for key, outcome in zip(requests, outcomes, strict=True):
-            if isinstance(outcome, RefusedError):
+            if isinstance(outcome, RequestRefusedError):
                 reason = outcome.refusal.reason.value
                 _log.info("a reschedule is not written", reason=reason)
             elif isinstance(outcome, BaseException):

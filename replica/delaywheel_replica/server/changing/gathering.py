@@ -40,7 +40,7 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.awaited import WAIT_S, AwaitedCall
-from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, Moment, Sights
+from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, DecisionBasis, Sights
 from delaywheel_replica.server.changing.waiting import (
     Decided,
     PendingCancel,
@@ -50,9 +50,9 @@ from delaywheel_replica.server.changing.waiting import (
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.answering import defect
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 QUEUED_AT_MOST: Final = 16_384
 KEPT_AT_MOST: Final = 49_152
@@ -77,7 +77,7 @@ _Call = AwaitedCall[Answered]
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _AskedMessage:
     """A message that callers named, and that is not looked up yet."""
 
     reference: Reference
@@ -104,7 +104,7 @@ class CancelGroups:
         *,
         ask: Callable[[CommitSoon], object],
         next_change: Callable[[], Awaitable[object]],
-        counts: Counts | None = None,
+        counts: NodeCounts | None = None,
     ) -> None:
         """Prepares; `run` works.
 
@@ -115,15 +115,15 @@ class CancelGroups:
             next_change: Waits for a new progress or role in the cleaner's row.
             counts: Counts what became of each message.
         """
-        self._counts = counts or Counts()
+        self._counts = counts or NodeCounts()
         self._counts.cancel_load = lambda: (self.kept, self.age_ms(), self.waits_ms())
         self._sights = sights
         self._writing = writing
         self._ask = ask
         self._next_change = next_change
-        self._queue: deque[_Asked] = deque()
+        self._queue: deque[_AskedMessage] = deque()
         # By what callers call it; only the first is not looked up yet.
-        self._named: dict[Reference, _Asked | PendingCancel] = {}
+        self._named: dict[Reference, _AskedMessage | PendingCancel] = {}
         self._pending: dict[MessageKey, PendingCancel] = {}
         self._waiting = WaitingCancels()
         self._arrived = asyncio.Event()
@@ -175,7 +175,7 @@ class CancelGroups:
         results: list[Answered] = []
         doubtful: list[tuple[Subject, CancelDecision]] = []
         for subject in subjects:
-            if isinstance(subject, RefusedError):
+            if isinstance(subject, RequestRefusedError):
                 results.append(subject.refusal)
                 continue
             decided = moment.before_writing(subject.key, subject.found)
@@ -208,7 +208,9 @@ class CancelGroups:
 
     # --- callers
 
-    def _begin_one(self, reference: Reference | Refusal, call: _Call, row: int) -> _Asked | None:
+    def _begin_one(
+        self, reference: Reference | Refusal, call: _Call, row: int
+    ) -> _AskedMessage | None:
         """Queues a message, or joins an earlier attempt; returns what waits for its turn."""
         if isinstance(reference, Refusal):
             call.settle(row, reference)
@@ -222,7 +224,7 @@ class CancelGroups:
             if refusal is not None:
                 call.settle(row, refusal)
                 return None
-            known = self._named[reference] = _Asked(reference, monotonic_ms())
+            known = self._named[reference] = _AskedMessage(reference, monotonic_ms())
             self._queue.append(known)
             self._arrived.set()
         known.callers.append((call, row))
@@ -291,8 +293,8 @@ class CancelGroups:
                 if len(self._queue) < _BATCH:
                     await asyncio.sleep(begun_s + BATCHES_APART_S - time.monotonic())
 
-    def _take(self) -> list[_Asked]:
-        batch: list[_Asked] = []
+    def _take(self) -> list[_AskedMessage]:
+        batch: list[_AskedMessage] = []
         while self._queue and len(batch) < _BATCH:
             asked = self._queue.popleft()
             if asked.is_awaited:
@@ -302,7 +304,7 @@ class CancelGroups:
                 del self._named[asked.reference]
         return batch
 
-    async def _look_up(self, batch: list[_Asked]) -> None:
+    async def _look_up(self, batch: list[_AskedMessage]) -> None:
         taken_ms = monotonic_ms()
         self._counts.cancel_stages["queued"] += sum(taken_ms - each.since_ms for each in batch)
         subjects = await self._sights.find_many([asked.reference for asked in batch])
@@ -319,10 +321,10 @@ class CancelGroups:
             self._start(self._write(to_write))
 
     def _begin(
-        self, asked: _Asked, subject: Subject | RefusedError, moment: Moment
+        self, asked: _AskedMessage, subject: Subject | RequestRefusedError, moment: DecisionBasis
     ) -> PendingCancel | None:
         """Decides what to do about a message that was looked up; returns it if it is written."""
-        if isinstance(subject, RefusedError):
+        if isinstance(subject, RequestRefusedError):
             self._refuse(asked, subject.refusal)
             return None
         key = subject.key
@@ -353,7 +355,7 @@ class CancelGroups:
             self._settle(pending, decided)
         return None
 
-    def _refuse(self, asked: _Asked, refusal: Refusal) -> None:
+    def _refuse(self, asked: _AskedMessage, refusal: Refusal) -> None:
         if self._named.get(asked.reference) is asked:
             del self._named[asked.reference]
             asked.settle(refusal)
@@ -383,7 +385,7 @@ class CancelGroups:
         try:
             columns = _cancels_of([pending.key for pending in group])
             written = await self._writing.submit(columns, Kind.CANCELS)
-        except RefusedError as error:
+        except RequestRefusedError as error:
             for pending in group:
                 self._settle(pending, error.refusal)
             return
@@ -475,7 +477,7 @@ class CancelGroups:
                 await asyncio.sleep(0)
 
 
-def _over(asked: _Asked | None) -> Answered:
+def _over(asked: _AskedMessage | None) -> Answered:
     """The answer for a message whose caller's time is over."""
     if asked is not None and not asked.is_taken:
         return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")

@@ -20,7 +20,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, WAIT_S, AwaitedCall
 from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.calls_to_nodes import Passing, refusal_of_a_change
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 CALLS_AT_ONCE: Final = 4
 QUEUED_AT_MOST: Final = 16_384
@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT", bound=pb.MessageCancelled | pb.MessageRescheduled)
 
 
 @dataclass(slots=True, eq=False)
-class _One(Generic[NamedT, ResultT]):
+class _AskedOne(Generic[NamedT, ResultT]):
     """One message of a caller's."""
 
     message: NamedT
@@ -43,10 +43,10 @@ class _One(Generic[NamedT, ResultT]):
 
 
 @dataclass(slots=True, eq=False)
-class _Line(Generic[NamedT, ResultT]):
+class _AddressQueue(Generic[NamedT, ResultT]):
     """What is passed on to one address."""
 
-    waiting: deque[_One[NamedT, ResultT]]
+    waiting: deque[_AskedOne[NamedT, ResultT]]
     calls: int = 0
 
     @property
@@ -73,7 +73,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
         """
         self._send_all = send
         self._unknown = unknown
-        self._lines: dict[str, _Line[NamedT, ResultT]] = {}
+        self._lines: dict[str, _AddressQueue[NamedT, ResultT]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(
@@ -84,12 +84,14 @@ class PassedChanges(Generic[NamedT, ResultT]):
         Raises:
             RefusedError: BACKPRESSURE.
         """
-        line = self._lines.setdefault(address, _Line(deque()))
+        line = self._lines.setdefault(address, _AddressQueue(deque()))
         if line.is_full:
-            raise RefusedError(Reason.BACKPRESSURE, "Many messages wait for the leader's node")
+            raise RequestRefusedError(
+                Reason.BACKPRESSURE, "Many messages wait for the leader's node"
+            )
         call = AwaitedCall[ResultT | Refusal].of(len(messages))
         now_s = time.monotonic()
-        ones = [_One(message, call, row, now_s) for row, message in enumerate(messages)]
+        ones = [_AskedOne(message, call, row, now_s) for row, message in enumerate(messages)]
         line.waiting.extend(ones)
         self._pump(address, line)
         await call.wait(within_s)
@@ -98,13 +100,13 @@ class PassedChanges(Generic[NamedT, ResultT]):
             for one, result in zip(ones, call.results, strict=True)
         ]
 
-    def _over(self, one: _One[NamedT, ResultT]) -> Refusal:
+    def _over(self, one: _AskedOne[NamedT, ResultT]) -> Refusal:
         """What the caller of a message hears if its time is over."""
         if one.is_sent:
             return Refusal(self._unknown)
         return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")
 
-    def _pump(self, address: str, line: _Line[NamedT, ResultT]) -> None:
+    def _pump(self, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
         while line.waiting and line.calls < CALLS_AT_ONCE:
             group = [
                 line.waiting.popleft() for _ in range(min(MESSAGES_AT_MOST, len(line.waiting)))
@@ -119,7 +121,10 @@ class PassedChanges(Generic[NamedT, ResultT]):
             self._lines.pop(address, None)
 
     async def _send(
-        self, address: str, line: _Line[NamedT, ResultT], group: Sequence[_One[NamedT, ResultT]]
+        self,
+        address: str,
+        line: _AddressQueue[NamedT, ResultT],
+        group: Sequence[_AskedOne[NamedT, ResultT]],
     ) -> None:
         for one in group:
             one.is_sent = True
@@ -127,7 +132,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
         results: Sequence[ResultT] = ()
         try:
             results = await self._send_all(address, [one.message for one in group])
-        except RefusedError as error:
+        except RequestRefusedError as error:
             refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
             refusal = defect(error)
@@ -142,7 +147,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
         self._pump(address, line)
 
     def _settle(
-        self, line: _Line[NamedT, ResultT], one: _One[NamedT, ResultT], result: ResultT
+        self, line: _AddressQueue[NamedT, ResultT], one: _AskedOne[NamedT, ResultT], result: ResultT
     ) -> None:
         if result.HasField("error"):
             one.call.settle(one.row, refusal_of_a_change(result.error, self._unknown))

@@ -55,9 +55,9 @@ from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.answering import defect
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 QUEUED_AT_MOST: Final = 2_048
 """They take some eight seconds."""
@@ -100,9 +100,9 @@ class Span:
             RefusedError: DUE_INVALID, DUE_BEYOND_SPAN.
         """
         if due_ms <= 0:
-            raise RefusedError(Reason.DUE_INVALID, f"Due {due_ms}")
+            raise RequestRefusedError(Reason.DUE_INVALID, f"Due {due_ms}")
         if due_ms > now_ms + self.span_seconds * 1000 + self.clock_skew_ms:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.DUE_BEYOND_SPAN, f"More than {about(self.span_seconds * 1000)} ahead"
             )
         return max(due_ms, now_ms + _NEAREST_MS)
@@ -161,7 +161,7 @@ class Reschedules:
         span: Span,
         announce: Callable[[RescheduleWish], object],
         next_change: Callable[[], Awaitable[object]],
-        counts: Counts,
+        counts: NodeCounts,
     ) -> None:
         """Prepares.
 
@@ -212,7 +212,7 @@ class Reschedules:
             if passed_on is not None:
                 return passed_on
             if self._view.cleaner.leading() is None:
-                raise RefusedError(Reason.NO_LEADER)
+                raise RequestRefusedError(Reason.NO_LEADER)
             asked = [wanted[row] for row in rows]
             return await self._reschedule_here(asked, within_s, partly=request.partly)
 
@@ -272,7 +272,7 @@ class Reschedules:
                 answered = await self._reschedule(attempt)
                 name = pb.RescheduleOutcome.Name(answered.outcome)
                 outcome.append(name.removeprefix("RESCHEDULE_OUTCOME_"))
-        except RefusedError as error:
+        except RequestRefusedError as error:
             answered = error.refusal
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
             answered = defect(error)
@@ -294,7 +294,7 @@ class Reschedules:
             attempt = self._queue[0]
             id_ = attempt.wanted.named.id
             if not attempt.is_awaited:
-                attempt.turn.set_exception(RefusedError(Reason.RESCHEDULES_BUSY))
+                attempt.turn.set_exception(RequestRefusedError(Reason.RESCHEDULES_BUSY))
             elif leading is None or len(taken) < MOST or id_ in taken:
                 taken.add(id_)
                 self._under_way[attempt] = id_
@@ -334,7 +334,9 @@ class Reschedules:
         if decision is not CancelDecision.RESCHEDULED:
             return pb.MessageRescheduled(outcome=_OUTCOMES[decision])
         if moved_ms is None:
-            raise RefusedError(Reason.RESCHEDULE_UNKNOWN, "It was lost before it had another due")
+            raise RequestRefusedError(
+                Reason.RESCHEDULE_UNKNOWN, "It was lost before it had another due"
+            )
         moved_ms = await self._until_written(subject.key, moved_ms)
         return pb.MessageRescheduled(
             outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
@@ -370,7 +372,9 @@ class Reschedules:
                         await self._sights.look_for_cancels(subject)
         except TimeoutError:
             pass
-        raise RefusedError(Reason.NOT_UP_TO_DATE if wish is None else Reason.RESCHEDULE_UNKNOWN)
+        raise RequestRefusedError(
+            Reason.NOT_UP_TO_DATE if wish is None else Reason.RESCHEDULE_UNKNOWN
+        )
 
     async def _moved_before(self, id_: bytes, due_ms: int) -> Decided:
         """What to answer if the second is deleted: an earlier attempt may have succeeded.
@@ -393,7 +397,7 @@ class Reschedules:
         self._check_releases()
         progress = self._sights.moment().progress
         if progress is not None and progress.ahead:
-            raise RefusedError(Reason.RESCHEDULES_RESTING)
+            raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
         await self._check_free(subject.reference.id, to_ms, there)
         return RescheduleWish(subject.key, to_ms, self._place(subject.found))
 
@@ -410,7 +414,7 @@ class Reschedules:
         control = ControlState() if status is None else status.control
         behind = nodes_behind(control, own.heartbeats)
         if behind:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.RELEASE_TOO_OLD, f"Older, or not heard since the start: {', '.join(behind)}"
             )
 
@@ -423,11 +427,11 @@ class Reschedules:
         until_ms = monotonic_ms() + _COMPLETE_MS
         while True:
             if there.copies or there.cancels:
-                raise RefusedError(Reason.DUE_TAKEN, f"Due {to_ms}")
+                raise RequestRefusedError(Reason.DUE_TAKEN, f"Due {to_ms}")
             if there.complete:
                 return
             if monotonic_ms() >= until_ms:
-                raise RefusedError(Reason.NOT_UP_TO_DATE)
+                raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
             await self._next_change()
             there = (await self._sights.find(_at(id_, to_ms))).found
 
@@ -490,6 +494,6 @@ def _result(answered: _Answered | Decided | None) -> pb.MessageRescheduled:
 def _check_goes_on(decision: CancelDecision, *, was_announced: bool) -> None:
     """Refuses if waiting for the next progress cannot show a caller more than is known now."""
     if decision is CancelDecision.NO_LEADER:
-        raise RefusedError(Reason.RESCHEDULE_UNKNOWN if was_announced else Reason.NO_LEADER)
+        raise RequestRefusedError(Reason.RESCHEDULE_UNKNOWN if was_announced else Reason.NO_LEADER)
     if decision is CancelDecision.UNKNOWN and not was_announced:
-        raise RefusedError(Reason.NOT_UP_TO_DATE)
+        raise RequestRefusedError(Reason.NOT_UP_TO_DATE)

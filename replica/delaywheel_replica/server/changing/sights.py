@@ -21,13 +21,13 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.changing.waiting import Decided, Subject
-from delaywheel_replica.server.lookup.places import Places
+from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
@@ -37,7 +37,7 @@ DECIDED_AT_ONCE: Final = 32
 """Decisions between which the event loop serves others: about a millisecond of them."""
 
 
-class Moment(NamedTuple):
+class DecisionBasis(NamedTuple):
     """What decisions that are made together are based on.
 
     Attributes:
@@ -129,7 +129,9 @@ class Together(Generic[_Asked, _Found]):
 class Sights:
     """Examines messages until they are decided. For the event loop's thread."""
 
-    def __init__(self, view: NodeView, queries: Queries, passing: Passing, places: Places) -> None:
+    def __init__(
+        self, view: NodeView, queries: Queries, passing: Passing, places: AskedPlaces
+    ) -> None:
         self._view = view
         self._queries = queries
         self._passing = passing
@@ -152,10 +154,12 @@ class Sights:
         address = self._passing.leader_address()
         return None if address is None else await call(address)
 
-    def moment(self) -> Moment:
+    def moment(self) -> DecisionBasis:
         """Returns what decisions are based on now."""
         cleaner = self._view.cleaner
-        return Moment(wall_ms(), cleaner.status, cleaner.before, cleaner.leading() is not None)
+        return DecisionBasis(
+            wall_ms(), cleaner.status, cleaner.before, cleaner.leading() is not None
+        )
 
     async def topics_of(self, named: Sequence[Reference]) -> list[frozenset[str] | None]:
         """Returns in which topics messages lie; see `Queries.topics_of`."""
@@ -165,12 +169,12 @@ class Sights:
         """Whether the second of a message is finished and deleted."""
         return self._queries.is_deleted(named)
 
-    async def find_many(self, named: Sequence[Reference]) -> list[Subject | RefusedError]:
+    async def find_many(self, named: Sequence[Reference]) -> list[Subject | RequestRefusedError]:
         """Finds messages that callers refer to; see `Queries.find_many` for the errors."""
         found = await self._queries.find_many(named)
         return [
             each
-            if isinstance(each, RefusedError)
+            if isinstance(each, RequestRefusedError)
             else Subject(_pinned(reference, each), reference, each)
             for reference, each in zip(named, found, strict=True)
         ]
@@ -182,7 +186,7 @@ class Sights:
             RefusedError: HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
         """
         subject = await self._finds.one(named)
-        if isinstance(subject, RefusedError):
+        if isinstance(subject, RequestRefusedError):
             raise subject
         return subject
 
@@ -228,7 +232,7 @@ class Sights:
         for number, ((subject, decision), each) in enumerate(zip(doubtful, found, strict=True)):
             if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if isinstance(each, RefusedError):
+            if isinstance(each, RequestRefusedError):
                 decided = _not_confirmed(decision)
             else:
                 decided = moment.after_writing(subject.key, each, confirmed=True)
@@ -267,7 +271,7 @@ class Sights:
         if status is None or not holds_progress(status.control, self._view.status().heartbeat):
             return unknown
         (found,) = await self._queries.find_many([subject.reference])
-        if isinstance(found, RefusedError) or not (found.copies and found.readable):
+        if isinstance(found, RequestRefusedError) or not (found.copies and found.readable):
             return unknown
         decided = moment.after_writing(subject.key, found)
         is_moved = decided.decision is CancelDecision.RESCHEDULED

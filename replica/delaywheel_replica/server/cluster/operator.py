@@ -30,7 +30,7 @@ from delaywheel_replica.server.node.node_view import (
     storage_is_replaced,
     wall_ms,
 )
-from delaywheel_replica.server.node.refusals import RefusedError, quoted
+from delaywheel_replica.server.node.refusals import RequestRefusedError, quoted
 
 _WAIT_S: Final = 10.0
 _AGAIN_S: Final = 0.1
@@ -178,17 +178,19 @@ class Operator:
                 return self._set_back(before)  # done by an earlier call
             after = before.set_back(wall_ms())
             if isinstance(after, SetBackRefusal):
-                raise RefusedError(Reason[after.name])
+                raise RequestRefusedError(Reason[after.name])
             if request.dry_run:
                 return self._set_back_answer(before.set_backs, before.due_ms, after)
             if request.set_backs > before.set_backs:
-                raise RefusedError(Reason.NOTHING_TO_SET_BACK, "It was never set back that often")
+                raise RequestRefusedError(
+                    Reason.NOTHING_TO_SET_BACK, "It was never set back that often"
+                )
             return self._set_back(await self._commit_set_back(before))
 
     def _progress(self) -> Progress:
         progress = self._control().progress
         if progress is None:
-            raise RefusedError(Reason.NOTHING_TO_SET_BACK, "Nothing was ever forwarded")
+            raise RequestRefusedError(Reason.NOTHING_TO_SET_BACK, "Nothing was ever forwarded")
         return progress
 
     async def _commit_set_back(self, before: Progress) -> Progress:
@@ -197,7 +199,7 @@ class Operator:
             if progress.set_backs != before.set_backs:
                 return True
             if progress.due_ms <= wall_ms():
-                raise RefusedError(Reason.NOTHING_TO_SET_BACK)
+                raise RequestRefusedError(Reason.NOTHING_TO_SET_BACK)
             return False
 
         word = SetBack(before.set_backs)
@@ -236,7 +238,7 @@ class Operator:
             return None
         address = None if passed else self._passing.leader_address()
         if address is None:
-            raise RefusedError(Reason.NO_LEADER)
+            raise RequestRefusedError(Reason.NO_LEADER)
         return await self._passing.call(address, call, unknown=unknown)
 
     def _leads(self) -> bool:
@@ -250,27 +252,27 @@ class Operator:
 
     def _refuse_unknown(self, node: str) -> None:
         if node not in self._members and node not in self._control().nodes:
-            raise RefusedError(Reason.NODE_UNKNOWN, f"Node {quoted(node)}")
+            raise RequestRefusedError(Reason.NODE_UNKNOWN, f"Node {quoted(node)}")
 
     def _new_storage(self, node: str, wanted: str) -> str:
         """Returns the folder that is heard; a different one in the request may be a mistake."""
         self._refuse_unknown(node)
         known = self._control().nodes.get(node)
         if known is None:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.NOTHING_TO_REPLACE,
                 f"Node {node} was never registered: it will be with the first folder that is heard",
             )
         heard = heartbeats_heard(self._view.status()).get(node)
         if heard is None:
-            raise RefusedError(Reason.NODE_NOT_HEARD, f"Node {node} is not heard")
+            raise RequestRefusedError(Reason.NODE_NOT_HEARD, f"Node {node} is not heard")
         if wanted not in {"", heard.storage}:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.NODE_NOT_HEARD,
                 f"Node {node} runs on storage {heard.storage}, not on {wanted}",
             )
         if heard.storage == known.storage:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.NOTHING_TO_REPLACE, f"Node {node} runs on storage {known.storage}"
             )
         return heard.storage
@@ -278,9 +280,11 @@ class Operator:
     def _refuse_used(self, node: str) -> None:
         self._refuse_unknown(node)
         if node == self._view.status().heartbeat.node:
-            raise RefusedError(Reason.NODE_LEADS, f"Node {node} leads")
+            raise RequestRefusedError(Reason.NODE_LEADS, f"Node {node} leads")
         if node in self._members:
-            raise RefusedError(Reason.NODE_IN_USE, f"Node {node} is among the leader's members")
+            raise RequestRefusedError(
+                Reason.NODE_IN_USE, f"Node {node} is among the leader's members"
+            )
 
     async def _changed(self, node: str, storage: str, *, dry_run: bool) -> pb.NodeChange:
         """Returns the change once it is committed."""
@@ -329,7 +333,7 @@ class Operator:
                     self._send(word)
                     await asyncio.sleep(_AGAIN_S)
         except TimeoutError:
-            raise RefusedError(unknown) from None
+            raise RequestRefusedError(unknown) from None
 
 
 def _shown(storage: str) -> str:

@@ -38,7 +38,7 @@ from delaywheel.storage.frames.bundle import NO_GROUP, WrittenGroup
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.wheel import NotEncodable, SlotFinished, WheelBroken
-from delaywheel_replica.core.member.member import Admission
+from delaywheel_replica.core.member.member import Admitted
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.store.store import Store
@@ -108,13 +108,13 @@ class Group:
     """
 
     requests: list[Request]
-    admission: Admission
+    admission: Admitted
     columns: Columns
     verdicts: NDArray[np.uint8]
     reasons: list[Refusal] = field(default_factory=lambda: [Refusal(Reason.INTERNAL)])
 
     @classmethod
-    def of(cls, requests: list[Request], admission: Admission, *, last_slot: int) -> "Group":
+    def of(cls, requests: list[Request], admission: Admitted, *, last_slot: int) -> "Group":
         """Starts a group with nothing written; messages below the seal are refused.
 
         Args:
@@ -233,7 +233,7 @@ def _refuse_undone(group: Group, rows: NDArray[np.intp] | None, error: WheelBrok
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _WaitingAnswer:
     wheel: WheelId
     seq: int
     since_ms: int
@@ -252,7 +252,7 @@ class Committer:
         # The group being written, and since when its first request waits; empty once answered.
         self._taken: list[Request] = []
         self._taken_since_ms = 0
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_WaitingAnswer] = deque()
 
     def submit(self, requests: Sequence[Request], now_ms: int) -> bool:
         """Queues requests; whether they are the first, so that a group has to be written."""
@@ -303,7 +303,7 @@ class Committer:
                 return []  # too late: its callers were answered that the outcome is unknown
             self._taken = []
             if later:
-                self._waiting.append(_Waiting(group.admission.wheel, seq, now_ms, later))
+                self._waiting.append(_WaitingAnswer(group.admission.wheel, seq, now_ms, later))
         return now
 
     def refuse(self, refusal: Refusal) -> Answers:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from delaywheel_replica.core.node.events import DiskState
-from delaywheel_replica.server.node.disk_space import Room, is_no_room
+from delaywheel_replica.server.node.disk_space import FreeSpace, is_no_room
 
 _STALLED_MS: Final = 1_500
 """A disk that takes this long for one job is considered hanging."""
@@ -15,7 +15,7 @@ class DiskWatch:
     """Reports the state of the disk whenever it changes. For any thread."""
 
     def __init__(
-        self, room: Room, now_ms: Callable[[], int], report: Callable[[DiskState], None]
+        self, room: FreeSpace, now_ms: Callable[[], int], report: Callable[[DiskState], None]
     ) -> None:
         """Begins with a disk that has room."""
         self._room = room

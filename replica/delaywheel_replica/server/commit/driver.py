@@ -62,7 +62,7 @@ from delaywheel_replica.core.node.events import (
     Event,
     Failed,
     ForgetLost,
-    Held,
+    HeldWheel,
     LeaveWheel,
     Left,
     MemberConfig,
@@ -474,5 +474,5 @@ def _at_any_time(event: Event) -> _EventAt:
     return lambda *_: event
 
 
-def _mirrored(held: Held) -> _EventAt:
+def _mirrored(held: HeldWheel) -> _EventAt:
     return lambda now_ms, _: Mirrored(held, now_ms)

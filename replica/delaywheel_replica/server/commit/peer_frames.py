@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from delaywheel_replica.core.node.events import Event, Held, Mirror, Serve, Unreadable
+from delaywheel_replica.core.node.events import Event, HeldWheel, Mirror, Serve, Unreadable
 from delaywheel_replica.core.protocol.messages import Frames, Lacks
 from delaywheel_replica.server.commit.outside import Outside
-from delaywheel_replica.server.commit.time_sharing import Turn
+from delaywheel_replica.server.commit.time_sharing import TimeSlice
 from delaywheel_replica.server.store.store import Store
 
 
@@ -48,16 +48,16 @@ class PeerFrames:
         self._turn_at_most = turn_at_most
         self._storage = store.state.storage
 
-    def _turn(self) -> Turn:
-        return Turn(self._outside.now_ms, self._turn_at_most)
+    def _turn(self) -> TimeSlice:
+        return TimeSlice(self._outside.now_ms, self._turn_at_most)
 
-    def mirror(self, effect: Mirror) -> Held:
+    def mirror(self, effect: Mirror) -> HeldWheel:
         """Writes another node's frames, in pieces; a piece without any frame ends the work.
 
         Raises:
             OSError: The medium reported an error.
         """
-        held: Held | None = None
+        held: HeldWheel | None = None
         frames = effect.frames
         while True:
             before = held

@@ -14,13 +14,13 @@ from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
     Closed,
-    Deleted,
     Event,
     Failed,
     Mirrored,
     Opened,
     Saved,
     Verified,
+    WheelDeleted,
 )
 from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers.network import PeerNetwork
@@ -124,7 +124,7 @@ class Surroundings:
             case Closed():
                 card, final_seq = event.held.card, event.held.final_seq
                 _log.info("wheel closed", wheel=str(card.wheel), final_seq=final_seq)
-            case Deleted():
+            case WheelDeleted():
                 _log.info("wheel deleted", wheel=str(event.wheel))
             case Failed():
                 step = type(event.effect).__name__

@@ -11,7 +11,7 @@ sweep, delete a wheel, in steps (`LongWork`), each queued behind all that came m
 verify a wheel, look
 again for its missing
 frames
-mirror, serve          in pieces, each as many frames as one `Turn` takes
+mirror, serve          in pieces, each as many frames as one `TimeSlice` takes
 repair, cut            file by file
 =====================  ==========================================================================
 
@@ -28,16 +28,16 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.wheel_folder import MetaDamaged, WheelMissing
 from delaywheel_replica.core.node.events import (
-    Deleted,
     DeleteWheel,
     Event,
     Failed,
     FoundAgain,
-    Held,
+    HeldWheel,
     ReadAgain,
     Sweep,
     Verified,
     VerifyWheel,
+    WheelDeleted,
 )
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.store.store import Store
@@ -50,7 +50,7 @@ AllOfAWheel: TypeAlias = Sweep | DeleteWheel | VerifyWheel | ReadAgain
 """Effects that concern any number of files."""
 
 
-class Turn:
+class TimeSlice:
     """One turn of a long job: at least one file or frame, and none once the turn is over.
 
     Attributes:
@@ -99,7 +99,7 @@ class LongWork:
         self._most_files = most_files
         self._deleting: deque[tuple[Sweep | DeleteWheel, Iterator[object]]] = deque()
         self._verifying: deque[tuple[VerifyWheel | ReadAgain, Iterator[object]]] = deque()
-        self._verified: dict[WheelId, Held] = {}
+        self._verified: dict[WheelId, HeldWheel] = {}
         self._found: dict[WheelId, SeqSet] = {}
         self.verifies = True
 
@@ -131,7 +131,7 @@ class LongWork:
         if not work:
             return None, False
         effect, steps = work[0]
-        turn = Turn(self._now_ms, self._most_files)
+        turn = TimeSlice(self._now_ms, self._most_files)
         event: Event | None
         try:
             for _ in steps:
@@ -156,7 +156,7 @@ class LongWork:
             case Sweep():
                 return None
             case DeleteWheel():
-                return Deleted(effect.wheel)
+                return WheelDeleted(effect.wheel)
             case VerifyWheel():
                 return Verified(self._verified.pop(effect.wheel))
             case ReadAgain():

@@ -15,7 +15,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.server.commit.committer import Answers, Committed, Outcome, Request
 from delaywheel_replica.server.commit.driver import Driver
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 APART_S: Final = 0.005
 
@@ -63,7 +63,7 @@ def _settle(answer: "asyncio.Future[Committed]", outcome: Outcome) -> None:
     if answer.done():  # its caller gave up
         return
     if isinstance(outcome, Refusal):
-        answer.set_exception(RefusedError(outcome.reason, outcome.detail))
+        answer.set_exception(RequestRefusedError(outcome.reason, outcome.detail))
         answer.exception()  # retrieved now, or asyncio would log it for a caller that gave up
     else:
         answer.set_result(outcome)

@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 from delaywheel.reasons import Reason
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import size
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _log = get_logger(__name__)
 
@@ -99,13 +99,13 @@ class Admission:
             RefusedError: BACKPRESSURE.
         """
         if not self.caller_has_room(caller, length_bytes):
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.BACKPRESSURE,
                 f"{size(self._callers[caller])} of this caller are in flight",
             )
         if self.in_flight_bytes and self.in_flight_bytes + length_bytes > self._max_bytes:
             self._full_looks = 2 * _UNREAD_LOOKS_FULL
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.BACKPRESSURE, f"{size(self.in_flight_bytes)} are in flight on this node"
             )
         self._count(caller, length_bytes)

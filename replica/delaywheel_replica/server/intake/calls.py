@@ -22,8 +22,8 @@ from delaywheel_replica.server.access.callers import ANYBODY, Access, CallContex
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.reception import OpenStream, Reception
 from delaywheel_replica.server.node.answering import Answer, Context, defect
-from delaywheel_replica.server.node.counts import Counts
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError, abort
+from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, abort
 
 # Queries name a second, or up to 1,000 messages: no such request is longer.
 _QUESTION_BYTES: Final = 1 << 17
@@ -79,13 +79,13 @@ class Answers(NamedTuple):
     length_bytes: Callable[[Message], int]
 
 
-class Calls:
+class GrpcHandlers:
     """Makes gRPC handlers. For the event loop's thread."""
 
     def __init__(
         self,
         reception: Reception,
-        counts: Counts,
+        counts: NodeCounts,
         answers: Answers,
         access: Access | None = None,
         audit: Audit | None = None,
@@ -154,7 +154,7 @@ class Calls:
             except TimeoutError:
                 if not stream.is_ended:
                     raise
-                raise RefusedError(
+                raise RequestRefusedError(
                     Reason.BACKPRESSURE,
                     "Nothing was sent on this stream, and another was opened in its place;"
                     " open it again when there is something to send",
@@ -239,7 +239,7 @@ class Calls:
             return await answer(request, call.shown)
         try:
             ended = await answer(request, call)
-        except RefusedError as error:
+        except RequestRefusedError as error:
             self._audit.ended(name, call, request, error.refusal)
             raise
         self._audit.ended(name, call, request, ended)
@@ -260,7 +260,7 @@ class Calls:
     async def _received(self, context: Context) -> bytes:
         content = await self._reception.receive(context.peer(), context.read)
         if not isinstance(content, bytes):
-            raise RefusedError(Reason.REQUEST_MALFORMED, "No request")
+            raise RequestRefusedError(Reason.REQUEST_MALFORMED, "No request")
         return content
 
 
@@ -295,16 +295,16 @@ def _conversation(
 
 def _parsed(request_class: type[Message], content: bytes) -> Message:
     if len(content) > _QUESTION_BYTES:
-        raise RefusedError(
+        raise RequestRefusedError(
             Reason.REQUEST_TOO_LARGE, f"{len(content):,} bytes, at most {_QUESTION_BYTES:,}"
         )
     try:
         return request_class.FromString(content)
     except DecodeError as error:
         name = request_class.DESCRIPTOR.name
-        raise RefusedError(Reason.REQUEST_MALFORMED, f"It is not a valid {name}") from error
+        raise RequestRefusedError(Reason.REQUEST_MALFORMED, f"It is not a valid {name}") from error
 
 
 def _refusal_of(error: Exception) -> Refusal:
     """Returns the refusal for the exception that is being handled."""
-    return error.refusal if isinstance(error, RefusedError) else defect(error)
+    return error.refusal if isinstance(error, RequestRefusedError) else defect(error)

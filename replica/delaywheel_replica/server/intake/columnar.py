@@ -10,7 +10,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.intake.unpacking import Outline, Span
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
@@ -41,7 +41,7 @@ def decode_columns(request: bytes, outline: Outline) -> Columns:
     """
     messages = outline.messages
     if not messages:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "No messages")
+        raise RequestRefusedError(Reason.REQUEST_MALFORMED, "No messages")
     packed = _Packed(request, outline.columns or {}, messages)
     key_lengths = packed.column("key_lengths", np.int32)
     value_lengths = packed.column("value_lengths", np.int32)
@@ -49,16 +49,16 @@ def decode_columns(request: bytes, outline: Outline) -> Columns:
     topic_numbers = packed.column("topic_numbers", np.uint32)
     blob = packed.blob()
     if int(key_lengths.min()) < -1 or int(value_lengths.min()) < -1:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A length below -1")
+        raise RequestRefusedError(Reason.REQUEST_MALFORMED, "A length below -1")
     if int(headers_lengths.min()) < 0:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A length of headers below 0")
+        raise RequestRefusedError(Reason.REQUEST_MALFORMED, "A length of headers below 0")
     if int(topic_numbers.max()) >= len(outline.topics):
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A topic number without a topic")
+        raise RequestRefusedError(Reason.REQUEST_MALFORMED, "A topic number without a topic")
     lengths_bytes = content_lengths(key_lengths, value_lengths, headers_lengths)
     starts = content_starts(lengths_bytes)
     end = int(starts[-1] + lengths_bytes[-1])
     if end != len(blob):
-        raise RefusedError(
+        raise RequestRefusedError(
             Reason.REQUEST_MALFORMED, f"A blob of {len(blob):,} bytes for lengths of {end:,}"
         )
     return Columns(
@@ -90,7 +90,7 @@ class _Packed:
         items = self._messages * each
         expected = items * np.dtype(dtype).itemsize
         if end - begin != expected:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.REQUEST_MALFORMED,
                 f"Column {name} has {counted(end - begin, 'byte')}, not {expected:,}",
             )
@@ -113,4 +113,4 @@ def _text(request: bytes, span: Span) -> str:
     try:
         return request[span[0] : span[1]].decode()
     except UnicodeDecodeError as error:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A topic that is not UTF-8") from error
+        raise RequestRefusedError(Reason.REQUEST_MALFORMED, "A topic that is not UTF-8") from error

@@ -25,7 +25,7 @@ from typing import Final
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.handover.answers import encode_answers
 from delaywheel_replica.handover.batches import FORMAT, HEAD, Head, decode
@@ -34,12 +34,12 @@ from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.intake.producing import Accepting
 from delaywheel_replica.server.node.answering import defect
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 _CALLER: Final = "ingress"
 # The cleaner hands a refused batch over again: answer only after conditions may have changed.
 _REFUSED_S: Final = 0.1
-_ANSWERS: Final = {Reason.DUE_TOO_OLD: Answer.SEALED, Reason.SLOT_FULL: Answer.FULL}
+_ANSWERS: Final = {Reason.DUE_TOO_OLD: RecordAnswer.SEALED, Reason.SLOT_FULL: RecordAnswer.FULL}
 
 _log = get_logger(__name__)
 
@@ -112,7 +112,7 @@ class HandoverServer:
             writer.transport.abort()
             return
         except Exception as error:  # noqa: BLE001 - as in calls.py
-            refusal = error.refusal if isinstance(error, RefusedError) else defect(error)
+            refusal = error.refusal if isinstance(error, RequestRefusedError) else defect(error)
             await asyncio.sleep(_REFUSED_S)
             answers = [_answer_of_all(refusal)] * head.records
         self._accepting.counts.handed.update(answers)
@@ -129,7 +129,7 @@ class HandoverServer:
         # Cancels are accepted while messages are not: the write decides.
         refusal = parts.refusal() if head.kind is Kind.MESSAGES else None
         if refusal is not None:
-            raise RefusedError.of(refusal)
+            raise RequestRefusedError.of(refusal)
         with parts.admission.admit(_CALLER, head.cost_bytes) as ticket:
             answer = parts.writing.submit(decode(head, content), head.kind)
             del content
@@ -145,13 +145,13 @@ def _ended(connection: socket.socket, serving: "asyncio.Task[None]") -> None:
         serving.result()
 
 
-def _answer_of(refusal: Refusal | None) -> Answer:
+def _answer_of(refusal: Refusal | None) -> RecordAnswer:
     """Returns the answer for one record."""
     if refusal is None:
-        return Answer.HELD
+        return RecordAnswer.HELD
     return _ANSWERS.get(refusal.reason) or _answer_of_all(refusal)
 
 
-def _answer_of_all(refusal: Refusal) -> Answer:
+def _answer_of_all(refusal: Refusal) -> RecordAnswer:
     """Returns the answer for each record of a batch that was refused as a whole."""
-    return Answer.NOT_NOW if refusal.reason.outcome_known else Answer.UNKNOWN
+    return RecordAnswer.NOT_NOW if refusal.reason.outcome_known else RecordAnswer.UNKNOWN

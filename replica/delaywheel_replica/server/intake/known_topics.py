@@ -41,7 +41,7 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.link import AskTopic, TopicInfo, Topics
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.intake.validate import Batch, is_topic_name
+from delaywheel_replica.server.intake.validate import RequestBatch, is_topic_name
 from delaywheel_replica.server.node.refusals import Refusal
 
 ANSWER_WAIT_S: Final = 1.2
@@ -90,16 +90,16 @@ class KnownTopics:
         self._ask = ask
         self._refuses_absent = refuses_absent
         self._wait_s = wait_s
-        self._present = BoundedTable[str, _Known](_PRESENT_BYTES)
+        self._present = BoundedTable[str, _KnownTopic](_PRESENT_BYTES)
         self._absent_ms = BoundedTable[str, int](_ABSENT_BYTES)
         for name, info in _load(disk, path).items():
-            self._keep(name, _Known(info, None))
+            self._keep(name, _KnownTopic(info, None))
         # Topic -> the number of the question that the cleaner has not answered yet.
         self._asked: dict[str, object] = {}
         self._waiters: set[_Waiter] = set()
         self._unsaved = False
 
-    def doubtful(self, batch: Batch) -> list[str]:
+    def doubtful(self, batch: RequestBatch) -> list[str]:
         """Returns topics of which too little is known to judge their messages. For any thread."""
         found = self._known_of(batch)
         old = [known if known and not known.is_fresh else None for known in found]
@@ -136,7 +136,7 @@ class KnownTopics:
         finally:
             self._waiters.discard(waiter)
 
-    def judge(self, batch: Batch, unasked: Collection[str]) -> None:
+    def judge(self, batch: RequestBatch, unasked: Collection[str]) -> None:
         """Refuses messages that Kafka would not accept, as far as known now. For any thread.
 
         Args:
@@ -161,7 +161,7 @@ class KnownTopics:
         for name, info in message.topics.items():
             known = self._present.get(name)
             self._unsaved |= known is None or known.info != info
-            self._keep(name, _Known(info, message.checked_at_ms))
+            self._keep(name, _KnownTopic(info, message.checked_at_ms))
             self._absent_ms.pop(name)
         for name in message.absent:
             self._unsaved |= self._present.pop(name) is not None
@@ -183,10 +183,10 @@ class KnownTopics:
             self._unsaved = True
             raise
 
-    def _keep(self, name: str, known: "_Known") -> None:
+    def _keep(self, name: str, known: "_KnownTopic") -> None:
         self._present.put(name, known, len(name) + _ENTRY_BYTES)
 
-    def _known_of(self, batch: Batch) -> "list[_Known | None]":
+    def _known_of(self, batch: RequestBatch) -> "list[_KnownTopic | None]":
         """Returns what is known of each topic of a batch, in order."""
         return [self._present.get(name) for name in batch.columns.topics]
 
@@ -221,7 +221,7 @@ class _Waiter:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _KnownTopic:
     """What is known of an existing topic.
 
     Attributes:
@@ -250,7 +250,7 @@ def _is_fresh(checked_at_ms: int | None) -> bool:
 
 
 def _misfits(
-    batch: Batch, found: "Sequence[_Known | None]"
+    batch: RequestBatch, found: "Sequence[_KnownTopic | None]"
 ) -> Iterator[tuple[int, NDArray[np.intp], Refusal]]:
     """Returns the messages that each topic refuses, and why; compares whole columns.
 

@@ -31,16 +31,16 @@ from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.results import column_results, row_results
 from delaywheel_replica.server.intake.unpacking import Outline, is_short, outline_of
 from delaywheel_replica.server.intake.validate import (
-    Batch,
-    Rules,
+    IntakeRules,
+    RequestBatch,
     decode_outlined,
     refuse_forbidden,
 )
 from delaywheel_replica.server.node.answering import Answer, defect
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.looptime import LoopTime
 from delaywheel_replica.server.node.node_view import wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 # How many requests of one stream may wait for their answers at the same time.
 _STREAM_WINDOW: Final = 256
@@ -62,11 +62,11 @@ class Accepting:
 
     # Why the node accepts no messages now; None: it does.
     refusal: Callable[[], Refusal | None]
-    rules: Rules
+    rules: IntakeRules
     admission: Admission
     topics: KnownTopics
     writing: Writing
-    counts: Counts
+    counts: NodeCounts
     audit: Audit = field(default_factory=Audit)
 
 
@@ -126,7 +126,7 @@ class Producing:
         del request
         try:
             batch, wheel = await taking
-        except RefusedError as error:
+        except RequestRefusedError as error:
             parts.counts.refused_request(outline.messages, error.refusal.reason)
             raise
         content = await self._done(
@@ -139,11 +139,11 @@ class Producing:
 
     async def _take(
         self, request: bytes, outline: Outline, address: str, caller: Caller
-    ) -> tuple[Batch, WheelId | None]:
+    ) -> tuple[RequestBatch, WheelId | None]:
         parts = self._accepting
         refusal = parts.refusal()
         if refusal is not None:
-            raise RefusedError.of(refusal)
+            raise RequestRefusedError.of(refusal)
         with parts.admission.admit(address, cost_bytes(request, outline.messages)) as ticket:
             is_small = _is_small(request, outline)
             decode = partial(self._decode, request, outline, caller, address)
@@ -165,7 +165,7 @@ class Producing:
 
     def _decode(
         self, request: bytes, outline: Outline, caller: Caller, address: str
-    ) -> tuple[Batch, list[str]]:
+    ) -> tuple[RequestBatch, list[str]]:
         """Decodes and judges, unless topics must be asked about: returns those. For any thread."""
         parts = self._accepting
         batch = decode_outlined(request, outline, parts.rules, now_ms=wall_ms())
@@ -177,7 +177,7 @@ class Producing:
             self._judge(batch, ())
         return batch, doubtful
 
-    def _judge(self, batch: Batch, unasked: Collection[str]) -> None:
+    def _judge(self, batch: RequestBatch, unasked: Collection[str]) -> None:
         """Judges decoded messages. For any thread."""
         self._accepting.topics.judge(batch, unasked)
         batch.accept()
@@ -215,7 +215,7 @@ class Producing:
         del request
         try:
             return await producing
-        except RefusedError as error:
+        except RequestRefusedError as error:
             refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - as in calls.py
             refusal = defect(error)

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple, TypeVar
 from delaywheel.reasons import Reason
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.intake.arrivals import Arrival, ArrivalBounds, Arrivals
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _LOOK_S: Final = 0.05
 _LOOK_AT_REST_S: Final = 10.0
@@ -133,7 +133,7 @@ class Reception:
             RefusedError: BACKPRESSURE.
         """
         if self.calls >= self._bounds.calls and not self._arrivals.make_room_for(caller):
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.BACKPRESSURE, f"{counted(self.calls, 'call')} open on this node"
             )
         self.calls += 1
@@ -152,7 +152,7 @@ class Reception:
         of_caller, most = self._bounds.streams_of_caller, self._bounds.streams
         own = sum(stream.caller == caller for stream in self._streams)
         if own >= of_caller or (len(self._streams) >= most and not self._end_an_idle_stream()):
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.BACKPRESSURE,
                 f"At most {of_caller} streams on one connection, {most} on this node",
             )
@@ -195,7 +195,7 @@ class Reception:
                 arrived = True
                 return message
         except TimeoutError:
-            raise RefusedError(
+            raise RequestRefusedError(
                 Reason.BACKPRESSURE, "The request did not arrive while other calls waited"
             ) from None
         finally:

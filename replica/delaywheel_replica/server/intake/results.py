@@ -5,11 +5,11 @@ Thousands of messages may be refused for the same reason: its error is encoded o
 
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.intake.validate import Batch
+from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.node.refusals import Refusal
 
 
-def row_results(batch: Batch, wheel: WheelId | None) -> bytes:
+def row_results(batch: RequestBatch, wheel: WheelId | None) -> bytes:
     """Returns the results of a request of rows: one for each message, in order."""
     ids = batch.columns.ids.tobytes().hex()
     errors: dict[Refusal, bytes] = {}
@@ -32,7 +32,7 @@ def _encoded(result: pb.ProduceResult) -> bytes:
     return pb.DelayProduceResponse(results=[result]).SerializeToString()
 
 
-def column_results(batch: Batch, wheel: WheelId | None) -> bytes:
+def column_results(batch: RequestBatch, wheel: WheelId | None) -> bytes:
     """Returns the results of a request of columns: the wheel, and the refused messages."""
     errors: dict[Refusal, pb.Error] = {}
     results = pb.ColumnResults(wheel=str(wheel) if wheel is not None else "")

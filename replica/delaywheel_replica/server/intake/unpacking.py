@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 Span: TypeAlias = tuple[int, int]
 """Where something begins and ends in the bytes of a request."""
@@ -68,7 +68,7 @@ def outline_of(request: bytes, *, max_messages: int) -> Outline:
     outline = Outline()
     try:
         _walk_through(outline, request, max_messages)
-    except RefusedError as error:
+    except RequestRefusedError as error:
         outline.refusal = error.refusal
     return outline
 
@@ -82,10 +82,10 @@ def _walk_through(outline: Outline, request: bytes, max_messages: int) -> None:
             _refuse_too_many(outline.messages, max_messages)
         elif tag == _COLUMNS_TAG:
             if batch is not None:
-                raise RefusedError(Reason.REQUEST_MALFORMED, "Columns are given twice")
+                raise RequestRefusedError(Reason.REQUEST_MALFORMED, "Columns are given twice")
             batch = begin, end
     if (batch is None) == (not outline.rows):
-        raise RefusedError(Reason.REQUEST_MALFORMED, "Give either messages or columns")
+        raise RequestRefusedError(Reason.REQUEST_MALFORMED, "Give either messages or columns")
     if batch is not None:
         _add_columns(outline, request, batch, max_messages)
 
@@ -101,7 +101,7 @@ def _add_columns(outline: Outline, request: bytes, batch: Span, max_messages: in
         elif tag in _COLUMN_NAMES:
             outline.columns[_COLUMN_NAMES[tag]] = begin, end
     if len(outline.topics) > outline.messages:
-        raise RefusedError(
+        raise RequestRefusedError(
             Reason.REQUEST_MALFORMED,
             f"{counted(len(outline.topics), 'topic')} for {counted(outline.messages, 'message')}",
         )
@@ -109,7 +109,7 @@ def _add_columns(outline: Outline, request: bytes, batch: Span, max_messages: in
 
 def _refuse_too_many(messages: int, max_messages: int) -> None:
     if messages > max_messages:
-        raise RefusedError(
+        raise RequestRefusedError(
             Reason.TOO_MANY_MESSAGES, f"More than {counted(max_messages, 'message')}"
         )
 
@@ -191,7 +191,7 @@ def is_short(request: bytes) -> bool:
                 batches += 1
                 if batches > 1 or has_more_fields(request, (begin, end), _FEW_FIELDS):
                     return False
-    except (RefusedError, _TooManyFieldsError):
+    except (RequestRefusedError, _TooManyFieldsError):
         return False
     return True
 
@@ -207,5 +207,5 @@ def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
     raise _malformed("a number that does not end")
 
 
-def _malformed(detail: str) -> RefusedError:
-    return RefusedError(Reason.REQUEST_MALFORMED, f"Not a request: {detail}")
+def _malformed(detail: str) -> RequestRefusedError:
+    return RequestRefusedError(Reason.REQUEST_MALFORMED, f"Not a request: {detail}")

@@ -1,8 +1,8 @@
 """Turns requests into columns, and decides which of their messages may be accepted.
 
-Both forms of a request, rows and columns, become a ``Batch``, which checks all values (dues, sizes,
-headers, partitions, …) for both alike, by comparing whole columns. Only what is specific to a form
-is checked separately: for rows how a due is given, for columns whether they are consistent
+Both forms of a request, rows and columns, become a ``RequestBatch``, which checks all values (dues,
+sizes, headers, partitions, …) for both alike, by comparing whole columns. Only what is specific to
+a form is checked separately: for rows how a due is given, for columns whether they are consistent
 (columnar.py).
 
 The cost of a request is bounded by what it may contain: messages, topics (no more than messages),
@@ -31,7 +31,7 @@ from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Right
 from delaywheel_replica.server.intake.columnar import content_lengths, decode_columns
 from delaywheel_replica.server.intake.unpacking import Outline, Span, has_more_fields, outline_of
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError, quoted
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 MESSAGE_HEADERS: Final = 10_000
@@ -51,7 +51,7 @@ _NO_ID: Final = bytes(ID_LENGTH_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class IntakeRules:
     """What a node accepts."""
 
     span_seconds: int
@@ -66,7 +66,7 @@ class Rules:
     own_topics: frozenset[str]
 
 
-class Batch:
+class RequestBatch:
     """The messages of one request, and which of them are refused.
 
     The first refusal of a message counts.
@@ -133,7 +133,7 @@ class Batch:
             self.refusals[row if self._rows is None else int(self._rows[row])] = refusal
 
 
-def decode(request: bytes, rules: Rules, *, now_ms: int) -> Batch:
+def decode(request: bytes, rules: IntakeRules, *, now_ms: int) -> RequestBatch:
     """Decodes and validates a DelayProduceRequest.
 
     What Kafka knows of the topics is not checked here.
@@ -146,20 +146,22 @@ def decode(request: bytes, rules: Rules, *, now_ms: int) -> Batch:
     return decode_outlined(request, outline, rules, now_ms=now_ms)
 
 
-def decode_outlined(request: bytes, outline: Outline, rules: Rules, *, now_ms: int) -> Batch:
+def decode_outlined(
+    request: bytes, outline: Outline, rules: IntakeRules, *, now_ms: int
+) -> RequestBatch:
     """Decodes and validates a request whose outline was parsed before.
 
     Raises:
         RefusedError: As above.
     """
     if outline.refusal is not None:
-        raise RefusedError.of(outline.refusal)
+        raise RequestRefusedError.of(outline.refusal)
     if len(request) > rules.max_request_bytes:
-        raise RefusedError(
+        raise RequestRefusedError(
             Reason.REQUEST_TOO_LARGE, f"{len(request):,} bytes, at most {rules.max_request_bytes:,}"
         )
     if outline.columns is not None:
-        batch = Batch(decode_columns(request, outline))
+        batch = RequestBatch(decode_columns(request, outline))
     else:
         batch = _decode_rows(request, outline.rows, rules, now_ms=now_ms)
     _check(batch, rules, now_ms=now_ms)
@@ -169,7 +171,7 @@ def decode_outlined(request: bytes, outline: Outline, rules: Rules, *, now_ms: i
 # --- common to both forms
 
 
-def _check(batch: Batch, rules: Rules, *, now_ms: int) -> None:
+def _check(batch: RequestBatch, rules: IntakeRules, *, now_ms: int) -> None:
     """Refuses messages; looks for rows only where a column's extremes say that there are any."""
     columns, lengths_bytes = batch.columns, batch.lengths_bytes
     _check_dues(batch, columns.due_ms, rules, now_ms=now_ms)
@@ -188,14 +190,16 @@ def _check(batch: Batch, rules: Rules, *, now_ms: int) -> None:
         batch.refuse(np.flatnonzero(no_timestamp), Refusal(Reason.TIMESTAMP_INVALID))
 
 
-def _too_large(length_bytes: int, rules: Rules) -> Refusal:
+def _too_large(length_bytes: int, rules: IntakeRules) -> Refusal:
     return Refusal(
         Reason.MESSAGE_TOO_LARGE,
         f"{length_bytes:,} bytes, at most {rules.max_message_bytes:,} (max_message_bytes)",
     )
 
 
-def _check_dues(batch: Batch, due_ms: NDArray[np.int64], rules: Rules, *, now_ms: int) -> None:
+def _check_dues(
+    batch: RequestBatch, due_ms: NDArray[np.int64], rules: IntakeRules, *, now_ms: int
+) -> None:
     oldest_ms = now_ms - rules.late_window_seconds * 1000
     newest_ms = now_ms + rules.span_seconds * 1000 + rules.clock_skew_ms
     if int(due_ms.min()) >= max(oldest_ms, 1) and int(due_ms.max()) <= newest_ms:
@@ -221,7 +225,7 @@ def _duration(seconds: int) -> str:
     return f"{seconds // unit_s:,} {name}"
 
 
-def _check_headers(batch: Batch) -> None:
+def _check_headers(batch: RequestBatch) -> None:
     try:
         found = check_headers(batch.columns, most=MESSAGE_HEADERS, most_of_all=REQUEST_HEADERS)
     except TooManyHeadersError:
@@ -231,11 +235,11 @@ def _check_headers(batch: Batch) -> None:
     batch.refuse(found.reserved, Refusal(Reason.HEADER_RESERVED))
 
 
-def _too_many_headers() -> RefusedError:
-    return RefusedError(Reason.REQUEST_TOO_LARGE, f"More than {REQUEST_HEADERS} headers")
+def _too_many_headers() -> RequestRefusedError:
+    return RequestRefusedError(Reason.REQUEST_TOO_LARGE, f"More than {REQUEST_HEADERS} headers")
 
 
-def _check_topic_names(batch: Batch, own_topics: frozenset[str]) -> None:
+def _check_topic_names(batch: RequestBatch, own_topics: frozenset[str]) -> None:
     columns = batch.columns
     are_names = [is_topic_name(topic) for topic in columns.topics]
     if not all(are_names):
@@ -257,7 +261,7 @@ def is_topic_name(topic: str) -> bool:
     return topic not in {".", ".."} and _TOPIC.fullmatch(topic) is not None
 
 
-def refuse_forbidden(batch: Batch, caller: Caller) -> Mapping[str, Refusal]:
+def refuse_forbidden(batch: RequestBatch, caller: Caller) -> Mapping[str, Refusal]:
     """Refuses messages for topics that a caller may not send to; returns these topics.
 
     Raises:
@@ -278,7 +282,7 @@ def refuse_forbidden(batch: Batch, caller: Caller) -> Mapping[str, Refusal]:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _RequestColumns:
     """The columns of a request of rows, while they are being filled."""
 
     due_ms: list[int]
@@ -311,8 +315,10 @@ class _Rows:
         )
 
 
-def _decode_rows(request: bytes, spans: Sequence[Span], rules: Rules, *, now_ms: int) -> Batch:
-    rows = _Rows([], [], {}, [], [], [], [], [], [], [])
+def _decode_rows(
+    request: bytes, spans: Sequence[Span], rules: IntakeRules, *, now_ms: int
+) -> RequestBatch:
+    rows = _RequestColumns([], [], {}, [], [], [], [], [], [], [])
     refusals: dict[int, Refusal] = {}
     headers = 0
     for row, span in enumerate(spans):
@@ -322,7 +328,7 @@ def _decode_rows(request: bytes, spans: Sequence[Span], rules: Rules, *, now_ms:
             message = _message_at(request, span, rules)
             headers += len(message.headers)
             id_, due_ms = _id_of(message), _due_of(message, rules, now_ms=now_ms)
-        except RefusedError as error:
+        except RequestRefusedError as error:
             if error.refusal.reason is Reason.REQUEST_MALFORMED:
                 raise
             refusals[row] = error.refusal
@@ -332,30 +338,32 @@ def _decode_rows(request: bytes, spans: Sequence[Span], rules: Rules, *, now_ms:
         _add_content(rows, message)
         rows.ids.append(id_)
         rows.due_ms.append(due_ms)
-    batch = Batch(rows.as_columns())
+    batch = RequestBatch(rows.as_columns())
     batch.refusals = refusals
     return batch
 
 
-def _message_at(request: bytes, span: Span, rules: Rules) -> pb.DelayedMessage:
+def _message_at(request: bytes, span: Span, rules: IntakeRules) -> pb.DelayedMessage:
     """Returns one message if it is short enough, and has few enough fields, to parse at once."""
     begin, end = span
     if end - begin > _WALKED_ABOVE_BYTES:
         if end - begin > rules.max_message_bytes + _BESIDE_CONTENT_BYTES:
-            raise RefusedError.of(_too_large(end - begin, rules))
+            raise RequestRefusedError.of(_too_large(end - begin, rules))
         most = MESSAGE_HEADERS + _OTHER_FIELDS
         if has_more_fields(request, span, most):
-            raise RefusedError.of(_TOO_MANY_HEADERS)
+            raise RequestRefusedError.of(_TOO_MANY_HEADERS)
     try:
         message = pb.DelayedMessage.FromString(request[begin:end])
     except DecodeError as error:
-        raise RefusedError(Reason.REQUEST_MALFORMED, "A message that cannot be decoded") from error
+        raise RequestRefusedError(
+            Reason.REQUEST_MALFORMED, "A message that cannot be decoded"
+        ) from error
     if len(message.headers) > MESSAGE_HEADERS:
-        raise RefusedError.of(_TOO_MANY_HEADERS)
+        raise RequestRefusedError.of(_TOO_MANY_HEADERS)
     return message
 
 
-def _add_content(rows: _Rows, message: pb.DelayedMessage) -> None:
+def _add_content(rows: _RequestColumns, message: pb.DelayedMessage) -> None:
     rows.topic_numbers.append(rows.topics.setdefault(message.topic, len(rows.topics)))
     for lengths, field in ((rows.key_lengths, "key"), (rows.value_lengths, "value")):
         if message.HasField(field):  # type: ignore[arg-type]  # mypy-protobuf wants literals
@@ -387,29 +395,29 @@ def _id_of(message: pb.DelayedMessage) -> bytes:
     if not message.HasField("id"):
         return uuid_utils.uuid7().bytes
     if len(message.id) != ID_LENGTH_BYTES:
-        raise RefusedError(Reason.ID_INVALID, f"An id of {counted(len(message.id), 'byte')}")
+        raise RequestRefusedError(Reason.ID_INVALID, f"An id of {counted(len(message.id), 'byte')}")
     return message.id
 
 
-def _due_of(message: pb.DelayedMessage, rules: Rules, *, now_ms: int) -> int:
+def _due_of(message: pb.DelayedMessage, rules: IntakeRules, *, now_ms: int) -> int:
     ways = [way for way in ("deliver_at_ms", "delay_ms", "level") if message.HasField(way)]
     if len(ways) != 1:
         reason = Reason.DUE_AMBIGUOUS if ways else Reason.DUE_MISSING
-        raise RefusedError(reason)
+        raise RequestRefusedError(reason)
     if ways[0] == "deliver_at_ms":
         return min(message.deliver_at_ms, _FAR_FUTURE_MS)
     if message.HasField("id") and not message.HasField("sent_at_ms"):
-        raise RefusedError(Reason.SENT_AT_MISSING)
+        raise RequestRefusedError(Reason.SENT_AT_MISSING)
     sent_at_ms = message.sent_at_ms if message.HasField("sent_at_ms") else now_ms
     return max(-1, min(sent_at_ms + _delay_of(message, rules), _FAR_FUTURE_MS))
 
 
-def _delay_of(message: pb.DelayedMessage, rules: Rules) -> int:
+def _delay_of(message: pb.DelayedMessage, rules: IntakeRules) -> int:
     if message.HasField("level"):
         delay_ms = rules.levels_ms.get(message.level)
         if delay_ms is None:
-            raise RefusedError(Reason.LEVEL_UNKNOWN, f"No level {quoted(message.level)}")
+            raise RequestRefusedError(Reason.LEVEL_UNKNOWN, f"No level {quoted(message.level)}")
         return delay_ms
     if message.delay_ms < 0:
-        raise RefusedError(Reason.DELAY_INVALID, f"A delay of {message.delay_ms} ms")
+        raise RequestRefusedError(Reason.DELAY_INVALID, f"A delay of {message.delay_ms} ms")
     return message.delay_ms

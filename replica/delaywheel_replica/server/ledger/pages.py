@@ -13,19 +13,19 @@ import pyarrow.parquet as pq
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.server.ledger.notes import Gap, GapReason
-from delaywheel_replica.server.ledger.place import HOUR_MS, UNREACHED, Place
+from delaywheel_replica.server.ledger.place import HOUR_MS, UNREACHED, LedgerStorage
 from delaywheel_replica.server.ledger.rows import Block
-from delaywheel_replica.server.ledger.source import RowGroups, Unreadable
+from delaywheel_replica.server.ledger.source import RowGroups, UnreadableFrame
 
 MAX_FILE_ROWS: Final = 4_000_000
 
 
-class Pages:
+class LedgerPages:
     """One pass over one wheel. Any method may raise what accessing the place raises."""
 
     def __init__(
         self,
-        place: Place,
+        place: LedgerStorage,
         wheel: WheelId,
         first_seq: int,
         *,
@@ -64,9 +64,9 @@ class Pages:
         # The messages of the open gap; None: no gap is open.
         self._gap_messages: int | None = None
 
-    def add(self, piece: Block | Unreadable) -> None:
+    def add(self, piece: Block | UnreadableFrame) -> None:
         """Adds the next rows."""
-        if isinstance(piece, Unreadable):
+        if isinstance(piece, UnreadableFrame):
             self._end_file(piece.seq - 1)
             self._gap_messages = (self._gap_messages or 0) + piece.messages
         elif len(piece):

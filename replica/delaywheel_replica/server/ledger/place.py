@@ -78,7 +78,7 @@ class Name:
     path: str
 
 
-class Place:
+class LedgerStorage:
     """The folder. For one thread; every method may raise one of `UNREACHED`."""
 
     def __init__(self, uri: str, *, node: str, staging: Path) -> None:

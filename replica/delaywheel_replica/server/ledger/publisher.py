@@ -46,11 +46,11 @@ from delaywheel_replica.hiding import shown
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.ledger.assignment import Publishable
 from delaywheel_replica.server.ledger.notes import Gap, GapReason, Notes
-from delaywheel_replica.server.ledger.pages import Pages
-from delaywheel_replica.server.ledger.place import UNREACHED, Place
+from delaywheel_replica.server.ledger.pages import LedgerPages
+from delaywheel_replica.server.ledger.place import UNREACHED, LedgerStorage
 from delaywheel_replica.server.ledger.retention import Retention
 from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
-from delaywheel_replica.server.ledger.source import Source, Unreadable
+from delaywheel_replica.server.ledger.source import LedgerSource, UnreadableFrame
 
 _RETRY_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
@@ -144,7 +144,7 @@ class Books:
         config: BooksConfig,
         member: PublishingNode,
         *,
-        place_at: Callable[[], Place] | None = None,
+        place_at: Callable[[], LedgerStorage] | None = None,
     ) -> None:
         """Does nothing before ``start``.
 
@@ -162,7 +162,7 @@ class Books:
         self._config = config
         self._member = member
         self._place_at = place_at or self._configured
-        self._place: Place | None = None
+        self._place: LedgerStorage | None = None
         self._notes = Notes(disk, data)
         self._retention = Retention(
             config.retention_hours,
@@ -279,7 +279,7 @@ class Books:
         if not self._member.is_full():
             self._notes.take_ballast()
 
-    def _name_ends(self, place: Place, wheels: Mapping[WheelId, Publishable]) -> None:
+    def _name_ends(self, place: LedgerStorage, wheels: Mapping[WheelId, Publishable]) -> None:
         """Puts an empty file in place for the cancels at the end of each closed wheel.
 
         So names that end before a closed wheel does prove that a file is missing.
@@ -308,7 +308,7 @@ class Books:
         first_seq = max(first_seq, finished_to + 1)
         return first_seq > found.last_seq or not source.may_have_messages(first_seq, found.last_seq)
 
-    def _look_at_names(self, place: Place, wheels: Mapping[WheelId, Publishable]) -> None:
+    def _look_at_names(self, place: LedgerStorage, wheels: Mapping[WheelId, Publishable]) -> None:
         """Reads the published names of a wheel; if no other node publishes it, they are cached."""
         asked = {
             wheel: found.born_ms
@@ -332,8 +332,8 @@ class Books:
         gap = self._notes.gaps.get(wheel)
         return self._notes.placed(wheel) if gap is None else gap.last_seq
 
-    def _publish(self, place: Place, wheel: WheelId, found: Publishable) -> None:
-        pages = Pages(
+    def _publish(self, place: LedgerStorage, wheel: WheelId, found: Publishable) -> None:
+        pages = LedgerPages(
             place,
             wheel,
             self._placed[wheel] + 1,
@@ -348,7 +348,7 @@ class Books:
         try:
             for piece in source.blocks(self._placed[wheel] + 1, last_seq):
                 self._moved_s = time.monotonic()
-                if isinstance(piece, Unreadable) and (wheel, piece.seq) not in found.lost:
+                if isinstance(piece, UnreadableFrame) and (wheel, piece.seq) not in found.lost:
                     if piece.seq > gone_to:
                         gone_to = self._needless(wheel, piece.seq, found)
                     if piece.seq > gone_to:
@@ -384,7 +384,7 @@ class Books:
 
     # --- gaps
 
-    def _put_gaps(self, place: Place) -> None:
+    def _put_gaps(self, place: LedgerStorage) -> None:
         """Puts gaps in place, except where another node has published the rows."""
         gaps = dict(self._notes.gaps)
         names = place.newest({w: gap.accepted_from_ms for w, gap in gaps.items()}) if gaps else {}
@@ -416,12 +416,12 @@ class Books:
             self._delete_files(wheel, source.files_up_to(gap.last_seq))
         self._report(wheel, found.last_seq)
 
-    def _gap(self, source: Source, wheel: WheelId, first_seq: int, last_seq: int) -> Gap:
+    def _gap(self, source: LedgerSource, wheel: WheelId, first_seq: int, last_seq: int) -> Gap:
         """Returns what would be missing, counted from the rows."""
         now_ms = _wall_ms()
         messages, from_ms, to_ms = 0, now_ms, 0
         for piece in source.blocks(first_seq, last_seq):
-            if isinstance(piece, Unreadable):
+            if isinstance(piece, UnreadableFrame):
                 messages += piece.messages
             elif len(piece):
                 messages += len(piece)
@@ -462,12 +462,12 @@ class Books:
 
     # --- local rows
 
-    def _configured(self) -> Place:
+    def _configured(self) -> LedgerStorage:
         staging = self._data / "ledger" / "upload.parquet"
-        return Place(self._config.uri, node=self._config.node, staging=staging)
+        return LedgerStorage(self._config.uri, node=self._config.node, staging=staging)
 
-    def _source(self, wheel: WheelId) -> Source:
-        return Source(self._disk, self._data, wheel, self._files.get(wheel, []))
+    def _source(self, wheel: WheelId) -> LedgerSource:
+        return LedgerSource(self._disk, self._data, wheel, self._files.get(wheel, []))
 
     def _delete_files(self, wheel: WheelId, files: Collection[Path]) -> None:
         """Deletes local files; one that cannot be deleted goes with the folder of its wheel."""

@@ -13,7 +13,7 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.ledger.place import HOUR_MS, Name, Place
+from delaywheel_replica.server.ledger.place import HOUR_MS, LedgerStorage, Name
 
 _EVERY_MS: Final = HOUR_MS // 4
 
@@ -45,7 +45,7 @@ class Retention:
         self._registered = registered
         self._looked_ms: int | None = None
 
-    def look(self, place: Place, now_ms: int) -> int:
+    def look(self, place: LedgerStorage, now_ms: int) -> int:
         """Deletes what is too old, if a check is due; returns how many files and gaps were deleted.
 
         Raises:
@@ -78,7 +78,7 @@ class Retention:
         return self._looked_ms is None or not 0 <= now_ms - self._looked_ms < _EVERY_MS
 
 
-def _ended_ms(place: Place, gap: Name) -> int:
+def _ended_ms(place: LedgerStorage, gap: Name) -> int:
     """Returns when a gap's hour ended: it is kept as long as files of that hour.
 
     A gap that cannot be read is never deleted.

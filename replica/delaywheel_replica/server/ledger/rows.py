@@ -39,7 +39,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk, File
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.counts import NodeCounts
 
 _MAGIC: Final = b"DWlc"
 _HEAD = struct.Struct("<4sIIIIxxxxQq")  # magic, checksum, frames, rows, topics, first, accepted
@@ -289,7 +289,7 @@ class Ledger:
 class CountedLedger:
     """A ledger that counts what is entered."""
 
-    def __init__(self, ledger: Ledger, counts: Counts) -> None:
+    def __init__(self, ledger: Ledger, counts: NodeCounts) -> None:
         self._ledger = ledger
         self._counts = counts
 

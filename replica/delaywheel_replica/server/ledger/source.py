@@ -28,7 +28,7 @@ _ROW_GROUP: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableFrame:
     """A frame, perhaps with messages, that has no local row and cannot be read.
 
     Attributes:
@@ -40,7 +40,7 @@ class Unreadable:
     messages: int
 
 
-class Source:
+class LedgerSource:
     """One pass over the rows of one wheel."""
 
     def __init__(self, disk: Disk, data: Path, wheel: WheelId, files: Sequence[Path]) -> None:
@@ -51,7 +51,7 @@ class Source:
         self._files = files
         self._ends: dict[Path, int] = {}
 
-    def blocks(self, first_seq: int, last_seq: int) -> Iterator[Block | Unreadable]:
+    def blocks(self, first_seq: int, last_seq: int) -> Iterator[Block | UnreadableFrame]:
         """Yields all frames from ``first_seq`` to ``last_seq``, in order and once."""
         next_seq = first_seq
         for path in self._files:
@@ -104,7 +104,7 @@ class Source:
         """Returns the files that were read to the end and have no frame beyond this seq."""
         return [path for path, end in self._ends.items() if end <= seq]
 
-    def _from_frames(self, first_seq: int, last_seq: int) -> Iterator[Block | Unreadable]:
+    def _from_frames(self, first_seq: int, last_seq: int) -> Iterator[Block | UnreadableFrame]:
         if first_seq > last_seq:
             return
         reader = WheelReader(self._disk, self._data, self._wheel)
@@ -115,16 +115,16 @@ class Source:
             reader.close()
 
 
-def _from_frame(reader: WheelReader, seq: int) -> Block | Unreadable:
+def _from_frame(reader: WheelReader, seq: int) -> Block | UnreadableFrame:
     if not reader.has(seq):
-        return Unreadable(seq, 0)
+        return UnreadableFrame(seq, 0)
     frame = reader.frame(seq)
     if isinstance(frame, Frame):
         columns = frame.columns if frame.kind is Kind.MESSAGES else None
         return block_of_frame(seq, frame.accepted_at_ms, columns)
     if frame.cancels:
         return block_of_frame(seq, 0, None)
-    return Unreadable(seq, frame.messages)
+    return UnreadableFrame(seq, frame.messages)
 
 
 class RowGroups:

@@ -35,7 +35,7 @@ class Examined(NamedTuple):
 
 
 @dataclass(slots=True)
-class Batch:
+class ScannedBatch:
     """Some messages of a second.
 
     Attributes:
@@ -63,7 +63,7 @@ def in_batches(
     first_rows: int,
     *,
     is_enough: Callable[[], bool] = lambda: False,
-) -> Iterator[Batch]:
+) -> Iterator[ScannedBatch]:
     """Yields the messages of a second in batches.
 
     Args:
@@ -72,7 +72,7 @@ def in_batches(
         first_rows: How many messages the first batch has at least.
         is_enough: Ends a batch early.
     """
-    batch, rows_at_most, count, length_bytes = Batch(), first_rows, 0, 0
+    batch, rows_at_most, count, length_bytes = ScannedBatch(), first_rows, 0, 0
     for part in examined:
         batch.frames += part.frames
         batch.end = part.end
@@ -81,12 +81,12 @@ def in_batches(
         if count >= rows_at_most or length_bytes >= _BATCH_BYTES or is_enough():
             yield _with_cancels(batch, cancels)
             rows_at_most = max(first_rows, min(rows_at_most * _GROWTH, _BATCH_ROWS))
-            batch, count, length_bytes = Batch(), 0, 0
+            batch, count, length_bytes = ScannedBatch(), 0, 0
     if batch.end is not None:
         yield _with_cancels(batch, cancels)
 
 
-def _with_cancels(batch: Batch, cancels: Callable[[], Iterable[Frame]]) -> Batch:
+def _with_cancels(batch: ScannedBatch, cancels: Callable[[], Iterable[Frame]]) -> ScannedBatch:
     keys = {key for _, _, key in batch.rows()}
     if keys:
         begins = begins_of(keys)

@@ -16,7 +16,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 # How many bytes of keys are gathered at a time.
 _PIECE_BYTES: Final = 1 << 20
@@ -102,15 +102,15 @@ def wanted_of(asked: pb.Filter, may_find: Callable[[str], bool] | None = None) -
         RefusedError: ID_INVALID, DUE_INVALID, HEADER_INVALID.
     """
     if asked.HasField("id") and len(asked.id) != ID_LENGTH_BYTES:
-        raise RefusedError(Reason.ID_INVALID, f"An id of {counted(len(asked.id), 'byte')}")
+        raise RequestRefusedError(Reason.ID_INVALID, f"An id of {counted(len(asked.id), 'byte')}")
     from_ms = asked.from_ms if asked.HasField("from_ms") else 0
     to_ms = asked.to_ms if asked.HasField("to_ms") else _MS_BEYOND
     if not 0 <= from_ms < to_ms <= _MS_BEYOND:
-        raise RefusedError(Reason.DUE_INVALID, f"From {from_ms} to {to_ms}")
+        raise RequestRefusedError(Reason.DUE_INVALID, f"From {from_ms} to {to_ms}")
     header = None
     if asked.HasField("header"):
         if not asked.header.name:
-            raise RefusedError(Reason.HEADER_INVALID)
+            raise RequestRefusedError(Reason.HEADER_INVALID)
         value = asked.header.value if asked.header.HasField("value") else None
         header = asked.header.name, value
     return Wanted(

@@ -48,7 +48,7 @@ class _Reading:
     until_s: float
 
 
-class Pages:
+class SearchPages:
     """Builds pages. For one thread."""
 
     def __init__(self, scanner: Scanner, fates: Fates, history: ProgressHistory) -> None:

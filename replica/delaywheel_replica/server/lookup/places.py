@@ -24,7 +24,7 @@ _IS_DEAD: Final = {
 }
 
 
-class Places:
+class AskedPlaces:
     """Asks the cleaner for places. For the event loop's thread."""
 
     def __init__(self, *, ask: Callable[[AskPlace], bool], wait_s: float = ANSWER_WAIT_S) -> None:

@@ -32,12 +32,12 @@ from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.lookup.describe import wheels_of
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
-from delaywheel_replica.server.lookup.pages import Pages
+from delaywheel_replica.server.lookup.pages import SearchPages
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found, Scanner
 from delaywheel_replica.server.lookup.stored import progress_message, stored_message
 from delaywheel_replica.server.node.node_view import NodeView
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _SLOTS_AT_MOST: Final = 10_000
 _SLOT_BEYOND: Final = 1 << 32
@@ -85,7 +85,7 @@ class Queries:
         self._on_damaged = on_damaged
         self._dial = DialView(disk, data)
         self._scanner = Scanner(disk, data, on_damaged=self.damaged)
-        self._pages = Pages(Scanner(disk, data, on_damaged=self.damaged), fates, history)
+        self._pages = SearchPages(Scanner(disk, data, on_damaged=self.damaged), fates, history)
         self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
         self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
@@ -104,11 +104,11 @@ class Queries:
     async def find(self, reference: Reference) -> Found:
         """Finds one message; raises what `find_many` returns as an error."""
         (found,) = await self.find_many([reference])
-        if isinstance(found, RefusedError):
+        if isinstance(found, RequestRefusedError):
             raise found
         return found
 
-    async def find_many(self, references: Sequence[Reference]) -> list[Found | RefusedError]:
+    async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
         """Finds messages and their cancels; below the floor there are none.
 
         All lookups cost one hand-over to the thread that reads.
@@ -158,7 +158,7 @@ class Queries:
 
     async def _find(
         self, references: Sequence[Reference], *, with_frames: bool
-    ) -> list[tuple[Found | RefusedError, Frame | None]]:
+    ) -> list[tuple[Found | RequestRefusedError, Frame | None]]:
         """Finds messages; with frames, also reads the frame of each one's first copy."""
         progress = self._progress()
         floor = 0 if progress is None else progress.floor
@@ -183,7 +183,7 @@ class Queries:
 
         results = iter(await asyncio.get_running_loop().run_in_executor(self._thread, read))
         knows_all = self.knows_all(status)
-        answers: list[tuple[Found | RefusedError, Frame | None]] = []
+        answers: list[tuple[Found | RequestRefusedError, Frame | None]] = []
         for reference in references:
             if reference.slot < floor:
                 answers.append((Found(), None))
@@ -232,13 +232,13 @@ class Queries:
                 HANDLE_AMBIGUOUS.
         """
         ((found, frame),) = await self._find([reference], with_frames=True)
-        if isinstance(found, RefusedError):
+        if isinstance(found, RequestRefusedError):
             raise found
         if not found.copies:
             reason = Reason.MESSAGE_NOT_FOUND if found.complete else Reason.NOT_UP_TO_DATE
-            raise RefusedError(reason)
+            raise RequestRefusedError(reason)
         if frame is None:  # deleted with its second, or unreadable
-            raise RefusedError(Reason.NOT_UP_TO_DATE)
+            raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
         place = found.copies[0]
         moved_ms, progress = self._moved_ms(reference.id, found), self._progress()
         (due_ms,) = found.dues_ms
@@ -330,7 +330,7 @@ class Queries:
             RefusedError: SLOT_INVALID, PAGE_TOKEN_INVALID.
         """
         if not 0 < request.slot < _SLOT_BEYOND:
-            raise RefusedError(Reason.SLOT_INVALID)
+            raise RequestRefusedError(Reason.SLOT_INVALID)
         after = _page_position(request.page_token)
         return await asyncio.get_running_loop().run_in_executor(
             self._paging,
@@ -379,14 +379,16 @@ def _topics(scanner: Scanner, slot: int, found: Found, *, knows_all: bool) -> fr
     return frozenset(topics) if topics or (found.complete and knows_all) else None
 
 
-def _judged(reference: Reference, found: Found, *, knows_all: bool) -> Found | RefusedError:
+def _judged(reference: Reference, found: Found, *, knows_all: bool) -> Found | RequestRefusedError:
     """Returns what was found, unless it does not show which message is meant."""
     found.complete = found.complete and knows_all
     if found.copies and not (found.in_wheel or found.complete):
-        return RefusedError(Reason.NOT_UP_TO_DATE, f"Not all of {reference.wheel} is here")
+        return RequestRefusedError(Reason.NOT_UP_TO_DATE, f"Not all of {reference.wheel} is here")
     if len(found.dues_ms) > 1:
         dues = ", ".join(map(str, found.dues_ms[:_DUES_NAMED]))
-        return RefusedError(Reason.HANDLE_AMBIGUOUS, f"This id was sent with several dues: {dues}")
+        return RequestRefusedError(
+            Reason.HANDLE_AMBIGUOUS, f"This id was sent with several dues: {dues}"
+        )
     return found
 
 
@@ -409,8 +411,8 @@ def _page_position(token: str) -> Position | None:
         return None
     match = _PAGE_TOKEN.fullmatch(token)
     if match is None:
-        raise RefusedError(Reason.PAGE_TOKEN_INVALID)
+        raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID)
     try:
         return Position(WheelId.parse(match["wheel"]), int(match["seq"]), int(match["row"]))
     except NameInvalidError as error:
-        raise RefusedError(Reason.PAGE_TOKEN_INVALID) from error
+        raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID) from error

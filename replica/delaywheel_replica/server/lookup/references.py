@@ -9,7 +9,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.node.refusals import RefusedError, quoted
+from delaywheel_replica.server.node.refusals import RequestRefusedError, quoted
 
 _SLOT_BEYOND = 1 << 32
 
@@ -43,18 +43,20 @@ def reference_of(message: pb.MessageRef) -> Reference:
                 handle = Handle.parse(message.handle)
                 wheel = WheelId.parse(handle.wheel)
             except (MessageInvalidError, NameInvalidError) as error:
-                raise RefusedError(Reason.HANDLE_INVALID, quoted(message.handle)) from error
+                raise RequestRefusedError(Reason.HANDLE_INVALID, quoted(message.handle)) from error
             return Reference(_slot(handle.slot, Reason.HANDLE_INVALID), handle.id, None, wheel)
         case "id_and_due":
             both = message.id_and_due
             if len(both.id) != ID_LENGTH_BYTES:
-                raise RefusedError(Reason.ID_INVALID, f"An id of {counted(len(both.id), 'byte')}")
+                raise RequestRefusedError(
+                    Reason.ID_INVALID, f"An id of {counted(len(both.id), 'byte')}"
+                )
             return Reference(_slot(both.due_ms // 1000, Reason.DUE_INVALID), both.id, both.due_ms)
         case _:
-            raise RefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
+            raise RequestRefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
 
 
 def _slot(slot: int, reason: Reason) -> int:
     if not 0 <= slot < _SLOT_BEYOND:
-        raise RefusedError(reason, f"Second {slot}")
+        raise RequestRefusedError(reason, f"Second {slot}")
     return slot

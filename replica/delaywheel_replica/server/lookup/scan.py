@@ -69,7 +69,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Rows:
+class _RowsOfId:
     """The rows of one id within a second: where each lies, and its due."""
 
     copies: list[tuple[Position, int]] = field(default_factory=list)
@@ -130,7 +130,7 @@ class _Looked:
         unreadable: Seconds of which a frame could not be read, or may be missing.
     """
 
-    rows: dict[tuple[int, bytes], _Rows] = field(default_factory=dict)
+    rows: dict[tuple[int, bytes], _RowsOfId] = field(default_factory=dict)
     marks: dict[tuple[bytes, int], list[bytes]] = field(default_factory=dict)
     unreadable: set[int] = field(default_factory=set)
 
@@ -236,7 +236,7 @@ class Scanner:
         keys: Collection[MessageKey],
     ) -> None:
         """Adds rows with some ids, each with its second, and marks of some messages."""
-        rows = {each: _Rows() for each in ids}
+        rows = {each: _RowsOfId() for each in ids}
         begins = {mark_begin(key) for key in keys}
         slots = {slot for slot, _ in rows} | {due_ms // 1000 for _, due_ms in keys}
         if not slots:

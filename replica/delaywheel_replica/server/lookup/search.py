@@ -35,7 +35,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import ServerStatus
-from delaywheel_replica.server.lookup.batches import Batch, Examined, in_batches
+from delaywheel_replica.server.lookup.batches import Examined, ScannedBatch, in_batches
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.queries import limits_of
 from delaywheel_replica.server.lookup.scan import (
@@ -45,7 +45,7 @@ from delaywheel_replica.server.lookup.scan import (
 )
 from delaywheel_replica.server.lookup.stored import first_row, stored_message
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, wall_ms
-from delaywheel_replica.server.node.refusals import RefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _PAGE_DEFAULT: Final = 100
 PAGE_AT_MOST: Final = 1_000
@@ -67,7 +67,7 @@ _TOKEN = re.compile(r"(?P<slot>\d{1,10})(?:/(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageStart:
     """Where a page begins.
 
     Attributes:
@@ -117,7 +117,7 @@ class Page:
 
     messages: list[pb.StoredMessage] = field(default_factory=list)
     places: list[Position] = field(default_factory=list)
-    next: Place | None = None
+    next: PageStart | None = None
     read_messages: int = 0
     read_bytes: int = 0
     complete: bool = True
@@ -191,7 +191,7 @@ class Search:
         begin = _place_of(asked.token)
         status, cleaner = self._view.status(), self._view.cleaner.status
         progress = None if cleaner is None else cleaner.progress
-        held = Held(
+        held = NodeHoldings(
             limits_of(status),
             progress,
             NO_FRAMES if cleaner is None else cleaner.lost,
@@ -211,7 +211,7 @@ class Search:
             RefusedError: SEARCHES_BUSY.
         """
         if self._callers > _WAITING:
-            raise RefusedError(Reason.SEARCHES_BUSY)
+            raise RequestRefusedError(Reason.SEARCHES_BUSY)
         self._callers += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -220,7 +220,7 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class NodeHoldings:
     """The node's state when a walk begins: wheels, each up to a seq; done and lost frames.
 
     Also the messages that have been rescheduled, as ids with dues; the registered wheels; and the
@@ -268,7 +268,7 @@ class Walk:
         self._read_bytes = read_bytes
         self._read_s = read_s
 
-    def page(self, asked: Asked, begin: Place, held: Held) -> Page:
+    def page(self, asked: Asked, begin: PageStart, held: NodeHoldings) -> Page:
         """Returns one page, from a place on."""
         page, until_s = Page(), time.monotonic() + self._read_s
         first, last = asked.wanted.from_ms // 1000, (asked.wanted.to_ms - 1) // 1000
@@ -280,23 +280,23 @@ class Walk:
             after = begin.after if slot == begin.slot else None
             found, seen = Found(), set[bytes]()
             self._pace.give_way()
-            for batch in self._batches(page, asked, Place(slot, after), held, found):
+            for batch in self._batches(page, asked, PageStart(slot, after), held, found):
                 for message, at in _matches(asked, held, batch, seen):
                     page.messages.append(message)
                     page.places.append(at)
                     length_bytes += message.ByteSize() if asked.with_content else 0
                     if len(page.messages) >= size or length_bytes >= _PAGE_BYTES:
-                        page.next = Place(slot, at)
+                        page.next = PageStart(slot, at)
                         return page
                 if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
-                    page.next = Place(slot, batch.end)
+                    page.next = PageStart(slot, batch.end)
                     return page
             if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
-                page.next = Place(slot + 1) if slot + 1 < _SLOT_BEYOND else None
+                page.next = PageStart(slot + 1) if slot + 1 < _SLOT_BEYOND else None
                 return page
         return page
 
-    def _slots(self, first: int, end: int, held: Held) -> list[int]:
+    def _slots(self, first: int, end: int, held: NodeHoldings) -> list[int]:
         """Returns the seconds in [first, end) that may hold pending messages, ascending.
 
         What is due by w is pending only in frames beyond V: while w lies in the future, these may
@@ -312,15 +312,15 @@ class Walk:
             slots = [*early[(early >= first) & (early < min(end, done))].tolist(), *slots]
         return slots
 
-    def _note_missing(self, page: Page, slot: int, held: Held) -> None:
+    def _note_missing(self, page: Page, slot: int, held: NodeHoldings) -> None:
         """Notes whether frames are missing that may be of any second."""
         found = Found()
         self._scanner.note_missing(held.limits, slot, found, held.lost)
         page.complete = page.complete and found.complete
 
     def _batches(
-        self, page: Page, asked: Asked, begin: Place, held: Held, found: Found
-    ) -> Iterator[Batch]:
+        self, page: Page, asked: Asked, begin: PageStart, held: NodeHoldings, found: Found
+    ) -> Iterator[ScannedBatch]:
         """Yields the messages of a second that meet the filter, cancelled ones included."""
 
         def cancels() -> Iterator[Frame]:
@@ -374,7 +374,7 @@ def _examined(
 
 
 def _matches(
-    asked: Asked, held: Held, batch: Batch, seen: set[bytes]
+    asked: Asked, held: NodeHoldings, batch: ScannedBatch, seen: set[bytes]
 ) -> Iterator[tuple[pb.StoredMessage, Position]]:
     """Yields the pending messages of a batch, with their places.
 
@@ -401,16 +401,16 @@ def _matches(
         )
 
 
-def _place_of(token: str) -> Place:
+def _place_of(token: str) -> PageStart:
     if not token:
-        return Place(0)
+        return PageStart(0)
     match = _TOKEN.fullmatch(token)
     if match is None or int(match["slot"]) >= _SLOT_BEYOND:
-        raise RefusedError(Reason.PAGE_TOKEN_INVALID)
+        raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID)
     if match["wheel"] is None:
-        return Place(int(match["slot"]))
+        return PageStart(int(match["slot"]))
     try:
         wheel = WheelId.parse(match["wheel"])
     except NameInvalidError as error:
-        raise RefusedError(Reason.PAGE_TOKEN_INVALID) from error
-    return Place(int(match["slot"]), Position(wheel, int(match["seq"]), int(match["row"])))
+        raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID) from error
+    return PageStart(int(match["slot"]), Position(wheel, int(match["seq"]), int(match["row"])))

@@ -32,7 +32,7 @@ Histograms: TypeAlias = Iterable[tuple[tuple[str, ...], Histogram]]
 """Values of labels, and what was counted."""
 
 
-class Kind(StrEnum):
+class MetricType(StrEnum):
     """The type of a metric, in Prometheus' terms."""
 
     COUNTER = "counter"
@@ -53,7 +53,7 @@ class Spec:
     """
 
     name: str
-    kind: Kind
+    kind: MetricType
     text: str
     labels: tuple[str, ...]
     family: Callable[[Scrape], Metric | None]
@@ -76,7 +76,7 @@ def gauges(
             made.add_metric(label_values, value)
         return made if made.samples else None
 
-    return Spec(full, Kind.GAUGE, text, labels, family)
+    return Spec(full, MetricType.GAUGE, text, labels, family)
 
 
 def counter(name: str, text: str, value: Callable[[Scrape], Value]) -> Spec:
@@ -96,7 +96,7 @@ def counters(
             made.add_metric(label_values, value)
         return made if made.samples else None
 
-    return Spec(f"{base}_total", Kind.COUNTER, text, labels, family)
+    return Spec(f"{base}_total", MetricType.COUNTER, text, labels, family)
 
 
 def histogram(name: str, text: str, value: Callable[[Scrape], Histogram | None]) -> Spec:
@@ -123,7 +123,7 @@ def histograms(
             made.add_metric(label_values, buckets=buckets, sum_value=found.sum_us / 1e6)
         return made if made.samples else None
 
-    return Spec(full, Kind.HISTOGRAM, text, labels, family)
+    return Spec(full, MetricType.HISTOGRAM, text, labels, family)
 
 
 def one_of(values: Iterable[str], present: str | None) -> Values:

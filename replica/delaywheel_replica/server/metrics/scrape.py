@@ -29,7 +29,7 @@ from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.ledger.publisher import BooksState, Publishing
 from delaywheel_replica.server.metrics.processes import Process, look_at
 from delaywheel_replica.server.node.alone import alone_messages
-from delaywheel_replica.server.node.counts import Counts
+from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.pulse import Pulse
 from delaywheel_replica.server.node.refusals import Refusal
@@ -79,7 +79,7 @@ class Sources:
         view: NodeView,
         admission: InFlight,
         handles: HandleCache,
-        counts: Counts,
+        counts: NodeCounts,
         books: Publishing,
         pulse: Pulse,
         undeletable: Undeletable,

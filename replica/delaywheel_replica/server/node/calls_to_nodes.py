@@ -27,7 +27,7 @@ from delaywheel_replica.peers.states import PeerState
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.certificates import Certificates, NodeCertificates
 from delaywheel_replica.server.node.node_view import NodeView, heartbeats_heard, leader_heard
-from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RequestRefusedError
 
 PASSED: Final = "dw-passed"
 """Metadata of a call that another node makes: the secret of the node that is called, as hex."""
@@ -200,8 +200,8 @@ class Passing:
     ) -> _Answer:
         try:
             return await self.call(address, call, unknown=unknown)
-        except RefusedError as error:
-            raise RefusedError.of(_of_a_change(error.refusal, unknown)) from error
+        except RequestRefusedError as error:
+            raise RequestRefusedError.of(_of_a_change(error.refusal, unknown)) from error
 
     async def get_message(
         self, address: str, request: pb.GetMessageRequest
@@ -215,7 +215,7 @@ class Passing:
                 ),
                 unknown=Reason.NOT_UP_TO_DATE,
             )
-        except RefusedError:
+        except RequestRefusedError:
             return None
         return answer.message
 
@@ -272,7 +272,7 @@ class Passing:
             reason = Reason.RELEASE_TOO_OLD if is_older else _reason_of(error) or unknown
             _log.debug("passed call refused", address=address, reason=reason.value)
             refusal = _said_by_the_leader(reason, error.details() or "", _retry_delay_ms(error))
-            raise RefusedError.of(refusal) from error
+            raise RequestRefusedError.of(refusal) from error
 
     async def ask_all(
         self, call: Callable[[OtherNode], Awaitable[_Answer]], *, within_s: float

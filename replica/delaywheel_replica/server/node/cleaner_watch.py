@@ -22,7 +22,7 @@ from delaywheel_replica.link import (
 )
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.node.node_view import Cleaner, CleanerRow
+from delaywheel_replica.server.node.node_view import CleanerRow, CleanerView
 from delaywheel_replica.server.node.pulse import next_pulse
 
 _log = get_logger(__name__)
@@ -35,7 +35,7 @@ class CleanerWatch:
         self,
         link: Link,
         row: CleanerRow,
-        cleaner: Cleaner,
+        cleaner: CleanerView,
         *,
         on_topics: Callable[[Topics], None],
         on_dead: Callable[[DeadLettered], None],

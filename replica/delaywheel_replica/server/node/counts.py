@@ -15,11 +15,11 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
-from delaywheel_replica.core.ingress.underway import Answer
+from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.histogram import Histogram, Tally
 from delaywheel_replica.process.topic_counts import TopicCounts
 from delaywheel_replica.server.node.pending_topics import PendingTopics
-from delaywheel_replica.server.node.refusals import Refusal, RefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 ANSWER_BOUNDS_US: Final = tuple(
     ms * 1_000 for ms in (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000, 2_500)
@@ -71,7 +71,7 @@ class CallTimes:
         under_way[key := object()] = began_us // 1_000
         try:
             yield outcome
-        except RefusedError as error:
+        except RequestRefusedError as error:
             outcome.append(error.refusal.reason.value)
             raise
         finally:
@@ -94,7 +94,7 @@ def _monotonic_us() -> int:
 
 
 @dataclass(slots=True)
-class Counts:
+class NodeCounts:
     """The numbers.
 
     Attributes:
@@ -132,7 +132,9 @@ class Counts:
     refused: Counter[Reason] = field(
         default_factory=lambda: Counter(dict.fromkeys(_OF_MESSAGES, 0))
     )
-    handed: Counter[Answer] = field(default_factory=lambda: Counter(dict.fromkeys(Answer, 0)))
+    handed: Counter[RecordAnswer] = field(
+        default_factory=lambda: Counter(dict.fromkeys(RecordAnswer, 0))
+    )
     calls: CallTimes = field(default_factory=CallTimes)
     cancel_stages: Counter[str] = field(default_factory=Counter)
     cancel_load: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)

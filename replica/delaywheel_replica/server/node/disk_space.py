@@ -46,7 +46,7 @@ def is_no_room(error: BaseException | None) -> bool:
     return False
 
 
-class Room:
+class FreeSpace:
     """Measures one data folder. For any thread.
 
     Attributes:

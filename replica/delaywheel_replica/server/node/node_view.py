@@ -36,7 +36,7 @@ def storage_is_replaced(cleaner: CleanerStatus | None, node: str, storage: str) 
 
 
 @dataclass(slots=True)
-class Cleaner:
+class CleanerView:
     """The last status read of the cleaner.
 
     Attributes:
@@ -88,11 +88,11 @@ class NodeView:
     """
 
     def __init__(
-        self, member: Reporting, network: Connected, cleaner: Cleaner | None = None
+        self, member: Reporting, network: Connected, cleaner: CleanerView | None = None
     ) -> None:
         self._member = member
         self._network = network
-        self.cleaner = cleaner or Cleaner()
+        self.cleaner = cleaner or CleanerView()
 
     def status(self) -> ServerStatus:
         """Makes a new server status."""

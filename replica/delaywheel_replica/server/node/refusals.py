@@ -78,7 +78,7 @@ class Refusal:
         return status
 
 
-class RefusedError(Exception):
+class RequestRefusedError(Exception):
     """Raised to refuse a whole request."""
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
@@ -86,7 +86,7 @@ class RefusedError(Exception):
         self.refusal = Refusal(reason, detail)
 
     @classmethod
-    def of(cls, refusal: Refusal) -> "RefusedError":
+    def of(cls, refusal: Refusal) -> "RequestRefusedError":
         """Returns an error with this very refusal."""
         error = cls(refusal.reason, refusal.detail)
         error.refusal = refusal

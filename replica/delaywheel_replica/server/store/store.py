@@ -20,8 +20,8 @@ proportion to the number of files. Nothing is known of an unverified wheel, and 
 done with it, the machine requests nothing else that concerns it (core/wheels/verifying.py).
 
 A copy is missing those frames up to its last row that cannot be read, and are neither finished
-(their slot is below the floor) nor committed as lost. `Held` reports them; the wheel's checkpoint
-remembers them, so that a restart does not turn a missing frame into a held one.
+(their slot is below the floor) nor committed as lost. `HeldWheel` reports them; the wheel's
+checkpoint remembers them, so that a restart does not turn a missing frame into a held one.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -50,12 +50,12 @@ from delaywheel.storage.writing.wheel import (
     OriginWheel,
     WheelBroken,
 )
-from delaywheel_replica.core.node.events import DiskState, Held
+from delaywheel_replica.core.node.events import DiskState, HeldWheel
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.messages import WheelCard
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.node.disk_space import Room
+from delaywheel_replica.server.node.disk_space import FreeSpace
 from delaywheel_replica.server.store.copies import Copies
 from delaywheel_replica.server.store.frames_to_send import FramesToSend
 from delaywheel_replica.server.store.limits import StoreLimits
@@ -81,7 +81,7 @@ class Store:
         self._data = folder.data
         self._folder = folder
         self._limits = limits
-        self.room = Room(
+        self.room = FreeSpace(
             disk,
             folder.data,
             reserve_bytes=limits.reserve_bytes,
@@ -195,7 +195,7 @@ class Store:
 
     def verifying(
         self, wheel: WheelId, record: WheelRecord | None = None, *, now_ms: int = 0
-    ) -> Steps[Held]:
+    ) -> Steps[HeldWheel]:
         """Recovers a left wheel, in steps; returns what it holds.
 
         Args:
@@ -317,7 +317,7 @@ class Store:
             return False
         return True
 
-    def leave_wheel(self) -> Held | None:
+    def leave_wheel(self) -> HeldWheel | None:
         """Stops writing the open wheel; returns what it holds.
 
         None: the medium cannot be read, and the wheel is unverified. Wheels are mostly left because
@@ -350,7 +350,7 @@ class Store:
         *,
         is_over: Callable[[], bool] | None = None,
         between: Callable[[], object] = lambda: None,
-    ) -> Held:
+    ) -> HeldWheel:
         """Appends frames to a copy, byte for byte.
 
         The first frame that does not follow, or is damaged, ends the list. Frames already held are
@@ -377,7 +377,7 @@ class Store:
         frames: FrameBundle,
         *,
         between: Callable[[], object] = lambda: None,
-    ) -> Held:
+    ) -> HeldWheel:
         """Writes missing frames of a copy to their places.
 
         Args:
@@ -395,7 +395,7 @@ class Store:
 
     def close_wheel(
         self, wheel: WheelId, final_seq: int, *, between: Callable[[], object] = lambda: None
-    ) -> Held:
+    ) -> HeldWheel:
         """Durably notes the seq at which a wheel ends, and cuts everything beyond.
 
         Args:
@@ -446,14 +446,14 @@ class Store:
             return _card(self._open.meta)
         return _card(self._copy(wheel).meta)
 
-    def held(self, wheel: WheelId) -> Held:
+    def held(self, wheel: WheelId) -> HeldWheel:
         """Returns what is held of a wheel that is not open.
 
         Raises:
             WheelMissing: Nothing of it is here.
         """
         copy = self._copy(wheel)
-        return Held(
+        return HeldWheel(
             card=_card(copy.meta),
             applied=copy.last_seq,
             top_slot=copy.top_slot,
@@ -462,7 +462,7 @@ class Store:
             not_returned=copy.not_returned,
         )
 
-    def held_wheels(self) -> dict[WheelId, Held]:
+    def held_wheels(self) -> dict[WheelId, HeldWheel]:
         """Returns what is held of every wheel except the open one."""
         return {wheel: self.held(wheel) for wheel in sorted(self._copies.known)}
 
@@ -524,7 +524,7 @@ class Store:
             final_seq=record.closed_at,
         )
 
-    def _written(self, copy: MirrorWheel) -> Held:
+    def _written(self, copy: MirrorWheel) -> HeldWheel:
         if self._limits.sync_groups:
             copy.sync()
         return self.held(copy.wheel)

@@ -11,11 +11,11 @@ from delaywheel_replica.cleaner.outside.ports import (
     ControlNotReadInTime,
     ControlPort,
     ControlUnreadable,
-    Ended,
+    KafkaCallEnd,
     ProducersPort,
 )
 from delaywheel_replica.core.protocol.control import leader_record
-from delaywheel_replica.core.protocol.transaction_outcomes import Verdict
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from sim.kafka.site import Site, control
 
 
@@ -30,7 +30,7 @@ def site() -> Iterator[Site]:
 
 def _commit(site: Site, producers: ProducersPort, number: int, value: bytes) -> None:
     ended = site.transact(producers, value, number=number)
-    assert ended.verdict is Verdict.COMMITTED
+    assert ended.verdict is TransactionState.COMMITTED
 
 
 def _read(site: Site, reader: ControlPort, timeout_s: float = 5.0) -> list[bytes | None]:
@@ -77,12 +77,12 @@ def test_an_end_that_nobody_tells_is_unreadable(site: Site) -> None:
 def test_reading_that_takes_too_long_is_gone_on_with(site: Site) -> None:
     producers, reader = site.producers(site.a), site.b.control()
 
-    def write_many() -> Ended:
+    def write_many() -> KafkaCallEnd:
         producers.begin(0)
         producers.write_own(0, [control(b"key %d" % number, b"v") for number in range(3_500)])
         return producers.commit(0, control(b"progress", b"1"), 2_000)
 
-    assert site.do(write_many).verdict is Verdict.COMMITTED
+    assert site.do(write_many).verdict is TransactionState.COMMITTED
     site.settle()
     site.faults(slow_us={"b": (100_000, 100_000)})
     with pytest.raises(ControlNotReadInTime):
@@ -95,11 +95,11 @@ def test_the_real_follower_reads_it(site: Site) -> None:
     producers, follower = site.producers(site.a), ControlFollower(site.b)
     key, value = leader_record(0, "a", "token")
 
-    def mark() -> Ended:
+    def mark() -> KafkaCallEnd:
         producers.begin(0)
         return producers.commit(0, control(key.encode(), value), 2_000)
 
-    assert site.do(mark).verdict is Verdict.COMMITTED
+    assert site.do(mark).verdict is TransactionState.COMMITTED
     site.settle()
     state = site.do(lambda: follower.read_to_end(5.0))
     assert state.leaders[0].token == "token"

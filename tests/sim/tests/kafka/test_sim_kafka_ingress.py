@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from delaywheel_replica.cleaner.outside.ports import KafkaAway, Record
-from delaywheel_replica.core.ingress.place import Place
+from delaywheel_replica.core.ingress.place import IngressPlace
 from sim.kafka.ingress import SimIngress, partitions_of
 from sim.kafka.line import KafkaLine
 from sim.kafka.log import Partition
@@ -68,7 +68,7 @@ def test_a_record_is_read_where_it_lies(ingress: Ingress) -> None:
     ingress.settle()
     (fetched,) = ingress.reader.poll(1)
     assert (fetched.at, fetched.position, fetched.first_kept) == (AT, 1, None)
-    assert fetched.records[0][:4] == (Place(TOPIC, 0, 0), 7, None, b"1")
+    assert fetched.records[0][:4] == (IngressPlace(TOPIC, 0, 0), 7, None, b"1")
     assert ingress.reader.lags() == {AT: 1}
     assert ingress.read_all() == [b"2"]
 

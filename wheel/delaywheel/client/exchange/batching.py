@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import inf
 from typing import Final
 
-from delaywheel.client.exchange.pending import Batch, PendingResult
+from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel.client.exchange.settings import Queue
 from delaywheel.errors import TimedOutError
 from delaywheel.message import Message
@@ -68,7 +68,9 @@ class Accumulator:
     whether its batch is open, closed or under way.
     """
 
-    def __init__(self, queue: Queue, timeout_s: float, on_wait: Callable[[Batch], object]) -> None:
+    def __init__(
+        self, queue: Queue, timeout_s: float, on_wait: Callable[[SendBatch], object]
+    ) -> None:
         """Prepares an empty one.
 
         Args:
@@ -79,9 +81,9 @@ class Accumulator:
         self._queue: Final = queue
         self._on_wait: Final = on_wait
         self._gather_s: Final = min(_GATHER_MOST_S, _GATHER_SHARE * timeout_s)
-        self._closed: Final[deque[Batch]] = deque()
-        self._open: Batch | None = None
-        self._under_way: Final[set[Batch]] = set()
+        self._closed: Final[deque[SendBatch]] = deque()
+        self._open: SendBatch | None = None
+        self._under_way: Final[set[SendBatch]] = set()
         self._length_bytes = 0
         self._messages = 0
         self._begun_s = -inf  # when the last request began
@@ -91,7 +93,7 @@ class Accumulator:
         """The number of messages taken and not settled."""
         return self._messages
 
-    def unsettled(self) -> set[Batch]:
+    def unsettled(self) -> set[SendBatch]:
         """The batches that are not settled."""
         waiting = {*self._closed, *self._under_way}
         return waiting if self._open is None else {*waiting, self._open}
@@ -118,7 +120,7 @@ class Accumulator:
             self._closed.append(batch)
             batch = None
         if batch is None:
-            batch = self._open = Batch(now_s, deadline_s, self._on_wait)
+            batch = self._open = SendBatch(now_s, deadline_s, self._on_wait)
         self._messages += 1
         self._length_bytes += message.length_bytes
         linger_s, soon_s = self._queue.linger, _linger_until_due_s(message)
@@ -128,7 +130,7 @@ class Accumulator:
             max(now_s, self._begun_s + min(BUSY_LINGERS * linger_s, soon_s)),
         )
 
-    def hurry(self, batch: Batch | None, now_s: float) -> bool:
+    def hurry(self, batch: SendBatch | None, now_s: float) -> bool:
         """Notes that a caller waits for a batch (None: the open one); whether it may go earlier."""
         batch = batch or self._open
         if batch is None:
@@ -136,7 +138,7 @@ class Accumulator:
         batch.hurry(now_s + min(AWAITED_LINGER_S, self._queue.linger))
         return batch is self._open
 
-    def next_batch(self, now_s: float) -> Batch | None:
+    def next_batch(self, now_s: float) -> SendBatch | None:
         """Returns the batch to send now, which counts as in flight from then on."""
         if len(self._under_way) >= self._queue.in_flight:
             return None
@@ -164,13 +166,13 @@ class Accumulator:
         by_s = self._open.send_busy_by_s if self._under_way else self._open.send_by_s
         return max(0.0, by_s - now_s)
 
-    def finished(self, batch: Batch) -> None:
+    def finished(self, batch: SendBatch) -> None:
         """Frees the room of a settled batch."""
         self._under_way.discard(batch)
         self._messages -= len(batch.messages)
         self._length_bytes -= batch.length_bytes
 
-    def _is_closing(self, batch: Batch, length_bytes: int, now_s: float) -> bool:
+    def _is_closing(self, batch: SendBatch, length_bytes: int, now_s: float) -> bool:
         return (
             len(batch.messages) >= self._queue.batch_messages
             or batch.length_bytes + length_bytes > self._queue.batch_bytes

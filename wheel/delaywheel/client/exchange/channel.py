@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import grpc
 
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 
 RECONNECT_BACKOFF_MS: Final = 200
 CONNECT_TIMEOUT_MS: Final = 2_000
@@ -210,11 +210,11 @@ class Security:
                     _log.warning("the TLS files have changed, and are not taken: %s", error)
             return self._credentials
 
-    def may_explain(self, failure: Failure) -> bool:
+    def may_explain(self, failure: AttemptFailure) -> bool:
         """Whether a failure is one of those that gRPC does not explain."""
         return failure.reason is None and _OF_TLS.search(failure.text) is not None
 
-    def explained(self, address: str, failure: Failure) -> Failure:
+    def explained(self, address: str, failure: AttemptFailure) -> AttemptFailure:
         """Returns the failure with its cause, if that is TLS; may take a second."""
         now_s = monotonic()
         until_s, text = self._explained.get(address, (0.0, None))

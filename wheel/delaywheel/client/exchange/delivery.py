@@ -21,7 +21,7 @@ from grpc import StatusCode
 
 from delaywheel.client.exchange.encoding import AnswerInvalidError, decode_answer, encode_request
 from delaywheel.client.exchange.endpoints import Report
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import Handle, Message, PastDue, Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -41,7 +41,7 @@ class Delivery:
         self._attempted: Sequence[int] = ()
         self._doubtful: Final[set[int]] = set()
         self._most_rows = max(1, len(messages))
-        self._obstacle: Failure | None = None
+        self._obstacle: AttemptFailure | None = None
 
     def fix_dues(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
         """Fixes the dues of messages that are sent for the first time; refuses some of them."""
@@ -75,7 +75,7 @@ class Delivery:
             outcomes = decode_answer([self._messages[row] for row in self._attempted], response)
         except AnswerInvalidError as invalid:
             return self._defective(str(invalid))
-        passing: list[Failure] = []
+        passing: list[AttemptFailure] = []
         for row, outcome in zip(self._attempted, outcomes, strict=True):
             if isinstance(outcome, Handle):
                 self._settle(row, handle=outcome)
@@ -85,7 +85,7 @@ class Delivery:
         delays_s = [failure.retry_delay_s or 0.0 for failure in passing]
         return Report(healthy=not passing, retry_delay_s=max(delays_s, default=None))
 
-    def failed(self, failure: Failure) -> Report:
+    def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
         self._obstacle = failure
         rows = self._attempted
@@ -125,7 +125,7 @@ class Delivery:
         self._forget_settled()
         return Report(healthy=True)
 
-    def _row_failed(self, row: int, failure: Failure) -> bool:
+    def _row_failed(self, row: int, failure: AttemptFailure) -> bool:
         """Applies a failure to one message; returns whether it still waits."""
         verdict = failure.verdict
         if not verdict.outcome_known:

@@ -7,7 +7,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.message import Handle, Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -42,18 +42,18 @@ def encode_request(messages: Sequence[Message]) -> pb.DelayProduceRequest:
 
 def decode_answer(
     messages: Sequence[Message], response: pb.DelayProduceResponse
-) -> list[Handle | Failure]:
+) -> list[Handle | AttemptFailure]:
     """Returns the outcome of each message of a request, in order.
 
     Raises:
         AnswerInvalidError: The response does not fit the request.
     """
     columns = response.columns
-    failures: dict[int, Failure] = {}
+    failures: dict[int, AttemptFailure] = {}
     for refused in columns.errors:
         if refused.row >= len(messages):
             raise AnswerInvalidError(f"an error for row {refused.row} of {len(messages)}")
-        failures[refused.row] = Failure.of_error(refused.error)
+        failures[refused.row] = AttemptFailure.of_error(refused.error)
     wheel = columns.wheel
     if not wheel and len(failures) < len(messages):
         raise AnswerInvalidError("messages were accepted but no wheel is named")

@@ -71,7 +71,7 @@ class _Endpoint:
         return self.given or self.proven
 
 
-class Turn(NamedTuple):
+class NextAddress(NamedTuple):
     """Send to this address now; or, if None, wait for a while or until there is news."""
 
     address: str | None
@@ -94,7 +94,7 @@ class Report(NamedTuple):
     everywhere: bool = False
 
 
-class Described(NamedTuple):
+class NodeDescription(NamedTuple):
     """A node's description of its cluster.
 
     Attributes:
@@ -153,7 +153,9 @@ class Endpoints:
         with self._lock:
             return len(self._endpoints) == 1 and self._cluster is not None
 
-    def turn(self, now_s: float, attempt_timeout_s: float, not_before: Mapping[str, float]) -> Turn:
+    def turn(
+        self, now_s: float, attempt_timeout_s: float, not_before: Mapping[str, float]
+    ) -> NextAddress:
         """Returns the address to try next.
 
         Args:
@@ -164,7 +166,7 @@ class Endpoints:
         with self._lock:
             healthy = self._healthy(now_s, not_before)
             if healthy is not None:
-                return Turn(healthy.address)
+                return NextAddress(healthy.address)
 
             def own_s(endpoint: _Endpoint) -> float:
                 return not_before.get(endpoint.address, _NEVER)
@@ -179,10 +181,12 @@ class Endpoints:
                     for endpoint in self._endpoints.values()
                     if not (endpoint.usable or endpoint.asking)
                 ]
-                return Turn(None, max(0.0, min([wait_s, *(at_s - now_s for at_s in ask_at_s)])))
+                return NextAddress(
+                    None, max(0.0, min([wait_s, *(at_s - now_s for at_s in ask_at_s)]))
+                )
             if chosen.failures:
                 chosen.rest_until_s = now_s + attempt_timeout_s
-            return Turn(chosen.address)
+            return NextAddress(chosen.address)
 
     def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
         """Notes the outcome of an attempt; returns whether waiting exchanges should look again."""
@@ -228,7 +232,7 @@ class Endpoints:
                 endpoint.asked_at_s = self._asked_at_s = now_s
             return [endpoint.address for endpoint in asked]
 
-    def described(self, address: str, said: Described, now_s: float) -> bool:
+    def described(self, address: str, said: NodeDescription, now_s: float) -> bool:
         """Takes a description of the cluster; returns False if it is not of this cluster."""
         with self._lock:
             endpoint = self._endpoints.get(address)

@@ -8,7 +8,7 @@ exchange, not the driver, decides what may be sent again and what is then known.
 from typing import Final, Protocol, TypeVar
 
 from delaywheel.client.exchange.endpoints import Report
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 
 RequestT_co = TypeVar("RequestT_co", covariant=True)
 ResponseT_contra = TypeVar("ResponseT_contra", contravariant=True)
@@ -27,7 +27,7 @@ class Exchange(Protocol[RequestT_co, ResponseT_contra]):
     def answered(self, response: ResponseT_contra) -> Report:
         """Takes the answer of an attempt."""
 
-    def failed(self, failure: Failure) -> Report:
+    def failed(self, failure: AttemptFailure) -> Report:
         """Takes the failure of an attempt."""
 
     def give_up(self, why: str) -> None:

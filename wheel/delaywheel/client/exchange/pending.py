@@ -1,7 +1,7 @@
 """Pending results of `produce_async`, light enough to have one for each message.
 
-A `Batch` is settled as a whole, once; a `PendingResult` is a batch and an index. Threads wait on
-one Event per batch, coroutines on a future each; neither exists before a caller waits.
+A `SendBatch` is settled as a whole, once; a `PendingResult` is a batch and an index. Threads wait
+on one Event per batch, coroutines on a future each; neither exists before a caller waits.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def _note_fork() -> None:
 os.register_at_fork(after_in_child=_note_fork)
 
 
-class Batch:
+class SendBatch:
     """Messages that are sent together; filled by the client, then settled once.
 
     Attributes:
@@ -64,7 +64,7 @@ class Batch:
     )
 
     def __init__(
-        self, opened_s: float, deadline_s: float, on_wait: Callable[["Batch"], object]
+        self, opened_s: float, deadline_s: float, on_wait: Callable[["SendBatch"], object]
     ) -> None:
         self.messages: Final[list[Message]] = []
         self.length_bytes = 0
@@ -160,7 +160,7 @@ class PendingResult:
 
     __slots__ = ("_batch", "_number")
 
-    def __init__(self, batch: Batch, number: int) -> None:
+    def __init__(self, batch: SendBatch, number: int) -> None:
         self._batch: Final = batch
         self._number: Final = number
 

@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 from delaywheel.client.exchange.answers import StoredMessage
 from delaywheel.client.exchange.endpoints import Report
-from delaywheel.client.exchange.retry import Failure
+from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.errors import DelaywheelError, TimedOutError
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -38,7 +38,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         self._read: Final = read
         self._answer: AnswerT | None = None
         self._error: DelaywheelError | None = None
-        self._obstacle: Failure | None = None
+        self._obstacle: AttemptFailure | None = None
         self._doubtful = False
         self._done = False
 
@@ -67,7 +67,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
             self._error = error
         return Report(healthy=True)
 
-    def failed(self, failure: Failure) -> Report:
+    def failed(self, failure: AttemptFailure) -> Report:
         """Decides whether to ask again."""
         verdict = failure.verdict
         self._obstacle = failure

@@ -51,7 +51,7 @@ _OVERSIZED_DETAIL: Final = "larger than max"
 _SPLITTING_REASONS: Final = frozenset({Reason.TOO_MANY_MESSAGES, Reason.REQUEST_TOO_LARGE})
 
 
-class Verdict(NamedTuple):
+class RetryDecision(NamedTuple):
     """What to do after a failed attempt.
 
     Attributes:
@@ -66,27 +66,29 @@ class Verdict(NamedTuple):
 
 
 _BY_CODE: Final = {
-    StatusCode.OK: Verdict(retry=False, outcome_known=False),  # a failure cannot be OK: a defect
-    StatusCode.CANCELLED: Verdict(retry=True, outcome_known=False),
-    StatusCode.UNKNOWN: Verdict(retry=True, outcome_known=False),  # also "Stream removed"
-    StatusCode.INVALID_ARGUMENT: Verdict(retry=False, outcome_known=False),
-    StatusCode.DEADLINE_EXCEEDED: Verdict(retry=True, outcome_known=False),
-    StatusCode.NOT_FOUND: Verdict(retry=False, outcome_known=False),
-    StatusCode.ALREADY_EXISTS: Verdict(retry=False, outcome_known=False),
-    StatusCode.PERMISSION_DENIED: Verdict(retry=False, outcome_known=True),
-    StatusCode.UNAUTHENTICATED: Verdict(retry=False, outcome_known=True),
+    StatusCode.OK: RetryDecision(
+        retry=False, outcome_known=False
+    ),  # a failure cannot be OK: a defect
+    StatusCode.CANCELLED: RetryDecision(retry=True, outcome_known=False),
+    StatusCode.UNKNOWN: RetryDecision(retry=True, outcome_known=False),  # also "Stream removed"
+    StatusCode.INVALID_ARGUMENT: RetryDecision(retry=False, outcome_known=False),
+    StatusCode.DEADLINE_EXCEEDED: RetryDecision(retry=True, outcome_known=False),
+    StatusCode.NOT_FOUND: RetryDecision(retry=False, outcome_known=False),
+    StatusCode.ALREADY_EXISTS: RetryDecision(retry=False, outcome_known=False),
+    StatusCode.PERMISSION_DENIED: RetryDecision(retry=False, outcome_known=True),
+    StatusCode.UNAUTHENTICATED: RetryDecision(retry=False, outcome_known=True),
     # Without our reason: gRPC's limit of concurrent calls, or a proxy's rate limit.
-    StatusCode.RESOURCE_EXHAUSTED: Verdict(retry=True, outcome_known=False),
-    StatusCode.FAILED_PRECONDITION: Verdict(retry=False, outcome_known=False),
-    StatusCode.ABORTED: Verdict(retry=True, outcome_known=False),
-    StatusCode.UNIMPLEMENTED: Verdict(retry=False, outcome_known=True),
-    StatusCode.INTERNAL: Verdict(retry=True, outcome_known=False),  # also a reset stream
-    StatusCode.UNAVAILABLE: Verdict(retry=True, outcome_known=False),
-    StatusCode.OUT_OF_RANGE: Verdict(retry=False, outcome_known=False),
-    StatusCode.DATA_LOSS: Verdict(retry=False, outcome_known=False),
+    StatusCode.RESOURCE_EXHAUSTED: RetryDecision(retry=True, outcome_known=False),
+    StatusCode.FAILED_PRECONDITION: RetryDecision(retry=False, outcome_known=False),
+    StatusCode.ABORTED: RetryDecision(retry=True, outcome_known=False),
+    StatusCode.UNIMPLEMENTED: RetryDecision(retry=False, outcome_known=True),
+    StatusCode.INTERNAL: RetryDecision(retry=True, outcome_known=False),  # also a reset stream
+    StatusCode.UNAVAILABLE: RetryDecision(retry=True, outcome_known=False),
+    StatusCode.OUT_OF_RANGE: RetryDecision(retry=False, outcome_known=False),
+    StatusCode.DATA_LOSS: RetryDecision(retry=False, outcome_known=False),
 }
-_NO_ROOM: Final = Verdict(retry=True, outcome_known=True)
-_OVERSIZED: Final = Verdict(retry=False, outcome_known=False, split=True)
+_NO_ROOM: Final = RetryDecision(retry=True, outcome_known=True)
+_OVERSIZED: Final = RetryDecision(retry=False, outcome_known=False, split=True)
 # The error for a question that perhaps no service has answered.
 _UNANSWERED: Final = frozenset(
     {
@@ -114,7 +116,7 @@ class EndedCall(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class AttemptFailure:
     """Why an attempt, or one of its messages, failed.
 
     Attributes:
@@ -176,10 +178,10 @@ class Failure:
         return replace(self, unsent=True)
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> RetryDecision:
         """Returns what to do about the failure."""
         if isinstance(self.reason, Reason):
-            return Verdict(
+            return RetryDecision(
                 self.reason.retry_helps,
                 self.reason.outcome_known,
                 split=self.reason in _SPLITTING_REASONS,

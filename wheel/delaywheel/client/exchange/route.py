@@ -10,23 +10,23 @@ from collections import Counter
 from typing import Final, NamedTuple
 
 from delaywheel.client.exchange.endpoints import Endpoints, Report
-from delaywheel.client.exchange.settings import Settings
+from delaywheel.client.exchange.settings import ExchangeSettings
 
 START_S: Final = 2.0
 """A client that has never reached a node tries this long if no connection can be made at all."""
 
 
-class Step(NamedTuple):
+class NextAttempt(NamedTuple):
     """An attempt at an address with a timeout; or, if None, a wait that news may end."""
 
     address: str | None
     seconds: float
 
 
-class Route:
+class Attempts:
     """The attempts of one exchange; for one thread or task."""
 
-    def __init__(self, endpoints: Endpoints, settings: Settings, deadline_s: float) -> None:
+    def __init__(self, endpoints: Endpoints, settings: ExchangeSettings, deadline_s: float) -> None:
         self._endpoints: Final = endpoints
         self._settings: Final = settings
         self._deadline_s: Final = deadline_s
@@ -35,7 +35,7 @@ class Route:
         self._not_before: Final[dict[str, float]] = {}
         self._rest_until_s = float("-inf")
 
-    def step(self, now_s: float) -> Step | None:
+    def step(self, now_s: float) -> NextAttempt | None:
         """Returns what to do now; None if time is over."""
         if self._started_s is None:
             self._started_s = now_s
@@ -43,14 +43,16 @@ class Route:
         if left_s <= 0:
             return None
         if now_s < self._rest_until_s:
-            return Step(None, min(self._rest_until_s - now_s, left_s))
+            return NextAttempt(None, min(self._rest_until_s - now_s, left_s))
         turn = self._endpoints.turn(now_s, self._settings.attempt_timeout_s, self._not_before)
         if turn.address is None:
             wait_s = min(turn.wait_s, left_s)
             if self._endpoints.never_reached and now_s < self._started_s + START_S:
                 wait_s = min(wait_s, self._started_s + START_S - now_s)
-            return Step(None, wait_s)
-        return Step(turn.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone))
+            return NextAttempt(None, wait_s)
+        return NextAttempt(
+            turn.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone)
+        )
 
     def hopeless(self, now_s: float) -> str | None:
         """Returns why continuing is useless if nothing ever listened; otherwise None.

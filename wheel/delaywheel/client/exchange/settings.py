@@ -44,7 +44,7 @@ DEFAULT_QUEUE: Final = Queue()
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ExchangeSettings:
     """See the arguments of `delaywheel.Client`; seconds are monotonic."""
 
     past_due: PastDue

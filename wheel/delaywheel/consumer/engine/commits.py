@@ -11,7 +11,7 @@ from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.positions import Positions
 from delaywheel.consumer.engine.state import EngineState
-from delaywheel.consumer.port import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, Failure
+from delaywheel.consumer.port import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, TransactionFailure
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.events import Told
 from delaywheel.consumer.watching.health import ConsumerTrouble
@@ -129,10 +129,10 @@ class Commits:
         self.last_s = time.monotonic()
         self.next_s = self.last_s + state.settings.commit_every_ms / 1000
 
-    def _try(self, cut: Cut) -> Failure | None:
+    def _try(self, cut: Cut) -> TransactionFailure | None:
         membership = self._membership()
         if membership is None:
-            return Failure("the consumer is no longer a member of its group")
+            return TransactionFailure("the consumer is no longer a member of its group")
         passed = self._positions.passed(cut.offsets, cut.name)
         return self._state.broker.commit(cut.records, passed, membership)
 
@@ -148,7 +148,7 @@ class Commits:
         self._deliveries.committed(cut.offsets)
         return told
 
-    def _fail(self, failure: Failure, cut: Cut) -> None:
+    def _fail(self, failure: TransactionFailure, cut: Cut) -> None:
         """Stops handing out until Kafka has shown what happened."""
         _LOG.warning("a transaction of %d records failed: %s", len(cut.messages), failure.text)
         self._state.health.note(ConsumerTrouble.COMMIT_FAILED, failure.text)
@@ -167,7 +167,7 @@ class Commits:
             self._recover_at_s = time.monotonic() + min(wait_s, LONGEST_BACKOFF_S)
         self._failures += 1
 
-    def _narrow(self, failure: Failure, cut: Cut) -> None:
+    def _narrow(self, failure: TransactionFailure, cut: Cut) -> None:
         """Looks for the record that is refused, and gives it another outcome once it is alone."""
         self._cut_most = min(len(cut.messages), CUT_RECORDS) // 2
         if self._cut_most:

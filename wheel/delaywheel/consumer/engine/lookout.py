@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import State
-from delaywheel.consumer.port import KafkaAway, Topic
+from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.health import ConsumerTrouble
 
@@ -49,12 +49,12 @@ class Lookout:
             text += f", and {len(found) - 1} more" if found[1:] else ""
         self._state.note_trouble(ConsumerTrouble.TRANSACTION_OPEN, text)
 
-    def look_at_topics(self) -> dict[str, Topic] | None:
+    def look_at_topics(self) -> dict[str, ConsumedTopic] | None:
         """Takes in what the topics are now, and what ingress takes; None: Kafka does not answer."""
         try:
             topics = self._broker.topics()
             limits = self._broker.limits()
-        except KafkaAway as away:
+        except KafkaUnavailable as away:
             text = f"no answer about the topics: {away}"
             self._state.health.note(ConsumerTrouble.KAFKA_AWAY, text)
             return None
@@ -63,7 +63,7 @@ class Lookout:
         self.learn_partitions(topics)
         return topics
 
-    def learn_partitions(self, topics: Mapping[str, Topic]) -> None:
+    def learn_partitions(self, topics: Mapping[str, ConsumedTopic]) -> None:
         """Takes in how many partitions there are now."""
         settings = self._state.settings
         counts = {name: one.partitions for name, one in topics.items()}

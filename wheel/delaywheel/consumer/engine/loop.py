@@ -21,7 +21,7 @@ from delaywheel.consumer.order import whole_lanes
 from delaywheel.consumer.port import Broker
 from delaywheel.consumer.records import Incoming, Partition, Trip, unpack_retry
 from delaywheel.consumer.rules.policy import Policy
-from delaywheel.consumer.settings import Settings
+from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.consumer.watching.figures import Figures
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
 
@@ -44,7 +44,7 @@ class Engine:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ConsumerSettings,
         broker: Broker,
         *,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from delaywheel.consumer.engine.deliveries import Deliveries
 from delaywheel.consumer.engine.lookout import Lookout
 from delaywheel.consumer.engine.state import EngineState
-from delaywheel.consumer.port import KafkaAway, Topic
+from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
 from delaywheel.consumer.records import Partition, Passed
 
 _LOG = logging.getLogger("delaywheel.consumer")
@@ -38,10 +38,10 @@ class Positions:
         self._deliveries = deliveries
         self._broker = state.broker
         self._lookout = lookout
-        self._topics: dict[str, Topic] = {}
+        self._topics: dict[str, ConsumedTopic] = {}
         self._begun_with: dict[str, int] = {}
 
-    def are_of_other_topics(self, topics: Mapping[str, Topic]) -> bool:
+    def are_of_other_topics(self, topics: Mapping[str, ConsumedTopic]) -> bool:
         """Whether one of our topics was deleted and made anew since its positions were found."""
         return any(
             one.topic in topics and _is_another(self._topics.get(one.topic), topics[one.topic])
@@ -70,7 +70,7 @@ class Positions:
             if passed is None:
                 continue
             why = None
-            if _is_another(Topic(passed.topic_id, 0), topics.get(partition.topic)):
+            if _is_another(ConsumedTopic(passed.topic_id, 0), topics.get(partition.topic)):
                 why = "the topic was made anew"
             elif passed.offset > ends[partition]:
                 why = f"it ends at {ends[partition]}"
@@ -109,14 +109,14 @@ class Positions:
         failure = self._broker.commit((), self.passed(ends), state.membership)
         if failure is not None:
             self._broker.renew_producer()
-            raise KafkaAway(failure.text)
+            raise KafkaUnavailable(failure.text)
         return ends
 
     def passed(
         self, offsets: Mapping[Partition, int], transaction: str = ""
     ) -> dict[Partition, Passed]:
         """Returns offsets as they are committed, with what is said beside them."""
-        nowhere = Topic("", 0)
+        nowhere = ConsumedTopic("", 0)
         return {
             one: Passed(
                 offset,
@@ -129,6 +129,6 @@ class Positions:
         }
 
 
-def _is_another(before: Topic | None, now: Topic | None) -> bool:
+def _is_another(before: ConsumedTopic | None, now: ConsumedTopic | None) -> bool:
     """Whether a topic was deleted and made anew; not if Kafka does not say its id."""
     return before is not None and now is not None and "" != before.id != now.id != ""

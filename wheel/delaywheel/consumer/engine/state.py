@@ -14,7 +14,7 @@ from delaywheel.consumer.order import KeyOrder
 from delaywheel.consumer.port import Broker, insist
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.policy import Policy
-from delaywheel.consumer.settings import Settings
+from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.consumer.watching.events import Teller
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
 
@@ -39,7 +39,9 @@ class EngineState:
         error: What ended the thread.
     """
 
-    def __init__(self, settings: Settings, broker: Broker, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, settings: ConsumerSettings, broker: Broker, clock_ms: Callable[[], int]
+    ) -> None:
         self.settings = settings
         self.broker = broker
         self.clock_ms = clock_ms

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from confluent_kafka import KafkaError, KafkaException
 
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
-from delaywheel.consumer.port import Failure, KafkaAway
+from delaywheel.consumer.port import KafkaUnavailable, TransactionFailure
 
 REFUSALS = frozenset(
     {
@@ -47,12 +47,12 @@ def away(exception: KafkaException) -> Exception:
         return ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
     if error.code() == KafkaError._INVALID_ARG:  # noqa: SLF001
         return ConsumerError(ConsumerReason.SETTING_INVALID, f"kafka: {error.str()}")
-    return KafkaAway(f"{error.name()}: {error.str()}")
+    return KafkaUnavailable(f"{error.name()}: {error.str()}")
 
 
 def failure_of(
     raised: Exception, refused: Iterable[tuple[str, KafkaError]], *, is_before_end: bool
-) -> Failure:
+) -> TransactionFailure:
     """Returns why a transaction failed.
 
     Args:
@@ -71,5 +71,5 @@ def failure_of(
             raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, text) from raised
     for text, error in causes:
         if is_before_end and error.code() in _OF_RECORDS:
-            return Failure(text, is_refusal=True)
-    return Failure(causes[0][0] if causes else str(raised))
+            return TransactionFailure(text, is_refusal=True)
+    return TransactionFailure(causes[0][0] if causes else str(raised))

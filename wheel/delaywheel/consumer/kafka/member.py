@@ -61,7 +61,14 @@ from delaywheel.consumer.kafka.topics import (
 from delaywheel.consumer.kafka.transaction import CALL_S, RETRY_BACKOFF_MS, Transaction, read_note
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.order import Away, check_partitions
-from delaywheel.consumer.port import Failure, KafkaAway, OnPartitions, Start, Topic, Unread
+from delaywheel.consumer.port import (
+    ConsumedTopic,
+    KafkaUnavailable,
+    OnPartitions,
+    Start,
+    TransactionFailure,
+    Unread,
+)
 from delaywheel.consumer.records import (
     NO_TIMESTAMP,
     Incoming,
@@ -70,7 +77,7 @@ from delaywheel.consumer.records import (
     Passed,
     Place,
 )
-from delaywheel.consumer.settings import Settings, transactional_id
+from delaywheel.consumer.settings import ConsumerSettings, transactional_id
 from delaywheel.ingress import IngressLimits, ingress_topic
 from delaywheel.record_headers import headers_of
 from delaywheel.transactional import OpenTransactionWatch, transactional
@@ -96,7 +103,7 @@ _METADATA_MAGIC = b"CGMDv2:"
 class KafkaBroker:
     """`Broker`, as a consumer uses it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ConsumerSettings) -> None:
         """Does not connect before `start`."""
         self._settings = settings
         instance = settings.instance or uuid.uuid4().hex
@@ -136,8 +143,10 @@ class KafkaBroker:
             return Start(ingress, check_sizes(admin, self._settings, ingress))
         except KafkaException as exception:
             raised = away(exception)
-            if isinstance(raised, KafkaAway):  # at the start the address may be the wrong one
-                raised = KafkaAway(f"{self._settings.bootstrap}: {raised}")
+            if isinstance(
+                raised, KafkaUnavailable
+            ):  # at the start the address may be the wrong one
+                raised = KafkaUnavailable(f"{self._settings.bootstrap}: {raised}")
             raise raised from exception
 
     def subscribe(
@@ -223,7 +232,7 @@ class KafkaBroker:
             )
         return limits_of(self._ingress_group, self._ingress)
 
-    def topics(self) -> dict[str, Topic]:
+    def topics(self) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
         try:
             return topics_now(self._asking, self._settings.read_topics)
@@ -242,7 +251,7 @@ class KafkaBroker:
         found: dict[Partition, Passed | None] = {}
         for one in answer:
             if one.error is not None:
-                raise KafkaAway(one.error.str())
+                raise KafkaUnavailable(one.error.str())
             at = Partition(one.topic, one.partition)
             found[at] = read_note(one.offset, one.metadata) if one.offset >= 0 else None
         return found
@@ -337,15 +346,15 @@ class KafkaBroker:
 
     def commit(
         self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
-    ) -> Failure | None:
+    ) -> TransactionFailure | None:
         """See `Broker`."""
         if self._is_copy_loose:
             try:
                 self._replace_producer()
-            except KafkaAway as gone:
-                return Failure(str(gone))
+            except KafkaUnavailable as gone:
+                return TransactionFailure(str(gone))
         if self._producer is None:
-            return Failure("no transactional producer")
+            return TransactionFailure("no transactional producer")
         transaction = Transaction(self._producer)
         failure = transaction.commit(records, offsets, membership)
         self._is_copy_loose = transaction.is_copy_loose

@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
 from delaywheel.consumer.order import Away, fold
-from delaywheel.consumer.port import KafkaAway
+from delaywheel.consumer.port import KafkaUnavailable
 from delaywheel.consumer.records import Partition
 
 STANDSTILL_S = 30.0
@@ -37,7 +37,7 @@ _PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name in the lib
 
 
 @dataclass(slots=True)
-class _Known:
+class _KnownPartition:
     """What is known of one partition of an order topic."""
 
     position: int = 0
@@ -63,7 +63,7 @@ class OrderTopics:
         """
         self._client = {**client, "group.id": group, "enable.auto.commit": False}
         self._ends_of = ends_of
-        self._known: dict[Partition, _Known] = {}
+        self._known: dict[Partition, _KnownPartition] = {}
 
     def read(self, partitions: list[Partition]) -> dict[Partition, list[Away]]:
         """Returns what is away now, by partition of an order topic.
@@ -77,7 +77,7 @@ class OrderTopics:
         for at in partitions:
             known = self._known.get(at)
             if known is None or now_s - known.read_s > KEPT_S or known.position > ends[at]:
-                self._known[at] = _Known(read_s=now_s)
+                self._known[at] = _KnownPartition(read_s=now_s)
         left = {at: end for at, end in ends.items() if self._known[at].position < end}
         if left:
             self._read(left)
@@ -105,7 +105,7 @@ class OrderTopics:
                     if self._take(message, left):
                         deadline = time.monotonic() + STANDSTILL_S
                 if time.monotonic() > deadline:
-                    raise KafkaAway(f"{next(iter(left))} cannot be read to its end")
+                    raise KafkaUnavailable(f"{next(iter(left))} cannot be read to its end")
         finally:
             reader.close()
 

@@ -23,9 +23,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.kafka.failures import REFUSALS, away
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
-from delaywheel.consumer.port import KafkaAway, Topic
+from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.settings import Settings
+from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.ingress import IngressLimits
 
 ASK_S = 5.0
@@ -49,7 +49,7 @@ def partitions_of(admin: AdminClient) -> dict[str, int]:
     return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
 
 
-def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
+def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, ConsumedTopic]:
     """Returns these topics as they are now, as far as they exist."""
     found = {}
     asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=ASK_S)
@@ -61,7 +61,9 @@ def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, Topic]:
                 raise
         else:
             topic_id = str(described.topic_id)
-            found[name] = Topic("" if topic_id == _NO_ID else topic_id, len(described.partitions))
+            found[name] = ConsumedTopic(
+                "" if topic_id == _NO_ID else topic_id, len(described.partitions)
+            )
     return found
 
 
@@ -115,11 +117,11 @@ def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
     deadline = time.monotonic() + TOPICS_S
     while not {topic.topic for topic in wanted} <= partitions_of(admin).keys():
         if time.monotonic() > deadline:
-            raise KafkaAway("topics were created but are not visible yet")
+            raise KafkaUnavailable("topics were created but are not visible yet")
         time.sleep(0.05)
 
 
-def check_rights(admin: AdminClient, settings: Settings, ingress: str) -> None:
+def check_rights(admin: AdminClient, settings: ConsumerSettings, ingress: str) -> None:
     """Checks that these credentials may read and write what the consumer will, if Kafka says so.
 
     Raises:
@@ -142,7 +144,7 @@ def check_rights(admin: AdminClient, settings: Settings, ingress: str) -> None:
             )
 
 
-def check_policies(admin: AdminClient, settings: Settings) -> None:
+def check_policies(admin: AdminClient, settings: ConsumerSettings) -> None:
     """Checks that the topics of retries and letters keep all records, and those of orders the last.
 
     Raises:
@@ -163,7 +165,7 @@ def check_policies(admin: AdminClient, settings: Settings) -> None:
                 )
 
 
-def check_sizes(admin: AdminClient, settings: Settings, ingress: str) -> dict[str, int]:
+def check_sizes(admin: AdminClient, settings: ConsumerSettings, ingress: str) -> dict[str, int]:
     """Returns the largest batch that the ingress topic and those of retries and letters take.
 
     Raises:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from delaywheel.consumer.kafka.failures import failure_of
-from delaywheel.consumer.port import Failure, KafkaAway
+from delaywheel.consumer.port import KafkaUnavailable, TransactionFailure
 from delaywheel.consumer.records import Outgoing, Partition, Passed
 from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are
 
@@ -67,7 +67,7 @@ class Transaction:
         records: Sequence[Outgoing],
         offsets: Mapping[Partition, Passed],
         membership: bytes,
-    ) -> Failure | None:
+    ) -> TransactionFailure | None:
         """Writes records and offsets; None: they are committed.
 
         Raises:
@@ -88,7 +88,7 @@ class Transaction:
             ending_s = time.monotonic()
             is_before_end = False
             self._producer.commit_transaction(CALL_S)
-        except (KafkaException, BufferError, KafkaAway) as exception:
+        except (KafkaException, BufferError, KafkaUnavailable) as exception:
             return failure_of(exception, self._refused, is_before_end=is_before_end)
         ended_s = time.monotonic()
         self.is_copy_loose = (
@@ -123,11 +123,11 @@ class Transaction:
             with fatal_errors_as_they_are():
                 unanswered = self._producer.flush(LOOK_S)
             if self._refused:
-                raise KafkaAway("a record was refused")
+                raise KafkaUnavailable("a record was refused")
             if not unanswered:
                 return
             if time.monotonic() > deadline:
-                raise KafkaAway(f"no answer to {unanswered} records")
+                raise KafkaUnavailable(f"no answer to {unanswered} records")
 
 
 def _send_offsets(producer: Producer, offsets: list[TopicPartition], membership: bytes) -> None:
@@ -153,6 +153,6 @@ def _send_offsets(producer: Producer, offsets: list[TopicPartition], membership:
 
     threading.Thread(target=call, name="delaywheel-offsets", daemon=True).start()
     if not has_ended.wait(CALL_S):
-        raise KafkaAway("the coordinator of the group did not answer")
+        raise KafkaUnavailable("the coordinator of the group did not answer")
     if raised:
         raise raised[0]

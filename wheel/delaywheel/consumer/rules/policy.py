@@ -51,7 +51,7 @@ from delaywheel.consumer.records import (
     shortened,
 )
 from delaywheel.consumer.rules.backoff import Delays, Failure, with_jitter
-from delaywheel.consumer.settings import Settings
+from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, IngressLimits
 from delaywheel.levels import Duration, length_ms
 from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
@@ -81,7 +81,7 @@ class DeadLetterReason(StrEnum):
 class Policy:
     """Makes settlements, without clock or state."""
 
-    def __init__(self, settings: Settings, start: Start) -> None:
+    def __init__(self, settings: ConsumerSettings, start: Start) -> None:
         """Takes the settings, and what Kafka says about the topics."""
         self._settings = settings
         self._ingress_topic = start.ingress_topic

@@ -42,7 +42,7 @@ class Where(Enum):
 
 
 @dataclass(slots=True)
-class Wrote:
+class BundleWritten:
     """How much of a bundle was written.
 
     Attributes:
@@ -59,7 +59,7 @@ class Wrote:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class BundlePlaces:
     """Where a bundle's frames go, as Python integers: single numpy elements are slow.
 
     Attributes:
@@ -74,11 +74,13 @@ class Places:
     edges: list[int]
     content: memoryview
 
-    def behind(self, frames: int) -> "Places":
+    def behind(self, frames: int) -> "BundlePlaces":
         """Returns the places without the first few frames."""
         if not frames:
             return self
-        return Places(self.slots[frames:], self.offsets[frames:], self.edges[frames:], self.content)
+        return BundlePlaces(
+            self.slots[frames:], self.offsets[frames:], self.edges[frames:], self.content
+        )
 
 
 class HandleCache:
@@ -115,11 +117,11 @@ class HandleCache:
         self,
         owner: int,
         folder: Path,
-        places: Places,
+        places: BundlePlaces,
         *,
         where: Where,
         is_over: Callable[[], bool] | None = None,
-    ) -> Wrote:
+    ) -> BundleWritten:
         """Writes frames in order until one cannot be written; creates missing files.
 
         If a write fails, the file is no longer than before, as far as the medium allows.
@@ -131,7 +133,7 @@ class HandleCache:
             where: Where they must lie in their files.
             is_over: Called after each frame; if true, no more are written.
         """
-        wrote, edges, content = Wrote(), places.edges, places.content
+        wrote, edges, content = BundleWritten(), places.edges, places.content
         behind, anywhere = where is Where.BEHIND, where is Where.ANYWHERE
         with self._lock:
             self._bundles += 1

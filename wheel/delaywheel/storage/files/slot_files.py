@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.storage.files.handles import HandleCache, Places, Where, Wrote
+from delaywheel.storage.files.handles import BundlePlaces, BundleWritten, HandleCache, Where
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Buffer, Disk, File
@@ -185,13 +185,13 @@ class SlotFiles:
         offsets: NDArray[np.int64],
         edges: NDArray[np.int64],
         content: memoryview,
-    ) -> Wrote:
+    ) -> BundleWritten:
         """Writes a group's frames at the offsets from `places`, until one cannot be written.
 
         Fails if a file was deleted or cut from outside: at the offsets that would follow, mirrors
         hold other frames.
         """
-        places = Places(slots.tolist(), offsets.tolist(), edges.tolist(), content)
+        places = BundlePlaces(slots.tolist(), offsets.tolist(), edges.tolist(), content)
         wrote = self._handles.write(self._owner, self._folder, places, where=Where.AT_END)
         if wrote.misplaced_at is not None:
             path = layout.slot_path(self._folder, places.slots[wrote.frames])
@@ -203,7 +203,9 @@ class SlotFiles:
         self._note_unsynced(places.slots[:done], wrote.new_slots)
         return wrote
 
-    def write_behind(self, places: Places, *, is_over: Callable[[], bool] | None = None) -> Wrote:
+    def write_behind(
+        self, places: BundlePlaces, *, is_over: Callable[[], bool] | None = None
+    ) -> BundleWritten:
         """Writes frames at their places, until one cannot be written.
 
         Stops where a frame's place is already occupied.
@@ -222,7 +224,7 @@ class SlotFiles:
         Raises:
             OSError: The medium reported an error.
         """
-        places = Places([slot], [offset], [0, len(buffer)], memoryview(buffer))
+        places = BundlePlaces([slot], [offset], [0, len(buffer)], memoryview(buffer))
         wrote = self._handles.write(self._owner, self._folder, places, where=Where.ANYWHERE)
         if wrote.failure is not None:
             raise wrote.failure

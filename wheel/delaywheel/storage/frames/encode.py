@@ -116,7 +116,7 @@ def encode_group(
         ),
         max_bytes=max_frame_bytes,
     )
-    frames = _Frames(columns, slots, lengths, firsts, kind)
+    frames = _FramePieces(columns, slots, lengths, firsts, kind)
     edges, content = frames.joined(
         wheel_hash=wheel.hash64, first_seq=first_seq, accepted_at_ms=accepted_at_ms
     )
@@ -238,7 +238,7 @@ class _FewMessages:
         return pack(f"<{len(rows)}{letter}", *[column[row] for row in rows])
 
 
-class _Frames:
+class _FramePieces:
     """The pieces of all frames of a sorted group: column by column, one for each frame."""
 
     def __init__(

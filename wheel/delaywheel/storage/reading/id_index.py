@@ -80,7 +80,7 @@ class _Followed:
 
 
 @dataclass(slots=True)
-class _Second:
+class _KeptSecond:
     """A second that is kept."""
 
     rows: int
@@ -142,7 +142,7 @@ class IdIndex:
         self._followed: dict[WheelId, _Followed] = {}
         self._lost: Callable[[WheelId], SeqSet] = lambda _: NO_SEQS
         self._ids = Ids()  # of the seconds that are kept, and no others
-        self._seconds: dict[int, _Second] = {}  # the least recently asked for first
+        self._seconds: dict[int, _KeptSecond] = {}  # the least recently asked for first
         self._slots: NDArray[np.uint32] | None = None  # of these, ascending; None: has changed
         self.missing: dict[WheelId, SeqSet] = {}
         self.built = 0
@@ -295,7 +295,7 @@ class IdIndex:
             reader, lost = self._reader(wheel), self._lost(wheel)
             for batch in self._of_wheel(slot, damaged, reader, followed):
                 ids.add(batch, only=None if is_whole else sought)
-                if is_whole and _Second(len(ids), damaged).length_bytes > self._most_bytes:
+                if is_whole and _KeptSecond(len(ids), damaged).length_bytes > self._most_bytes:
                     is_whole = False
                     ids.reduce(sought)
             # Reading may have revealed more of them. What was one before may lie in this second.
@@ -310,7 +310,7 @@ class IdIndex:
         if damaged:
             found.damaged[slot] = damaged.copy()
         if is_sure and is_whole:
-            second = _Second(len(ids), damaged)
+            second = _KeptSecond(len(ids), damaged)
             self._shrink(self._most_bytes - second.length_bytes)
             ids.move_to(self._ids)
             self._seconds[slot] = second

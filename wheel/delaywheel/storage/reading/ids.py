@@ -60,7 +60,7 @@ class IdRow(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
+class _IdRows:
     """Rows as columns of the same length."""
 
     firsts: _Numbers  # the first half of each id
@@ -73,8 +73,8 @@ class _Rows:
     def __len__(self) -> int:
         return len(self.seqs)
 
-    def take(self, rows: NDArray[Any]) -> "_Rows":
-        return _Rows(
+    def take(self, rows: NDArray[Any]) -> "_IdRows":
+        return _IdRows(
             self.firsts[rows],
             self.lasts[rows],
             self.slots[rows],
@@ -83,15 +83,15 @@ class _Rows:
             self.details[rows],
         )
 
-    def among(self, sought: SoughtIds) -> "_Rows":
+    def among(self, sought: SoughtIds) -> "_IdRows":
         """Returns the rows that fit, and perhaps a few others."""
         fits = np.isin(self.firsts, sought.ids[:, 0]) & np.isin(self.lasts, sought.ids[:, 1])
         return self.take(np.flatnonzero(fits | np.isin(self.firsts, sought.begins)))
 
     @staticmethod
-    def run(parts: Sequence["_Rows"]) -> "_Rows":
+    def run(parts: Sequence["_IdRows"]) -> "_IdRows":
         """Joins rows in any order; fast if each part is a run, or ascends by id anyway."""
-        joined = _Rows(
+        joined = _IdRows(
             np.concatenate([part.firsts for part in parts]),
             np.concatenate([part.lasts for part in parts]),
             np.concatenate([part.slots for part in parts]),
@@ -107,8 +107,8 @@ class Ids:
 
     def __init__(self) -> None:
         """Begins without rows."""
-        self._runs: list[_Rows] = []
-        self._new: list[_Rows] = []
+        self._runs: list[_IdRows] = []
+        self._new: list[_IdRows] = []
         self._new_rows = 0
         self._count = 0
         self._wheels: list[WheelId] = []
@@ -167,7 +167,7 @@ class Ids:
         is_both = np.isin(sought.begins, sought.ids[:, 0]).any()
         return set(rows) if is_both else rows
 
-    def _found(self, sought: SoughtIds) -> Iterator[_Rows]:
+    def _found(self, sought: SoughtIds) -> Iterator[_IdRows]:
         for run in self._runs:
             for rows, numbers in _in_ranges(run.firsts, sought.ids[:, 0]):
                 fits = run.lasts[rows] == sought.ids[numbers, 1]
@@ -175,7 +175,7 @@ class Ids:
             for rows, _ in _in_ranges(run.firsts, sought.begins):
                 yield run.take(rows)
 
-    def _made(self, rows: _Rows) -> Iterator[IdRow]:
+    def _made(self, rows: _IdRows) -> Iterator[IdRow]:
         ids = np.column_stack([rows.firsts, rows.lasts]).tobytes()
         dues_ms = rows.slots.astype(np.int64) * 1000 + (rows.details & _DUE_MASK)
         return map(
@@ -188,7 +188,7 @@ class Ids:
             dues_ms.tolist(),
         )
 
-    def _rows_of(self, batch: FrameBatch | IdBatch) -> _Rows:
+    def _rows_of(self, batch: FrameBatch | IdBatch) -> _IdRows:
         """Returns the rows of some frames, in no order."""
         if isinstance(batch, FrameBatch):
             batch = batch.ids()
@@ -197,7 +197,7 @@ class Ids:
         details = (batch.rows << _ROW_SHIFT) | (batch.due_ms - slots * 1000)
         details |= (batch.kinds.astype(np.int64) - 1) << _DUE_BITS
         # Copies: a view would keep the bytes of the frames in memory.
-        return _Rows(
+        return _IdRows(
             halves[:, 0].copy(),
             halves[:, 1].copy(),
             slots.astype(np.uint32),
@@ -212,14 +212,14 @@ class Ids:
             self._wheels.append(wheel)
         return number
 
-    def _take_in(self, rows: _Rows, numbers: NDArray[np.uint32]) -> None:
+    def _take_in(self, rows: _IdRows, numbers: NDArray[np.uint32]) -> None:
         wheels = numbers[rows.wheels]
-        rows = _Rows(rows.firsts, rows.lasts, rows.slots, rows.seqs, wheels, rows.details)
+        rows = _IdRows(rows.firsts, rows.lasts, rows.slots, rows.seqs, wheels, rows.details)
         self._count += len(rows)
         self._new.append(rows)
         self._new_rows += len(rows)
 
-    def _apply(self, change: Callable[[_Rows], _Rows]) -> None:
+    def _apply(self, change: Callable[[_IdRows], _IdRows]) -> None:
         """Replaces all rows by some of them, in the same order."""
         runs = sorted(map(change, self._runs), key=len, reverse=True)
         self._runs = [run for run in runs if len(run)]
@@ -236,7 +236,7 @@ class Ids:
         while self._runs and len(self._runs[-1]) < _RUNS_APART * rows:
             parts.append(self._runs.pop())
             rows += len(parts[-1])
-        self._runs.append(_Rows.run(parts))
+        self._runs.append(_IdRows.run(parts))
 
 
 def _in_ranges(

@@ -335,14 +335,14 @@ class WheelReader:
             from_seq: The first seq to consider.
             lost: Holes that are known to be lost and are ignored.
         """
-        asked = _Asked(from_seq, up_to_seq, kind)
+        asked = _FramesAsked(from_seq, up_to_seq, kind)
         return self._of_slot(slot, asked, lost, self._slot_frames, lambda frame: [frame.seq])
 
     def slot_batches(
         self, slot: int, up_to_seq: int, *, lost: SeqSet = NO_SEQS
     ) -> Iterator[FrameBatch | DamagedFrame]:
         """Yields the same frames, decoded together; each kind separately, in order of seqs."""
-        asked = _Asked(1, up_to_seq, None)
+        asked = _FramesAsked(1, up_to_seq, None)
         return self._of_slot(slot, asked, lost, self.batches, lambda batch: batch.seqs.tolist())
 
     def sieved_batches(
@@ -367,14 +367,14 @@ class WheelReader:
             checked = self._places.checked(slot, self.last_seq())
             if checked is not None and not may_hold(checked[0]):
                 return _passed_over(self.wheel, checked[1], up_to_seq)
-        asked = _Asked(from_seq, up_to_seq, Kind.MESSAGES)
+        asked = _FramesAsked(from_seq, up_to_seq, Kind.MESSAGES)
         read = partial(read_batches, self._disk, self._folder, self.wheel, may_hold=may_hold)
         return self._of_slot(slot, asked, lost, read, _seqs_of)
 
     def _of_slot(
         self,
         slot: int,
-        asked: "_Asked",
+        asked: "_FramesAsked",
         lost: SeqSet,
         read: Callable[[int, Places], Iterator[_Read]],
         seqs_of: Callable[[Any], list[int]],
@@ -608,7 +608,7 @@ def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _FramesAsked:
     """The frames of a slot to read."""
 
     from_seq: int

@@ -83,7 +83,7 @@ from delaywheel.storage.writing.restoring import restoring
 from delaywheel.storage.writing.table_writer import SlotTable
 
 
-class Cut(NamedTuple):
+class CutTail(NamedTuple):
     """Bytes without a row, which were cut off."""
 
     path: Path
@@ -96,7 +96,7 @@ class Recovered:
     """What a wheel holds."""
 
     last_seq: int  # the last frame that counts
-    cut: list[Cut]
+    cut: list[CutTail]
     damaged: SeqSet  # seqs up to last_seq that cannot be read from this disk
     nowhere: SeqSet = NO_SEQS  # those of them that lie in no slot file
 
@@ -264,7 +264,7 @@ def _read(reader: WheelReader, seq: int) -> Frame | DamagedFrame:
     return found
 
 
-def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[Cut]]:
+def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[CutTail]]:
     cut = []
     for segment in list_segments(disk, folder)[-1:]:
         path = layout.index_path(folder, segment)
@@ -281,7 +281,7 @@ def _cut_torn_row(disk: Disk, folder: Path) -> Steps[list[Cut]]:
                 file.truncate(size - torn)
                 yield
                 file.sync_data()
-                cut.append(Cut(path, size - torn, torn))
+                cut.append(CutTail(path, size - torn, torn))
         finally:
             file.close()
         yield
@@ -325,7 +325,7 @@ def _begin_of_holes(reader: WheelReader, last_seq: int) -> Steps[int]:
 
 def _cut_tails(
     disk: Disk, folder: Path, wheel: WheelId, slots: Sequence[int], last_seq: int
-) -> Steps[list[Cut]]:
+) -> Steps[list[CutTail]]:
     """Cuts slot files after the last frame that has a row.
 
     Durably, so that a later crash of the machine does not bring them back. If the machine crashes
@@ -363,7 +363,7 @@ def _cut_tails(
         path = layout.slot_path(folder, slot)
         length = yield from cut_slot(disk, path, end)
         if length:
-            cut.append(Cut(path, end, length))
+            cut.append(CutTail(path, end, length))
         yield
     return cut
 

@@ -50,7 +50,7 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.handles import HandleCache, Places
+from delaywheel.storage.files.handles import BundlePlaces, HandleCache
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
 from delaywheel.storage.files.slot_files import SlotFiles, delete_slots_below
 from delaywheel.storage.files.undeletable import Undeletable
@@ -76,8 +76,8 @@ from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.medium import CopyMedium
 from delaywheel.storage.writing.missing_frames import MissingFrames
 from delaywheel.storage.writing.placing import (
+    FramePlace,
     Occupied,
-    Place,
     checked_frame,
     damage_of,
     lies_there,
@@ -255,7 +255,7 @@ class MirrorWheel:
         Raises:
             OSError: The medium reported an error; frames written before stay.
         """
-        places: list[Place] = []
+        places: list[FramePlace] = []
         refused = []
         wanted = (bundle.seqs >= 1) & (bundle.seqs <= self.last_seq) & ~is_hole(bundle.rows)
         for number in wanted.nonzero()[0].tolist():
@@ -526,7 +526,7 @@ class MirrorWheel:
         is_unfounded |= is_gone(rows) & (tops >= self._floor)
         return int(is_unfounded.argmax()) if is_unfounded.any() else len(bundle)
 
-    def _may_repair(self, place: Place) -> bool:
+    def _may_repair(self, place: FramePlace) -> bool:
         """Whether a frame may be put in its place (see the table)."""
         if place.content:
             return True
@@ -562,7 +562,7 @@ class MirrorWheel:
             except OSError as error:
                 return NO_BUNDLE, None, error
             between()
-        places = Places(slots, offsets, edges, bundle.content)
+        places = BundlePlaces(slots, offsets, edges, bundle.content)
         first = 0
         while True:
             wrote = self._slots.write_behind(places.behind(first), is_over=is_over)
@@ -582,7 +582,7 @@ class MirrorWheel:
             if is_over is not None and is_over():
                 return bundle.part(0, first), None, None
 
-    def _write(self, place: Place) -> None:
+    def _write(self, place: FramePlace) -> None:
         if place.content:
             self._slots.write(place.slot, place.content, place.offset)
 
@@ -599,7 +599,7 @@ class MirrorWheel:
         if self._dial is not None:
             self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
 
-    def _mend(self, place: Place) -> bool:
+    def _mend(self, place: FramePlace) -> bool:
         """Writes one missing frame and its row; returns whether they can be read.
 
         Otherwise it stays missing: who does not get back what is due has to let another node lead.
@@ -615,7 +615,7 @@ class MirrorWheel:
         self._missing.remove(seqs)
         return True
 
-    def _write_row(self, place: Place) -> None:
+    def _write_row(self, place: FramePlace) -> None:
         old = self._reader.rows(place.seq, place.seq)
         if old.tobytes() == place.row:
             return

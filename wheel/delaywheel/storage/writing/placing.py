@@ -13,7 +13,7 @@ from delaywheel.storage.frames.rows import flawed_rows, raw_rows
 from delaywheel.storage.reading.reader import WheelReader, check_copy
 
 
-class Place(NamedTuple):
+class FramePlace(NamedTuple):
     """A frame to be written, and where; a frame without content has only its row written."""
 
     seq: int
@@ -23,11 +23,11 @@ class Place(NamedTuple):
     content: bytes
 
 
-def place_of(frame: FrameBundle) -> Place:
+def place_of(frame: FrameBundle) -> FramePlace:
     """Returns where the only frame of a bundle goes."""
     (copy,) = frame.copies()
     slot, offset, _, _ = raw_rows(copy.row)[0].item()
-    return Place(copy.seq, copy.row, slot, offset, copy.content)
+    return FramePlace(copy.seq, copy.row, slot, offset, copy.content)
 
 
 def checked_frame(wheel: WheelId, frame: FrameBundle) -> FrameBundle:
@@ -69,11 +69,11 @@ class Occupied:
     def __init__(self, reader: WheelReader) -> None:
         self._reader = reader
 
-    def taken(self, places: Sequence[Place]) -> set[int]:
+    def taken(self, places: Sequence[FramePlace]) -> set[int]:
         """Returns the seqs whose places overlap with another, possibly intact frame."""
         return {place.seq for place in places if place.content and self._is_taken(place)}
 
-    def _is_taken(self, place: Place) -> bool:
+    def _is_taken(self, place: FramePlace) -> bool:
         seqs, rows = self._reader.slot_places(place.slot)
         begins = rows["offset"].astype(np.int64)
         meets = begins + rows["length"] > place.offset

@@ -11,18 +11,18 @@ from typing import Protocol, Unpack
 from confluent_kafka import KafkaException
 
 from delaywheel.deadletters import (
-    Counts,
     DeadLettersError,
     DeadLetterTopic,
     Letter,
+    LetterCounts,
+    LetterPlace,
     LetterState,
-    Place,
     Selection,
     Settled,
     dead_letter_topic,
 )
 from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing import letters as printing
 from delaywheel_replica.cli.printing.tables import (
@@ -81,7 +81,7 @@ def list_letters(
 ) -> None:
     """Lists the first letters, and counts all."""
     with _topic(said) as topic:
-        counts = Counts()
+        counts = LetterCounts()
         shown = _counted(topic.letters(_selection(said)), counts, also_settled=also_settled)
         if as_ndjson:
             rows = islice(shown, limit)
@@ -115,7 +115,7 @@ def list_letters(
 def show(place: tuple[int, int], *, as_json: bool, **said: Unpack[LettersTopic]) -> None:
     """Shows one letter."""
     with _topic(said) as topic:
-        letter, mark = topic.get(Place(*place))
+        letter, mark = topic.get(LetterPlace(*place))
     if as_json:
         state = LetterState.WAITING if mark is None else mark.state
         document = printing.shape(letter, state, with_content=True)
@@ -164,7 +164,7 @@ def _settle(
     progress = _Progress()
     with _topic(said) as topic:
         if not said["execute"]:
-            counts = Counts()
+            counts = LetterCounts()
             waiting = _counted(topic.letters(selection), counts, also_settled=False)
             for _ in waiting:
                 continue
@@ -189,7 +189,7 @@ def _settle(
     return ExitCode.REFUSED if settled.refused else ExitCode.DONE
 
 
-def _print_preview(verb: str, counts: Counts, said: Dealing) -> None:
+def _print_preview(verb: str, counts: LetterCounts, said: Dealing) -> None:
     waiting = counts.of(LetterState.WAITING)
     number = waiting if said["limit"] is None else min(waiting, said["limit"])
     if said["as_json"]:
@@ -205,7 +205,7 @@ def _print_preview(verb: str, counts: Counts, said: Dealing) -> None:
 
 
 def _counted(
-    letters: Iterator[tuple[Letter, LetterState]], counts: Counts, *, also_settled: bool
+    letters: Iterator[tuple[Letter, LetterState]], counts: LetterCounts, *, also_settled: bool
 ) -> Iterator[tuple[Letter, LetterState]]:
     """Yields the letters to show, and counts all of them."""
     for letter, state in letters:
@@ -226,7 +226,7 @@ def _selection(said: Which, places: Sequence[tuple[int, int]] = ()) -> Selection
         id=None if said["message_id"] is None else said["message_id"].hex(),
         key=None if said["key"] is None else bytes_given(said["key"]),
         headers=tuple(said["headers"]),
-        places=frozenset(Place(*place) for place in places),
+        places=frozenset(LetterPlace(*place) for place in places),
     )
 
 
@@ -241,6 +241,6 @@ def _topic(said: LettersTopic) -> Iterator[DeadLetterTopic]:
     try:
         topic = DeadLetterTopic(name, access.client, timeout_s=said["timeout_s"])
     except KafkaException as exception:
-        raise Failure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
+        raise CommandFailure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
     with topic:
         yield topic

@@ -22,7 +22,7 @@ from confluent_kafka import (
 )
 
 from delaywheel_replica.cli.asking.kafka import AWAY, kafka_failure
-from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.printing.text import note
 
 _BATCH_RECORDS: Final = 500
@@ -38,7 +38,7 @@ _MISSING: Final = frozenset(
 )
 
 
-class Place(NamedTuple):
+class ReadPartition(NamedTuple):
     """A partition of a topic."""
 
     topic: str
@@ -84,7 +84,7 @@ class Records:
         return self._follow(starts)
 
     def _read_last(
-        self, places: Iterable[Place], number: int, *, until_end: bool
+        self, places: Iterable[ReadPartition], number: int, *, until_end: bool
     ) -> Iterator[Message]:
         """Reads ever more of each partition's end until there are enough.
 
@@ -94,7 +94,7 @@ class Records:
         back = 2 * number + 16
         while True:
             starts = {place: max(first, end - back) for place, (first, end) in bounds.items()}
-            ends: dict[Place, int] = {}
+            ends: dict[ReadPartition, int] = {}
             latest = heapq.nlargest(number, self._read_to_ends(starts, ends), key=_moment)
             is_all = all(starts[place] == first for place, (first, _) in bounds.items())
             if len(latest) == number or is_all:
@@ -105,7 +105,7 @@ class Records:
             yield from self._follow(ends)
 
     def _read_to_ends(
-        self, starts: Mapping[Place, int], ends: dict[Place, int]
+        self, starts: Mapping[ReadPartition, int], ends: dict[ReadPartition, int]
     ) -> Iterator[Message]:
         """Yields records up to each partition's end, and fills in the offsets of the ends."""
         self._assign(starts)
@@ -130,7 +130,7 @@ class Records:
                     f"nothing was heard for {self._timeout_s:g} s",
                 )
 
-    def _follow(self, starts: Mapping[Place, int]) -> Iterator[Message]:
+    def _follow(self, starts: Mapping[ReadPartition, int]) -> Iterator[Message]:
         """Yields records for ever, also those of partitions that are added meanwhile."""
         self._assign(starts)
         known = set(starts)
@@ -167,10 +167,10 @@ class Records:
             note(f"Kafka does not answer: {error.str()}; waiting for it")
         return False
 
-    def _assign(self, starts: Mapping[Place, int]) -> None:
+    def _assign(self, starts: Mapping[ReadPartition, int]) -> None:
         self._consumer.assign(_assignment(starts))
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[ReadPartition]:
         """Asks which partitions the topics have."""
         places = []
         for topic in self._topics:
@@ -182,10 +182,10 @@ class Records:
                 if found.error.code() in _MISSING:
                     raise _missing(topic)
                 raise kafka_failure(found.error, topic)
-            places += [Place(topic, number) for number in found.partitions]
+            places += [ReadPartition(topic, number) for number in found.partitions]
         return places
 
-    def _bounds(self, places: Iterable[Place]) -> dict[Place, tuple[int, int]]:
+    def _bounds(self, places: Iterable[ReadPartition]) -> dict[ReadPartition, tuple[int, int]]:
         """Asks for each partition's first offset, and the one behind its last record."""
         bounds = {}
         for place in places:
@@ -198,12 +198,12 @@ class Records:
         return bounds
 
 
-def _assignment(starts: Mapping[Place, int]) -> list[TopicPartition]:
+def _assignment(starts: Mapping[ReadPartition, int]) -> list[TopicPartition]:
     return [TopicPartition(*place, offset) for place, offset in starts.items()]
 
 
-def _place(message: Message) -> Place:
-    return Place(cast("str", message.topic()), cast("int", message.partition()))
+def _place(message: Message) -> ReadPartition:
+    return ReadPartition(cast("str", message.topic()), cast("int", message.partition()))
 
 
 def _is_end(message: Message) -> bool:
@@ -216,7 +216,7 @@ def _moment(message: Message) -> tuple[int, str, int, int]:
     return timestamp_ms, *_place(message), cast("int", message.offset())
 
 
-def _missing(topic: str) -> Failure:
-    return Failure(
+def _missing(topic: str) -> CommandFailure:
+    return CommandFailure(
         "TOPIC_MISSING", f"Kafka has no topic {topic}: delaywheel topic create {topic} makes it"
     )

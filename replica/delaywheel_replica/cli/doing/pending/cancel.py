@@ -12,7 +12,7 @@ from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from delaywheel_replica.cli.asking.confirming import confirm, show
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.doing.pending.search import wanted_of
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
@@ -54,7 +54,7 @@ def cancel(  # noqa: PLR0913 - as many as the command has
     is_one = handle is not None or at is not None
     if is_one or not (searched or message_id is not None):
         if searched or dry_run or not is_one:
-            raise Failure(
+            raise CommandFailure(
                 "HANDLE_AMBIGUOUS",
                 "name one message, by HANDLE or by --id and --at, or say what many have",
                 ExitCode.USAGE,
@@ -82,12 +82,12 @@ def cancel(  # noqa: PLR0913 - as many as the command has
     )
     not_cancelled += len(_gone_elsewhere(came_to))
     if not_cancelled:
-        raise Failure(
+        raise CommandFailure(
             "NOT_ALL_CANCELLED",
             f"{counted(not_cancelled, 'message')} of {len(came_to.results):,} may be delivered",
         )
     if came_to.looked.incomplete:
-        raise Failure("NOT_ALL_EXAMINED", "there may be more messages: ask again")
+        raise CommandFailure("NOT_ALL_EXAMINED", "there may be more messages: ask again")
 
 
 def _cancel_one(
@@ -105,7 +105,7 @@ def _cancel_one(
     if as_json:
         print_json({"outcome": outcome.value, "rescheduled_to_ms": moved_ms})
     if outcome is not CancelOutcome.CANCELLED:
-        raise Failure(outcome.value, _why_not(outcome, moved_ms))
+        raise CommandFailure(outcome.value, _why_not(outcome, moved_ms))
     if not as_json:
         say("CANCELLED: it is never delivered")
 

@@ -29,7 +29,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.sdk_failures import failure_of
 from delaywheel_replica.cli.doing.many import batches, opened
 from delaywheel_replica.cli.doing.pending.search import Conditions, Looking, wanted_of
-from delaywheel_replica.cli.failures import ExitCode, Failure
+from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.shapes import message_line
 from delaywheel_replica.cli.printing.tables import print_ndjson
@@ -69,7 +69,9 @@ def _list(wanted: pb.Filter, server: Nodes, timeout_s: float) -> None:
     print_ndjson(lines())
     note(f"{counted(number, 'message')} exported")
     if looking.is_incomplete:
-        raise Failure("NOT_ALL_EXAMINED", "a node is missing frames: there may be more, ask again")
+        raise CommandFailure(
+            "NOT_ALL_EXAMINED", "a node is missing frames: there may be more, ask again"
+        )
 
 
 def _patiently(looking: Looking, patience_s: float) -> Iterator[pb.StoredMessage]:
@@ -80,7 +82,7 @@ def _patiently(looking: Looking, patience_s: float) -> Iterator[pb.StoredMessage
             for message in looking.messages(sys.maxsize):
                 yield message
                 until_s = time.monotonic() + patience_s
-        except Failure as failure:
+        except CommandFailure as failure:
             if failure.exit_code is not ExitCode.UNAVAILABLE or time.monotonic() > until_s:
                 raise
             time.sleep(_PAUSE_S)
@@ -110,7 +112,7 @@ def _cancel(file: Path, server: Nodes, timeout_s: float) -> None:
             note(f"{counted(number, 'message')} {outcome}")
     if unknown:
         text = f"of {counted(unknown, 'message')} it is not known: run it again, into a new file"
-        raise Failure("OUTCOME_UNKNOWN", text, ExitCode.UNKNOWN_OUTCOME)
+        raise CommandFailure("OUTCOME_UNKNOWN", text, ExitCode.UNKNOWN_OUTCOME)
 
 
 def _cancelled(client: Client, handles: Sequence[Handle]) -> ManyCancelled:
@@ -153,5 +155,5 @@ def _handles(first: int, lines: Sequence[bytes]) -> dict[int, Handle]:
                 handles[place] = Handle.parse(json.loads(line)["handle"])
             except (ValueError, TypeError, KeyError, DelaywheelError) as error:
                 text = f"line {first + place} names no message of an export"
-                raise Failure("LINE_INVALID", text, ExitCode.USAGE) from error
+                raise CommandFailure("LINE_INVALID", text, ExitCode.USAGE) from error
     return handles

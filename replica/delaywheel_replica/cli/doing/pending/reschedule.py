@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Final
 
 from delaywheel import Client, RescheduleOutcome
-from delaywheel_replica.cli.failures import Failure
+from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
@@ -43,7 +43,7 @@ def reschedule(
             }
         )
     if answer.outcome is not RescheduleOutcome.RESCHEDULED or answer.due_ms is None:
-        raise Failure(answer.outcome.value, _WHY_NOT[answer.outcome])
+        raise CommandFailure(answer.outcome.value, _WHY_NOT[answer.outcome])
     if not as_json:
         say(str(answer.handle))
         note(f"due {iso(answer.due_ms)}")
