@@ -75,8 +75,9 @@ class Config:
             the host of `advertised`. Never port 0
         principal_from: which name in a certificate is its holder's, the first of these kinds that
             it has: `"uri"`, `"dns"`, `"cn"`
-        insecure: `listen` may be an address that other machines reach without TLS and `grants`:
-            whoever reaches it may do everything. Said in the log and in the status
+        insecure: other machines may reach `listen` without TLS and `grants`, and the port for
+            peers without `peer_tls = "required"`: whoever reaches them may do everything, or
+            pretend to be a node. Said in the log and in the status
         metrics_tls: `metrics_listen` speaks TLS, with `tls_cert`; it asks nobody for a certificate
         span_seconds: how far ahead dues may lie: the greatest delay, 7 days; up to 366 days. What
             each second costs: [disk](#disk). The same on all nodes

@@ -130,6 +130,15 @@ def test_an_address_for_others_mends_it(command: Command, file: Path) -> None:
     assert allowed.code == 0
 
 
+def test_peers_elsewhere_need_tls(command: Command, file: Path) -> None:
+    members = ("members.n1=node-1:7421", "members.n2=node-2:7421", "node_id=n1")
+    flags = [word for setting in members for word in ("--set", setting)]
+    refused = command("config", "check", "--config", str(file), *flags)
+    assert 'members node-1:7421: without peer_tls = "required" whoever reaches' in refused.err
+    allowed = command("config", "check", "--config", str(file), *flags, "--set", "insecure=true")
+    assert allowed.code == 0
+
+
 def test_missing_file_is_named(command: Command, tmp_path: Path) -> None:
     ended = command("config", "check", "--config", str(tmp_path / "none.toml"))
     assert ended.code == 1

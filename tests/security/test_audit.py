@@ -13,7 +13,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
 from delaywheel_replica.server.access.audit import AUDIT_LOGGER, Audit
 from delaywheel_replica.server.access.callers import A_NODE, CallContext, Caller
-from delaywheel_replica.server.access.faults import exposed_without
+from delaywheel_replica.server.access.faults import exposed_ports
 from delaywheel_replica.server.access.rights import EVERYTHING
 from delaywheel_replica.server.node.refusals import Refusal
 from support.server.server_process import config_for
@@ -102,4 +102,4 @@ def test_refusals_are_not_written_as_often_as_they_are_caused(
 )
 def test_what_a_port_lacks_that_others_reach(listen: str, lacks: str, tmp_path: Any) -> None:
     config: Config = config_for(tmp_path, listen=listen, advertised="delay-1:1")
-    assert exposed_without(config) == lacks
+    assert " and ".join(name for port in exposed_ports(config) for name in port.lacks) == lacks

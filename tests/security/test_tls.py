@@ -58,11 +58,13 @@ def node(tmp_path_factory: pytest.TempPathFactory, good: Authority) -> Iterator[
         yield running
 
 
-def outcome_for(node: ServerProcess, tls: Tls | None, host: str = "127.0.0.1") -> str:
+def outcome_for(
+    node: ServerProcess, tls: Tls | None, host: str = "127.0.0.1", *, timeout_s: float = 1.5
+) -> str:
     """Makes a call; returns "in", or why the client was kept out."""
     assert node.address is not None
     address = node.address.replace("127.0.0.1", host)
-    with Client(address, tls=tls, timeout=1.5) as client:
+    with Client(address, tls=tls, timeout=timeout_s) as client:
         try:
             client.cancel(HANDLE)
         except TimedOutError as error:
@@ -72,33 +74,36 @@ def outcome_for(node: ServerProcess, tls: Tls | None, host: str = "127.0.0.1") -
     return "in"
 
 
+def assert_kept_out(
+    why: str, node: ServerProcess, tls: Tls | None, host: str = "127.0.0.1"
+) -> None:
+    """A call ends with its time-out, so a short one comes first; a busy machine may need more."""
+    told = outcome_for(node, tls, host)
+    assert why in told or why in outcome_for(node, tls, host, timeout_s=30), told
+
+
 def test_a_caller_with_a_certificate_gets_in(node: ServerProcess, good: Authority) -> None:
     cert, key = good.sign("shop", "shop@example.org")
-    assert outcome_for(node, Tls(good.file, cert, key)).startswith("in")
+    assert outcome_for(node, Tls(good.file, cert, key), timeout_s=30).startswith("in")
 
 
 def test_who_is_kept_out_is_told_why(
     node: ServerProcess, good: Authority, other: Authority
 ) -> None:
     cert, key = good.sign("shop", "shop@example.org")
-    told = {
-        "plain": outcome_for(node, None),
-        "no certificate": outcome_for(node, Tls(good.file)),
-        "other's": outcome_for(node, Tls(good.file, *other.sign("shop", "shop@example.org"))),
-        "expired": outcome_for(node, Tls(good.file, *good.sign("old", "old@example.org", days=-1))),
-        "wrong authority": outcome_for(node, Tls(other.file, cert, key)),
-    }
-    assert "the node wants TLS" in told["plain"]
-    assert "the node wants a certificate" in told["no certificate"]
-    assert "does not accept this program's certificate" in told["other's"]
-    assert "it has expired" in told["expired"]
-    assert "signed by nobody whom tls.ca names" in told["wrong authority"]
+    others = Tls(good.file, *other.sign("shop", "shop@example.org"))
+    expired = Tls(good.file, *good.sign("old", "old@example.org", days=-1))
+    assert_kept_out("the node wants TLS", node, None)
+    assert_kept_out("the node wants a certificate", node, Tls(good.file))
+    assert_kept_out("does not accept this program's certificate", node, others)
+    assert_kept_out("it has expired", node, expired)
+    assert_kept_out("signed by nobody whom tls.ca names", node, Tls(other.file, cert, key))
 
 
 def test_a_name_that_the_certificate_lacks_is_told(good: Authority, tmp_path: Path) -> None:
     cert, key = good.sign("elsewhere", "elsewhere.example.org")
     with ServerProcess(tmp_path / "n1", tls_cert=str(cert), tls_key=str(key)) as node:
-        assert "not for 127.0.0.1" in outcome_for(node, Tls(good.file))
+        assert_kept_out("not for 127.0.0.1", node, Tls(good.file))
 
 
 def test_a_host_that_refuses_on_one_of_its_addresses_is_told_what_is_wrong_on_the_other(
@@ -106,13 +111,13 @@ def test_a_host_that_refuses_on_one_of_its_addresses_is_told_what_is_wrong_on_th
 ) -> None:
     """The node listens at 127.0.0.1, not at ::1, which localhost is as well."""
     for _ in range(3):  # gRPC's own words are those of either
-        assert "the node wants TLS" in outcome_for(node, None, "localhost")
-        assert "signed by nobody" in outcome_for(node, Tls(other.file), "localhost")
+        assert_kept_out("the node wants TLS", node, None, "localhost")
+        assert_kept_out("signed by nobody", node, Tls(other.file), "localhost")
 
 
 def test_a_plain_port_is_told(good: Authority, tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "n1") as node:
-        assert "does not speak TLS" in outcome_for(node, Tls(good.file))
+        assert_kept_out("does not speak TLS", node, Tls(good.file))
 
 
 def test_renewed_files_are_shown_to_new_callers_and_the_old_stay_connected(
@@ -139,10 +144,10 @@ def test_renewed_files_are_shown_to_new_callers_and_the_old_stay_connected(
                 "the new certificate is shown",
                 lambda: outcome_for(node, Tls(other.file)).startswith("in"),
             )
-            assert "signed by nobody" in outcome_for(node, Tls(good.file))
+            assert_kept_out("signed by nobody", node, Tls(good.file))
             cert.write_text("half")
             time.sleep(1.1)  # so often the files are looked at
-            assert outcome_for(node, Tls(other.file)).startswith("in")
+            assert outcome_for(node, Tls(other.file), timeout_s=30).startswith("in")
             assert before.get(HANDLE) is None, "its connection goes on"
 
 

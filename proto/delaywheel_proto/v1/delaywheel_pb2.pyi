@@ -1632,8 +1632,8 @@ class MemberReport(_message.Message):
     else is reported. Of many gaps, also what lies between.
     """
     insecure: _builtins.str
-    """Why whoever reaches its port for callers may do everything, for people; empty: that is not so,
-    or other machines do not reach it.
+    """Why whoever reaches its ports may do everything or pretend to be a node, for people; empty: that
+    is not so, or other machines do not reach them.
     """
     access_fault: _builtins.str
     """Why earlier grants or tokens count than those on its disk, for people; empty: they do not."""

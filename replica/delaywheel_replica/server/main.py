@@ -29,7 +29,7 @@ from delaywheel_replica.process.inheritance import (
     take_hangups,
 )
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
-from delaywheel_replica.server.access.faults import exposed_without
+from delaywheel_replica.server.access.faults import exposed_ports
 from delaywheel_replica.server.access.files import AccessFileError
 from delaywheel_replica.server.certificates import CertificateError
 from delaywheel_replica.server.intake.descriptors import share_out
@@ -60,9 +60,11 @@ def main() -> int:
         data_dir=str(config.data_dir),
         settings=config.shown_changes(),
     )
-    if missing := exposed_without(config):
+    for port in exposed_ports(config):
         _log.warning(
-            "insecure: whoever reaches it may do everything", listen=config.listen, without=missing
+            f"insecure: whoever reaches it may {port.allows}",
+            address=port.address,
+            without=" and ".join(port.lacks),
         )
     end_with_any_thread()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

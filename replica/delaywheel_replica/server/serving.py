@@ -30,7 +30,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
-from delaywheel_replica.server.access.faults import exposed_without
+from delaywheel_replica.server.access.faults import exposed_ports
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
@@ -554,8 +554,10 @@ def _open_store(
 
 
 def _lacking(config: Config) -> str:
-    missing = exposed_without(config)
-    return f"other machines reach {config.listen}, without {missing}" if missing else ""
+    return "; ".join(
+        f"other machines reach {port.address}, without {' and '.join(port.lacks)}"
+        for port in exposed_ports(config)
+    )
 
 
 def _member_config(config: Config) -> MemberConfig:

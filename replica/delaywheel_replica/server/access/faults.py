@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault
@@ -31,19 +32,41 @@ def access_faults(config: Config) -> Iterator[Fault]:
                 yield Fault(f"token_listen: needs {name}", ("token_listen", name))
         if config.token_listen.endswith(":0"):
             yield Fault("token_listen: name a port, not 0", ("token_listen",))
-    missing = exposed_without(config)
-    if missing and not config.insecure:
-        yield Fault(
-            f"listen {config.listen}: without {missing} whoever reaches this address may do"
-            " everything: see docs/SECURITY.md, or set insecure = true, or listen on 127.0.0.1",
-            ("listen", "tls_cert", "grants", "insecure"),
-        )
+    if not config.insecure:
+        yield from map(_exposed, exposed_ports(config))
 
 
-def exposed_without(config: Config) -> str:
-    """Returns what a port that other machines may reach lacks; empty: nothing, or none does."""
-    host = config.listen.rpartition(":")[0].strip("[]")
-    if host in {"localhost", "::1"} or host.startswith("127."):
-        return ""
-    lacks = [name for name in ("tls_cert", "grants") if getattr(config, name) is None]
-    return " and ".join(lacks)
+class ExposedPort(NamedTuple):
+    """A port that other machines may reach, and that lacks something."""
+
+    setting: str
+    address: str
+    lacks: tuple[str, ...]
+    allows: str
+
+
+def _exposed(port: ExposedPort) -> Fault:
+    return Fault(
+        f"{port.setting} {port.address}: without {' and '.join(port.lacks)} whoever reaches this"
+        f" address may {port.allows}: see docs/SECURITY.md, or set insecure = true, or listen on"
+        " 127.0.0.1",
+        (port.setting, *port.lacks, "insecure"),
+    )
+
+
+def exposed_ports(config: Config) -> Iterator[ExposedPort]:
+    """Returns the ports for callers and for peers, if they are exposed."""
+    lacks = tuple(name for name in ("tls_cert", "grants") if getattr(config, name) is None)
+    if lacks and not _is_loopback(config.listen):
+        yield ExposedPort("listen", config.listen, lacks, "do everything")
+    if len(config.members) > 1 and config.peer_tls != "required":
+        setting = "members" if config.peer_listen is None else "peer_listen"
+        address = config.listens_for_peers
+        if not _is_loopback(address):
+            needed = ('peer_tls = "required"',)
+            yield ExposedPort(setting, address, needed, "pretend to be a node")
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    return host in {"localhost", "::1"} or host.startswith("127.")

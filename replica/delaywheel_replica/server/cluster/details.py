@@ -48,7 +48,7 @@ class OwnReport:
         certificates: What callers are shown; None: nothing.
         waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
         access: Says who may do what; None: nothing is told of its files.
-        insecure: What its port for callers lacks, for people.
+        insecure: What its ports lack that other machines reach, for people.
     """
 
     started_ms: int
