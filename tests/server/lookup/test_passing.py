@@ -172,6 +172,21 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
     await passing.close()
 
 
+async def test_what_a_node_passed_on_is_answered_where_it_arrives(
+    leader: tuple[LeadersNode, str],
+) -> None:
+    node, address = leader
+    view = view_of(address)
+    sights = Sights(view, object.__new__(Queries), Passing(view), object.__new__(AskedPlaces))
+
+    async def ask(_: str) -> str:
+        return "the leader's node"
+
+    assert await sights.elsewhere(passed=False, call=ask) == "the leader's node"
+    assert await sights.elsewhere(passed=True, call=ask) is None
+    assert not node.passed
+
+
 def cancel_of(number: int) -> pb.CancelRequest:
     return pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{number:032x}")])
 

@@ -102,7 +102,14 @@ class CommittedReader:
         self._consumer.close()
 
     def read_to_end(self, *, timeout_s: float = PATIENCE_S) -> list[Message]:
-        """Reads until every partition has confirmed again that nothing committed follows."""
+        """Reads until every partition has confirmed again that nothing committed follows.
+
+        The client says of a position once that it is the end, perhaps while `wait_for` read: it is
+        assigned again, and so says it again.
+        """
+        places = dict.fromkeys(range(self._partitions), 0)
+        places |= {cast("int", m.partition()): cast("int", m.offset()) + 1 for m in self.messages}
+        self._consumer.assign([TopicPartition(self._topic, n, at) for n, at in places.items()])
         ended: set[int] = set()
         deadline = time.monotonic() + timeout_s
         while len(ended) < self._partitions:
