@@ -9,7 +9,8 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from delaywheel import transactional
-from delaywheel.consumer import ConsumerTrouble, Partition, RetryConsumer, engine
+from delaywheel.consumer import ConsumerTrouble, Partition, RetryConsumer
+from delaywheel.consumer.engine import loop
 from delaywheel.consumer.kafka import KafkaBroker as ConsumersKafka
 from delaywheel.consumer.kafka.order_topic import OrderTopics
 from delaywheel.consumer.kafka.topics import ends_of
@@ -64,7 +65,7 @@ def test_who_leaves_a_transaction_open_in_what_is_read_is_found(
     kafka: KafkaBroker, cluster: str, orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactional, "OPEN_S", 0.1)
-    monkeypatch.setattr(engine, "LOOK_S", 0.1)
+    monkeypatch.setattr(loop, "_LOOK_S", 0.1)
     producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": orders})
     producer.init_transactions(PATIENCE_S)
     with RetryConsumer(orders, group="open", bootstrap=kafka.address, cluster=cluster) as consumer:

@@ -16,6 +16,7 @@ def consume(bootstrap: str, cluster: str, topic: str, group: str) -> None:
         bootstrap=bootstrap,
         cluster=cluster,
         commit_every="500ms",
+        max_deliveries=None,  # so that the first offsets are those of the records
         kafka={"session.timeout.ms": 6_000},
     ) as consumer:
         while True:
