@@ -69,6 +69,7 @@ def test_each_line_is_a_message(command: Command, node: ScriptedNode, tmp_path: 
     reported = [json.loads(line) for line in ended.out.splitlines()]
     assert [one["line"] for one in reported] == [1, 2, 3, 4]
     assert reported[0]["id"] == ID.hex()
+    assert [one.get("id_checked") for one in reported] == [False, None, None, None]
     assert reported[0]["due_ms"] == reported[3]["due_ms"] == 1_900_000_000_250
 
 

@@ -230,7 +230,7 @@ class TestDelivery:
                 held.update(rows)
         batch.give_up("over")
         assert len(batch.results) == 4
-        for message, handle, error in batch.results:
+        for message, handle, error, _ in batch.results:
             assert (handle is None) != (error is None)
             assert (handle is not None) == (message.id in held)
             assert error is None or error.outcome_known == (message.id not in doubted)

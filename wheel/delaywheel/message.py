@@ -109,6 +109,8 @@ class Message:
         headers: Name and value pairs, as given.
         id: 16 bytes; by default a UUIDv7. Give your own only if you can also give the same due
             again: messages are delivered once per (id, due).
+        has_own_id: Whether you gave it: then the service looks for an earlier message with this id
+            and due, and refuses what it could not deliver (ID_TAKEN, ID_CANCELLED).
         partition: None: chosen from the key, as by Java's default partitioner.
         timestamp_ms: The Kafka record's timestamp; None: the time of forwarding.
         level: The level's name, or None.
@@ -130,6 +132,7 @@ class Message:
         "_due_ms",
         "_encoded_headers",
         "_length_bytes",
+        "has_own_id",
         "headers",
         "id",
         "key",
@@ -168,6 +171,7 @@ class Message:
             raise MessageInvalidError(
                 Reason.MESSAGE_TOO_LARGE, f"{self._length_bytes:,} bytes, at most {LENGTH_MAX:,}"
             )
+        self.has_own_id: Final = id is not None
         self.id: Final = uuid_utils.uuid7().bytes if id is None else checked_id(id)
         self.partition: Final = None if partition is None else _checked_partition(partition)
         self.timestamp_ms: Final = None if timestamp is None else _timestamp_ms(timestamp)
@@ -290,6 +294,12 @@ class Handle(NamedTuple):
 class Result(NamedTuple):
     """The outcome of one message: either `handle` or `error` is set.
 
+    Attributes:
+        id_checked: The message has an id of your own, and the service knew of no earlier message
+            with this id and due that was cancelled, or had other contents: this is the first, or
+            the same again. False: it has no such id, was not accepted, or the node could not look
+            in time, or not everywhere: then `Client.get` says later what has this id and due.
+
     Example:
         Examine results one by one, or raise the first error::
 
@@ -301,6 +311,7 @@ class Result(NamedTuple):
     message: Message
     handle: Handle | None
     error: DelaywheelError | None
+    id_checked: bool = False
 
     def unwrap(self) -> Handle:
         """Returns the handle; raises the error if there is none."""

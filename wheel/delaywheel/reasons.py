@@ -122,6 +122,18 @@ class Reason(StrEnum):
     )
     # The rest of a message.
     ID_INVALID = ("ID_INVALID", _INVALID, _FINAL, "Give an id of exactly 16 bytes, or none.")
+    ID_TAKEN = (
+        "ID_TAKEN",
+        _PRECONDITION,
+        _FINAL,
+        "A message with other contents has this id and due: give a new message a new id.",
+    )
+    ID_CANCELLED = (
+        "ID_CANCELLED",
+        _PRECONDITION,
+        _FINAL,
+        "The message with this id and due was cancelled, and stays so: send it with a new id.",
+    )
     TOPIC_INVALID = (
         "TOPIC_INVALID",
         _INVALID,

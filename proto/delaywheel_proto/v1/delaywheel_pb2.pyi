@@ -228,6 +228,7 @@ class DelayedMessage(_message.Message):
     DELAY_MS_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     SENT_AT_MS_FIELD_NUMBER: _builtins.int
+    CHECK_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     """16 bytes. Absent: the server assigns a UUIDv7, and a retry of the call is a new message."""
     topic: _builtins.str
@@ -244,6 +245,12 @@ class DelayedMessage(_message.Message):
     sent_at_ms: _builtins.int
     """The time from which delay_ms and level count. Required with an id of the caller's own, so that
     a retry keeps its due; otherwise absent: the time at which the server reads the request.
+    """
+    check_id: _builtins.bool
+    """Look for an earlier message of this id and due before this one is accepted. If there is one with
+    other contents, this is refused with ID_TAKEN; if it was cancelled, with ID_CANCELLED. Only for
+    an id of the caller's own, and for ids that may have been used before: it costs a look on the
+    disk. ProduceResult.id_checked says whether the node could look.
     """
     @_builtins.property
     def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Header]:
@@ -265,10 +272,11 @@ class DelayedMessage(_message.Message):
         delay_ms: _builtins.int | None = ...,
         level: _builtins.str | None = ...,
         sent_at_ms: _builtins.int | None = ...,
+        check_id: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "_deliver_at_ms", b"_deliver_at_ms", "_id", b"_id", "_key", b"_key", "_level", b"_level", "_partition", b"_partition", "_sent_at_ms", b"_sent_at_ms", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "delay_ms", b"delay_ms", "deliver_at_ms", b"deliver_at_ms", "id", b"id", "key", b"key", "level", b"level", "partition", b"partition", "sent_at_ms", b"sent_at_ms", "timestamp_ms", b"timestamp_ms", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "_deliver_at_ms", b"_deliver_at_ms", "_id", b"_id", "_key", b"_key", "_level", b"_level", "_partition", b"_partition", "_sent_at_ms", b"_sent_at_ms", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "delay_ms", b"delay_ms", "deliver_at_ms", b"deliver_at_ms", "headers", b"headers", "id", b"id", "key", b"key", "level", b"level", "partition", b"partition", "sent_at_ms", b"sent_at_ms", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "_deliver_at_ms", b"_deliver_at_ms", "_id", b"_id", "_key", b"_key", "_level", b"_level", "_partition", b"_partition", "_sent_at_ms", b"_sent_at_ms", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "check_id", b"check_id", "delay_ms", b"delay_ms", "deliver_at_ms", b"deliver_at_ms", "headers", b"headers", "id", b"id", "key", b"key", "level", b"level", "partition", b"partition", "sent_at_ms", b"sent_at_ms", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
     _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
@@ -328,6 +336,7 @@ class ColumnBatch(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     TIMESTAMPS_MS_FIELD_NUMBER: _builtins.int
     BLOB_FIELD_NUMBER: _builtins.int
+    CHECK_IDS_FIELD_NUMBER: _builtins.int
     messages: _builtins.int
     ids: _builtins.bytes
     """messages × 16 bytes."""
@@ -347,6 +356,8 @@ class ColumnBatch(_message.Message):
     """For each message in order: key, value, headers. Headers are a run of
     (uint32 name length, int32 value length or −1 for null, name in UTF-8, value).
     """
+    check_ids: _builtins.bytes
+    """uint8 × messages: 1 = check_id; the whole column may be empty: no message has it."""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Dictionary of topics; topic_numbers (uint32 × messages) points into it."""
@@ -365,10 +376,11 @@ class ColumnBatch(_message.Message):
         partitions: _builtins.bytes = ...,
         timestamps_ms: _builtins.bytes = ...,
         blob: _builtins.bytes = ...,
+        check_ids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "due_ms", b"due_ms", "headers_lengths", b"headers_lengths", "ids", b"ids", "key_lengths", b"key_lengths", "messages", b"messages", "partitions", b"partitions", "timestamps_ms", b"timestamps_ms", "topic_numbers", b"topic_numbers", "topics", b"topics", "value_lengths", b"value_lengths"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blob", b"blob", "check_ids", b"check_ids", "due_ms", b"due_ms", "headers_lengths", b"headers_lengths", "ids", b"ids", "key_lengths", b"key_lengths", "messages", b"messages", "partitions", b"partitions", "timestamps_ms", b"timestamps_ms", "topic_numbers", b"topic_numbers", "topics", b"topics", "value_lengths", b"value_lengths"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -441,9 +453,14 @@ class ProduceResult(_message.Message):
     HANDLE_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    ID_CHECKED_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     """"<wheel>:<slot>:<id in 32 hex digits>"; empty when error is set."""
     due_ms: _builtins.int
+    id_checked: _builtins.bool
+    """What `check_id` asked for was done. Not set: it was not asked for, or is not known: the node
+    could not look in time, or lacks something. The message is accepted in any case.
+    """
     @_builtins.property
     def error(self) -> Global___Error: ...
     def __init__(
@@ -452,10 +469,11 @@ class ProduceResult(_message.Message):
         handle: _builtins.str = ...,
         due_ms: _builtins.int = ...,
         error: Global___Error | None = ...,
+        id_checked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "error", b"error", "handle", b"handle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "error", b"error", "handle", b"handle", "id_checked", b"id_checked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -501,21 +519,27 @@ class ColumnResults(_message.Message):
 
     WHEEL_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
+    ID_CHECKED_FIELD_NUMBER: _builtins.int
     wheel: _builtins.str
     """The wheel of every accepted message: the handle is wheel, slot (due_ms / 1000) and id."""
     @_builtins.property
     def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowError]:
         """Only for refused messages."""
 
+    @_builtins.property
+    def id_checked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The accepted messages that are `id_checked`, by row."""
+
     def __init__(
         self,
         *,
         wheel: _builtins.str = ...,
         errors: _abc.Iterable[Global___RowError] | None = ...,
+        id_checked: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "id_checked", b"id_checked", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,6 +36,7 @@ from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.id_checks import IdChecks
 from delaywheel_replica.server.changing.passed_on import passed_cancels, passed_reschedules
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.changing.sights import Sights
@@ -231,6 +232,8 @@ class Server:
         places = AskedPlaces(ask=self._link.send)
         self._passing = Passing(self._view, self._certificates)
         writing = Writing(self._driver)
+        sights = Sights(self._view, self._queries, self._passing, places)
+        id_checks = IdChecks(self._view, self._queries, sights.moment, self._counts)
         accepting = Accepting(
             refusal=self.refusal,
             rules=_rules(config),
@@ -238,6 +241,7 @@ class Server:
             topics=topics,
             writing=writing,
             counts=self._counts,
+            check_ids=id_checks.check,
             audit=self._audit,
         )
         self._producing = Producing(accepting)
@@ -252,7 +256,6 @@ class Server:
             on_handover=self._handover.begin,
             on_status=partial(self._heard_cleaner, fates, history),
         )
-        sights = Sights(self._view, self._queries, self._passing, places)
         self._cancel_groups = CancelGroups(
             sights,
             writing,

@@ -16,6 +16,7 @@ from delaywheel import (
     Reason,
     RefusedError,
     RescheduleOutcome,
+    Result,
 )
 
 LATER = timedelta(hours=1)
@@ -63,6 +64,31 @@ def test_the_same_id_and_due_are_one_message(world: World, client: Any) -> None:
     assert client.produce_many([message])[0].handle == first.handle
     client.produce(world.topic, b"after", delay="5s")
     assert [record.value for record in world.arrived(2)] == [b"once", b"after"]
+
+
+def test_an_id_that_was_used_before(world: World, client: Any) -> None:
+    """The same again is the same message; other contents, and what was cancelled, are refused."""
+
+    def sent(id_: uuid.UUID, value: bytes) -> Result:
+        message = Message(world.topic, value, id=id_, deliver_at=due)
+        result: Result = client.produce_many([message])[0]
+        return result
+
+    due, used, gone = world.now() + LATER, uuid.uuid4(), uuid.uuid4()
+    first, again = sent(used, b"v"), sent(used, b"v")
+    assert first.handle == again.handle
+    assert (first.id_checked, again.id_checked) == (True, True)
+    assert isinstance(error := sent(used, b"w").error, RefusedError)
+    assert (error.reason, error.outcome_known) == (Reason.ID_TAKEN, True)
+    assert client.get(first.unwrap()).value == b"v"
+    assert client.cancel(sent(gone, b"v").unwrap()).outcome is CancelOutcome.CANCELLED
+    with pytest.raises(RefusedError) as refused:
+        client.produce(world.topic, b"v", id=gone, deliver_at=due)
+    assert refused.value.reason is Reason.ID_CANCELLED
+    moved = client.reschedule(first.unwrap(), to=due + LATER)
+    assert moved.outcome is RescheduleOutcome.RESCHEDULED
+    assert sent(used, b"v").handle == first.handle
+    assert not client.produce_many([Message(world.topic, b"v", delay=LATER)])[0].id_checked
 
 
 def test_another_due(world: World, client: Any) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -87,6 +88,7 @@ class Ends:
             ),
             writing=cast("Writing", self),
             counts=self.counts,
+            check_ids=AsyncMock(),
         )
         self.server = HandoverServer(accepting)
         self.made: list[Handover] = []

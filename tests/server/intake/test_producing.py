@@ -12,6 +12,7 @@ import pytest
 
 from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -27,6 +28,7 @@ from delaywheel_replica.server.intake.validate import IntakeRules, RequestBatch,
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.looptime import PASS_S, LoopTime
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 from support.wheels.messages import Message, columns_of
 
 RULES = IntakeRules(
@@ -61,6 +63,7 @@ class Site:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: set[str] = set()
         self.written = Written()
+        self.checked: list[list[int]] = []
         self.topics = KnownTopics(
             PosixDisk(), folder / "topics", ask=lambda _: False, refuses_absent=True
         )
@@ -72,6 +75,7 @@ class Site:
                 topics=self.topics,
                 writing=cast("Writing", self.written),
                 counts=NodeCounts(),
+                check_ids=self.check_ids,
             )
         )
 
@@ -86,6 +90,13 @@ class Site:
         of_batch = RequestBatch.accept
         monkeypatch.setattr(producing_module, "decode_outlined", decode)
         monkeypatch.setattr(RequestBatch, "accept", accept)
+
+    async def check_ids(self, batch: RequestBatch) -> None:
+        """The first that asks is refused, the second checked, and nothing known of the others."""
+        rows = batch.to_check.tolist()
+        self.checked.append(rows)
+        batch.refuse(rows[:1], Refusal(Reason.ID_TAKEN))
+        batch.checked += rows[1:2]
 
     async def produce(self, request: pb.DelayProduceRequest) -> pb.DelayProduceResponse:
         answer = await self.producing.one(
@@ -171,6 +182,33 @@ async def test_much_work_is_done_on_a_thread(
     refused = known and len(request_.columns.topics) == 200
     assert len(site.written.columns[0]) == asked - refused
     assert len(response.columns.errors) == refused
+
+
+async def test_ids_are_checked_where_that_is_asked_for(site: Site) -> None:
+    request = columns(5)
+    request.columns.check_ids = bytes([0, 1, 1, 0, 1])
+    response = await site.produce(request)
+    errors = {error.row: error.error.reason for error in response.columns.errors}
+    assert errors == {1: Reason.ID_TAKEN}
+    assert list(response.columns.id_checked) == [2]
+    assert [number[-1] for number in site.written.columns[0].ids.tolist()] == [0, 2, 3, 4]
+    due_ms = wall_ms() + 60_000
+    messages = [
+        pb.DelayedMessage(topic="t0", deliver_at_ms=due_ms, id=id_, check_id=check)
+        for id_, check in ((None, True), (bytes(16), False), (bytes(16), True), (bytes(16), True))
+    ]
+    results = (await site.produce(pb.DelayProduceRequest(messages=messages))).results
+    assert [result.error.reason for result in results] == ["", "", Reason.ID_TAKEN, ""]
+    assert [result.id_checked for result in results] == [False, False, False, True]
+    await site.produce(columns(5))
+    assert site.checked == [[1, 2, 4], [2, 3]]  # the last request costs no look
+
+
+async def test_a_column_of_another_length_is_malformed(site: Site) -> None:
+    request = columns(3)
+    request.columns.check_ids = bytes([1, 1])
+    with pytest.raises(RequestRefusedError, match="check_ids has 2 bytes, not 3"):
+        await site.produce(request)
 
 
 async def test_a_pass_of_the_loop_takes_some_and_the_next_ones_the_rest_in_order() -> None:

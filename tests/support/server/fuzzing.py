@@ -152,6 +152,7 @@ _ROWS = st.builds(
     deliver_at_ms=st.none() | _INT64 | st.integers(0, 500_000).map(lambda ms: _now_ms() + ms),
     delay_ms=st.none() | _INT64 | st.integers(0, 500_000),
     level=st.none() | _TEXTS,
+    check_id=st.booleans(),
 )
 _REFERENCES = st.builds(pb.MessageRef, handle=_TEXTS) | st.builds(
     pb.MessageRef,

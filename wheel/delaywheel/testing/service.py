@@ -182,10 +182,14 @@ class _Servicer(pb_grpc.DelayWheelServicer):
         with self._lock:
             if request.HasField("columns"):
                 columns = pb.ColumnResults(wheel=WHEEL)
+                marks = request.columns.check_ids
                 for row, sent in enumerate(rows_of_columns(request.columns)):
-                    refusal = self._store.accept(sent)
+                    check_id = bool(marks) and marks[row] == 1
+                    refusal = self._store.accept(sent, check_id=check_id)
                     if refusal is not None:
                         columns.errors.add(row=row, error=_error(*refusal))
+                    elif check_id:
+                        columns.id_checked.append(row)
                 return pb.DelayProduceResponse(columns=columns)
             return pb.DelayProduceResponse(
                 results=[self._result(message) for message in request.messages]
@@ -356,10 +360,12 @@ class _Servicer(pb_grpc.DelayWheelServicer):
             message.partition if message.HasField("partition") else None,
             message.timestamp_ms if message.HasField("timestamp_ms") else None,
         )
-        refusal = self._store.accept(sent)
+        check_id = message.check_id and message.HasField("id")
+        refusal = self._store.accept(sent, check_id=check_id)
         if refusal is not None:
             return pb.ProduceResult(error=_error(*refusal))
-        return pb.ProduceResult(handle=f"{WHEEL}:{due_ms // 1000}:{sent.id.hex()}", due_ms=due_ms)
+        handle = f"{WHEEL}:{due_ms // 1000}:{sent.id.hex()}"
+        return pb.ProduceResult(handle=handle, due_ms=due_ms, id_checked=check_id)
 
 
 def _stored(kept: Kept, *, with_content: bool) -> pb.StoredMessage:

@@ -92,12 +92,19 @@ class MemoryStore:
         self.delivered: Final[list[DeliveredRecord]] = []
         self._kept: Final[dict[tuple[bytes, int], Kept]] = {}
 
-    def accept(self, sent: SentMessage) -> tuple[Reason, str] | None:
+    def accept(self, sent: SentMessage, *, check_id: bool = False) -> tuple[Reason, str] | None:
         """Takes a message, once by id and due; returns why it is refused."""
         refusal = self._refusal(sent)
-        if refusal is None and (sent.id, sent.due_ms) not in self._kept:
+        if refusal is not None:
+            return refusal
+        kept = self._kept.get((sent.id, sent.due_ms))
+        if kept is None:
             self._keep(sent)
-        return refusal
+        elif check_id and kept.standing is Standing.CANCELLED and kept.moved_to_ms is None:
+            return Reason.ID_CANCELLED, ""
+        elif check_id and kept.sent != sent:
+            return Reason.ID_TAKEN, ""
+        return None
 
     def advance_to(self, now_ms: int) -> None:
         """Moves the clock, and delivers what is due, each at its due and in that order."""

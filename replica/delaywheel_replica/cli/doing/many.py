@@ -53,6 +53,7 @@ class _Sent:
     message: Message | None
     handle: Handle | None
     failure: CommandFailure | None
+    id_checked: bool = False
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -61,7 +62,8 @@ class _Sent:
             return {"line": self.line, "error": self.failure.reason, "message": str(self.failure)}
         assert self.message is not None
         accepted = {"handle": str(self.handle), "id": self.message.id.hex()}
-        return {"line": self.line, **accepted, "due_ms": self.message.due_ms}
+        own_id = {"id_checked": self.id_checked} if self.message.has_own_id else {}
+        return {"line": self.line, **accepted, "due_ms": self.message.due_ms, **own_id}
 
 
 @contextmanager
@@ -247,13 +249,21 @@ def _send(client: Client, first: int, lines: Sequence[bytes], make: Make) -> lis
         except (ValueError, TypeError, ArgumentTypeError) as error:
             failures[number] = _unreadable(error)
     handles: dict[int, Handle] = {}
+    checked = set[int]()
     for number, result in zip(messages, client.produce_many(messages.values()), strict=True):
         if result.handle is not None:
             handles[number] = result.handle
+            checked |= {number} if result.id_checked else set()
         elif result.error is not None:
             failures[number] = failure_of(result.error) or _unreadable(result.error)
     return [
-        _Sent(number, messages.get(number), handles.get(number), failures.get(number))
+        _Sent(
+            number,
+            messages.get(number),
+            handles.get(number),
+            failures.get(number),
+            id_checked=number in checked,
+        )
         for number in sorted(messages.keys() | failures.keys())
     ]
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from delaywheel import Client, Handle, Message, Reason, RefusedError
+from delaywheel import Client, Message, Reason, RefusedError, Result
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.doing.many import message_of_json, opened, send, value_of_line
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
@@ -75,16 +75,24 @@ def produce(  # noqa: PLR0913 - as many as the command has
         return
     message = Message(value=_value_bytes(value, value_file), **common)
     with client:
-        handle = _sent(client, message)
+        result = _sent(client, message)
     seen_names.note(server.addresses, topics=topics)
     due_ms = message.due_ms
     assert due_ms is not None  # fixed at the sending
     if as_json or as_ndjson:
-        shape = {"handle": str(handle), "id": message.id.hex(), "due_ms": due_ms}
+        shape: dict[str, object] = {
+            "handle": str(result.handle),
+            "id": message.id.hex(),
+            "due_ms": due_ms,
+        }
+        if message.has_own_id:
+            shape["id_checked"] = result.id_checked
         print_json(shape) if as_json else print_ndjson([shape])
         return
-    say(str(handle))
+    say(str(result.handle))
     note(f"due {iso(due_ms)}")
+    if message.has_own_id and not result.id_checked:
+        note("it is not known whether this id and due were used before; delaywheel get shows it")
 
 
 def _check_many(
@@ -103,15 +111,17 @@ def _check_many(
         raise usage("of many messages, write --ndjson instead of --json")
 
 
-def _sent(client: Client, message: Message) -> Handle:
+def _sent(client: Client, message: Message) -> Result:
     try:
-        return client.produce_many([message])[0].unwrap()
+        (result,) = client.produce_many([message])
+        result.unwrap()
     except RefusedError as refused:
         if refused.reason is not Reason.DUE_PASSED:
             raise
         why = str(refused).removeprefix(f"{refused.reason}: ")
         text = f"{why}; nothing was sent. With --past-ok it would be due now"
         raise CommandFailure(str(refused.reason), text, ExitCode.USAGE) from refused
+    return result
 
 
 def _value_bytes(value: str | None, value_file: Path | None) -> bytes | None:

@@ -1,1 +1,1 @@
-"""Cancels, of one message and of many, and other dues for pending messages."""
+"""Cancels, of one message and of many, other dues for pending messages, and checks of used ids."""

@@ -1,7 +1,7 @@
 """Decodes a request of columns, which must be consistent as a whole."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from delaywheel_replica.server.intake.unpacking import Outline, Span
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
+
+NO_ROWS: Final = np.empty(0, np.intp)
 
 
 def content_lengths(
@@ -74,6 +76,18 @@ def decode_columns(request: bytes, outline: Outline) -> Columns:
         blob=blob,
         starts=starts,
     ).compacted()
+
+
+def rows_to_check(request: bytes, outline: Outline) -> NDArray[np.intp]:
+    """Returns the rows of a request of columns that ask for their ids to be checked.
+
+    Raises:
+        RefusedError: REQUEST_MALFORMED.
+    """
+    if outline.columns is None or "check_ids" not in outline.columns:
+        return NO_ROWS
+    packed = _Packed(request, outline.columns, outline.messages)
+    return np.flatnonzero(packed.column("check_ids", np.uint8) == 1)
 
 
 class _Packed:

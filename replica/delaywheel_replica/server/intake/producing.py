@@ -12,7 +12,7 @@ them on must not keep them. Otherwise a waiting request would be in memory twice
 """
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,6 +67,8 @@ class Accepting:
     topics: KnownTopics
     writing: Writing
     counts: NodeCounts
+    # Looks for earlier messages with the ids of those that ask for it; refuses, notes the checked.
+    check_ids: Callable[[RequestBatch], Awaitable[None]]
     audit: Audit = field(default_factory=Audit)
 
 
@@ -154,6 +156,9 @@ class Producing:
             if doubtful:
                 unasked = await parts.topics.find_out(doubtful)
                 await self._done(is_small, partial(self._judge, batch, unasked))
+            if len(batch.to_check):
+                await parts.check_ids(batch)
+                await self._done(is_small, batch.accept)
             wheel: WheelId | None = None
             if len(batch.accepted):
                 answer = parts.writing.submit(batch.accepted)
@@ -180,7 +185,8 @@ class Producing:
     def _judge(self, batch: RequestBatch, unasked: Collection[str]) -> None:
         """Judges decoded messages. For any thread."""
         self._accepting.topics.judge(batch, unasked)
-        batch.accept()
+        if not len(batch.to_check):
+            batch.accept()
 
     async def _done(self, is_small: bool, work: Callable[[], _Made]) -> _Made:
         """Does some work here or, if it may take long, on the thread."""

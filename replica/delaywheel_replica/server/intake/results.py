@@ -13,12 +13,14 @@ def row_results(batch: RequestBatch, wheel: WheelId | None) -> bytes:
     """Returns the results of a request of rows: one for each message, in order."""
     ids = batch.columns.ids.tobytes().hex()
     errors: dict[Refusal, bytes] = {}
+    checked = set(batch.checked)
     results = []
     for row, due_ms in enumerate(batch.columns.due_ms.tolist()):
         refusal = batch.refusals.get(row)
         if refusal is None:
             handle = f"{wheel}:{due_ms // 1000}:{ids[row * 32 : row * 32 + 32]}"
-            results.append(_encoded(pb.ProduceResult(handle=handle, due_ms=due_ms)))
+            result = pb.ProduceResult(handle=handle, due_ms=due_ms, id_checked=row in checked)
+            results.append(_encoded(result))
         elif (known := errors.get(refusal)) is not None:
             results.append(known)
         else:
@@ -41,4 +43,5 @@ def column_results(batch: RequestBatch, wheel: WheelId | None) -> bytes:
         if error is None:
             error = errors[refusal] = refusal.as_error()
         results.errors.add(row=row, error=error)
+    results.id_checked.extend(row for row in batch.checked if row not in batch.refusals)
     return pb.DelayProduceResponse(columns=results).SerializeToString()

@@ -29,7 +29,12 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.quantities import about, counted
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Right
-from delaywheel_replica.server.intake.columnar import content_lengths, decode_columns
+from delaywheel_replica.server.intake.columnar import (
+    NO_ROWS,
+    content_lengths,
+    decode_columns,
+    rows_to_check,
+)
 from delaywheel_replica.server.intake.unpacking import Outline, Span, has_more_fields, outline_of
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
 
@@ -75,10 +80,14 @@ class RequestBatch:
         columns: All messages; once some are accepted and others not, without their contents.
         refusals: Row -> why it is refused.
         accepted: Those that were not refused when `accept` was called.
+        to_check: The rows whose senders ask for their ids to be checked.
+        checked: Those of them for which that was done, unless it refused them.
     """
 
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, columns: Columns, to_check: NDArray[np.intp] = NO_ROWS) -> None:
         self.columns = columns
+        self.to_check = to_check
+        self.checked: list[int] = []
         self.refusals: dict[int, Refusal] = {}
         self.accepted = columns
         # The row of each accepted message; None: all rows.
@@ -161,7 +170,7 @@ def decode_outlined(
             Reason.REQUEST_TOO_LARGE, f"{len(request):,} bytes, at most {rules.max_request_bytes:,}"
         )
     if outline.columns is not None:
-        batch = RequestBatch(decode_columns(request, outline))
+        batch = RequestBatch(decode_columns(request, outline), rows_to_check(request, outline))
     else:
         batch = _decode_rows(request, outline.rows, rules, now_ms=now_ms)
     _check(batch, rules, now_ms=now_ms)
@@ -320,6 +329,7 @@ def _decode_rows(
 ) -> RequestBatch:
     rows = _RequestColumns([], [], {}, [], [], [], [], [], [], [])
     refusals: dict[int, Refusal] = {}
+    to_check: list[int] = []
     headers = 0
     for row, span in enumerate(spans):
         message = _NO_MESSAGE
@@ -335,10 +345,12 @@ def _decode_rows(
             headers += MESSAGE_HEADERS if error.refusal is _TOO_MANY_HEADERS else 0
         if headers > REQUEST_HEADERS:
             raise _too_many_headers()
+        if message.check_id and message.HasField("id"):
+            to_check.append(row)
         _add_content(rows, message)
         rows.ids.append(id_)
         rows.due_ms.append(due_ms)
-    batch = RequestBatch(rows.as_columns())
+    batch = RequestBatch(rows.as_columns(), np.array(to_check, np.intp))
     batch.refusals = refusals
     return batch
 

@@ -130,6 +130,12 @@ _ACCEPTING: tuple[Spec, ...] = (
         ("reason",),
         lambda s: [((reason.value,), n) for reason, n in s.sources.counts.refused.items()],
     ),
+    counter(
+        "unchecked_ids",
+        "Messages whose senders asked whether their ids had been used before, and which were taken"
+        " without an answer to that: it was not known in time, or not with certainty.",
+        lambda s: s.sources.counts.unchecked_ids,
+    ),
     counters(
         "refused_calls",
         "Calls, and requests of streams, refused as a whole.",

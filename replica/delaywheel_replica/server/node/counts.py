@@ -33,6 +33,7 @@ _OF_MESSAGES: Final = tuple(
         (Reason.ID_INVALID, Reason.TOPIC_INVALID, Reason.TOPIC_UNKNOWN, Reason.MESSAGE_TOO_LARGE),
         (Reason.HEADER_RESERVED, Reason.HEADER_INVALID, Reason.PARTITION_INVALID),
         (Reason.TIMESTAMP_INVALID, Reason.SLOT_FULL, Reason.REQUEST_MALFORMED),
+        (Reason.ID_TAKEN, Reason.ID_CANCELLED),
         (Reason.TOO_MANY_MESSAGES, Reason.REQUEST_TOO_LARGE, Reason.BACKPRESSURE),
         (Reason.DRAINING, Reason.NO_WHEEL, Reason.NOT_ENOUGH_REPLICAS, Reason.DISK_FULL),
         (Reason.DISK_STALLED, Reason.CLOCK_AHEAD, Reason.WHEEL_LOST, Reason.INTERNAL),
@@ -117,6 +118,8 @@ class NodeCounts:
             first of them is, and the first that waits to be looked up.
         lookup_index: Returns the seconds in the index of ids, its bytes, and how many seconds were
             read for it.
+        unchecked_ids: Messages whose ids were to be checked, and could not be in time, or not
+            with certainty.
         refused_calls: (method, reason) -> calls, or requests of a stream, refused as a whole.
     """
 
@@ -139,6 +142,7 @@ class NodeCounts:
     cancel_stages: Counter[str] = field(default_factory=Counter)
     cancel_load: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
     lookup_index: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
+    unchecked_ids: int = 0
     refused_calls: Counter[tuple[str, Reason]] = field(default_factory=Counter)
 
     def entered(self, columns: Columns | None, group: WrittenGroup) -> None:

@@ -76,9 +76,10 @@ class Delivery:
         except AnswerInvalidError as invalid:
             return self._defective(str(invalid))
         passing: list[AttemptFailure] = []
+        checked = {self._attempted[row] for row in response.columns.id_checked}
         for row, outcome in zip(self._attempted, outcomes, strict=True):
             if isinstance(outcome, Handle):
-                self._settle(row, handle=outcome)
+                self._settle(row, handle=outcome, id_checked=row in checked)
             elif self._row_failed(row, outcome):
                 passing.append(outcome)
         self._forget_settled()
@@ -139,9 +140,14 @@ class Delivery:
         return False
 
     def _settle(
-        self, row: int, *, handle: Handle | None = None, error: DelaywheelError | None = None
+        self,
+        row: int,
+        *,
+        handle: Handle | None = None,
+        error: DelaywheelError | None = None,
+        id_checked: bool = False,
     ) -> None:
-        self._settled[row] = Result(self._messages[row], handle, error)
+        self._settled[row] = Result(self._messages[row], handle, error, id_checked)
 
     def _forget_settled(self) -> None:
         self._waiting = [row for row in self._waiting if self._settled[row] is None]

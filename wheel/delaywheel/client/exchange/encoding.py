@@ -36,6 +36,7 @@ def encode_request(messages: Sequence[Message]) -> pb.DelayProduceRequest:
         partitions=_optional_column("i", [message.partition for message in messages]),
         timestamps_ms=_optional_column("q", [message.timestamp_ms for message in messages]),
         blob=b"".join(_contents(messages)),
+        check_ids=_marks([message.has_own_id for message in messages]),
     )
     return pb.DelayProduceRequest(columns=columns)
 
@@ -49,6 +50,8 @@ def decode_answer(
         AnswerInvalidError: The response does not fit the request.
     """
     columns = response.columns
+    if any(row >= len(messages) for row in columns.id_checked):
+        raise AnswerInvalidError(f"checked ids beyond the {len(messages)} that were sent")
     failures: dict[int, AttemptFailure] = {}
     for refused in columns.errors:
         if refused.row >= len(messages):
@@ -87,6 +90,11 @@ def _optional_column(typecode: str, numbers: Sequence[int | None]) -> bytes:
     if numbers.count(None) == len(numbers):
         return b""
     return _column(typecode, [-1 if number is None else number for number in numbers])
+
+
+def _marks(are_set: Sequence[bool]) -> bytes:
+    """Returns a column of ones and zeros; empty if no message is marked."""
+    return bytes(are_set) if True in are_set else b""
 
 
 def _column(typecode: str, numbers: Sequence[int]) -> bytes:

@@ -170,6 +170,16 @@ class Columns:
         start += max(int(self.key_lengths[row]), 0) + max(int(self.value_lengths[row]), 0)
         return decode_headers(self._bytes(start, length))
 
+    def is_same(self, row: int, others: "Columns", other: int) -> bool:
+        """Whether two messages have the same topic, partition, timestamp and contents."""
+        return self._properties(row) == others._properties(other)  # noqa: SLF001
+
+    def _properties(self, row: int) -> tuple[object, ...]:
+        lengths = (self.key_lengths[row], self.value_lengths[row], self.headers_lengths[row])
+        content = self._bytes(int(self.starts[row]), sum(max(int(length), 0) for length in lengths))
+        numbers = (*lengths, self.partitions[row], self.timestamps_ms[row])
+        return self.topic(row), *map(int, numbers), content
+
     def _bytes(self, start: int, length: int) -> bytes:
         return bytes(self.blob[start : start + length])
 

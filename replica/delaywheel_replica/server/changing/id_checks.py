@@ -1,0 +1,294 @@
+"""Looks for earlier messages with the ids of new ones, before these are accepted (`check_id`).
+
+Messages with the same id and due are one, and what an earlier one leaves of a new one is decided at
+the due, when no sender listens any more. So a sender that may have used an id before asks for a
+look, and is told what is certain. The first line that fits:
+
+| what the answering node finds of this id and due, before it writes the new message | answer |
+|---|---|
+| it cannot look in time, or the second is finished | accepted, not checked |
+| no copy; this node holds all that was acknowledged | accepted, checked |
+| no copy; one may lie in what is not here, or cannot be read | accepted, not checked |
+| a copy, and a cancel that was decided: CANCELLED | refused, ID_CANCELLED |
+| copies, all of them read, none with the same contents | refused, ID_TAKEN |
+| copies, one of them unread, none of the others with the same contents | accepted, not checked |
+| one with the same contents; a cancel is not decided, or perhaps not here | accepted, not checked |
+| one with the same contents, otherwise | accepted, checked: it is the same message again |
+
+Contents are topic, key, value, headers, partition and timestamp. A message that was rescheduled is
+delivered at its other due, so it counts as one that is pending. A cancel is decided as it is for
+who cancels (core/leader/cancel.py), by a scan that begins when the node holds every frame up to V.
+
+So these hold:
+
+- A refusal is true whatever the node lacks: it rests on what was found. Who repeats an attempt that
+  was accepted but not answered has the same contents, and is never told ID_TAKEN for it;
+  ID_CANCELLED only if somebody has cancelled the message since.
+- What is refused was not written. So it cannot be delivered in place of what was there before.
+- Checked covers what was acknowledged before, as far as the heartbeats of the other nodes tell.
+  What is under way at the same time, or was acknowledged by another node since its last heartbeat,
+  is not seen, and is decided at the due.
+
+The thread of lookups gets a few seconds and ids at a time, with a rest between: cancels wait for no
+more than these. A message waits for `WAIT_S` at most; a second that took longer to read is in
+memory for those who ask next. A message that does not ask costs nothing.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import Columns
+from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.leader.holders import holds_progress
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, DecisionBasis
+from delaywheel_replica.server.intake.validate import RequestBatch
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found
+from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.node_view import NodeView
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+
+_log = get_logger(__name__)
+
+WAIT_S: Final = 0.25
+"""How long a message waits for its look."""
+WAITING_AT_MOST: Final = 20_000
+"""So many ids wait to be looked up; what comes beyond is not checked."""
+
+_IDS_AT_ONCE: Final = 1_000
+_SECONDS_AT_ONCE: Final = 8
+"""What the thread of lookups is given at once: cancels wait for no more."""
+_REST_S: Final = 0.01
+"""What comes between: as long as the look took, but no longer."""
+_READ_AT_ONCE: Final = 256
+_READ_BYTES: Final = 4 << 20
+
+_TAKEN: Final = Refusal(Reason.ID_TAKEN)
+_CANCELLED: Final = Refusal(Reason.ID_CANCELLED)
+_DECIDED: Final = frozenset({CancelDecision.RESCHEDULED, CancelDecision.ALREADY_DELIVERED})
+
+
+class IdVerdict(Enum):
+    """What a look says of a message."""
+
+    CHECKED = auto()
+    UNKNOWN = auto()
+    TAKEN = auto()
+    CANCELLED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class _Checking:
+    """The messages of one request that wait, and what is known of them by now.
+
+    Attributes:
+        columns: The messages of the request; None once nobody waits any more: a disk that hangs
+            must not keep them in memory.
+    """
+
+    columns: Columns | None
+    done: "asyncio.Future[None]"
+    left: int
+    verdicts: dict[int, IdVerdict] = field(default_factory=dict)
+
+    def settle(self, row: int, verdict: IdVerdict) -> None:
+        self.verdicts[row] = verdict
+        self.left -= 1
+        if not self.left and not self.done.done():
+            self.done.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """One message that waits for a look."""
+
+    checking: _Checking
+    row: int
+    reference: Reference
+
+    def is_same(self, stored: Columns) -> bool:
+        columns = self.checking.columns
+        return columns is not None and columns.is_same(self.row, stored, 0)
+
+    def settle(self, verdict: IdVerdict) -> None:
+        self.checking.settle(self.row, verdict)
+
+
+class IdChecks:
+    """Checks the ids of messages that ask for it. For the event loop's thread."""
+
+    def __init__(
+        self,
+        view: NodeView,
+        queries: Queries,
+        moment: Callable[[], DecisionBasis],
+        counts: NodeCounts,
+    ) -> None:
+        """Begins with nothing to look for.
+
+        Args:
+            view: What the parts of the node know.
+            queries: Looks messages up.
+            moment: Returns what decisions are based on now.
+            counts: Counts the messages that were not checked.
+        """
+        self._view = view
+        self._queries = queries
+        self._moment = moment
+        self._counts = counts
+        self._waiting: list[_Waiting] = []
+        self._looking: asyncio.Task[None] | None = None
+
+    async def check(self, batch: RequestBatch) -> None:
+        """Refuses messages of a batch, and notes those that were checked."""
+        rows = [row for row in batch.to_check.tolist() if row not in batch.refusals]
+        if not rows:
+            return
+        _refuse_twins(batch, rows)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        checking = _Checking(batch.columns, done, len(rows))
+        if len(self._waiting) + len(rows) <= WAITING_AT_MOST:
+            self._waiting += _waiting_of(batch.columns, rows, checking)
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look())
+            try:
+                await asyncio.wait([done], timeout=WAIT_S)
+            finally:
+                checking.columns = None
+        for row, verdict in checking.verdicts.items():
+            match verdict:
+                case IdVerdict.TAKEN:
+                    batch.refuse([row], _TAKEN)
+                case IdVerdict.CANCELLED:
+                    batch.refuse([row], _CANCELLED)
+                case IdVerdict.CHECKED if row not in batch.refusals:
+                    batch.checked.append(row)
+        refused = sum(row in batch.refusals for row in rows)
+        self._counts.unchecked_ids += len(rows) - refused - len(batch.checked)
+
+    async def _look(self) -> None:
+        try:
+            while self._waiting:
+                waiting, self._waiting = self._waiting, []
+                for part in _parts(waiting):
+                    wanted = [each for each in part if each.checking.columns is not None]
+                    if wanted:
+                        began_s = time.monotonic()
+                        await self._look_for(wanted)
+                        await asyncio.sleep(min(time.monotonic() - began_s, _REST_S))
+        finally:
+            self._looking = None
+
+    async def _look_for(self, wanted: Sequence[_Waiting]) -> None:
+        try:
+            verdicts = await self._verdicts(wanted)
+        except Exception as error:  # noqa: BLE001 - they are accepted, as without a look
+            _log.warning("ids could not be looked up", ids=len(wanted), error=repr(error))
+            verdicts = [IdVerdict.UNKNOWN] * len(wanted)
+        for each, verdict in zip(wanted, verdicts, strict=True):
+            each.settle(verdict)
+
+    async def _verdicts(self, wanted: Sequence[_Waiting]) -> list[IdVerdict]:
+        basis = self._moment()  # before the scan, which then has every frame up to its V
+        status = basis.status
+        is_held = status is not None and holds_progress(
+            status.control, self._view.status().heartbeat
+        )
+        found = await self._queries.find_many([each.reference for each in wanted])
+        verdicts, to_read = [], dict[int, Found]()
+        for number, (each, one) in enumerate(zip(wanted, found, strict=True)):
+            if number % DECIDED_AT_ONCE == DECIDED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            if isinstance(one, RequestRefusedError) or self._queries.is_deleted(each.reference):
+                verdicts.append(IdVerdict.UNKNOWN)
+                continue
+            verdicts.append(_verdict(basis, each.reference, one, is_held=is_held))
+            if one.copies and verdicts[-1] is not IdVerdict.CANCELLED:
+                to_read[number] = one
+        same = await self._compared(wanted, to_read)
+        for number, is_same in same.items():
+            if is_same is None:
+                verdicts[number] = IdVerdict.UNKNOWN
+            elif not is_same:
+                verdicts[number] = IdVerdict.TAKEN
+        return verdicts
+
+    async def _compared(
+        self, wanted: Sequence[_Waiting], found: dict[int, Found]
+    ) -> dict[int, bool | None]:
+        """Whether a copy of each message has its contents; None: not all copies were read."""
+        same: dict[int, bool | None] = dict.fromkeys(found, False)
+        places: list[tuple[int, Position, int]] = sorted(
+            (wanted[number].reference.slot, place, number)
+            for number, one in found.items()
+            for place in one.copies
+        )
+        for begin in range(0, len(places), _READ_AT_ONCE):
+            part = places[begin : begin + _READ_AT_ONCE]
+            rest = [each for each in part if not same[each[2]]]
+            while rest:
+                read = await self._queries.messages(
+                    [(slot, place) for slot, place, _ in rest], _READ_BYTES
+                )
+                for (_, _, number), stored in zip(rest, read, strict=False):
+                    each = wanted[number]
+                    if stored is not None and each.is_same(stored):
+                        same[number] = True
+                    elif stored is None and not same[number]:
+                        same[number] = None
+                rest = rest[len(read) :]
+        return same
+
+
+def _verdict(
+    basis: DecisionBasis, reference: Reference, found: Found, *, is_held: bool
+) -> IdVerdict:
+    """Returns what is known of a message before the contents of its copies are compared."""
+    is_sure = found.complete
+    if found.copies and found.cancels:
+        assert reference.due_ms is not None
+        key = reference.id, reference.due_ms
+        decision = basis.after_writing(key, found, confirmed=is_held).decision
+        if decision is CancelDecision.CANCELLED:
+            return IdVerdict.CANCELLED
+        is_sure = is_sure and decision in _DECIDED
+    return IdVerdict.CHECKED if is_sure else IdVerdict.UNKNOWN
+
+
+def _refuse_twins(batch: RequestBatch, rows: Iterable[int]) -> None:
+    """Refuses messages with id and due of an earlier one of the request, but other contents."""
+    columns, firsts = batch.columns, dict[tuple[bytes, int], int]()
+    ids, dues_ms = columns.ids.tobytes(), columns.due_ms.tolist()
+    for row in rows:
+        first = firsts.setdefault((ids[row * 16 : row * 16 + 16], dues_ms[row]), row)
+        if first != row and not columns.is_same(row, columns, first):
+            batch.refuse([row], _TAKEN)
+
+
+def _waiting_of(columns: Columns, rows: Iterable[int], checking: _Checking) -> Iterator[_Waiting]:
+    ids, dues_ms = columns.ids.tobytes(), columns.due_ms.tolist()
+    for row in rows:
+        reference = Reference(dues_ms[row] // 1000, ids[row * 16 : row * 16 + 16], dues_ms[row])
+        yield _Waiting(checking, row, reference)
+
+
+def _parts(waiting: list[_Waiting]) -> Iterator[list[_Waiting]]:
+    """Yields what is looked for at once, ordered by second."""
+    waiting.sort(key=lambda each: each.reference.slot)
+    part, seconds = list[_Waiting](), set[int]()
+    for each in waiting:
+        seconds.add(each.reference.slot)
+        if len(seconds) > _SECONDS_AT_ONCE or len(part) == _IDS_AT_ONCE:
+            yield part
+            part, seconds = [], {each.reference.slot}
+        part.append(each)
+    if part:
+        yield part

@@ -1,0 +1,190 @@
+"""What is said of new messages whose ids may have been used before. Starts no process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import Columns
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.server.changing import id_checks
+from delaywheel_replica.server.changing.id_checks import IdChecks
+from delaywheel_replica.server.changing.sights import DecisionBasis
+from delaywheel_replica.server.intake.validate import RequestBatch
+from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found
+from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
+from delaywheel_replica.server.node.refusals import RequestRefusedError
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
+from support.server.views import node_view
+from support.wheels.messages import Message, columns_of
+
+OWN = WheelId("a", 1)
+COPY, SECOND, CANCEL = (Position(OWN, seq, 0) for seq in (1, 2, 3))
+DUE_MS = wall_ms() + 3_600_000
+NEW = Message(DUE_MS, bytes(16), "orders", b"k", b"v", (("h", b"1"),))
+OTHERS = [
+    replace(NEW, topic="bills"),
+    replace(NEW, key=None),
+    replace(NEW, key=b"kv", value=b""),
+    replace(NEW, value=b"w"),
+    replace(NEW, headers=(("h", None),)),
+    replace(NEW, partition=1),
+    replace(NEW, timestamp_ms=1),
+]
+CHECKED, UNKNOWN = "checked", "unknown"
+
+
+@dataclass
+class Site:
+    """Node a, which has one wheel.
+
+    Attributes:
+        found: what it finds, of each id.
+        stored: what lies there; None cannot be read.
+        progress_seq: how far the committed progress has come in its wheel.
+        held: how far the node holds it.
+        looks: how many ids were looked up at once.
+        stuck: the thread of lookups is busy until this is set.
+    """
+
+    found: Found | Exception = field(default_factory=Found)
+    stored: dict[Position, Message | None] = field(default_factory=dict)
+    progress_seq: int = 3
+    held: int = 3
+    is_finished: bool = False
+    looks: list[int] = field(default_factory=list)
+    stuck: asyncio.Event | None = None
+    counts: NodeCounts = field(default_factory=NodeCounts)
+
+    def __post_init__(self) -> None:
+        progress = Progress(DUE_MS - 1_000, None, {OWN: self.progress_seq})
+        self.status = CleanerStatus(
+            node="a",
+            boot="boot",
+            pid=1,
+            monotonic_ms=monotonic_ms(),
+            wall_ms=0,
+            role=Role.STANDBY,
+            progress=progress,
+            wheels={OWN: wheel_record_of("a")},
+        )
+        queries = cast("Queries", self)
+        self.checks = IdChecks(node_view(self._status), queries, self._moment, self.counts)
+
+    def _status(self) -> ServerStatus:
+        wheels = {OWN: wheel_heartbeat(self.held)}
+        return ServerStatus(heartbeat("a", wheels=wheels), 1, monotonic_ms())
+
+    def _moment(self) -> DecisionBasis:
+        return DecisionBasis(wall_ms(), self.status, None, leading=False)
+
+    def is_deleted(self, _reference: Reference) -> bool:
+        return self.is_finished
+
+    async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
+        self.looks.append(len(references))
+        if self.stuck is not None:
+            await self.stuck.wait()
+        if isinstance(self.found, Exception):
+            raise self.found
+        return [self.found] * len(references)
+
+    async def messages(
+        self, places: Sequence[tuple[int, Position]], _length_bytes: int
+    ) -> list[Columns | None]:
+        message = self.stored[places[0][1]]  # one at a time: no more fits
+        return [None if message is None else columns_of([message])]
+
+    async def outcome(self, *messages: Message) -> list[str]:
+        """What is said of each message of a request."""
+        batch = RequestBatch(columns_of(list(messages)), np.arange(len(messages)))
+        await self.checks.check(batch)
+        said = dict.fromkeys(range(len(messages)), UNKNOWN)
+        said |= dict.fromkeys(batch.checked, CHECKED)
+        said |= {row: refusal.reason for row, refusal in batch.refusals.items()}
+        assert self.counts.unchecked_ids == [*said.values()].count(UNKNOWN)
+        return [*said.values()]
+
+
+def copy(**others: object) -> Found:
+    return replace(Found(dues_ms=(DUE_MS,), copies=[COPY]), **others)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("site", "said"),
+    [
+        (lambda: Site(is_finished=True), UNKNOWN),
+        (lambda: Site(Found()), CHECKED),
+        (lambda: Site(Found(complete=False)), UNKNOWN),
+        (lambda: Site(copy(), {COPY: NEW}), CHECKED),
+        (lambda: Site(copy(complete=False), {COPY: NEW}), UNKNOWN),
+        *((lambda other=other: Site(copy(), {COPY: other}), Reason.ID_TAKEN) for other in OTHERS),
+        (lambda: Site(copy(complete=False), {COPY: OTHERS[0]}), Reason.ID_TAKEN),
+        (lambda: Site(copy(), {COPY: None}), UNKNOWN),
+        (lambda: Site(copy(copies=[COPY, SECOND]), {COPY: OTHERS[0], SECOND: NEW}), CHECKED),
+        (lambda: Site(copy(copies=[COPY, SECOND]), {COPY: OTHERS[0], SECOND: None}), UNKNOWN),
+        (lambda: Site(copy(cancels=[CANCEL]), {COPY: NEW}), Reason.ID_CANCELLED),
+        (lambda: Site(copy(cancels=[CANCEL]), {COPY: OTHERS[0]}), Reason.ID_CANCELLED),
+        (lambda: Site(copy(cancels=[CANCEL]), {COPY: NEW}, progress_seq=2), UNKNOWN),
+        (lambda: Site(copy(cancels=[CANCEL]), {COPY: NEW}, held=2), UNKNOWN),
+        (lambda: Site(copy(cancels=[CANCEL], readable=False), {COPY: NEW}), UNKNOWN),
+        (
+            lambda: Site(copy(cancels=[CANCEL], rescheduled_to_ms=DUE_MS + 1), {COPY: NEW}),
+            CHECKED,
+        ),
+    ],
+)
+async def test_each_line_of_the_table(site: type[Site], said: str) -> None:
+    assert await site().outcome(NEW) == [said]
+
+
+async def test_one_request_may_have_an_id_twice_but_not_with_two_contents() -> None:
+    site = Site()
+    said = await site.outcome(NEW, NEW, OTHERS[0], replace(OTHERS[0], due_ms=DUE_MS + 1))
+    assert said == [CHECKED, CHECKED, Reason.ID_TAKEN, CHECKED]
+
+
+async def test_few_seconds_are_looked_at_at_once_and_requests_together() -> None:
+    site = Site()
+    later = [replace(NEW, due_ms=DUE_MS + 1_000 * number) for number in range(12)]
+    said = await asyncio.gather(site.outcome(*later), site.outcome(*later))
+    assert [*said] == [[CHECKED] * 12] * 2
+    assert site.looks == [16, 8]
+
+
+async def test_what_waits_too_long_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is it looked up later."""
+    monkeypatch.setattr(id_checks, "WAIT_S", 0.01)
+    site = Site(stuck=asyncio.Event())
+    assert await site.outcome(NEW) == [UNKNOWN]
+    site.counts.unchecked_ids = 0
+    assert await site.outcome(NEW) == [UNKNOWN]
+    assert site.stuck is not None
+    site.stuck.set()
+    monkeypatch.setattr(id_checks, "WAIT_S", 60)
+    site.counts.unchecked_ids = 0
+    assert await site.outcome(NEW) == [CHECKED]
+    assert site.looks == [1, 1]
+
+
+async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_checks, "WAITING_AT_MOST", 1)
+    site = Site()
+    assert await site.outcome(NEW, NEW) == [UNKNOWN] * 2
+    assert site.looks == []
+
+
+async def test_a_disk_that_cannot_be_read_refuses_nothing() -> None:
+    site = Site(OSError("no medium"))
+    assert await site.outcome(NEW) == [UNKNOWN]
