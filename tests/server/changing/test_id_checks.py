@@ -137,6 +137,7 @@ def copy(**others: object) -> Found:
         (lambda: Site(copy(cancels=[CANCEL]), {COPY: NEW}), Reason.ID_CANCELLED),
         (lambda: Site(copy(cancels=[CANCEL]), {COPY: OTHERS[0]}), Reason.ID_CANCELLED),
         (lambda: Site(copy(cancels=[CANCEL]), {COPY: NEW}, progress_seq=2), UNKNOWN),
+        (lambda: Site(copy(cancels=[CANCEL]), {COPY: OTHERS[0]}, progress_seq=2), Reason.ID_TAKEN),
         (lambda: Site(copy(cancels=[CANCEL]), {COPY: NEW}, held=2), UNKNOWN),
         (lambda: Site(copy(cancels=[CANCEL], readable=False), {COPY: NEW}), UNKNOWN),
         (
@@ -145,8 +146,27 @@ def copy(**others: object) -> Found:
         ),
     ],
 )
-async def test_each_line_of_the_table(site: type[Site], said: str) -> None:
+async def test_each_line_of_the_table(
+    site: type[Site], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(id_checks, "CANCEL_WAIT_S", 0.3)
     assert await site().outcome(NEW) == [said]
+
+
+async def test_a_cancel_may_be_decided_while_a_message_waits() -> None:
+    """Where it is sent again to another node than the leader's."""
+
+    class Standby(Site):
+        async def find_many(
+            self, references: Sequence[Reference]
+        ) -> list[Found | RequestRefusedError]:
+            progress = Progress(DUE_MS - 1_000, None, {OWN: 3})
+            self.status = replace(self.status, progress=progress)
+            return await super().find_many(references)
+
+    site = Standby(copy(cancels=[CANCEL]), {COPY: NEW}, progress_seq=2)
+    assert await site.outcome(NEW) == [Reason.ID_CANCELLED]
+    assert site.looks == [1, 1]
 
 
 async def test_one_request_may_have_an_id_twice_but_not_with_two_contents() -> None:

@@ -12,7 +12,7 @@ look, and is told what is certain. The first line that fits:
 | a copy, and a cancel that was decided: CANCELLED | refused, ID_CANCELLED |
 | copies, all of them read, none with the same contents | refused, ID_TAKEN |
 | copies, one of them unread, none of the others with the same contents | accepted, not checked |
-| one with the same contents; a cancel is not decided, or perhaps not here | accepted, not checked |
+| one with the same contents; a cancel is undecided, or perhaps not here | accepted, not checked |
 | one with the same contents, otherwise | accepted, checked: it is the same message again |
 
 Contents are topic, key, value, headers, partition and timestamp. A message that was rescheduled is
@@ -32,6 +32,9 @@ So these hold:
 The thread of lookups gets a few seconds and ids at a time, with a rest between: cancels wait for no
 more than these. A message waits for `WAIT_S` at most; a second that took longer to read is in
 memory for those who ask next. A message that does not ask costs nothing.
+
+A cancel is answered by the leader's node some 100 ms before the others know what was committed. So
+a message with a cancel that is not decided is looked at again, for up to `CANCEL_WAIT_S`.
 """
 
 import asyncio
@@ -60,12 +63,15 @@ _log = get_logger(__name__)
 
 WAIT_S: Final = 0.25
 """How long a message waits for its look."""
+CANCEL_WAIT_S: Final = 1.0
+"""How long in all, if there is a cancel of which this node does not know yet whether it counts."""
 WAITING_AT_MOST: Final = 20_000
 """So many ids wait to be looked up; what comes beyond is not checked."""
 
 _IDS_AT_ONCE: Final = 1_000
 _SECONDS_AT_ONCE: Final = 8
 """What the thread of lookups is given at once: cancels wait for no more."""
+_AGAIN_S: Final = 0.05
 _REST_S: Final = 0.01
 """What comes between: as long as the look took, but no longer."""
 _READ_AT_ONCE: Final = 256
@@ -74,6 +80,7 @@ _READ_BYTES: Final = 4 << 20
 _TAKEN: Final = Refusal(Reason.ID_TAKEN)
 _CANCELLED: Final = Refusal(Reason.ID_CANCELLED)
 _DECIDED: Final = frozenset({CancelDecision.RESCHEDULED, CancelDecision.ALREADY_DELIVERED})
+_UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
 
 
 class IdVerdict(Enum):
@@ -83,6 +90,8 @@ class IdVerdict(Enum):
     UNKNOWN = auto()
     TAKEN = auto()
     CANCELLED = auto()
+    UNDECIDED = auto()
+    """Not yet: a later progress will show whether a cancel counts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +106,17 @@ class _Checking:
     columns: Columns | None
     done: "asyncio.Future[None]"
     left: int
+    is_undecided: bool = False
     verdicts: dict[int, IdVerdict] = field(default_factory=dict)
+
+    async def wait(self) -> None:
+        """Waits until all are settled, or the time for that is over."""
+        try:
+            await asyncio.wait([self.done], timeout=WAIT_S)
+            if self.is_undecided:
+                await asyncio.wait([self.done], timeout=CANCEL_WAIT_S - WAIT_S)
+        finally:
+            self.columns = None
 
     def settle(self, row: int, verdict: IdVerdict) -> None:
         self.verdicts[row] = verdict
@@ -145,6 +164,7 @@ class IdChecks:
         self._moment = moment
         self._counts = counts
         self._waiting: list[_Waiting] = []
+        self._undecided: list[_Waiting] = []
         self._looking: asyncio.Task[None] | None = None
 
     async def check(self, batch: RequestBatch) -> None:
@@ -155,14 +175,11 @@ class IdChecks:
         _refuse_twins(batch, rows)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         checking = _Checking(batch.columns, done, len(rows))
-        if len(self._waiting) + len(rows) <= WAITING_AT_MOST:
+        if len(self._waiting) + len(self._undecided) + len(rows) <= WAITING_AT_MOST:
             self._waiting += _waiting_of(batch.columns, rows, checking)
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look())
-            try:
-                await asyncio.wait([done], timeout=WAIT_S)
-            finally:
-                checking.columns = None
+            await checking.wait()
         for row, verdict in checking.verdicts.items():
             match verdict:
                 case IdVerdict.TAKEN:
@@ -176,8 +193,11 @@ class IdChecks:
 
     async def _look(self) -> None:
         try:
-            while self._waiting:
-                waiting, self._waiting = self._waiting, []
+            while self._waiting or self._undecided:
+                if not self._waiting:
+                    await asyncio.sleep(_AGAIN_S)
+                waiting = self._waiting + self._undecided
+                self._waiting, self._undecided = [], []
                 for part in _parts(waiting):
                     wanted = [each for each in part if each.checking.columns is not None]
                     if wanted:
@@ -194,7 +214,11 @@ class IdChecks:
             _log.warning("ids could not be looked up", ids=len(wanted), error=repr(error))
             verdicts = [IdVerdict.UNKNOWN] * len(wanted)
         for each, verdict in zip(wanted, verdicts, strict=True):
-            each.settle(verdict)
+            if verdict is IdVerdict.UNDECIDED:
+                each.checking.is_undecided = True
+                self._undecided.append(each)
+            else:
+                each.settle(verdict)
 
     async def _verdicts(self, wanted: Sequence[_Waiting]) -> list[IdVerdict]:
         basis = self._moment()  # before the scan, which then has every frame up to its V
@@ -215,9 +239,9 @@ class IdChecks:
                 to_read[number] = one
         same = await self._compared(wanted, to_read)
         for number, is_same in same.items():
-            if is_same is None:
+            if is_same is None and verdicts[number] is IdVerdict.CHECKED:
                 verdicts[number] = IdVerdict.UNKNOWN
-            elif not is_same:
+            elif is_same is False:
                 verdicts[number] = IdVerdict.TAKEN
         return verdicts
 
@@ -259,6 +283,8 @@ def _verdict(
         decision = basis.after_writing(key, found, confirmed=is_held).decision
         if decision is CancelDecision.CANCELLED:
             return IdVerdict.CANCELLED
+        if decision in _UNDECIDED:
+            return IdVerdict.UNDECIDED
         is_sure = is_sure and decision in _DECIDED
     return IdVerdict.CHECKED if is_sure else IdVerdict.UNKNOWN
 
