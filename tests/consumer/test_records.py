@@ -172,11 +172,11 @@ def test_no_two_groups_share_a_topic_or_a_transactional_id() -> None:
         ("o", "g-dead-h"),
         ("o-dead-g", "h"),
     ]
-    made = [read_settings(source, group, "k", {}).topics[0] for source, group in pairs]
+    made = [next(iter(read_settings(source, group, "k", {}).topics)) for source, group in pairs]
     names = [name for one in made for name in (one.retry, one.dead, one.order)]
     assert len(set(names)) == len(names)
     assert made[0].retry.startswith("orders-retry-a-retry-b-")
-    assert read_settings("orders", "g", "k", {}).topics[0].retry == "orders-retry-g"
+    assert read_settings("orders", "g", "k", {}).topics.names_of("orders").retry == "orders-retry-g"
     assert transactional_id("billing", "eu-1") != transactional_id("billing-eu", "1")
     assert transactional_id("g", "1") == transactional_id("g", "1")
     with pytest.raises(ValueError, match="orders-retry-g"):

@@ -50,3 +50,28 @@ def test_a_lost_retry_is_waited_for_and_then_given_up() -> None:
                 break
         assert found is not None
         assert found.value == b"a2"
+
+
+def test_a_pattern_matches_topics_as_they_appear() -> None:
+    with MemoryService() as service, service.client() as client:
+        both = [
+            service.consumer(["named", "^orders-"], group=group, retry=("1s",)) for group in "gh"
+        ]
+        for topic in ("orders-eu", "invoices", "named"):
+            client.produce(topic, topic.encode(), delay="0s")
+        for consumer in both:
+            seen = []
+            for message in consumer:
+                seen.append(message.topic)
+                with message:
+                    raise OSError("down")
+            assert seen == ["orders-eu", "named"]
+        client.produce("orders-us", b"later", delay="2s")
+        service.advance("2s")
+        # Each has its own retries, and not the other's.
+        for consumer in both:
+            again = []
+            for message in consumer:
+                again.append((message.topic, message.attempt))
+                message.done()
+            assert again == [("orders-eu", 2), ("named", 2), ("orders-us", 1)]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import uuid
+from typing import Any
+
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
 
-from delaywheel.consumer import GroupTopic, RetryConsumer
+from delaywheel.consumer import ConsumerTrouble, GroupTopic, RetryConsumer
+from delaywheel.consumer.engine import loop
 from delaywheel.consumer.settings import read_settings
 from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import create_topic
 from support.services.service import wait_until
 
 
@@ -63,3 +69,60 @@ def test_a_topic_is_created_as_it_is_wanted(kafka: KafkaBroker, cluster: str, or
     admin = AdminClient({"bootstrap.servers": kafka.address})
     config = admin.describe_configs([resource])[resource].result()
     assert config["retention.ms"].value == "777000"
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("rebalances", ["eager", "cooperative", "consumer"])
+def test_a_topic_that_a_pattern_matches_is_read_while_it_exists(
+    kafka: KafkaBroker, cluster: str, monkeypatch: pytest.MonkeyPatch, rebalances: Any
+) -> None:
+    monkeypatch.setattr(loop, "_LOOK_S", 0.2)
+    source = f"by-pattern-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+
+    def send(*values: bytes) -> None:
+        producer = Producer({"bootstrap.servers": kafka.address})
+        for value in values:
+            producer.produce(source, value)
+        assert producer.flush(30) == 0
+
+    with RetryConsumer(
+        f"^{source}",
+        group="g",
+        bootstrap=kafka.address,
+        cluster=cluster,
+        retry=("100ms",),
+        rebalances=rebalances,
+    ) as consumer:
+
+        def missing() -> bool:
+            return ConsumerTrouble.NO_TOPIC in consumer.health.troubles
+
+        wait_until("nothing is there", missing)
+        create_topic(kafka.address, f"{source}-retry-another")
+        create_topic(kafka.address, source)
+        send(b"first", b"second")
+        seen: list[tuple[bytes | None, int]] = []
+        while len(seen) < 4:
+            message = consumer.receive(60)
+            assert message is not None
+            seen.append((message.value, message.attempt))
+            with message:
+                if message.attempt == 1:
+                    raise OSError("down")
+        assert sorted(seen) == [(value, n) for value in (b"first", b"second") for n in (1, 2)]
+        assert {one.topic for one in consumer.partitions} == {source, f"{source}-retry-g"}
+        assert consumer.flush()
+        send(b"in hand")
+        message = consumer.receive(60)
+        assert message is not None
+        admin.delete_topics([source, f"{source}-retry-g", f"{source}-dead-g"])[source].result()
+        wait_until("it is gone", lambda: missing() and not consumer.partitions)
+        assert message.done() is False
+        create_topic(kafka.address, source)
+        send(b"anew")
+        message = consumer.receive(60)
+        assert message is not None
+        assert message.value == b"anew"
+        assert message.done()
+        wait_until("all is well", lambda: consumer.health.is_well)

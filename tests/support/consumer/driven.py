@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from delaywheel.consumer.engine import Engine
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition
@@ -12,10 +14,14 @@ from support.consumer.fake_kafka import FakeBroker, FakeKafka
 class DrivenConsumer:
     """One consumer of group `g`; it acts on request."""
 
-    def __init__(self, kafka: FakeKafka, **options: object) -> None:
+    def __init__(
+        self, kafka: FakeKafka, topics: Sequence[str] | None = None, /, **options: object
+    ) -> None:
         reported: Options = {"retry": ("5s", "30s"), "drain": "0s", "commit_every": "0s"}
         reported.update(options)  # type: ignore[typeddict-item]
-        self.settings: ConsumerSettings = read_settings(kafka.source, "g", "nowhere", reported)
+        self.settings: ConsumerSettings = read_settings(
+            topics or kafka.source, "g", "nowhere", reported
+        )
         self.broker = FakeBroker(kafka)
         self.engine = Engine(self.settings, self.broker, clock_ms=lambda: kafka.now_ms)
         self.hand: list[ReceivedMessage] = []

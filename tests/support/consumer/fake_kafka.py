@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.order import Away, fold
 from delaywheel.consumer.port import (
     ConsumedTopic,
@@ -20,6 +21,7 @@ from delaywheel.consumer.port import (
     Unread,
 )
 from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Passed, Place
+from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
 
 INGRESS = "delaywheel-fake-ingress"
@@ -34,7 +36,12 @@ class Fault(Enum):
 
 @dataclass
 class FakeKafka:
-    """Topics, the group's offsets, and its generation."""
+    """Topics, the group's offsets, and its generation.
+
+    Attributes:
+        more: The ids of further topics, by name.
+        refused: The sources for which the group cannot have topics.
+    """
 
     partitions: int = 2
     source: str = "orders"
@@ -48,6 +55,8 @@ class FakeKafka:
     topic_id: str = "first"
     limits: IngressLimits | None = None
     retry_partitions: int | None = None
+    more: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
     held_up: set[Partition] = field(default_factory=set)
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
@@ -77,6 +86,13 @@ class FakeKafka:
         self.topic_id += "'"
         for number in range(self.partitions):
             self.logs.pop(Partition(self.source, number), None)
+
+    def delete(self, *topics: str) -> None:
+        """Deletes further topics."""
+        for topic in topics:
+            del self.more[topic]
+            for number in range(self.partitions):
+                self.logs.pop(Partition(topic, number), None)
 
     def write(self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed]) -> None:
         """A transaction is committed."""
@@ -114,6 +130,7 @@ class FakeBroker:
         self.kafka = kafka
         self.fault: Fault | None = None
         self.renewals = 0
+        self.subscribed: list[tuple[str, ...]] = []
         self._callbacks: dict[str, OnPartitions] = {}
         self._events: list[tuple[str, list[Partition]]] = []
         self._positions: dict[Partition, int] = {}
@@ -180,11 +197,37 @@ class FakeBroker:
         """See `Broker`."""
         return self.kafka.limits
 
+    def all_topics(self) -> set[str]:
+        """See `Broker`."""
+        if self._away:
+            self._away -= 1
+            raise KafkaUnavailable("away on purpose")
+        return {self.kafka.source, self.kafka.retry, self.kafka.dead, INGRESS, *self.kafka.more}
+
+    def prepare(self, topics: Sequence[TopicNames]) -> dict[str, int]:
+        """See `Broker`."""
+        for names in topics:
+            if names.source in self.kafka.refused:
+                raise ConsumerError(ConsumerReason.TOPICS_NOT_MADE, names.retry)
+        own = {name: 10_000 for names in topics for name in names.own}
+        self.kafka.more |= {name: "own" for name in own if name not in self.kafka.more}
+        return own
+
     def subscribe(
-        self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
+        self,
+        topics: Sequence[str],
+        *,
+        on_assign: OnPartitions,
+        on_revoke: OnPartitions,
+        on_lost: OnPartitions,
     ) -> None:
         """See `Broker`."""
+        self.subscribed = [tuple(topics)]
         self._callbacks = {"assigned": on_assign, "revoked": on_revoke, "lost": on_lost}
+
+    def resubscribe(self, topics: Sequence[str]) -> None:
+        """See `Broker`."""
+        self.subscribed.append(tuple(topics))
 
     def fetch(self, most: int, timeout_s: float) -> Sequence[Incoming]:  # noqa: ARG002
         """See `Broker`: records first, so that some come with a rebalance."""
@@ -205,6 +248,7 @@ class FakeBroker:
         return {
             self.kafka.source: ConsumedTopic(self.kafka.topic_id, count),
             self.kafka.retry: ConsumedTopic("of retries", self.kafka.retry_partitions or count),
+            **{name: ConsumedTopic(topic_id, count) for name, topic_id in self.kafka.more.items()},
         }
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
@@ -216,11 +260,13 @@ class FakeBroker:
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
+        if {at.topic for at in partitions} - self.topics().keys():
+            raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
         return {partition: len(self.kafka.logs.get(partition, [])) for partition in partitions}
 
     def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
         """See `Broker`."""
-        ends = self.ends(list(positions))
+        ends = {at: len(self.kafka.logs.get(at, [])) for at in positions}
         return {at: Unread(one or 0, ends[at] - (one or 0)) for at, one in positions.items()}
 
     def held_up(self, places: Mapping[Partition, int]) -> set[Partition]:
@@ -229,10 +275,13 @@ class FakeBroker:
 
     def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
         """See `Broker`."""
+        there = {self.kafka.order, *self.kafka.more}
+        if not {f"{lane.topic}-order-g" for lane in lanes} <= there:
+            raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
         away: dict[Partition, dict[int, Away]] = {lane: {} for lane in lanes}
         for record in self.kafka.committed_records:
-            if record.topic == self.kafka.order:
-                lane = Partition(self.kafka.source, record.partition)
+            if record.topic.endswith("-order-g"):
+                lane = Partition(record.topic.removesuffix("-order-g"), record.partition or 0)
                 if lane in away:
                     fold(away[lane], record.key, record.value)
         return {lane: list(known.values()) for lane, known in away.items()}

@@ -44,7 +44,8 @@ from delaywheel.consumer.message import (
     Settlement,
 )
 from delaywheel.consumer.records import Outgoing, Partition
-from delaywheel.consumer.settings import ConsumerSettings, TopicNames
+from delaywheel.consumer.rules.subscription import TopicNames
+from delaywheel.consumer.settings import ConsumerSettings
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -238,7 +239,7 @@ def fold(away: dict[int, Away], key: bytes | None, value: bytes | None) -> None:
         away[offset] = Away(offset, due_ms, value[_DUE.size :])
 
 
-def check_partitions(topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
+def check_partitions(topics: Iterable[TopicNames], known: Mapping[str, int]) -> None:
     """Checks that lanes have both halves: a group's topics need equal numbers of partitions.
 
     Raises:
@@ -261,7 +262,7 @@ def whole_lanes(settings: ConsumerSettings, partitions: Sequence[Partition]) -> 
     """
     whole = []
     for partition in partitions:
-        names = settings.names_of(partition.topic)
+        names = settings.topics.names_of(partition.topic)
         other = names.retry if partition.topic == names.source else names.source
         if Partition(other, partition.number) in partitions:
             whole.append(partition)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from delaywheel.consumer.order import Away
 from delaywheel.consumer.records import Incoming, Outgoing, Partition, Passed
+from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
 
 _LOG = logging.getLogger("delaywheel.consumer")
@@ -113,10 +114,39 @@ class Broker(Protocol):
         """
         ...
 
+    def all_topics(self) -> AbstractSet[str]:
+        """Returns the names of all topics that these credentials may see.
+
+        Raises:
+            KafkaAway: Try again.
+        """
+        ...
+
+    def prepare(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
+        """Checks these topics as `start` does, and creates the group's ones that are missing.
+
+        Returns:
+            Their largest batches, as in `Start.most_bytes`.
+
+        Raises:
+            KafkaAway: Try again.
+            ConsumerError: It is impossible for one of them.
+        """
+        ...
+
     def subscribe(
-        self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
+        self,
+        topics: Sequence[str],
+        *,
+        on_assign: OnPartitions,
+        on_revoke: OnPartitions,
+        on_lost: OnPartitions,
     ) -> None:
-        """Joins the group; the callbacks are called only from within `fetch`."""
+        """Joins the group, if there are topics; `fetch` alone calls the callbacks."""
+        ...
+
+    def resubscribe(self, topics: Sequence[str]) -> None:
+        """Reads these topics instead, once the group has assigned their partitions."""
         ...
 
     def fetch(self, most: int, timeout_s: float) -> Sequence[Incoming]:

@@ -10,7 +10,8 @@ from delaywheel.consumer.rules.backoff import Backoff, Delays, delays_of
 from delaywheel.consumer.rules.deserializers import Deserializer, Field, deserializers_of
 from delaywheel.consumer.rules.middleware import Middleware
 from delaywheel.consumer.rules.routing import Route
-from delaywheel.consumer.rules.topics import TOPIC_NAME, GroupTopic, digest
+from delaywheel.consumer.rules.subscription import Subscription, TopicNames
+from delaywheel.consumer.rules.topics import GroupTopic, digest
 from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.levels import Duration, length_ms
 from delaywheel.ttl import TTL_HEADER
@@ -77,7 +78,8 @@ class Options(TypedDict, total=False):
             before reading of the source topics pauses.
         lost_after: With `ordered`, how long after its due a retried record is waited for that does
             not come back. Then its key goes on without it.
-        start: Where a group begins that has never committed anything.
+        start: Where a group begins that has never committed anything; with a pattern, only
+            `earliest`.
         stuck_after: How long the first record of a partition may be in hand, and hold up that
             partition's commits, before `trouble` says so.
         handler_timeout: How long a handler may have a message, or a batch. Then it has failed with
@@ -141,20 +143,10 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class TopicNames:
-    """The topics that belong to one source topic, for one group."""
-
-    source: str
-    retry: str
-    dead: str
-    order: str
-
-
-@dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """The checked `Options`; durations in milliseconds."""
 
-    topics: tuple[TopicNames, ...]
+    topics: Subscription
     group: str
     bootstrap: str
     cluster: str | None = None
@@ -188,21 +180,12 @@ class ConsumerSettings:
     kafka: Mapping[str, Any] = field(default_factory=dict)
     made: Mapping[str, GroupTopic] = field(default_factory=dict)
 
-    @property
-    def read_topics(self) -> list[str]:
-        """The source and retry topics."""
-        return [name for names in self.topics for name in (names.source, names.retry)]
-
     def made_topics(self, names: TopicNames) -> dict[str, GroupTopic]:
         """Returns the topics that belong to this source topic and are created if missing."""
         own = {"retry": names.retry, "dead": names.dead}
         if self.ordered:
             own["order"] = names.order
         return {name: self.made.get(use, GroupTopic()) for use, name in own.items()}
-
-    def names_of(self, topic: str) -> TopicNames:
-        """Returns the topics that belong to this source or retry topic."""
-        return next(names for names in self.topics if topic in (names.source, names.retry))
 
 
 def read_settings(
@@ -238,8 +221,14 @@ def read_settings(
         raise ValueError(f"start={start!r}: neither 'earliest' nor 'latest'")
     given = {use: options.get(f"{use}_topic", GroupTopic()) for use in ("retry", "dead", "order")}
     made = cast("Mapping[str, GroupTopic]", given)
+    subscription = Subscription(sources, group, made)
+    if subscription.has_patterns and start == "latest":
+        raise ValueError(
+            "start='latest' with a pattern: the first records of topics that appear later would be"
+            " skipped; name the topics, or begin with 'earliest'"
+        )
     return ConsumerSettings(
-        topics=_own_topics(sources, group, made),
+        topics=subscription,
         made=made,
         group=group,
         bootstrap=bootstrap,
@@ -295,30 +284,6 @@ def _by_class(
     for one, backoff in given.items():
         _exceptions(one)
         yield one, delays_of(backoff)
-
-
-def _own_topics(
-    sources: Sequence[str], group: str, given: Mapping[str, GroupTopic]
-) -> tuple[TopicNames, ...]:
-    """Returns the topics of the group, by the topic that is read."""
-    named: list[TopicNames] = []
-    for source in sources:
-        if not TOPIC_NAME.fullmatch(source):
-            raise ValueError(
-                f"topic {source!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most"
-            )
-        named.append(
-            TopicNames(source, *(one.name_for(source, use, group) for use, one in given.items()))
-        )
-    own = [name for names in named for name in (names.retry, names.dead, names.order)]
-    if set(own) & set(sources):
-        raise ValueError(
-            f"topics {sorted(set(own) & set(sources))}: the group reads its own retries anyway, and"
-            " must not read its dead letters"
-        )
-    if twice := sorted({name for name in own if own.count(name) > 1}):
-        raise ValueError(f"topic {twice[0]}: for more than one use; {{topic}} makes names differ")
-    return tuple(named)
 
 
 def transactional_id(group: str, instance: str) -> str:

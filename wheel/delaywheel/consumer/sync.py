@@ -106,7 +106,8 @@ class RetryConsumer(BaseConsumer):
     Several threads may take messages from one consumer.
 
     Args:
-        topics: One topic, or several.
+        topics: One topic, or several; what begins with `^` is a regular expression, which the
+            beginning of a topic's name matches: see `rules/subscription.py`.
         group: The consumer group. Its name is part of the names of its topics:
             `<topic>-retry-<group>` and `<topic>-dead-<group>`.
         bootstrap: Kafka's addresses.

@@ -87,6 +87,7 @@ class MemoryConsumer:
         self._policy: Final = Policy(self._settings, Start(_INGRESS, most_bytes))
         self._order: Final = KeyOrder(lost_after_ms=self._settings.lost_after_ms)
         self._lanes: Final = set[Partition]()
+        self._existing: Final = set[str]()
         self._next = 0
         # Whose turn has come since an earlier record of their key was settled.
         self._freed: Final = deque[ReceivedMessage]()
@@ -214,9 +215,19 @@ class MemoryConsumer:
         while self._next < len(appeared):
             record = appeared[self._next]
             self._next += 1
-            if record.topic in self._settings.read_topics:
+            self._exist(record.topic)
+            if self._settings.topics.knows(record.topic):
                 return self._message(record)
         return None
+
+    def _exist(self, topic: str) -> None:
+        """Takes in that there is a topic: a pattern may match it."""
+        topics = self._settings.topics
+        if not topics.has_patterns or topic in self._existing:
+            return
+        self._existing.add(topic)
+        found, _ = topics.matches(self._existing)
+        topics.become([*(one for one in topics if one.source in topics.named), *found])
 
     def _is_for_a_handler(self, message: ReceivedMessage) -> bool:
         """Whether a record is to be handed out now; if not, it is settled or held back."""
@@ -290,7 +301,7 @@ class MemoryConsumer:
     def _message(self, record: DeliveredRecord) -> ReceivedMessage:
         place = Place(record.topic, record.partition or 0, record.offset, record.timestamp_ms)
         incoming = Incoming(place, record.key, record.value, list(record.headers))
-        is_retry = record.topic not in {names.source for names in self._settings.topics}
+        is_retry = record.topic in self._settings.topics.retry_topics
         trip, headers = unpack_retry(incoming) if is_retry else (Trip(1, place), record.headers)
         self._open_lane(Partition(trip.origin.topic, trip.origin.partition))
         return ReceivedMessage(self, incoming, trip, list(headers))

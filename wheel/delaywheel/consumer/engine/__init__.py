@@ -25,6 +25,7 @@ bound, partitions are paused.
 | `positions` | where to read on |
 | `flow` | which partitions are paused |
 | `lookout` | what keeps records from being handled |
+| `pattern_watch` | which topics patterns match now |
 | `loop` | the thread, and what the group tells it |
 """
 

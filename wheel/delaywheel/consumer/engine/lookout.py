@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 
 from delaywheel.consumer.engine.state import EngineState
@@ -11,6 +11,19 @@ from delaywheel.consumer.message import State
 from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.health import ConsumerTrouble
+
+
+def note_missing(state: EngineState, existing: Collection[str]) -> None:
+    """Notes topics that are to be read, and are not there.
+
+    Args:
+        state: The consumer.
+        existing: The topics that are there, of those that are named at least.
+    """
+    topics = state.settings.topics
+    texts = [f"topic {name} does not exist" for name in sorted(topics.named - set(existing))]
+    texts += [f"no topic matches {pattern!r}" for pattern in topics.matching_nothing]
+    state.note_trouble(ConsumerTrouble.NO_TOPIC, "; ".join(texts) or None)
 
 
 class Lookout:
@@ -61,6 +74,7 @@ class Lookout:
         self._state.health.note(ConsumerTrouble.KAFKA_AWAY, None)
         self._state.policy.learn_limits(limits)
         self.learn_partitions(topics)
+        note_missing(self._state, topics)
         return topics
 
     def learn_partitions(self, topics: Mapping[str, ConsumedTopic]) -> None:

@@ -14,6 +14,7 @@ from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.flow import Flow
 from delaywheel.consumer.engine.lookout import Lookout
+from delaywheel.consumer.engine.pattern_watch import PatternWatch
 from delaywheel.consumer.engine.positions import FoundPositions, Positions
 from delaywheel.consumer.engine.state import EngineState, tell_lost
 from delaywheel.consumer.message import ReceivedMessage
@@ -32,7 +33,8 @@ _FETCH_S = 0.1
 _FETCH_BESIDE_SUSPECTS_S = 0.005
 """Each of them waits for the commit of the one before."""
 _LOOK_S = 5.0
-"""How long a topic that was made anew may be read at the old offsets."""
+"""How long a topic that was made anew may be read at the old offsets, and how soon one is seen that
+a pattern matches."""
 
 
 class Engine:
@@ -57,6 +59,7 @@ class Engine:
         self.desk = Dispatcher(state)
         self._flow = Flow(state)
         self._lookout = Lookout(state)
+        self._patterns = PatternWatch(state)
         self._deliveries = Deliveries(state.book, settings.max_deliveries)
         self._positions = Positions(state, self._lookout, self._deliveries)
         self._commits = Commits(state, self._positions, self.desk, self._deliveries)
@@ -191,10 +194,14 @@ class Engine:
         state.policy = Policy(state.settings, start)
         limits = state.insist("the limits of ingress", lambda: (self._broker.limits(),))
         state.policy.learn_limits(None if limits is None else limits[0])
+        state.insist("which topics there are", self._patterns.begin)
         if not self._commits.renew():
             return
         self._broker.subscribe(
-            on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+            state.settings.topics.read_topics,
+            on_assign=self._assigned,
+            on_revoke=self._revoked,
+            on_lost=self._lost,
         )
 
     def _turn(self, *, fetches: bool = True) -> None:
@@ -263,13 +270,14 @@ class Engine:
         if went_back:
             self._read_anew(went_back)
             return
-        messages = [self._message(record) for record in records]
+        retry_topics = self._state.retry_topics
+        messages = [self._message(record, retry_topics) for record in records]
         with self._changed:
             self._book.take(messages)
             self._state.notify()
 
-    def _message(self, record: Incoming) -> ReceivedMessage:
-        if record.place.topic in self._state.retry_topics:
+    def _message(self, record: Incoming, retry_topics: AbstractSet[str]) -> ReceivedMessage:
+        if record.place.topic in retry_topics:
             trip, headers = unpack_retry(record)
         else:
             trip, headers = Trip(1, record.place), record.headers or []
@@ -280,14 +288,32 @@ class Engine:
 
         The client would go on in them at the old offsets.
         """
-        self._look_at_s = time.monotonic() + _LOOK_S
+        rest_s = _LOOK_S
+        if self._state.settings.topics.has_patterns:
+            # All members see a new topic at the same time, so that the group settles once.
+            rest_s -= self._state.clock_ms() / 1000 % _LOOK_S
+        self._look_at_s = time.monotonic() + rest_s
         self._lookout.look_at_hand()
+        if self._patterns.look():
+            self._subscribe_again()
         if not self._state.ours:
             return
         self._lookout.look_behind(self._flow.paused)
         topics = self._lookout.look_at_topics()
         if topics is not None and self._positions.are_of_other_topics(topics):
             self._read_anew()
+
+    def _subscribe_again(self) -> None:
+        """Has the group assign the topics that are read now.
+
+        What is held of a deleted topic is forgotten at once: no transaction with an offset of it
+        commits, and others' outcomes would wait for that.
+        """
+        read_topics = self._state.settings.topics.read_topics
+        gone = [one for one in self._state.ours if one.topic not in read_topics]
+        if gone:
+            self._lost(gone)
+        self._broker.resubscribe(read_topics)
 
     def _end(self) -> None:
         """Ends gracefully: stays in the group until records in hand are settled."""
@@ -329,9 +355,9 @@ class Engine:
             "no committed offsets", lambda: self._positions.find(partitions, went_back)
         )
         # Only now: every transaction of an earlier owner has ended, and is visible.
-        lanes = [
-            one for one in partitions if order is not None and one.topic not in state.retry_topics
-        ]
+        lanes: Sequence[Partition] = ()
+        if found is not None and order is not None:
+            lanes = [one for one in found.positions if one.topic not in state.retry_topics]
         away = state.insist("the order topics cannot be read", lambda: self._broker.away(lanes))
         if found is None or away is None:  # the end was asked for
             found, away = FoundPositions(dict.fromkeys(partitions), {}, {}), {}
@@ -341,7 +367,7 @@ class Engine:
             marks = self._deliveries.assigned(*found)
             for lane, known in away.items():
                 assert order is not None
-                order.assign(lane, state.settings.names_of(lane.topic).order, known)
+                order.assign(lane, state.settings.topics.names_of(lane.topic).order, known)
             state.notify()
         self._commits.mark(marks)
         self.health.note(ConsumerTrouble.COMMIT_FAILED, None)
@@ -379,7 +405,8 @@ class Engine:
             self._changed.notify_all()
         self._flow.forget(partitions)
         tell_lost(lost)
-        state.teller.revoked(list(partitions))
+        if told := [one for one in partitions if one in state.ours]:
+            state.teller.revoked(told)
         state.ours = [one for one in state.ours if one not in partitions]
 
     def _drain(self, partitions: Sequence[Partition], deadline_s: float) -> None:

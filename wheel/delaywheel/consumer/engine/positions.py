@@ -42,10 +42,11 @@ class Positions:
         self._begun_with: dict[str, int] = {}
 
     def are_of_other_topics(self, topics: Mapping[str, ConsumedTopic]) -> bool:
-        """Whether one of our topics was deleted and made anew since its positions were found."""
+        """Whether one of our topics was made, or made anew, since its positions were found."""
         return any(
-            one.topic in topics and _is_another(self._topics.get(one.topic), topics[one.topic])
+            one.topic not in self._topics or _is_another(self._topics[one.topic], topics[one.topic])
             for one in self._state.ours
+            if one.topic in topics
         )
 
     def find(
@@ -55,6 +56,9 @@ class Positions:
 
         That is where the group was, unless the topic is another one, or ends before that.
 
+        A topic that does not exist is read where the group was in it, should it come back, until
+        it is seen that it did. With `ordered` it is not read meanwhile: what is away is not known.
+
         If a group begins at the end, that position is committed before it is used: later records
         are not skipped, even if this consumer dies at once.
 
@@ -62,12 +66,14 @@ class Positions:
             KafkaAway: Try again.
         """
         topics = self._broker.topics()
+        if self._state.order is not None:
+            partitions = self._lanes_that_exist(partitions, topics)
         known = self._broker.committed(partitions)
-        ends = self._broker.ends(partitions)
+        ends = self._broker.ends([one for one in partitions if one.topic in topics])
         positions: dict[Partition, int | None] = {}
         for partition, passed in known.items():
             positions[partition] = None if passed is None else passed.offset
-            if passed is None:
+            if passed is None or partition not in ends:
                 continue
             why = None
             if _is_another(ConsumedTopic(passed.topic_id, 0), topics.get(partition.topic)):
@@ -80,11 +86,24 @@ class Positions:
                 _LOG.error("%s is read from its beginning: %s", partition, why)
                 positions[partition] = None
                 self._state.book.counts.restarts += 1
-        self._topics = topics
+        kept = set()
+        if self._broker.is_incremental:  # others of our partitions are not found anew
+            kept = {one.topic for one in set(self._state.ours) - set(partitions)}
+        self._topics = {
+            **{name: one for name, one in topics.items() if name not in kept},
+            **{name: one for name, one in self._topics.items() if name in kept},
+        }
         self._lookout.learn_partitions(topics)
         if self._state.settings.start == "latest":
             positions |= self._begin_at_the_end([one for one in partitions if known[one] is None])
         return FoundPositions(positions, known, ends)
+
+    def _lanes_that_exist(
+        self, partitions: Sequence[Partition], topics: Mapping[str, ConsumedTopic]
+    ) -> Sequence[Partition]:
+        names_of = self._state.settings.topics.names_of
+        names = {one: names_of(one.topic) for one in partitions}
+        return [one for one, its in names.items() if its.source in topics and its.retry in topics]
 
     def _begin_at_the_end(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Returns the ends of partitions that the group has not begun with, once committed.

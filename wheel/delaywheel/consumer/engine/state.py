@@ -45,7 +45,6 @@ class EngineState:
         self.settings = settings
         self.broker = broker
         self.clock_ms = clock_ms
-        self.retry_topics = frozenset(names.retry for names in settings.topics)
         self.book = Book(max_held=settings.max_held, max_held_bytes=settings.max_held_bytes)
         self.order = KeyOrder(lost_after_ms=settings.lost_after_ms) if settings.ordered else None
         self.changed = threading.Condition()
@@ -63,6 +62,11 @@ class EngineState:
         self.error: BaseException | None = None
         self._policy: Policy | None = None
         self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def retry_topics(self) -> frozenset[str]:
+        """The topics of retries."""
+        return self.settings.topics.retry_topics
 
     @property
     def policy(self) -> Policy:

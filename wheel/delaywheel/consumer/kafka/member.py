@@ -30,6 +30,7 @@ import struct
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
 
 from confluent_kafka import (
@@ -77,6 +78,7 @@ from delaywheel.consumer.records import (
     Passed,
     Place,
 )
+from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings, transactional_id
 from delaywheel.ingress import IngressLimits, ingress_topic
 from delaywheel.record_headers import headers_of
@@ -109,6 +111,7 @@ class KafkaBroker:
         instance = settings.instance or uuid.uuid4().hex
         self._transactional_id = transactional_id(settings.group, instance)
         self._consumer: Consumer | None = None
+        self._callbacks: dict[str, Callable[[Consumer, list[TopicPartition]], None]] = {}
         self._raised: Exception | None = None
         self._producer: Producer | None = None
         self._is_copy_loose = False
@@ -126,21 +129,8 @@ class KafkaBroker:
     def start(self) -> Start:
         """See `Broker`."""
         try:
-            admin = self._asking
-            partitions = partitions_of(admin)
-            ingress = self._ingress = self._ingress_topic(partitions)
-            for source in (names.source for names in self._settings.topics):
-                if source not in partitions:
-                    raise ConsumerError(ConsumerReason.TOPIC_MISSING, f"topic {source}")
-            if self._settings.create_topics:
-                self._create(admin, partitions)
-            known = partitions_of(admin)
-            self._check_made(known)
-            if self._settings.ordered:
-                check_partitions(self._settings.topics, known)
-            check_policies(admin, self._settings)
-            check_rights(admin, self._settings, ingress)
-            return Start(ingress, check_sizes(admin, self._settings, ingress))
+            ingress = self._ingress = self._ingress_topic(partitions_of(self._asking))
+            return Start(ingress, self._prepared(list(self._settings.topics)))
         except KafkaException as exception:
             raised = away(exception)
             if isinstance(
@@ -149,8 +139,44 @@ class KafkaBroker:
                 raised = KafkaUnavailable(f"{self._settings.bootstrap}: {raised}")
             raise raised from exception
 
+    def all_topics(self) -> AbstractSet[str]:
+        """See `Broker`."""
+        try:
+            return partitions_of(self._asking).keys()
+        except KafkaException as exception:
+            raise away(exception) from exception
+
+    def prepare(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
+        """See `Broker`."""
+        try:
+            return self._prepared(topics)
+        except KafkaException as exception:
+            raise away(exception) from exception
+
+    def _prepared(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
+        assert self._ingress is not None
+        admin, ordered = self._asking, self._settings.ordered
+        known = partitions_of(admin)
+        for names in topics:
+            if names.source not in known:
+                raise ConsumerError(ConsumerReason.TOPIC_MISSING, f"topic {names.source}")
+        if self._settings.create_topics:
+            self._create(admin, topics, known)
+            known = partitions_of(admin)
+        self._check_made(topics, known)
+        if ordered:
+            check_partitions(topics, known)
+        check_policies(admin, topics, ordered=ordered)
+        check_rights(admin, topics, self._ingress, ordered=ordered)
+        return check_sizes(admin, topics, self._ingress)
+
     def subscribe(
-        self, *, on_assign: OnPartitions, on_revoke: OnPartitions, on_lost: OnPartitions
+        self,
+        topics: Sequence[str],
+        *,
+        on_assign: OnPartitions,
+        on_revoke: OnPartitions,
+        on_lost: OnPartitions,
     ) -> None:
         """See `Broker`."""
         instance = self._settings.instance
@@ -158,7 +184,7 @@ class KafkaBroker:
         timeouts = {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 3_000}
         if self._settings.rebalances == "consumer":
             timeouts = {}
-        consumer = self._consumer = self._made(
+        self._consumer = self._made(
             {
                 **({} if instance is None else {"group.instance.id": instance}),
                 **timeouts,
@@ -173,12 +199,19 @@ class KafkaBroker:
                 "auto.offset.reset": "earliest",
             }
         )
-        consumer.subscribe(
-            self._settings.read_topics,
-            on_assign=self._kept(on_assign),
-            on_revoke=self._kept(on_revoke),
-            on_lost=self._kept(on_lost),
-        )
+        self._callbacks = {
+            "on_assign": self._kept(on_assign),
+            "on_revoke": self._kept(on_revoke),
+            "on_lost": self._kept(on_lost),
+        }
+        self.resubscribe(topics)
+
+    def resubscribe(self, topics: Sequence[str]) -> None:
+        """See `Broker`."""
+        if topics:
+            self._joined.subscribe(list(topics), **self._callbacks)
+        else:
+            self._joined.unsubscribe()
 
     @staticmethod
     def _made(settings: dict[str, Any]) -> Consumer:
@@ -193,11 +226,11 @@ class KafkaBroker:
         A static member may be assigned what its instance read before, until the group has heard of
         other topics: those partitions are left alone.
         """
-        own = set(self._settings.read_topics)
+        knows = self._settings.topics.knows
 
         def called(_: Consumer, given: list[TopicPartition]) -> None:
             try:
-                call([Partition(one.topic, one.partition) for one in given if one.topic in own])
+                call([Partition(one.topic, one.partition) for one in given if knows(one.topic)])
             except Exception as error:  # noqa: BLE001 - see above
                 self._raised = error
 
@@ -235,7 +268,7 @@ class KafkaBroker:
     def topics(self) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
         try:
-            return topics_now(self._asking, self._settings.read_topics)
+            return topics_now(self._asking, self._settings.topics.read_topics)
         except KafkaException as exception:
             raise away(exception) from exception
 
@@ -263,7 +296,7 @@ class KafkaBroker:
         if self._order is None:
             self._order = OrderTopics(self._client(), self._settings.group, self.ends)
         where = {
-            lane: Partition(self._settings.names_of(lane.topic).order, lane.number)
+            lane: Partition(self._settings.topics.names_of(lane.topic).order, lane.number)
             for lane in lanes
         }
         try:
@@ -371,7 +404,10 @@ class KafkaBroker:
             raise away(exception) from exception
         if self._ingress not in known:
             raise _no_ingress(self._ingress)
-        self._check_made(known)
+        topics = self._settings.topics
+        # A topic that a pattern matched may be deleted with all that belongs to it.
+        there = [one for one in topics if one.source in known or one.source in topics.named]
+        self._check_made(there, known)
 
     def _replace_producer(self) -> None:
         self._drop_producer()
@@ -430,17 +466,19 @@ class KafkaBroker:
             raise ConsumerError(ConsumerReason.CLUSTER_AMBIGUOUS, ", ".join(sorted(found)))
         return found[0]
 
-    def _check_made(self, known: Mapping[str, int]) -> None:
+    def _check_made(self, topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
         missing = [
             name
-            for names in self._settings.topics
+            for names in topics
             for name in self._settings.made_topics(names)
             if name not in known
         ]
         if missing:
             raise ConsumerError(ConsumerReason.TOPICS_NOT_MADE, ", ".join(missing))
 
-    def _create(self, admin: AdminClient, known: Mapping[str, int]) -> None:
+    def _create(
+        self, admin: AdminClient, topics: Sequence[TopicNames], known: Mapping[str, int]
+    ) -> None:
         """Creates missing topics."""
         large = {"max.message.bytes": str(LARGEST_BATCH_BYTES)}
         make_topics(
@@ -452,7 +490,7 @@ class KafkaBroker:
                     replication_factor=made.replication_factor or -1,
                     config={**(ORDER_CONFIG if name == names.order else large), **made.config},
                 )
-                for names in self._settings.topics
+                for names in topics
                 for name, made in self._settings.made_topics(names).items()
                 if name not in known
             ],

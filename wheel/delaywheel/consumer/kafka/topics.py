@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from confluent_kafka import (
     Consumer,
@@ -25,7 +25,7 @@ from delaywheel.consumer.kafka.failures import REFUSALS, away
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.settings import ConsumerSettings
+from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
 
 ASK_S = 5.0
@@ -51,7 +51,9 @@ def partitions_of(admin: AdminClient) -> dict[str, int]:
 
 def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, ConsumedTopic]:
     """Returns these topics as they are now, as far as they exist."""
-    found = {}
+    found: dict[str, ConsumedTopic] = {}
+    if not names:
+        return found
     asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=ASK_S)
     for name, future in asked.items():
         try:
@@ -121,17 +123,19 @@ def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
         time.sleep(0.05)
 
 
-def check_rights(admin: AdminClient, settings: ConsumerSettings, ingress: str) -> None:
+def check_rights(
+    admin: AdminClient, topics: Iterable[TopicNames], ingress: str, *, ordered: bool
+) -> None:
     """Checks that these credentials may read and write what the consumer will, if Kafka says so.
 
     Raises:
         ConsumerError: NOT_AUTHORIZED, with the topic and what is missing.
     """
     wanted = {ingress: AclOperation.WRITE}
-    for names in settings.topics:
+    for names in topics:
         wanted |= {names.source: AclOperation.READ, names.retry: AclOperation.READ}
         wanted |= {names.dead: AclOperation.WRITE}
-        if settings.ordered:
+        if ordered:
             wanted |= {names.order: AclOperation.WRITE}
     described = admin.describe_topics(
         TopicCollection(list(wanted)), include_authorized_operations=True, request_timeout=ASK_S
@@ -144,19 +148,19 @@ def check_rights(admin: AdminClient, settings: ConsumerSettings, ingress: str) -
             )
 
 
-def check_policies(admin: AdminClient, settings: ConsumerSettings) -> None:
+def check_policies(admin: AdminClient, topics: Iterable[TopicNames], *, ordered: bool) -> None:
     """Checks that the topics of retries and letters keep all records, and those of orders the last.
 
     Raises:
         ConsumerError: One of them does not.
     """
-    for names in settings.topics:
+    for names in topics:
         for name in (names.retry, names.dead):
             if "compact" in _config(admin, name).get("cleanup.policy", "delete"):
                 raise ConsumerError(
                     ConsumerReason.TOPIC_COMPACTED, f"cleanup.policy of {name} must be delete"
                 )
-        if settings.ordered:
+        if ordered:
             policy = _config(admin, names.order).get("cleanup.policy", "compact")
             if policy != "compact":
                 raise ConsumerError(
@@ -165,14 +169,14 @@ def check_policies(admin: AdminClient, settings: ConsumerSettings) -> None:
                 )
 
 
-def check_sizes(admin: AdminClient, settings: ConsumerSettings, ingress: str) -> dict[str, int]:
+def check_sizes(admin: AdminClient, topics: Iterable[TopicNames], ingress: str) -> dict[str, int]:
     """Returns the largest batch that the ingress topic and those of retries and letters take.
 
     Raises:
         ConsumerError: One of these takes less than the topic whose records go there.
     """
     most_bytes = {ingress: _largest_batch(admin, ingress)}
-    for names in settings.topics:
+    for names in topics:
         source_bytes = _largest_batch(admin, names.source)
         for name in (names.dead, names.retry):
             most_bytes[name] = _largest_batch(admin, name)

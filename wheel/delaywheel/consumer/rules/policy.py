@@ -105,6 +105,10 @@ class Policy:
                 f" {limits.span_ms / 1000:,.0f} s",
             )
 
+    def learn_sizes(self, most_bytes: Mapping[str, int]) -> None:
+        """Takes in the largest batches of further topics, as `Start` has them."""
+        self._most_bytes = {**self._most_bytes, **most_bytes}
+
     def learn_partitions(self, partitions: Mapping[str, int]) -> None:
         """Takes in how many partitions the topics of retries have."""
         self._retry_partitions = partitions
@@ -182,7 +186,7 @@ class Policy:
         return Settlement(Outcome.PARKED, record, due_ms)
 
     def _coming_back(self, message: ReceivedMessage, trip: Trip, due_ms: int) -> Outgoing | None:
-        names = self._settings.names_of(message.place.topic)
+        names = self._settings.topics.names_of(message.place.topic)
         number = message.place.partition
         keeps = self._settings.keep_partition or self._settings.ordered
         # A partition that the topic of retries lacks would take nothing.
@@ -241,7 +245,7 @@ class Policy:
         self, message: ReceivedMessage, reason: str, error: BaseException | str | None = None
     ) -> Settlement:
         """Returns the settlement with a record's dead letter."""
-        names = self._settings.names_of(message.place.topic)
+        names = self._settings.topics.names_of(message.place.topic)
         whole = dead_letter(
             dead_topic=names.dead,
             retry_topic=names.retry,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,6 +13,7 @@ from delaywheel.ingress import is_reserved_topic
 
 TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PLACES: Final = re.compile(r"\{(.*?)\}")
+_USES: Final = re.compile(r"(?=-(retry|dead|order)-)")
 _OURS: Final = frozenset({"cleanup.policy", "delete.retention.ms"})
 """Settings of topics that the promises rest on."""
 
@@ -72,6 +74,35 @@ class GroupTopic:
                 " the group's name is part of its topics' names"
             )
         return name
+
+    def may_name(self, topic: str, group: str) -> bool:
+        """Whether a topic has a name that was given here, for whatever topic that is read."""
+        if self.name is None:
+            return False  # see `is_group_topic`
+        name = re.escape(self.name.replace("{group}", group))
+        return re.fullmatch(name.replace(re.escape("{topic}"), ".+"), topic) is not None
+
+
+def is_group_topic(topic: str, known: AbstractSet[str], group: str) -> bool:
+    """Whether a topic that exists is one that some group has of its own, by the usual names.
+
+    `customer-order-created` is not one only because there is `customer`: a group with a topic for
+    the order of keys has one for retries and one for letters, too.
+
+    Args:
+        topic: Its name.
+        known: The topics of the cluster, and those that were there before.
+        group: The group that asks. Its own topics are known even if what it read is gone.
+    """
+    for found in _USES.finditer(topic):
+        source, use, rest = topic[: found.start()], found[1], topic[found.end(1) + 1 :]
+        both = {f"{source}-retry-{rest}", f"{source}-dead-{rest}"}
+        if use == "order" and both.isdisjoint(known):
+            continue
+        is_ours = re.fullmatch(f"{re.escape(group)}(-[0-9a-f]{{8}})?", rest)
+        if source and rest and (source in known or is_ours or both <= known):
+            return True
+    return False
 
 
 def _own_topic(source: str, use: str, group: str) -> str:

@@ -4,6 +4,9 @@
 |---|---|---|
 | KAFKA_AWAY | a question is not answered | it is answered |
 | COMMIT_FAILED | a transaction is not committed | one is, or the partitions are assigned anew |
+| NO_TOPIC | a topic is deleted, or a pattern matches none | it is there, or one |
+| TOPIC_UNREAD | the group's topics for one that a pattern matches are refused | they are not |
+|   | refused, or it is gone |
 | UNSETTLED | a partition's first record is in hand for `stuck_after` | it is settled |
 | HANDLER_HANGS | a record is taken back after `handler_timeout` | its handler ends all the same |
 | PARTITION_UNREAD | with `ordered`, a partition lacks its counterpart | it is assigned with that |
@@ -26,6 +29,10 @@ class ConsumerTrouble(StrEnum):
     """Kafka does not answer, or not now: the consumer goes on when it does."""
     COMMIT_FAILED = "COMMIT_FAILED"
     """The last transaction was not committed, or perhaps not: it is tried again."""
+    NO_TOPIC = "NO_TOPIC"
+    """A topic that is named was deleted, or a pattern matches none that can be read."""
+    TOPIC_UNREAD = "TOPIC_UNREAD"
+    """A topic that a pattern matches is not read: the group cannot have its own topics for it."""
     UNSETTLED = "UNSETTLED"
     """A record is in hand for longer than `stuck_after`, and holds up its partition's commits."""
     HANDLER_HANGS = "HANDLER_HANGS"
