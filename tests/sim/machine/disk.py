@@ -8,8 +8,8 @@ What it can do to its user:
 * fail an operation (``faults``) or run full (``capacity_bytes``), after writing a part. What a
   failed sync was about is dropped, as Linux does: it can still be read, later syncs succeed, and
   the medium never gets it, unless it is written again.
-* have bad sectors (``spoil``): reading there fails until they are written again, or, if they are
-  worn, for ever, and so does writing;
+* have bad sectors (``spoil``): reading anything of their pages, as Linux does it, fails until they
+  are written again, or, if they are worn, for ever, and so does writing;
 * return no content for a while (``failing_reads``);
 * lose synced content: a part becomes zeros (``zero_somewhere``), or a file vanishes
   (``drop_somewhere``).
@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from delaywheel.storage.folder.disk import Buffer, FolderInUseError
 
 SECTOR_LENGTH_BYTES = 512
+_PAGE_LENGTH_BYTES = 4096
 
 
 class Crash(BaseException):
@@ -82,8 +83,8 @@ class _Content:
         self.unsynced.append(_lossy_truncate(length))
         self.dropped = [(begin, min(end, length)) for begin, end in self.dropped if begin < length]
 
-    bad_sectors: set[int] = field(default_factory=set)
-    worn_sectors: set[int] = field(default_factory=set)  # bad ones that take no writes either
+    bad_pages: set[int] = field(default_factory=set)
+    worn_pages: set[int] = field(default_factory=set)  # bad ones that take no writes either
     holes: int = 0  # bytes that were never written, and take no space
 
     @property
@@ -91,13 +92,13 @@ class _Content:
         return max(0, len(self.now) - self.holes)
 
     def is_bad(self, offset: int, length: int) -> bool:
-        return bool(_touched(self.bad_sectors, offset, min(offset + length, len(self.now))))
+        return bool(_touched(self.bad_pages, offset, min(offset + length, len(self.now))))
 
     def is_worn(self, offset: int, length: int) -> bool:
-        return bool(_touched(self.worn_sectors, offset, offset + length))
+        return bool(_touched(self.worn_pages, offset, offset + length))
 
     def mend(self, offset: int, length: int) -> None:
-        self.bad_sectors -= _touched(self.bad_sectors - self.worn_sectors, offset, offset + length)
+        self.bad_pages -= _touched(self.bad_pages - self.worn_pages, offset, offset + length)
 
     def synced(self) -> None:
         durable = bytearray(self.now)
@@ -120,15 +121,15 @@ class _Content:
         return _Content(
             survived,
             bytes(survived),
-            bad_sectors=self.bad_sectors,
-            worn_sectors=self.worn_sectors,
+            bad_pages=self.bad_pages,
+            worn_pages=self.worn_pages,
         )
 
 
-def _touched(sectors: set[int], begin: int, end: int) -> set[int]:
-    """Returns which of these sectors hold any of these bytes."""
-    first = begin // SECTOR_LENGTH_BYTES
-    return {each for each in sectors if first <= each and each * SECTOR_LENGTH_BYTES < end}
+def _touched(pages: set[int], begin: int, end: int) -> set[int]:
+    """Returns which of these pages hold any of these bytes."""
+    first = begin // _PAGE_LENGTH_BYTES
+    return {each for each in pages if first <= each and each * _PAGE_LENGTH_BYTES < end}
 
 
 def _without(part: tuple[int, int], begin: int, end: int) -> list[tuple[int, int]]:
@@ -279,11 +280,11 @@ class SimulatedDisk:
         return path
 
     def spoil(self, path: Path, begin: int, end: int, *, wears: bool = False) -> None:
-        """Makes the sectors bad that hold these bytes, or worn."""
-        sectors = range(begin // SECTOR_LENGTH_BYTES, -(-end // SECTOR_LENGTH_BYTES))
-        self._files[str(path)].bad_sectors.update(sectors)
+        """Makes the pages bad that hold these bytes, or worn."""
+        pages = range(begin // _PAGE_LENGTH_BYTES, -(-end // _PAGE_LENGTH_BYTES))
+        self._files[str(path)].bad_pages.update(pages)
         if wears:
-            self._files[str(path)].worn_sectors.update(sectors)
+            self._files[str(path)].worn_pages.update(pages)
 
     def spoil_somewhere(self, kind: str, chance: Random, *, wears: bool = False) -> Path | None:
         """Makes one sector bad in a file of a kind: slot or index; returns which, if any."""
@@ -549,7 +550,7 @@ class SimulatedDisk:
         content = self._files.get(str(path))
         if content is None:
             raise _not_found(path)
-        if content.bad_sectors:
+        if content.bad_pages:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
         return content
 
@@ -648,7 +649,7 @@ class SimulatedFile:
         self._usable()
         self._disk._fail_if_due("read", self._path)
         self._disk._fail_for_a_while(self._path)
-        if self._content.bad_sectors and self._content.is_bad(offset, length):
+        if self._content.bad_pages and self._content.is_bad(offset, length):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
         return bytes(self._content.now[offset : offset + length])
 

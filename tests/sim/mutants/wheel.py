@@ -21,8 +21,8 @@ from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.places import Places, SlotPlaces
 from delaywheel.storage.reading.reader import DamagedFrame
 from delaywheel.storage.reading.unreadable_rows import UnreadableRows
-from delaywheel.storage.recovery import recover
-from delaywheel.storage.writing import restoring
+from delaywheel.storage.recovery import found_rows, recover
+from delaywheel.storage.writing import mirror, restoring
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.placing import FramePlace
 from delaywheel.storage.writing.restoring import Restored
@@ -139,7 +139,7 @@ def segments_stay() -> list[Patch]:
     def move(*_: object) -> None:
         pass
 
-    return [instead(restoring, "_move", move)]
+    return [instead(module, "move_rows", move) for module in (found_rows, mirror, restoring)]
 
 
 def searched_once() -> list[Patch]:

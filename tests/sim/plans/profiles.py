@@ -202,6 +202,11 @@ def _bad_sector(stage: Stage) -> list[Action]:
     return stage.act("bad_sector", node=stage.node, what=what, choice=choice)
 
 
+def _worn_sector(stage: Stage) -> list[Action]:
+    choice = stage.random.randrange(1 << 30)
+    return stage.act("worn_sector", node=stage.node, what="index", choice=choice)
+
+
 def _zeroed(stage: Stage) -> list[Action]:
     what = stage.random.choice(("slot", "index", "index", "checkpoint", "meta.json"))
     return stage.act("zeroed", node=stage.node, what=what, choice=stage.random.randrange(1 << 30))
@@ -361,7 +366,7 @@ BROKERS: tuple[Draw, ...] = (
     _kafka_down, _kafka_cut, _kafka_slow, _kafka_slow_for_one, _kafka_lossy, _kafka_lossy,
     _slow_init,
 )  # fmt: skip
-MEDIA: tuple[Draw, ...] = (_zeroed, _zeroed, _segment_gone, _unreadable)
+MEDIA: tuple[Draw, ...] = (_zeroed, _zeroed, _segment_gone, _unreadable, _worn_sector)
 TROUBLED: tuple[Draw, ...] = (_topic_trouble, _topic_trouble, _topic_trouble)
 CALLERS: tuple[Draw, ...] = (_lost_answers, _ledger_away)
 ALL = DEATHS + WAITS + CRASHES + (_wipe,) + CLOCKS + DISKS + LINKS + BROKERS + CALLERS

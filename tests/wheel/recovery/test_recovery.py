@@ -217,14 +217,17 @@ def test_what_fails_once_is_read_again() -> None:
         assert recovered == Recovered(3, [], SeqSet.of(damaged))
 
 
+@pytest.mark.parametrize("wears", [False, True])
 @pytest.mark.parametrize("os_crashed", [False, True])
-def test_a_bad_sector_of_the_index_hides_only_its_own_rows(*, os_crashed: bool) -> None:
+def test_a_bad_sector_of_the_index_hides_only_its_own_rows(
+    *, os_crashed: bool, wears: bool
+) -> None:
     disk = SimulatedDisk()
     wheel = new_wheel(disk, DATA, table_rows=1 << 20)
     frames: dict[int, list[Message]] = {}
     for number in range(600):
         frames |= append(wheel, [message(number, slot=BASE_SLOT + number % 5)])
-    disk.spoil(index_file(wheel), 4096 + 512, 4096 + 1024)
+    disk.spoil(index_file(wheel), 4096 + 512, 4096 + 1024, wears=wears)
     recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=os_crashed)
     assert recovered == Recovered(600, [], NO_SEQS), "rows are written again from the frames"
     reader = WheelReader(disk, DATA, wheel.wheel)
@@ -326,9 +329,9 @@ def test_a_bad_sector_of_a_slot_file_hides_only_its_own_frames() -> None:
     wheel = new_wheel(disk, DATA)
     frames: dict[int, list[Message]] = {}
     for number in range(10):
-        frames |= append(wheel, [message(number, value=bytes(1000))])
+        frames |= append(wheel, [message(number, value=bytes(9000))])
     length = len(disk.content(slot_file(wheel))) // 10
-    disk.spoil(slot_file(wheel), 4 * length + 512, 4 * length + 513)
+    disk.spoil(slot_file(wheel), 4 * length + 4096, 4 * length + 4097)
     found = read_all(disk, DATA, wheel.wheel)
     lost = {seq: each for seq, each in found.items() if isinstance(each, DamagedFrame)}
     assert set(lost) == {5}
@@ -469,3 +472,13 @@ def test_rows_that_stay_unreadable_are_missing_although_they_were_written_again(
     disk.failing_reads = None
     assert recover_wheel(disk, DATA, wheel.wheel, os_crashed=False) == Recovered(3, [], NO_SEQS)
     assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+def test_an_index_that_takes_no_rows_at_its_end_is_made_whole_in_a_new_file() -> None:
+    disk, wheel, _ = wheel_of_three()
+    wheel.checkpoint()
+    disk.set_content(index_file(wheel), disk.content(index_file(wheel))[:32])
+    disk.spoil(index_file(wheel), 0, 1, wears=True)
+    disk.delete(slot_file(wheel))
+    recovered = recover_wheel(disk, DATA, wheel.wheel, os_crashed=True)
+    assert (recovered.last_seq, recovered.damaged) == (3, SeqSet.of([1, 3]))

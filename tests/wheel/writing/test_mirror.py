@@ -612,3 +612,53 @@ def test_rows_that_nothing_restores_stay_unreadable_when_their_segment_moves() -
         pair.mirror.note_damaged(seq)
     assert finish(pair.mirror.reading_again(pair.mirror.missing)) == SeqSet([(1, 1), (3, 5)])
     assert pair.mirror.unreadable_rows(2) == SeqSet.of([2]), "it is waited for as before"
+
+
+def test_a_segment_that_takes_no_further_rows_moves_to_a_new_file() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:4])
+    pair.disk.spoil(layout.index_path(pair.folder, 0), 0, 1, wears=True)
+    assert pair.append(pair.copies) is None
+    assert pair.mirror.last_seq == 5
+    for seq in range(1, 5):
+        pair.mirror.note_damaged(seq)
+    assert finish(pair.mirror.reading_again(pair.mirror.missing)) == SeqSet([(1, 4)])
+    pair.assert_same()
+
+
+def test_rows_of_finished_frames_are_repaired_where_the_medium_takes_none() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.disk.spoil(layout.index_path(pair.folder, 0), 0, 1, wears=True)
+    for seq in range(1, 6):
+        pair.mirror.note_damaged(seq)
+    floor = BASE_SLOT + 2
+    pair.mirror.raise_floor(floor)
+    list(pair.mirror.delete_finished(Undeletable()))
+    bare = [copy._replace(content=b"") for copy in pair.copies if copy.seq != 4]
+    assert pair.repair([*bare[:3], pair.copies[3], bare[3]]) == []
+    assert not pair.mirror.missing
+    assert rows_of(pair.disk, DATA, pair.wheel) == rows_of(pair.origin_disk, DATA, pair.wheel)
+
+
+def test_rows_move_although_another_slot_file_cannot_be_read() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.disk.spoil(layout.index_path(pair.folder, 0), 0, 1, wears=True)
+    pair.disk.spoil(pair.slot_path(2), 0, 1)
+    for seq in range(1, 6):
+        pair.mirror.note_damaged(seq)
+    there = finish(pair.mirror.reading_again(pair.mirror.missing))
+    assert there == SeqSet([(1, 3), (5, 5)])
+
+
+def test_a_reader_finds_the_rows_of_a_segment_that_moved_without_asking_for_the_end() -> None:
+    pair = Pair()
+    pair.append(pair.copies)
+    reader = WheelReader(pair.disk, DATA, pair.wheel)
+    pair.disk.spoil(layout.index_path(pair.folder, 0), 0, 1, wears=True)
+    assert reader.holes_anywhere(reader.last_seq(), NO_SEQS) == SeqSet([(1, 5)])
+    for seq in range(1, 6):
+        pair.mirror.note_damaged(seq)
+    finish(pair.mirror.reading_again(pair.mirror.missing))
+    assert not reader.holes_anywhere(5, NO_SEQS)

@@ -17,9 +17,9 @@ a page, or segment, that the medium cannot read       unreadable, as few as its 
 
 Holes are restored from slot files (writing/restoring.py) or repaired from another node's copy, and
 rewriting rows repairs the medium. If it does not, the segment moves to a new file of the same name;
-readers that have the old one open find it when they next look for the end. If a segment cannot even
-be opened, all its rows are unreadable, as many as its length allows; opening is tried twice,
-because a first failure may be transient.
+readers that have the old one open find it with their next look. If a segment cannot even be opened,
+all its rows are unreadable, as many as its length allows; opening is tried twice, because a first
+failure may be transient.
 """
 
 import threading
@@ -256,7 +256,9 @@ class IndexReader:
     def _read(self, segment: int, row: int, count: int) -> NDArray[Any]:
         offset, length = row * INDEX_ROW_LENGTH_BYTES, count * INDEX_ROW_LENGTH_BYTES
         if self._file is not None and segment == self._segment:
-            return raw_rows(_read_around(self._file, offset, length))
+            if not self._file.is_replaced():
+                return raw_rows(_read_around(self._file, offset, length))
+            self.close()  # it has moved, or was deleted
         content = _read_once(self._disk, self._folder, segment, offset, length)
         if content is None:
             is_gone = _is_deleted(self._disk, self._folder, segment)

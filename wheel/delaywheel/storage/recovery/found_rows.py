@@ -11,6 +11,7 @@ from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.files.wheel_folder import Checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.rows import (
     HOLE_ROW,
@@ -18,6 +19,7 @@ from delaywheel.storage.frames.rows import (
     INDEX_ROW_LENGTH_BYTES,
     raw_rows,
 )
+from delaywheel.storage.writing.restoring import move_rows
 
 _SEGMENT_BYTES = ROWS_PER_SEGMENT * INDEX_ROW_LENGTH_BYTES
 # Rows that are gathered before they are written: some 40 MB.
@@ -94,6 +96,10 @@ def _put(
         for run in runs:
             offset = int(places[run[0]]) * INDEX_ROW_LENGTH_BYTES
             file.write_at((rows[run].tobytes(),), offset)
+    except OSError as error:
+        if not is_medium_error(error):
+            raise
+        move_rows(disk, folder, {first_seq + int(places[n]): rows[n].tobytes() for n in changed})
     finally:
         file.close()
 
@@ -136,7 +142,12 @@ def whole_segments(disk: Disk, folder: Path, first_seq: int, last_seq: int) -> S
         file = disk.open(layout.index_path(folder, segment), create=True)
         try:
             if file.size() < rows * INDEX_ROW_LENGTH_BYTES:
-                file.write_at((HOLE_ROW,), (rows - 1) * INDEX_ROW_LENGTH_BYTES)
+                try:
+                    file.write_at((HOLE_ROW,), (rows - 1) * INDEX_ROW_LENGTH_BYTES)
+                except OSError as error:
+                    if not is_medium_error(error):
+                        raise
+                    move_rows(disk, folder, {segment * ROWS_PER_SEGMENT + rows: HOLE_ROW})
                 yield
             file.sync_data()
         finally:

@@ -57,6 +57,7 @@ from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import WheelMeta, WheelState, load_meta, save_meta
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
 from delaywheel.storage.frames.checking import good_frames
@@ -84,7 +85,7 @@ from delaywheel.storage.writing.placing import (
     not_finished,
     place_of,
 )
-from delaywheel.storage.writing.restoring import Restored, restoring
+from delaywheel.storage.writing.restoring import Restored, move_rows, restoring
 from delaywheel.storage.writing.table_writer import SlotTable
 
 
@@ -230,7 +231,7 @@ class MirrorWheel:
             between()
         before = self._index.last_seq
         try:
-            self._index.append(written.rows)
+            self._append_rows(written.rows)
         except OSError as error:
             failure = failure or error
             with suppress(OSError):  # then none of the rows is known to count
@@ -308,7 +309,7 @@ class MirrorWheel:
         """
         new = seqs - self._searched
         restored = yield from restoring(
-            self._disk, self._folder, self.wheel, new, floor=self._floor, moved=self._index.close
+            self._disk, self._folder, self.wheel, new, floor=self._floor, moved=self._reopen_index
         )
         self._note_searched(new, restored)
         for slot, found in restored.by_slot.items():
@@ -619,11 +620,43 @@ class MirrorWheel:
         old = self._reader.rows(place.seq, place.seq)
         if old.tobytes() == place.row:
             return
-        self._index.rewrite(place.seq, place.row)
+        try:
+            self._index.rewrite(place.seq, place.row)
+        except OSError as error:
+            self._move_rows({place.seq: place.row}, error)
         self._table.change({place.slot, int(old["slot"][0])})
         if self._dial is not None:
             self._dial.remove(old)
         self._count(FrameBundle.of_copies([FrameCopy(place.seq, place.row, place.content)]))
+
+    def _append_rows(self, rows: NDArray[Any]) -> None:
+        first_seq, last_seq = self._index.last_seq + 1, self._index.last_seq + len(rows)
+        try:
+            self._index.append(rows)
+        except OSError as error:
+            seq = self._index.last_seq + 1
+            end_seq = min(last_seq, -(-seq // ROWS_PER_SEGMENT) * ROWS_PER_SEGMENT)
+            left = {each: rows[each - first_seq].tobytes() for each in range(seq, end_seq + 1)}
+            self._move_rows(left, error)
+            self._index.last_seq = end_seq
+            self._append_rows(rows[end_seq + 1 - first_seq :])
+
+    def _move_rows(self, rows: dict[int, bytes], refusal: OSError) -> None:
+        """Puts rows that the medium has refused in a new file, with their whole segment.
+
+        Raises:
+            OSError: The medium does not take that either, or was not the cause.
+        """
+        if not is_medium_error(refusal):
+            raise refusal
+        move_rows(self._disk, self._folder, rows)
+        self._reopen_index()
+        self._index.rewritten(SeqSet.of(rows))
+
+    def _reopen_index(self) -> None:
+        """Opens the index again when it is next used: a segment of it lies in a new file."""
+        self._index.close()
+        self._reader.close()
 
     def _finished(self, seqs: SeqSet) -> SeqSet:
         """Returns which of these are of slots below the floor."""

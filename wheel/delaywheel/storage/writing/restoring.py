@@ -22,7 +22,12 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps
-from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows, is_hole
+from delaywheel.storage.frames.rows import (
+    HOLE_ROW,
+    INDEX_ROW_LENGTH_BYTES,
+    checked_rows,
+    is_hole,
+)
 from delaywheel.storage.reading.holes import rows_in_file
 
 
@@ -83,9 +88,11 @@ def restoring(
             holes -= seqs
             if not holes:
                 break
-    if not_taken and unread_slot < 0:
+    if not_taken:
         rows = {seq: row for found in not_taken.values() for seq, row in found.items()}
-        _move(disk, folder, rows, moved)
+        with suppress(OSError):  # they are missing as before, and looked for again
+            move_rows(disk, folder, rows, extends=False)
+        moved()
         for slot, found in not_taken.items():
             seqs = SeqSet.of(found)
             restored[slot] |= seqs - _holes_among(disk, folder, seqs)
@@ -122,24 +129,36 @@ def _by_segment(rows: dict[int, bytes]) -> dict[int, dict[int, bytes]]:
     return by_segment
 
 
-def _move(disk: Disk, folder: Path, rows: dict[int, bytes], moved: Callable[[], object]) -> None:
-    """Moves the segments of these rows to new files, as far as the medium takes them.
+def move_rows(disk: Disk, folder: Path, rows: dict[int, bytes], *, extends: bool = True) -> None:
+    """Puts rows that the medium refuses in new files, with the whole segments that they belong to.
 
-    All in one step: nothing may be written to a segment between reading and replacing it.
+    Whoever writes to such a segment, or reads it, has to open it again. Each moves in one step:
+    nothing may be written to it between reading and replacing it.
+
+    Args:
+        disk: Where the wheel lies.
+        folder: The wheel's folder.
+        rows: The rows by seq, ascending.
+        extends: Whether they may lie behind what is there, after holes perhaps; otherwise those
+            are left out, because they were cut meanwhile.
+
+    Raises:
+        OSError: The medium does not take a new file either.
     """
     for segment, places in _by_segment(rows).items():
-        path, first = layout.index_path(folder, segment), segment * ROWS_PER_SEGMENT + 1
-        if not disk.exists(path):  # deleted meanwhile: finished
+        path, first_seq = layout.index_path(folder, segment), segment * ROWS_PER_SEGMENT + 1
+        if not (extends or disk.exists(path)):  # deleted meanwhile: finished
             continue
-        for _, read in read_raw_rows(disk, folder, first, first + ROWS_PER_SEGMENT - 1):
-            content = bytearray(read.tobytes())
-            for place, row in places.items():
-                begin = place * INDEX_ROW_LENGTH_BYTES
-                if begin < len(content):  # others were cut meanwhile
-                    content[begin : begin + INDEX_ROW_LENGTH_BYTES] = row
-            with suppress(OSError):  # its rows are missing as before, and looked for again
-                disk.replace_file(path, bytes(content))
-                moved()
+        content = bytearray()
+        for _, there in read_raw_rows(disk, folder, first_seq, first_seq + ROWS_PER_SEGMENT - 1):
+            content += there.tobytes()
+        for place, row in places.items():
+            begin = place * INDEX_ROW_LENGTH_BYTES
+            if extends:
+                content += HOLE_ROW * ((begin - len(content)) // INDEX_ROW_LENGTH_BYTES)
+            if extends or begin < len(content):
+                content[begin : begin + INDEX_ROW_LENGTH_BYTES] = row
+        disk.replace_file(path, bytes(content))
 
 
 def _rewrite(disk: Disk, folder: Path, rows: dict[int, bytes]) -> None:
