@@ -136,7 +136,7 @@ def slots_of_unread_rows_are_unknown() -> list[Patch]:
 
 
 def segments_stay() -> list[Patch]:
-    def move(*_: object) -> None:
+    def move(*_: object, **_options: object) -> None:
         pass
 
     return [instead(module, "move_rows", move) for module in (found_rows, mirror, restoring)]
