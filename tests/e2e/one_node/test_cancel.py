@@ -19,7 +19,7 @@ AHEAD_S = 10
 
 
 def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
-    """By handle, and by id and due: a late copy of the same message changes nothing."""
+    """By handle, and by id and due: the same message sent again is refused."""
     own_id = uuid.uuid4().bytes
     due = datetime.now(UTC) + timedelta(seconds=AHEAD_S)
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
@@ -30,7 +30,8 @@ def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> Non
             "asked again: the same answer"
         )
         assert client.cancel(id=own_id, deliver_at=due).outcome is CancelOutcome.CANCELLED
-        client.produce(topic, b"gone by id", deliver_at=due, id=own_id)
+        with pytest.raises(RefusedError, match="ID_CANCELLED"):
+            client.produce(topic, b"gone by id", deliver_at=due, id=own_id)
         client.produce(topic, b"stays", deliver_at=due + timedelta(milliseconds=300))
         reader.wait_for(1)
         assert [m.value() for m in reader.read_to_end()] == [b"stays"]
