@@ -100,11 +100,14 @@ class Site:
             raise self.found
         return [self.found] * len(references)
 
-    async def messages(
-        self, places: Sequence[tuple[int, Position]], _length_bytes: int
-    ) -> list[Columns | None]:
-        message = self.stored[places[0][1]]  # one at a time: no more fits
-        return [None if message is None else columns_of([message])]
+    async def are_same(
+        self, copies: Sequence[tuple[int, Position, Columns, int]]
+    ) -> list[bool | None]:
+        stored = ((self.stored[place], columns, row) for _, place, columns, row in copies)
+        return [
+            None if message is None else columns.is_same(row, columns_of([message]), 0)
+            for message, columns, row in stored
+        ]
 
     async def outcome(self, *messages: Message) -> list[str]:
         """What is said of each message of a request."""

@@ -39,7 +39,7 @@ a message with a cancel that is not decided is looked at again, for up to `CANCE
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -75,7 +75,8 @@ _AGAIN_S: Final = 0.05
 _REST_S: Final = 0.01
 """What comes between: as long as the look took, but no longer."""
 _READ_AT_ONCE: Final = 256
-_READ_BYTES: Final = 4 << 20
+_PREPARED_AT_ONCE: Final = 500
+"""Messages of a request between which the event loop serves others: a millisecond of them."""
 
 _TAKEN: Final = Refusal(Reason.ID_TAKEN)
 _CANCELLED: Final = Refusal(Reason.ID_CANCELLED)
@@ -133,10 +134,6 @@ class _Waiting:
     row: int
     reference: Reference
 
-    def is_same(self, stored: Columns) -> bool:
-        columns = self.checking.columns
-        return columns is not None and columns.is_same(self.row, stored, 0)
-
     def settle(self, verdict: IdVerdict) -> None:
         self.checking.settle(self.row, verdict)
 
@@ -172,11 +169,11 @@ class IdChecks:
         rows = [row for row in batch.to_check.tolist() if row not in batch.refusals]
         if not rows:
             return
-        _refuse_twins(batch, rows)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         checking = _Checking(batch.columns, done, len(rows))
+        waiting = await _prepared(batch, rows, checking)
         if len(self._waiting) + len(self._undecided) + len(rows) <= WAITING_AT_MOST:
-            self._waiting += _waiting_of(batch.columns, rows, checking)
+            self._waiting += waiting
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look())
             await checking.wait()
@@ -256,19 +253,16 @@ class IdChecks:
             for place in one.copies
         )
         for begin in range(0, len(places), _READ_AT_ONCE):
-            part = places[begin : begin + _READ_AT_ONCE]
-            rest = [each for each in part if not same[each[2]]]
-            while rest:
-                read = await self._queries.messages(
-                    [(slot, place) for slot, place, _ in rest], _READ_BYTES
-                )
-                for (_, _, number), stored in zip(rest, read, strict=False):
-                    each = wanted[number]
-                    if stored is not None and each.is_same(stored):
-                        same[number] = True
-                    elif stored is None and not same[number]:
-                        same[number] = None
-                rest = rest[len(read) :]
+            numbers, copies = list[int](), list[tuple[int, Position, Columns, int]]()
+            for slot, place, number in places[begin : begin + _READ_AT_ONCE]:
+                columns = wanted[number].checking.columns
+                if columns is not None and not same[number]:
+                    numbers.append(number)
+                    copies.append((slot, place, columns, wanted[number].row))
+            read = await self._queries.are_same(copies)
+            for number, is_same in zip(numbers, read, strict=True):
+                if is_same or (is_same is None and not same[number]):
+                    same[number] = is_same
         return same
 
 
@@ -289,21 +283,21 @@ def _verdict(
     return IdVerdict.CHECKED if is_sure else IdVerdict.UNKNOWN
 
 
-def _refuse_twins(batch: RequestBatch, rows: Iterable[int]) -> None:
-    """Refuses messages with id and due of an earlier one of the request, but other contents."""
-    columns, firsts = batch.columns, dict[tuple[bytes, int], int]()
+async def _prepared(
+    batch: RequestBatch, rows: Sequence[int], checking: _Checking
+) -> list[_Waiting]:
+    """Prepares rows for a look; refuses those that differ from an earlier one with id and due."""
+    columns, firsts, waiting = batch.columns, dict[tuple[bytes, int], int](), list[_Waiting]()
     ids, dues_ms = columns.ids.tobytes(), columns.due_ms.tolist()
-    for row in rows:
-        first = firsts.setdefault((ids[row * 16 : row * 16 + 16], dues_ms[row]), row)
+    for number, row in enumerate(rows, start=1):
+        id_, due_ms = ids[row * 16 : row * 16 + 16], dues_ms[row]
+        first = firsts.setdefault((id_, due_ms), row)
         if first != row and not columns.is_same(row, columns, first):
             batch.refuse([row], _TAKEN)
-
-
-def _waiting_of(columns: Columns, rows: Iterable[int], checking: _Checking) -> Iterator[_Waiting]:
-    ids, dues_ms = columns.ids.tobytes(), columns.due_ms.tolist()
-    for row in rows:
-        reference = Reference(dues_ms[row] // 1000, ids[row * 16 : row * 16 + 16], dues_ms[row])
-        yield _Waiting(checking, row, reference)
+        waiting.append(_Waiting(checking, row, Reference(due_ms // 1000, id_, due_ms)))
+        if number % _PREPARED_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    return waiting
 
 
 def _parts(waiting: list[_Waiting]) -> Iterator[list[_Waiting]]:

@@ -224,6 +224,14 @@ class Queries:
             self._thread, self._scanner.messages, places, length_bytes
         )
 
+    async def are_same(
+        self, copies: Sequence[tuple[int, Position, Columns, int]]
+    ) -> list[bool | None]:
+        """Whether copies have the contents of messages; see `Scanner.are_same`."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._scanner.are_same, copies
+        )
+
     async def get_message(self, reference: Reference) -> Got:
         """Returns one message with its content.
 

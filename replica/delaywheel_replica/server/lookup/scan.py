@@ -327,10 +327,7 @@ class Scanner:
             length_bytes: No more are returned than have this length together, but at least one.
         """
         read: list[Columns | None] = []
-        last, frame = None, None
-        for slot, place in places:
-            if (slot, place.wheel, place.seq) != last:
-                last, frame = (slot, place.wheel, place.seq), self.frame(slot, place)
+        for place, frame in self._frames_at(places):
             columns = None
             if frame is not None:
                 columns = frame.columns.take(np.array([place.row])).compacted()
@@ -339,6 +336,29 @@ class Scanner:
                     break
             read.append(columns)
         return read
+
+    def are_same(self, copies: Sequence[tuple[int, Position, Columns, int]]) -> list[bool | None]:
+        """Whether copies have the contents of messages; None: the copy cannot be read, as `frame`.
+
+        Args:
+            copies: For each, its second and place, and the message: columns and row. Copies of one
+                frame in a row cost one read.
+        """
+        frames = self._frames_at((slot, place) for slot, place, _, _ in copies)
+        return [
+            None if frame is None else columns.is_same(row, frame.columns, place.row)
+            for (_, _, columns, row), (place, frame) in zip(copies, frames, strict=True)
+        ]
+
+    def _frames_at(
+        self, places: Iterable[tuple[int, Position]]
+    ) -> Iterator[tuple[Position, Frame | None]]:
+        """Yields places, each with its frame."""
+        last, frame = None, None
+        for slot, place in places:
+            if (slot, place.wheel, place.seq) != last:
+                last, frame = (slot, place.wheel, place.seq), self.frame(slot, place)
+            yield place, frame
 
     def frames(
         self,
