@@ -26,8 +26,8 @@ from support.kafka.read_committed import CommittedReader, create_topic
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "12"))
-REBALANCES: Literal["cooperative", "consumer"] = (
-    "consumer" if os.environ.get("DELAYWHEEL_DRILL_REBALANCES") == "consumer" else "cooperative"
+REBALANCES: Literal["eager", "consumer"] = (
+    "consumer" if os.environ.get("DELAYWHEEL_DRILL_REBALANCES") == "consumer" else "eager"
 )
 RATE = 25
 KEYS = 50

@@ -54,6 +54,11 @@ def test_a_pause_ends_with_the_assignment_and_with_a_resume_of_all() -> None:
         consumer.engine.pause([TWO], on=True)
 
 
+def test_a_named_member_does_not_move_partitions_one_by_one() -> None:
+    with pytest.raises(ValueError, match="may stay with nobody"):
+        DrivenConsumer(FakeKafka(), instance="a", rebalances="cooperative")
+
+
 def seek(consumer: DrivenConsumer, at: Partition, offset: int) -> None:
     """Seeks as a caller's thread does, while the engine turns."""
     caller = threading.Thread(target=consumer.engine.seek, args=(at, offset))

@@ -75,8 +75,9 @@ class Plan:
                 cluster=self.cluster,
                 retry=[f"{level}ms" for level in LEVELS_MS],
                 retry_on=PlannedError,
-                # With KIP-848 the name of a killed one is taken until its session ends.
-                instance=None if self.rebalances == "consumer" else instance,
+                # Cooperative ones have no name; with KIP-848 that of a killed one is taken until
+                # its session ends.
+                instance=instance if self.rebalances == "eager" else None,
                 rebalances=self.rebalances,
                 ordered=self.ordered,
                 kafka=self.kafka,

@@ -99,7 +99,8 @@ class Options(TypedDict, total=False):
         rebalances: How the group gives partitions out. `eager`: all are given up and assigned anew
             (Kafka's classic protocol, `range`). `cooperative`: only those that move are given up
             (classic, `cooperative-sticky`). `consumer`: so do they, and the broker decides
-            (KIP-848, Kafka 4). All members of a group need the same; `ordered` needs `eager`.
+            (KIP-848, Kafka 4). All members of a group need the same; `ordered` needs `eager`,
+            and `instance` excludes `cooperative`.
         instance: A name that no other consumer of the group has, and that this one keeps over
             restarts (a static member, in Kafka's words). After a crash it gets its partitions back
             at once, and transactions it had begun are ended at once; but other consumers get its
@@ -275,6 +276,11 @@ def _rebalances(options: Options) -> Literal["eager", "cooperative", "consumer"]
         raise ValueError(f"rebalances={how!r}: 'eager', 'cooperative' or 'consumer'")
     if options.get("ordered") and how != "eager":
         raise ValueError(f"ordered, rebalances={how!r}: partitions move in pairs: 'eager'")
+    if options.get("instance") and how == "cooperative":
+        raise ValueError(
+            f"instance, rebalances={how!r}: a partition that is given up while a member of that"
+            " name starts again may stay with nobody: 'eager' or 'consumer'"
+        )
     return how
 
 
