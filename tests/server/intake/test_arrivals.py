@@ -9,6 +9,7 @@ from functools import partial
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.intake.arrivals import (
     LOOKS_UNTIL_SLOW,
     Arrival,
@@ -17,6 +18,11 @@ from delaywheel_replica.server.intake.arrivals import (
 )
 
 BOUNDS = ArrivalBounds(4, 2, slow=3)
+
+
+def origin(caller: str) -> CallOrigin:
+    """Those in capitals are connections of one principal."""
+    return CallOrigin(caller, "many" if caller.isupper() else "")
 
 
 @dataclass
@@ -34,7 +40,7 @@ class Site:
     def call(self, *names: str) -> None:
         """Begins calls; the caller is the name's first letter."""
         for name in names:
-            self.calls[name] = arrival = self.arrivals.begin(name[0], self.now_s)
+            self.calls[name] = arrival = self.arrivals.begin(origin(name[0]), self.now_s)
             arrival.on_refused = partial(self.refused.append, name)
 
     def end(self, *names: str, arrived: bool = True) -> None:
@@ -63,6 +69,25 @@ def test_turns_go_round_by_caller_however_many_calls_each_has() -> None:
         order.append(name)
         site.end(name)
     assert order == ["a1", "b1", "c1", "a2", "a3", "a4"]
+
+
+def test_turns_go_round_by_principal_however_many_connections_each_has() -> None:
+    site = Site(ArrivalBounds(1, 1, slow=1))
+    site.call("A1", "A2", "B1", "C1", "d1", "d2", "e1")
+    order = []
+    while site.calls:
+        [name] = site.read
+        order.append(name)
+        site.end(name)
+    assert order == ["A1", "B1", "d1", "e1", "C1", "d2", "A2"]
+
+
+def test_the_principal_with_most_calls_makes_room() -> None:
+    site = Site(ArrivalBounds(1, 1, slow=1))
+    site.call("A0", "A1", "B1", "C1", "C2", "d1", "d2")
+    assert site.arrivals.make_room_for(origin("e"))
+    assert site.refused == ["C2"]
+    assert not site.arrivals.make_room_for(origin("C"))
 
 
 def test_idle_callers_lose_places_to_one_that_waits_and_keep_the_rest() -> None:
@@ -131,7 +156,7 @@ def test_ending_a_call_costs_the_same_however_many_wait() -> None:
 
     def cost_s(calls: int) -> float:
         arrivals = Arrivals(ArrivalBounds(16, 4, slow=12))
-        begun = [arrivals.begin(str(number % 64), 0.0) for number in range(calls)]
+        begun = [arrivals.begin(origin(str(number % 64)), 0.0) for number in range(calls)]
         began_s = time.thread_time()
         for arrival in sorted(begun, key=lambda each: not each.is_read):
             arrivals.end(arrival, 0.0, arrived=True)
@@ -148,7 +173,7 @@ class ArrivingCalls(RuleBasedStateMachine):
         self.site = Site()
         self.begun = 0
 
-    @rule(caller=st.sampled_from("abcdef"))
+    @rule(caller=st.sampled_from("abcDEF"))
     def call(self, caller: str) -> None:
         self.begun += 1
         self.site.call(f"{caller}{self.begun}")
@@ -163,10 +188,10 @@ class ArrivingCalls(RuleBasedStateMachine):
     def look(self, times: int, apart_s: float) -> None:
         self.site.look(times, apart_s)
 
-    @rule(caller=st.sampled_from("abcdef"))
+    @rule(caller=st.sampled_from("abcDEF"))
     def make_room(self, caller: str) -> None:
         waiting = {name for name in self.site.calls if name not in self.site.read}
-        made = self.site.arrivals.make_room_for(caller)
+        made = self.site.arrivals.make_room_for(origin(caller))
         victims = waiting & set(self.site.refused)
         assert made == (len(victims) == 1)
         self.site.end(*victims, arrived=False)
@@ -174,7 +199,7 @@ class ArrivingCalls(RuleBasedStateMachine):
     @invariant()
     def bounds_hold_and_no_place_is_wasted(self) -> None:
         read = self.site.read
-        by_caller = {name: [each for each in read if each[0] == name] for name in "abcdef"}
+        by_caller = {name: [each for each in read if each[0] == name] for name in "abcDEF"}
         assert len(read) <= BOUNDS.most
         assert all(len(names) <= BOUNDS.of_caller for names in by_caller.values())
         waiting = [name for name in self.site.calls if name not in read]

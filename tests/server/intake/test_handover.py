@@ -33,6 +33,7 @@ from delaywheel_replica.handover.batches import (
 )
 from delaywheel_replica.handover.sending import Handover
 from delaywheel_replica.link import HandoverBegins, Link, Wake
+from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake import handover as handover_module
@@ -266,7 +267,7 @@ async def test_nothing_is_written_while_the_node_takes_nothing_but_cancels(ends:
 
 
 async def test_what_is_in_flight_already_is_refused_and_comes_again(ends: Ends) -> None:
-    ticket = ends.admission.admit("a caller", 64 << 20)
+    ticket = ends.admission.admit(CallOrigin("a caller"), 64 << 20)
     handover = ends.begin()
     handover.hand([delayed(1)])
     assert await Answered(handover).all_of(1) == {1: RecordAnswer.NOT_NOW}

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 
 from delaywheel.reasons import Reason
+from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.intake.arrivals import ArrivalBounds
 from delaywheel_replica.server.intake.reception import CALLS, CallBounds, OpenStream, Reception
 from delaywheel_replica.server.node.refusals import RequestRefusedError
@@ -23,7 +24,7 @@ class Arriving:
         self._arrived: dict[str, asyncio.Event] = {}
 
     def of(self, caller: str, name: str) -> asyncio.Task[str]:
-        return asyncio.create_task(self._reception.receive(caller, self._reading(name)))
+        return asyncio.create_task(self._reception.receive(CallOrigin(caller), self._reading(name)))
 
     def come(self, name: str) -> None:
         self._arrived[name].set()
@@ -114,15 +115,15 @@ async def test_a_call_that_waits_makes_room_for_one_of_a_caller_with_fewer() -> 
     reception = Reception(bounds(most=1)._replace(calls=3))
     arriving = Arriving(reception)
     for _ in range(3):
-        reception.begin_call("many")
+        reception.begin_call(CallOrigin("many"))
     tasks = [arriving.of("many", name) for name in ("read", "older", "newest")]
     await settle()
-    reception.begin_call("few")
+    reception.begin_call(CallOrigin("few"))
     few = arriving.of("few", "few")
     await asyncio.wait([tasks[2]])
     assert reason_of(tasks[2].exception()) is Reason.BACKPRESSURE
     with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
-        reception.begin_call("few")  # which has as many that wait, by now
+        reception.begin_call(CallOrigin("few"))  # which has as many that wait, by now
     for name in ("read", "older", "few"):
         arriving.come(name)
     assert [await task for task in (*tasks[:2], few)] == ["read", "older", "few"]
@@ -130,11 +131,11 @@ async def test_a_call_that_waits_makes_room_for_one_of_a_caller_with_fewer() -> 
 
 def test_calls_beyond_their_bound_are_refused() -> None:
     reception = Reception(CALLS._replace(calls=2))
-    ends = [reception.begin_call("a") for _ in range(2)]
+    ends = [reception.begin_call(CallOrigin("a")) for _ in range(2)]
     with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
-        reception.begin_call("b")
+        reception.begin_call(CallOrigin("b"))
     ends[0]()
-    reception.begin_call("b")
+    reception.begin_call(CallOrigin("b"))
 
 
 STREAMS = CALLS._replace(streams=4, streams_of_caller=2)
@@ -149,18 +150,29 @@ class Clock:
 
 
 def opened(reception: Reception, clock: Clock, callers: str) -> list[OpenStream]:
-    return [reception.begin_stream(caller, clock) for caller in callers]
+    return [reception.begin_stream(CallOrigin(caller), clock) for caller in callers]
 
 
 def test_streams_beyond_their_bounds_are_refused() -> None:
     reception, clock = Reception(STREAMS), Clock()
     streams = opened(reception, clock, "aabb")
     with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
-        reception.begin_stream("c", clock)
+        reception.begin_stream(CallOrigin("c"), clock)
     reception.end_stream(streams[0])
     with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
-        reception.begin_stream("b", clock)
-    reception.begin_stream("c", clock)
+        reception.begin_stream(CallOrigin("b"), clock)
+    reception.begin_stream(CallOrigin("c"), clock)
+
+
+def test_a_principal_has_a_part_of_the_streams_and_ends_its_own_idle_ones() -> None:
+    reception, clock = Reception(STREAMS._replace(streams_of_principal=3)), Clock()
+    streams = [reception.begin_stream(CallOrigin(str(n), "many"), clock) for n in range(3)]
+    with pytest.raises(RequestRefusedError, match="3 of one principal"):
+        reception.begin_stream(CallOrigin("3", "many"), clock)
+    opened(reception, clock, "a")
+    clock.now_s = 2.0
+    reception.begin_stream(CallOrigin("3", "many"), clock)
+    assert sum(stream.is_ended for stream in streams) == 1
 
 
 def test_an_idle_stream_makes_room_for_another() -> None:
@@ -173,12 +185,12 @@ def test_an_idle_stream_makes_room_for_another() -> None:
     many.received()
     many.answered()
     with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
-        reception.begin_stream("d", clock)
+        reception.begin_stream(CallOrigin("d"), clock)
     clock.now_s = 2.0
     opened(reception, clock, "dde")  # each ends one: silent, then the caller's with two, sent
     assert [stream.is_ended for stream in (silent, many, sent, waits)] == [True, True, True, False]
     with pytest.raises(RequestRefusedError, match="BACKPRESSURE"):
-        reception.begin_stream("f", clock)  # the one that waits for its answer stays
+        reception.begin_stream(CallOrigin("f"), clock)  # the one that waits for its answer stays
 
 
 def test_which_idle_stream_is_ended_first() -> None:

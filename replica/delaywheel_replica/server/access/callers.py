@@ -98,6 +98,23 @@ ANYBODY: Final = Caller(None, "nothing", _everything)
 A_NODE: Final = Caller(None, "node", _everything)
 
 
+class CallOrigin(NamedTuple):
+    """Where a call comes from: what it takes of the node is counted by this.
+
+    Attributes:
+        address: Its connection.
+        principal: Who makes it; empty: nobody asked for a name, or a node makes it.
+    """
+
+    address: str
+    principal: str = ""
+
+    @property
+    def sharer(self) -> tuple[str, str]:
+        """Who shares the node: a principal with all its connections, or else a connection."""
+        return self.principal, "" if self.principal else self.address
+
+
 class CallContext(NamedTuple):
     """A call as the service sees it.
 
@@ -112,6 +129,11 @@ class CallContext(NamedTuple):
     address: str
     left_s: float | None = None
     shown: Any = None
+
+    @property
+    def origin(self) -> CallOrigin:
+        """Where it comes from."""
+        return CallOrigin(self.address, self.caller.principal or "")
 
 
 class Access:

@@ -3,6 +3,9 @@
 A caller is one connection. Without these bounds a slow disk would fill the memory, and so would a
 caller that does not read: an answer is counted until it is on its way to the caller.
 
+A principal, where callers have one, may hold twice what is still free: alone two thirds of the
+bound, two of them two fifths each. So room is left for whoever comes next.
+
 An answer stays until it is read, and gRPC can end no call with an answer under way. So whoever
 reads none of its answers for a minute, or for ten seconds if others are refused for lack of room,
 loses its connection: four of them would shut out all others for good.
@@ -21,7 +24,8 @@ from typing import Any, Final, Self
 from delaywheel.reasons import Reason
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import size
-from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.access.callers import CallOrigin
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 _log = get_logger(__name__)
 
@@ -65,12 +69,13 @@ class Admission:
             close: Closes the connections of callers that do not read; may be slow.
         """
         self._close = close
-        self._readers: dict[str, _Reader] = {}
+        self._readers: dict[CallOrigin, _Reader] = {}
         self._full_looks = 0  # how many looks to come hurry, since callers are refused
         self._looks = False
         self._max_bytes = max_bytes
         self._max_caller_bytes = max_caller_bytes
-        self._callers: dict[str, int] = {}
+        self._callers: dict[str, int] = {}  # by address
+        self._principals: dict[str, int] = {}
         self.in_flight_bytes = 0
         self._requests = 0
         self._idle = asyncio.Event()
@@ -81,28 +86,34 @@ class Admission:
         """Waits until no request is in flight, ignoring callers that do not read their answers."""
         await self._idle.wait()
 
-    async def wait_for_room(self, caller: str, length_bytes: int) -> None:
-        """Waits until this caller's own bound has room for this many more bytes."""
-        while not self.caller_has_room(caller, length_bytes):
+    async def wait_for_room(self, caller: CallOrigin, length_bytes: int) -> None:
+        """Waits until a caller's own bounds have room for this many more bytes."""
+        while self._refusal(caller, length_bytes) is not None:
             self._less.clear()
             await self._less.wait()
 
-    def caller_has_room(self, caller: str, length_bytes: int) -> bool:
-        """Whether this caller's own bound has room for this much; an idle caller always has."""
-        in_flight = self._callers.get(caller, 0)
-        return in_flight == 0 or in_flight + length_bytes <= self._max_caller_bytes
+    def _refusal(self, caller: CallOrigin, length_bytes: int) -> Refusal | None:
+        """Says why a caller's own bounds have no room for this much; an idle one always has."""
+        of_caller = self._callers.get(caller.address, 0)
+        if of_caller and of_caller + length_bytes > self._max_caller_bytes:
+            return Refusal(Reason.BACKPRESSURE, f"{size(of_caller)} of this caller are in flight")
+        held = self._principals.get(caller.principal, 0)
+        if held and held + length_bytes > 2 * (self._max_bytes - self.in_flight_bytes):
+            return Refusal(
+                Reason.BACKPRESSURE,
+                f"{size(held)} of this principal are in flight, and the rest is for others",
+            )
+        return None
 
-    def admit(self, caller: str, length_bytes: int) -> "Ticket":
+    def admit(self, caller: CallOrigin, length_bytes: int) -> "Ticket":
         """Counts a request until its ticket is returned.
 
         Raises:
             RefusedError: BACKPRESSURE.
         """
-        if not self.caller_has_room(caller, length_bytes):
-            raise RequestRefusedError(
-                Reason.BACKPRESSURE,
-                f"{size(self._callers[caller])} of this caller are in flight",
-            )
+        refusal = self._refusal(caller, length_bytes)
+        if refusal is not None:
+            raise RequestRefusedError.of(refusal)
         if self.in_flight_bytes and self.in_flight_bytes + length_bytes > self._max_bytes:
             self._full_looks = 2 * _UNREAD_LOOKS_FULL
             raise RequestRefusedError(
@@ -113,7 +124,7 @@ class Admission:
         self._idle.clear()
         return Ticket(self, caller, length_bytes)
 
-    def hold_answer(self, caller: str, length_bytes: int) -> Callable[[], None]:
+    def hold_answer(self, caller: CallOrigin, length_bytes: int) -> Callable[[], None]:
         """Counts an answer; the returned function must be called once, when the caller has it.
 
         The answer exists already, so it is never refused: its request was counted with it.
@@ -128,7 +139,7 @@ class Admission:
             asyncio.get_running_loop().call_later(_LOOK_S, self._look)
         return partial(self._read, caller, reader, length_bytes)
 
-    def _read(self, caller: str, reader: _Reader, length_bytes: int) -> None:
+    def _read(self, caller: CallOrigin, reader: _Reader, length_bytes: int) -> None:
         reader.answers -= 1
         reader.looks = 0
         if not reader.answers:
@@ -141,34 +152,40 @@ class Admission:
         self._full_looks = max(0, self._full_looks - 1)
         for reader in self._readers.values():
             reader.looks += 1
-        unread = [caller for caller, reader in self._readers.items() if reader.looks > most]
+        unread = {o.address for o, reader in self._readers.items() if reader.looks > most}
         loop = asyncio.get_running_loop()
         if unread and self._close is not None:
-            _log.warning("callers that do not read", callers=unread, closed=len(unread))
+            _log.warning("callers that do not read", callers=sorted(unread), closed=len(unread))
             loop.run_in_executor(None, self._close, unread)
         self._looks = bool(self._readers)
         if self._looks:
             loop.call_later(_LOOK_S, self._look)
 
-    def end_request(self, caller: str, length_bytes: int) -> None:
+    def end_request(self, caller: CallOrigin, length_bytes: int) -> None:
         """Releases a request's bytes."""
         self._requests -= 1
         if not self._requests:
             self._idle.set()
         self._give_back(caller, length_bytes)
 
-    def _count(self, caller: str, length_bytes: int) -> None:
-        self._callers[caller] = self._callers.get(caller, 0) + length_bytes
+    def _count(self, caller: CallOrigin, length_bytes: int) -> None:
         self.in_flight_bytes += length_bytes
+        _add(self._callers, caller.address, length_bytes)
+        if caller.principal:
+            _add(self._principals, caller.principal, length_bytes)
 
-    def _give_back(self, caller: str, length_bytes: int) -> None:
+    def _give_back(self, caller: CallOrigin, length_bytes: int) -> None:
         self._less.set()
-        self.in_flight_bytes -= length_bytes
-        left = self._callers.get(caller, 0) - length_bytes
-        if left:
-            self._callers[caller] = left
-        else:  # an empty answer was not counted
-            self._callers.pop(caller, None)
+        self._count(caller, -length_bytes)
+
+
+def _add(held: dict[str, int], name: str, length_bytes: int) -> None:
+    """Adds to what somebody has in flight; who has nothing is not kept."""
+    sum_bytes = held.get(name, 0) + length_bytes
+    if sum_bytes:
+        held[name] = sum_bytes
+    else:
+        held.pop(name, None)
 
 
 class Ticket:
@@ -180,7 +197,7 @@ class Ticket:
 
     __slots__ = ("_admission", "_caller", "_handed_on", "_length_bytes")
 
-    def __init__(self, admission: Admission, caller: str, length_bytes: int) -> None:
+    def __init__(self, admission: Admission, caller: CallOrigin, length_bytes: int) -> None:
         self._admission = admission
         self._caller = caller
         self._length_bytes = length_bytes

@@ -16,9 +16,10 @@ slow       is being read                      arrives; refused after 30 s, after
                                               ``slow`` are slow, and its caller has most of them
 =========  =================================  ======================================================
 
-Callers take turns, however many calls each has. Those that have a slow call, or had one refused
-and none arrive since, are *late*. They have ``slow`` places at most, and come after all others, the
-*prompt* ones, but for each 16th turn.
+Turns go round by principal, where callers have one, and then among its connections: to open many,
+or to have many calls, does not help. Callers that have a slow call, or had one refused and none
+arrive since, are *late*. They have ``slow`` places at most, and come after all others, the *prompt*
+ones, but for each 16th turn.
 
 So once those that send nothing are known as late, ``most - slow`` places are left to prompt
 callers, whose messages take them for a pass of the event loop; before that a prompt caller waits
@@ -29,9 +30,11 @@ Looks, not milliseconds, make a message slow: while the event loop stands still,
 arrived. All operations take time that does not depend on how many calls wait.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Final, NamedTuple
+
+from delaywheel_replica.server.access.callers import CallOrigin
 
 LOOKS_UNTIL_SLOW: Final = 2
 PROMPT_IN_A_ROW: Final = 15
@@ -89,13 +92,46 @@ def _nothing() -> None:
 class _Caller:
     """A caller with calls whose messages have not arrived."""
 
-    __slots__ = ("is_late", "name", "read", "waiting")
+    __slots__ = ("is_late", "origin", "read", "sharer", "waiting")
 
-    def __init__(self, name: str) -> None:
-        self.name: Final = name
+    def __init__(self, origin: CallOrigin) -> None:
+        self.origin: Final = origin
+        self.sharer: Final = origin.sharer
         self.waiting: OrderedDict[Arrival, None] = OrderedDict()
         self.read = 0
         self.is_late = False
+
+
+class _Turns:
+    """Callers that wait, in the order of their turns, which go round by sharer."""
+
+    def __init__(self) -> None:
+        self._sharers: Final[OrderedDict[tuple[str, str], OrderedDict[_Caller, None]]] = (
+            OrderedDict()
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._sharers)
+
+    def add(self, caller: _Caller) -> None:
+        """Puts a caller behind the others, unless it is there already."""
+        self._sharers.setdefault(caller.sharer, OrderedDict()).setdefault(caller)
+
+    def discard(self, caller: _Caller) -> None:
+        """Takes a caller out, if it is there."""
+        of_sharer = self._sharers.get(caller.sharer)
+        if of_sharer is not None:
+            of_sharer.pop(caller, None)
+            if not of_sharer:
+                del self._sharers[caller.sharer]
+
+    def take(self) -> _Caller:
+        """Takes out the caller whose turn it is."""
+        sharer, of_sharer = self._sharers.popitem(last=False)
+        caller, _ = of_sharer.popitem(last=False)
+        if of_sharer:
+            self._sharers[sharer] = of_sharer
+        return caller
 
 
 class Arrivals:
@@ -103,11 +139,11 @@ class Arrivals:
 
     def __init__(self, bounds: ArrivalBounds) -> None:
         self._bounds: Final = bounds
-        self._callers: Final[dict[str, _Caller]] = {}
+        self._callers: Final[dict[CallOrigin, _Caller]] = {}
         self._read: Final[dict[Arrival, None]] = {}  # oldest first
         # Callers that wait and are below their bound, in the order of their turns.
-        self._prompt: Final[OrderedDict[_Caller, None]] = OrderedDict()
-        self._late: Final[OrderedDict[_Caller, None]] = OrderedDict()
+        self._prompt: Final = _Turns()
+        self._late: Final = _Turns()
         self._prompt_in_a_row = 0
         self.waiting = 0
 
@@ -116,11 +152,11 @@ class Arrivals:
         """Whether no message is being read."""
         return not self._read
 
-    def begin(self, name: str, now_s: float) -> Arrival:
+    def begin(self, origin: CallOrigin, now_s: float) -> Arrival:
         """Adds a call, which is read at once if there is room."""
-        caller = self._callers.get(name)
+        caller = self._callers.get(origin)
         if caller is None:
-            caller = self._callers[name] = _Caller(name)
+            caller = self._callers[origin] = _Caller(origin)
         arrival = Arrival(caller)
         caller.waiting[arrival] = None
         self.waiting += 1
@@ -139,8 +175,8 @@ class Arrivals:
         elif arrival in caller.waiting:
             self._stop_waiting(arrival)
         self._line_up(caller)
-        if not caller.read and not caller.waiting and self._callers.get(caller.name) is caller:
-            del self._callers[caller.name]
+        if not caller.read and not caller.waiting and self._callers.get(caller.origin) is caller:
+            del self._callers[caller.origin]
         self._go_on(now_s)
 
     def look(self, now_s: float) -> None:
@@ -157,13 +193,28 @@ class Arrivals:
         if self._prompt:
             self._make_room()
 
-    def make_room_for(self, name: str) -> bool:
-        """Refuses a call that waits, of the caller with most of them; False if that is this one."""
+    def make_room_for(self, origin: CallOrigin) -> bool:
+        """Refuses a call that waits, of the sharer and the caller with most of them.
+
+        Returns:
+            False if that is this one.
+        """
         if not self.waiting:
             return False
-        own = self._callers.get(name)
-        victim = max(self._callers.values(), key=_calls_waiting)
-        if _calls_waiting(victim) <= (0 if own is None else _calls_waiting(own)):
+        by_sharer = Counter[tuple[str, str]]()
+        for caller in self._callers.values():
+            by_sharer[caller.sharer] += _calls_waiting(caller)
+        [(sharer, most)] = by_sharer.most_common(1)
+        if by_sharer[origin.sharer] == most:
+            sharer = origin.sharer
+        victim = max(
+            (caller for caller in self._callers.values() if caller.sharer == sharer),
+            key=_calls_waiting,
+        )
+        own = self._callers.get(origin)
+        if sharer == origin.sharer and _calls_waiting(victim) <= (
+            0 if own is None else _calls_waiting(own)
+        ):
             return False
         newest = next(reversed(victim.waiting))
         self._stop_waiting(newest)
@@ -175,10 +226,8 @@ class Arrivals:
         """Refuses slow ones beyond their bound: each time the newest of who has most of them."""
         slow = [arrival for arrival in self._read if arrival.is_slow]
         while len(slow) > self._bounds.slow:
-            counts: dict[_Caller, int] = {}
-            for arrival in slow:
-                counts[arrival.caller] = counts.get(arrival.caller, 0) + 1
-            newest = max(reversed(slow), key=lambda arrival: counts[arrival.caller])
+            counts = Counter(arrival.caller.sharer for arrival in slow)
+            newest = max(reversed(slow), key=lambda arrival: counts[arrival.caller.sharer])
             slow.remove(newest)
             self._refuse(newest)
 
@@ -203,11 +252,11 @@ class Arrivals:
         overdue = self._prompt_in_a_row >= PROMPT_IN_A_ROW
         if self._late and (overdue or not self._prompt) and self._late_may_start():
             self._prompt_in_a_row = 0
-            return self._late.popitem(last=False)[0]
+            return self._late.take()
         if not self._prompt:
             return None
         self._prompt_in_a_row += 1
-        return self._prompt.popitem(last=False)[0]
+        return self._prompt.take()
 
     def _late_may_start(self) -> bool:
         return sum(each.caller.is_late for each in self._read) < self._bounds.slow
@@ -227,11 +276,11 @@ class Arrivals:
         line, other = self._prompt, self._late
         if caller.is_late:
             line, other = other, line
-        other.pop(caller, None)
+        other.discard(caller)
         if caller.waiting and caller.read < self._bounds.of_caller:
-            line.setdefault(caller)
+            line.add(caller)
         else:
-            line.pop(caller, None)
+            line.discard(caller)
 
 
 def _calls_waiting(caller: _Caller) -> int:

@@ -18,7 +18,13 @@ from google.protobuf.message_factory import GetMessageClass
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.server.access.audit import OF_ACCESS, Audit
-from delaywheel_replica.server.access.callers import ANYBODY, Access, CallContext, Caller
+from delaywheel_replica.server.access.callers import (
+    ANYBODY,
+    Access,
+    CallContext,
+    Caller,
+    CallOrigin,
+)
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.reception import OpenStream, Reception
 from delaywheel_replica.server.node.answering import Answer, Context, defect
@@ -46,9 +52,10 @@ class StreamContext:
         self._context = context
         self._stream = stream
 
-    def peer(self) -> str:
-        """Returns the caller."""
-        return self._context.peer()
+    @property
+    def origin(self) -> CallOrigin:
+        """Where it comes from."""
+        return self._stream.caller
 
     async def read(self) -> object:
         """Reads a request, as bytes; anything else: the caller has sent its last one."""
@@ -131,9 +138,8 @@ class GrpcHandlers:
     def call(self, name: str, work: Work) -> Handler:
         """Returns a handler with one request and one answer, both as bytes."""
 
-        async def answer(held: ExitStack, context: Context) -> None:
-            caller = self._admitted(name, context)
-            ready = await work(await self._received(context), _called(caller, context))
+        async def answer(held: ExitStack, context: Context, call: CallContext) -> None:
+            ready = await work(await self._received(context, call.origin), call)
             held.callback(ready.end)
             await context.write(ready.content)
 
@@ -142,15 +148,14 @@ class GrpcHandlers:
     def stream(self, name: str, work: StreamWork) -> Handler:
         """Returns a handler for a stream of any number of requests and answers."""
 
-        async def answer(held: ExitStack, context: Context) -> None:
+        async def answer(held: ExitStack, context: Context, call: CallContext) -> None:
             loop = asyncio.get_running_loop()
-            caller = self._admitted(name, context)
-            stream = self._begun_stream(held, context)
+            stream = self._begun_stream(held, call.origin)
             limit = asyncio.timeout(None)
             try:
                 async with limit:
                     stream.on_ended = lambda: limit.reschedule(loop.time())
-                    await work(StreamContext(context, stream, caller))
+                    await work(StreamContext(context, stream, call.caller))
             except TimeoutError:
                 if not stream.is_ended:
                     raise
@@ -165,13 +170,13 @@ class GrpcHandlers:
     def _admitted(self, name: str, context: Context) -> Caller:
         return ANYBODY if self._access is None else self._access.admit(name, context)
 
-    def _begun_stream(self, held: ExitStack, context: Context) -> OpenStream:
-        stream = self._reception.begin_stream(context.peer(), asyncio.get_running_loop().time)
+    def _begun_stream(self, held: ExitStack, origin: CallOrigin) -> OpenStream:
+        stream = self._reception.begin_stream(origin, asyncio.get_running_loop().time)
         held.callback(self._reception.end_stream, stream)
         return stream
 
     def _guarded(
-        self, name: str, answer: Callable[[ExitStack, Context], Awaitable[None]]
+        self, name: str, answer: Callable[[ExitStack, Context, CallContext], Awaitable[None]]
     ) -> Handler:
         """Returns a handler that counts the call and ends it with an answer or a reason.
 
@@ -183,8 +188,9 @@ class GrpcHandlers:
             try:
                 with ExitStack() as held:
                     try:
-                        held.callback(self._reception.begin_call(context.peer()))
-                        await answer(held, context)
+                        call = _called(self._admitted(name, context), context)
+                        held.callback(self._reception.begin_call(call.origin))
+                        await answer(held, context, call)
                     except (grpc.aio.AbortError, grpc.aio.InternalError):
                         raise
                     except Exception as error:  # noqa: BLE001 - a defect of ours is named, too
@@ -222,9 +228,10 @@ class GrpcHandlers:
 
         async def work(content: bytes, call: CallContext) -> Answer:
             request = _parsed(request_class, content)
-            with admission.admit(call.address, length_bytes(request)):
+            origin = call.origin
+            with admission.admit(origin, length_bytes(request)):
                 encoded = (await self._answered(name, answer, request, call)).SerializeToString()
-                return Answer(encoded, admission.hold_answer(call.address, len(encoded)))
+                return Answer(encoded, admission.hold_answer(origin, len(encoded)))
 
         return work
 
@@ -251,14 +258,15 @@ class GrpcHandlers:
         request_class: type[Message],
         watch: Callable[[Any, "_Encoding"], Awaitable[None]],
     ) -> Handler:
-        async def answer(held: ExitStack, context: Context) -> None:
-            self._begun_stream(held, context).received()  # and it is never answered for good
-            await watch(_parsed(request_class, await self._received(context)), _Encoding(context))
+        async def answer(held: ExitStack, context: Context, call: CallContext) -> None:
+            self._begun_stream(held, call.origin).received()  # and it is never answered for good
+            content = await self._received(context, call.origin)
+            await watch(_parsed(request_class, content), _Encoding(context))
 
         return self._guarded(name, answer)
 
-    async def _received(self, context: Context) -> bytes:
-        content = await self._reception.receive(context.peer(), context.read)
+    async def _received(self, context: Context, origin: CallOrigin) -> bytes:
+        content = await self._reception.receive(origin, context.read)
         if not isinstance(content, bytes):
             raise RequestRefusedError(Reason.REQUEST_MALFORMED, "No request")
         return content

@@ -32,11 +32,12 @@ from delaywheel_replica.handover.batches import FORMAT, HEAD, Head, decode
 from delaywheel_replica.link import HandoverBegins
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.intake.producing import Accepting
 from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
-_CALLER: Final = "ingress"
+_CALLER: Final = CallOrigin("ingress")
 # The cleaner hands a refused batch over again: answer only after conditions may have changed.
 _REFUSED_S: Final = 0.1
 _ANSWERS: Final = {Reason.DUE_TOO_OLD: RecordAnswer.SEALED, Reason.SLOT_FULL: RecordAnswer.FULL}

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.audit import Audit
-from delaywheel_replica.server.access.callers import CallContext, Caller
+from delaywheel_replica.server.access.callers import CallContext, Caller, CallOrigin
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission, cost_bytes
 from delaywheel_replica.server.intake.calls import StreamContext
@@ -91,7 +91,7 @@ class Producing:
             RefusedError: All of it is refused.
         """
         outline = await self._outlined(request)
-        producing = self._produce(request, outline, call.address, call.caller)
+        producing = self._produce(request, outline, call.origin, call.caller)
         del request
         return await producing
 
@@ -119,12 +119,12 @@ class Producing:
         )
 
     async def _produce(
-        self, request: bytes, outline: Outline, address: str, caller: Caller
+        self, request: bytes, outline: Outline, origin: CallOrigin, caller: Caller
     ) -> Answer:
         """Carries out a request, and counts the outcomes of its messages."""
         parts = self._accepting
         began = perf_counter_ns()
-        taking = self._take(request, outline, address, caller)
+        taking = self._take(request, outline, origin, caller)
         del request
         try:
             batch, wheel = await taking
@@ -137,18 +137,18 @@ class Producing:
         )
         took_us = (perf_counter_ns() - began) // 1_000
         parts.counts.answered(len(batch), batch.refusals, took_us)
-        return Answer(content, parts.admission.hold_answer(address, len(content)))
+        return Answer(content, parts.admission.hold_answer(origin, len(content)))
 
     async def _take(
-        self, request: bytes, outline: Outline, address: str, caller: Caller
+        self, request: bytes, outline: Outline, origin: CallOrigin, caller: Caller
     ) -> tuple[RequestBatch, WheelId | None]:
         parts = self._accepting
         refusal = parts.refusal()
         if refusal is not None:
             raise RequestRefusedError.of(refusal)
-        with parts.admission.admit(address, cost_bytes(request, outline.messages)) as ticket:
+        with parts.admission.admit(origin, cost_bytes(request, outline.messages)) as ticket:
             is_small = _is_small(request, outline)
-            decode = partial(self._decode, request, outline, caller, address)
+            decode = partial(self._decode, request, outline, caller, origin.address)
             decoding = self._done(is_small, decode)
             del decode
             del request
@@ -200,24 +200,24 @@ class Producing:
         So a caller is slowed down, not refused, when the node is slow or when it does not read its
         answers.
         """
-        address, caller = context.peer(), context.caller
+        origin, caller = context.origin, context.caller
         admission = self._accepting.admission
         try:
             while isinstance(request := await context.read(), bytes):
                 await stream.window.acquire()
                 outline = await self._outlined(request)
-                await admission.wait_for_room(address, cost_bytes(request, outline.messages))
+                await admission.wait_for_room(origin, cost_bytes(request, outline.messages))
                 stream.answers.put_nowait(
-                    asyncio.create_task(self._produce_on_stream(request, outline, address, caller))
+                    asyncio.create_task(self._produce_on_stream(request, outline, origin, caller))
                 )
                 del request
         finally:
             stream.answers.put_nowait(None)
 
     async def _produce_on_stream(
-        self, request: bytes, outline: Outline, address: str, caller: Caller
+        self, request: bytes, outline: Outline, origin: CallOrigin, caller: Caller
     ) -> Answer:
-        producing = self._produce(request, outline, address, caller)
+        producing = self._produce(request, outline, origin, caller)
         del request
         try:
             return await producing
@@ -227,7 +227,7 @@ class Producing:
             refusal = defect(error)
         self._accepting.counts.refused_calls["DelayProduceStream", refusal.reason] += 1
         content = pb.DelayProduceResponse(error=refusal.as_error()).SerializeToString()
-        return Answer(content, self._accepting.admission.hold_answer(address, len(content)))
+        return Answer(content, self._accepting.admission.hold_answer(origin, len(content)))
 
 
 def _is_small(request: bytes, outline: Outline) -> bool:

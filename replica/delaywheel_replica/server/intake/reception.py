@@ -2,7 +2,8 @@
 
 The length of a message is known only once it has arrived. So the number of messages that may arrive
 at once is bounded; other calls' messages wait on the caller's side, except for one HTTP/2 window
-each (see listening.py). Whose turn it is, `Arrivals` decides. A caller is one connection.
+each (see listening.py). Whose turn it is, `Arrivals` decides. A caller is one connection. What all
+callers share is shared by principal, where there is one: who opens many connections gets no more.
 
 ====================  ==========================  ============================================
 bound                 beyond it                   why
@@ -13,13 +14,14 @@ calls                 refused: BACKPRESSURE; or   each costs a task, and a windo
 messages on their     waits for its turn          each may become the longest that is accepted
 way, of a caller, of
 all
-streams of a caller   refused: BACKPRESSURE       a stream's next message may come at any time
+streams of a caller,  refused: BACKPRESSURE       a stream's next message may come at any time
+of a principal
 streams of all        refused: BACKPRESSURE; or   as above
                       an idle one is ended
 ====================  ==========================  ============================================
 
 A stream is idle once it has neither asked nor been answered for `_IDLE_S`, and waits for no answer.
-Streams that never sent anything are ended first, then those of the caller with most streams, then
+Streams that never sent anything are ended first, then those of the sharer with most streams, then
 the one that has been idle for longest. So streams that are opened and not used shut out nobody.
 
 Health checks have a reception of their own, with watches in place of streams: what other calls do
@@ -28,11 +30,12 @@ takes nothing from them.
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final, NamedTuple, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.quantities import counted
+from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.intake.arrivals import Arrival, ArrivalBounds, Arrivals
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
@@ -54,16 +57,18 @@ class CallBounds(NamedTuple):
         arrivals: Messages on their way.
         streams: Calls that stay open, of all callers.
         streams_of_caller: The same of one caller.
+        streams_of_principal: The same of all connections of a principal.
     """
 
     calls: int
     arrivals: ArrivalBounds
     streams: int
     streams_of_caller: int
+    streams_of_principal: int
 
 
-CALLS: Final = CallBounds(4_096, ArrivalBounds(16, 4, slow=12), 32, 2)
-HEALTH: Final = CallBounds(2_048, ArrivalBounds(4, 2, slow=2), 1_024, 4)
+CALLS: Final = CallBounds(4_096, ArrivalBounds(16, 4, slow=12), 32, 2, 16)
+HEALTH: Final = CallBounds(2_048, ArrivalBounds(4, 2, slow=2), 1_024, 4, 1_024)
 """The bounds of a node, for all other calls and for health checks."""
 
 
@@ -78,7 +83,7 @@ class OpenStream:
 
     __slots__ = ("_has_sent", "_moved_s", "_now", "_unanswered", "caller", "is_ended", "on_ended")
 
-    def __init__(self, caller: str, now: Callable[[], float]) -> None:
+    def __init__(self, caller: CallOrigin, now: Callable[[], float]) -> None:
         self.caller: Final = caller
         self.is_ended = False
         self.on_ended: Callable[[], object] = _nothing
@@ -103,9 +108,9 @@ class OpenStream:
         """Whether it may be ended."""
         return not self._unanswered and self._now() - self._moved_s >= _IDLE_S
 
-    def worth(self, streams_of_caller: int) -> tuple[bool, int, float]:
+    def worth(self, streams_of_sharer: int) -> tuple[bool, int, float]:
         """Returns a key by which the stream that should be ended first is the least."""
-        return self._has_sent, -streams_of_caller, self._moved_s
+        return self._has_sent, -streams_of_sharer, self._moved_s
 
 
 def _nothing() -> None:
@@ -126,7 +131,7 @@ class Reception:
         self._look: asyncio.TimerHandle | None = None
         self.calls = 0
 
-    def begin_call(self, caller: str) -> Callable[[], None]:
+    def begin_call(self, caller: CallOrigin) -> Callable[[], None]:
         """Counts a call; the returned function ends it.
 
         Raises:
@@ -139,7 +144,7 @@ class Reception:
         self.calls += 1
         return self._end_call
 
-    def begin_stream(self, caller: str, now: Callable[[], float]) -> OpenStream:
+    def begin_stream(self, caller: CallOrigin, now: Callable[[], float]) -> OpenStream:
         """Counts a call that stays open, until `end_stream`.
 
         Args:
@@ -149,12 +154,18 @@ class Reception:
         Raises:
             RefusedError: BACKPRESSURE.
         """
-        of_caller, most = self._bounds.streams_of_caller, self._bounds.streams
-        own = sum(stream.caller == caller for stream in self._streams)
-        if own >= of_caller or (len(self._streams) >= most and not self._end_an_idle_stream()):
+        _, _, most, of_caller, of_principal = self._bounds
+        own = sum(stream.caller.address == caller.address for stream in self._streams)
+        shared = [stream for stream in self._streams if stream.caller.sharer == caller.sharer]
+        if (
+            own >= of_caller
+            or (len(shared) >= of_principal and not self._end_an_idle_one(shared))
+            or (len(self._streams) >= most and not self._end_an_idle_one(self._streams))
+        ):
             raise RequestRefusedError(
                 Reason.BACKPRESSURE,
-                f"At most {of_caller} streams on one connection, {most} on this node",
+                f"At most {of_caller} streams on one connection, {of_principal} of one principal,"
+                f" {most} on this node",
             )
         stream = OpenStream(caller, now)
         self._streams.add(stream)
@@ -164,18 +175,20 @@ class Reception:
         """Counts a stream no longer."""
         self._streams.discard(stream)
 
-    def _end_an_idle_stream(self) -> bool:
-        idle = [stream for stream in self._streams if stream.is_idle]
+    def _end_an_idle_one(self, among: Collection[OpenStream]) -> bool:
+        idle = [stream for stream in among if stream.is_idle]
         if not idle:
             return False
-        streams = Counter(stream.caller for stream in self._streams)
-        first = min(idle, key=lambda stream: stream.worth(streams[stream.caller]))
+        streams = Counter(stream.caller.sharer for stream in self._streams)
+        first = min(idle, key=lambda stream: stream.worth(streams[stream.caller.sharer]))
         self._streams.remove(first)
         first.is_ended = True
         first.on_ended()
         return True
 
-    async def receive(self, caller: str, read: Callable[[], Awaitable[_Message]]) -> _Message:
+    async def receive(
+        self, caller: CallOrigin, read: Callable[[], Awaitable[_Message]]
+    ) -> _Message:
         """Reads the message of a call when it is its turn.
 
         Raises:
