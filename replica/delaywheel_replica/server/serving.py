@@ -37,6 +37,7 @@ from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.id_checks import IdChecks
+from delaywheel_replica.server.changing.moving import Moves
 from delaywheel_replica.server.changing.passed_on import passed_cancels, passed_reschedules
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.changing.sights import Sights
@@ -272,6 +273,12 @@ class Server:
             report=self._link.send,
             next_change=self._hearing.next_change,
         )
+        self._moves = Moves(
+            self._view,
+            sights,
+            announce=self._link.send,
+            next_change=self._hearing.next_change,
+        )
         reschedules = Reschedules(
             self._view,
             sights,
@@ -409,6 +416,7 @@ class Server:
                 tasks.create_task(self._watch_health()),
                 tasks.create_task(self._watch_for_twin(stop)),
                 tasks.create_task(self._decisions.run()),
+                tasks.create_task(self._moves.run()),
                 tasks.create_task(self._cancel_groups.run()),
             ]
             report_ready(bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -12,10 +13,12 @@ from delaywheel_replica.core.leader.rescheduling import (
     PUT_OFF_MS,
     Rescheduling,
     floor_below,
+    nearer_due_ms,
     nodes_behind,
     open_wishes,
     passing,
     reschedule_records,
+    to_move,
     withdrawn,
 )
 from delaywheel_replica.core.protocol.control import (
@@ -29,12 +32,13 @@ from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Done, Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
+    GivenDue,
     Reschedule,
     RescheduleWish,
     RescheduleWritten,
     known_due_ms,
     mark_of,
-    marked_due_ms,
+    marked_due,
 )
 from support.core.values import heartbeat
 
@@ -86,6 +90,8 @@ def test_a_due_that_is_touched_already_is_not_given() -> None:
     back = RescheduleWish((ID, TO_MS), KEY[1], PLACE)
     wishes = [back, *(RescheduleWish((ID, 60_000), to_ms, PLACE) for to_ms in (TO_MS, 70_000))]
     assert open_wishes(DECIDED, wishes, NOW) == wishes[2:]
+    # Nor do two requests in one transaction.
+    assert open_wishes(STATE, wishes[1:], NOW) == wishes[1:2]
 
 
 def test_so_many_stand_at_once() -> None:
@@ -107,7 +113,7 @@ def test_a_due_that_passes_without_a_copy_is_put_off_and_withdrawn() -> None:
     assert passing(DECIDED, replace(later, due_ms=TO_MS - 1)) == []
     put_off = after(DECIDED, later, absent=frozenset([KEY]))
     to_ms = TO_MS + PUT_OFF_MS
-    assert put_off.reschedules == {KEY: Reschedule(to_ms, PLACE, (TO_MS,))}
+    assert put_off.reschedules == {KEY: Reschedule(to_ms, PLACE, (TO_MS,), chosen_ms=TO_MS)}
     assert withdrawn(put_off) == {KEY, (ID, TO_MS)}
     # It is written, and stands until nothing can come for the due that passed.
     words = [replace(WRITTEN, to_ms=to_ms)]
@@ -116,7 +122,77 @@ def test_a_due_that_passes_without_a_copy_is_put_off_and_withdrawn() -> None:
     assert withdrawn(written) == {KEY, (ID, TO_MS)}
     assert passing(written, replace(later, due_ms=to_ms)) == []
     assert after(written, later).reschedules == written.reschedules
-    assert not after(written, replace(later, floor=91)).reschedules
+    assert after(written, replace(later, floor=91)).reschedules, "its due may still prove wrong"
+    assert not after(written, replace(later, due_ms=to_ms, floor=91)).reschedules
+    assert not to_move(written.reschedules, later)
+
+
+W_AHEAD = Progress(1_000_000, None, {A1: 8}, floor=4)
+SET_BACK = cast("Progress", W_AHEAD.set_back(20_000))
+
+
+def put_off_ahead() -> ControlState:
+    """A reschedule that passed, and was put off, while all clocks were a quarter of an hour ahead.
+
+    The caller chose 90,000.
+    """
+    state = after(DECIDED, W_AHEAD, absent=frozenset([KEY]))
+    assert state.reschedules[KEY].to_ms == W_AHEAD.due_ms + PUT_OFF_MS
+    return state
+
+
+def test_what_is_not_written_when_w_is_set_back_is_put_off_to_what_was_chosen() -> None:
+    state = put_off_ahead()
+    far_ms = state.reschedules[KEY].to_ms
+    stands = after(state, SET_BACK).reschedules[KEY]
+    assert (stands.to_ms, stands.set_backs) == (TO_MS + 1, 1)  # 90,000 itself has passed
+    assert stands.passed == (TO_MS, far_ms)
+    assert after(after(state, SET_BACK), SET_BACK).reschedules[KEY] == stands
+    # Its mark is newer than that of the due that it had, though that is later.
+    marks = [mark_of(KEY, each) for each in (stands, state.reschedules[KEY])]
+    assert marked_due(KEY, marks) == GivenDue(1, TO_MS + 1)
+    assert known_due_ms(stands, GivenDue(0, far_ms)) == TO_MS + 1
+
+
+def test_what_is_written_at_a_due_that_nobody_chose_is_moved_once_w_is_set_back() -> None:
+    state = put_off_ahead()
+    far_ms = state.reschedules[KEY].to_ms
+    reported = replace(WRITTEN, to_ms=far_ms)
+    state = after(state, W_AHEAD, written=[reported])
+    assert state.reschedules[KEY].is_written
+    assert not to_move(state.reschedules, W_AHEAD)
+    state = after(state, SET_BACK)
+    ((key, stands),) = to_move(state.reschedules, SET_BACK).items()
+    assert key == (ID, far_ms)
+    to_ms = nearer_due_ms(stands, SET_BACK, 20_050)
+    assert to_ms == TO_MS + 1
+    later = replace(SET_BACK, due_ms=200_000)
+    assert nearer_due_ms(stands, later, 200_050) == 200_050 + PUT_OFF_MS
+    assert nearer_due_ms(stands, replace(SET_BACK, floor=300), 20_050) == 300_000
+    # A wish is decided though something is done ahead, and though no other finds room.
+    wish = RescheduleWish(key, to_ms, Position(A1, 7, 0))
+    others = [
+        reschedule_record((n.to_bytes(16, "big"), 10**9), Reschedule(10**9 + 1, PLACE))
+        for n in range(MOST)
+    ]
+    state = state.apply_all(others)
+    other = RescheduleWish((b"k" * 16, 60_000), 70_000, PLACE)
+    assert open_wishes(state, [other, wish], SET_BACK) == [wish]
+    state = after(state, SET_BACK, wishes=[other, wish])
+    assert state.reschedules[key] == Reschedule(to_ms, Position(A1, 7, 0))
+    assert not to_move(state.reschedules, SET_BACK)
+    # The first record withdraws what passed, as before, and does not say of the due any more.
+    assert withdrawn(state) >= {KEY, (ID, TO_MS), key}
+
+
+def test_a_caller_may_reschedule_what_was_put_off_as_any_message() -> None:
+    past = replace(NOW, due_ms=TO_MS, seqs={A1: 9}, floor=91)
+    state = after(DECIDED, past, absent=frozenset([KEY]))
+    to_ms = state.reschedules[KEY].to_ms
+    state = after(state, past, written=[replace(WRITTEN, to_ms=to_ms)])
+    wish = RescheduleWish((ID, to_ms), to_ms + 5_000, Position(A1, 7, 0))
+    state = after(state, past, wishes=[wish])
+    assert state.reschedules == {wish.key: Reschedule(wish.to_ms, wish.place)}
 
 
 def test_the_floor_leaves_what_it_is_made_of() -> None:
@@ -194,31 +270,31 @@ def test_only_wishes_that_may_be_decided_are_looked_at_and_only_as_many_as_there
 
 
 @pytest.mark.parametrize(
-    ("stands", "marked_ms", "known_ms"),
+    ("stands", "marked", "known_ms"),
     [
         (None, None, None),
-        (None, 7, 7),
+        (None, GivenDue(0, 7), 7),
         (Reschedule(9, PLACE), None, 9),
-        (Reschedule(9, PLACE, (7,)), 7, 9),
-        (Reschedule(7, PLACE), 9, 9),
+        (Reschedule(9, PLACE, (7,)), GivenDue(0, 7), 9),
+        (Reschedule(7, PLACE), GivenDue(0, 9), 9),
         (Reschedule(7, PLACE, (7,), is_written=True), None, None),
     ],
     ids=["nowhere", "its mark", "its record", "put off", "an older record", "lost"],
 )
 def test_the_newer_of_record_and_mark_shows_where_a_message_went(
-    stands: Reschedule | None, marked_ms: int | None, known_ms: int | None
+    stands: Reschedule | None, marked: GivenDue | None, known_ms: int | None
 ) -> None:
-    assert known_due_ms(stands, marked_ms) == known_ms
+    assert known_due_ms(stands, marked) == known_ms
 
 
 def test_a_mark_shows_where_its_message_went_and_no_other() -> None:
-    ids = [ID, mark_of((ID, 1), 5), mark_of(KEY, TO_MS)]
-    assert marked_due_ms(KEY, ids) == TO_MS
-    assert marked_due_ms((ID, 2), ids) is None
+    ids = [ID, mark_of((ID, 1), Reschedule(5, PLACE)), mark_of(KEY, Reschedule(TO_MS, PLACE))]
+    assert marked_due(KEY, ids) == GivenDue(0, TO_MS)
+    assert marked_due((ID, 2), ids) is None
 
 
 def test_records_are_read_as_they_were_written() -> None:
-    stands = Reschedule(TO_MS, PLACE, (1, 2), is_written=True)
+    stands = Reschedule(TO_MS, PLACE, (1, 2), is_written=True, chosen_ms=3, set_backs=4)
     state = STATE.apply_all([reschedule_record(KEY, stands)])
     assert state.reschedules == {KEY: stands}
     assert not state.apply_all([reschedule_record(KEY, None)]).reschedules
@@ -241,8 +317,11 @@ def test_where_no_cancel_can_be_written_the_record_withdraws_until_nothing_comes
 
 
 def test_of_several_dues_that_were_given_the_last_counts() -> None:
-    marks = [mark_of(KEY, TO_MS + 2_000), mark_of(KEY, TO_MS), mark_of((ID, 1), 1)]
-    assert marked_due_ms(KEY, marks) == TO_MS + 2_000
+    dues_ms = (TO_MS + 2_000, TO_MS)
+    marks = [mark_of(KEY, Reschedule(due_ms, PLACE)) for due_ms in dues_ms]
+    assert marked_due(KEY, [*marks, mark_of((ID, 1), Reschedule(10**12, PLACE))]) == GivenDue(
+        0, TO_MS + 2_000
+    )
 
 
 def test_what_was_forwarded_at_its_new_due_needs_no_more_frames() -> None:

@@ -16,6 +16,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.access.callers import ANYBODY
 from delaywheel_replica.server.changing.cancels import Cancels
@@ -223,21 +224,21 @@ async def test_before_anything_is_written_it_is_looked_at_twice_too(
 
 
 @pytest.mark.parametrize(
-    ("withdrawn", "marked_ms", "answer"),
+    ("withdrawn", "marked", "answer"),
     [
         (True, None, pb.CANCEL_OUTCOME_CANCELLED),
-        (True, 17, pb.CANCEL_OUTCOME_RESCHEDULED),
+        (True, GivenDue(0, 17), pb.CANCEL_OUTCOME_RESCHEDULED),
         (False, None, pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
         (None, None, Reason.CANCEL_UNKNOWN),
     ],
     ids=["cancelled", "moved", "delivered", "nothing is found"],
 )
 async def test_what_progress_does_not_show_is_looked_for_in_kafka(
-    withdrawn: bool | None, marked_ms: int | None, answer: pb.CancelOutcome.ValueType | Reason
+    withdrawn: bool | None, marked: GivenDue | None, answer: pb.CancelOutcome.ValueType | Reason
 ) -> None:
     """A cancel lies there, and counts, of a message that is done: who asks again is told."""
     last = found(CANCEL_OF_ANOTHER)
-    last.rescheduled_to_ms = marked_ms
+    last.rescheduled_to = marked
     site = Site([found(CANCEL_OF_ANOTHER), last], withdrawn=withdrawn)
     site.done(others=1, role=Role.LEADING)
     assert await site.cancel() == answer

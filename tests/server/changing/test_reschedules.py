@@ -18,6 +18,7 @@ from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE, MOST
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
 from delaywheel_replica.core.protocol.progress import Done, Position
 from delaywheel_replica.core.protocol.reschedules import (
+    MessageKey,
     Reschedule,
     RescheduleWish,
     RescheduleWritten,
@@ -133,6 +134,39 @@ def test_while_what_was_done_early_is_to_come_nothing_is_wished(server: ServerPr
         server.cleaner.commit_progress(ahead=())
     assert [m for m in server.cleaner.received if isinstance(m, RescheduleWish)] == wishes
     assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
+
+
+def test_what_was_put_off_ahead_is_wished_at_a_nearer_due_unless_it_was_cancelled(
+    server: ServerProcess,
+) -> None:
+    """W was set back once; the leader chose these dues before."""
+    due_ms, chosen_ms = in_ms(400_000), in_ms(100_000)
+    handles = [produce(server, due_ms) for _ in range(2)]
+    ids = [bytes.fromhex(handle.split(":")[2]) for handle in handles]
+    with pytest.raises(grpc.RpcError) as caught:  # this cleaner takes no frames into V
+        server.stub.Cancel(pb.CancelRequest(messages=[named(handles[1])]), timeout=30)
+    assert Reason.CANCEL_UNKNOWN.advice in str(caught.value)
+    stands = {
+        (id_, due_ms - 1): Reschedule(
+            due_ms, Position(WheelId("n1", 1), 1, 0), (), is_written=True, chosen_ms=chosen_ms
+        )
+        for id_ in ids
+    }
+    server.cleaner.commit_progress(set_backs=1, ahead=(Done(in_ms(90_000), None),))
+    server.cleaner.commit(lambda state: replace(state, reschedules=stands))
+    try:
+        wait_until("it is wished", lambda: (ids[0], due_ms) in wished(server))
+        assert wished(server)[ids[0], due_ms] == chosen_ms
+        assert (ids[1], due_ms) not in wished(server)
+    finally:
+        server.cleaner.commit(lambda state: replace(state, reschedules={}))
+        server.cleaner.commit_progress(ahead=())
+
+
+def wished(server: ServerProcess) -> dict[MessageKey, int]:
+    """The dues that the server asked its cleaner for."""
+    wishes = [m for m in server.cleaner.received if isinstance(m, RescheduleWish)]
+    return {wish.key: wish.to_ms for wish in wishes}
 
 
 def test_each_of_many_is_answered_and_who_asks_for_a_part_does_not_wait(

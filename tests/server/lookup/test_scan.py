@@ -102,7 +102,9 @@ class Site:
     def reschedule(self, wheel: WheelId, due_ms: int, to_ms: int) -> None:
         """Writes what the leader writes: the copy, and the cancel with its mark."""
         self.write(wheel, sent(to_ms))
-        ids = np.frombuffer(ID + mark_of((ID, due_ms), to_ms), dtype=np.uint8).reshape(2, -1)
+        ids = np.frombuffer(
+            ID + mark_of((ID, due_ms), Reschedule(to_ms, Position(A1, 1, 0))), dtype=np.uint8
+        ).reshape(2, -1)
         cancels = Columns.of_cancels(np.array([due_ms, due_ms], dtype=np.int64), ids)
         with self.opened(wheel) as own:
             own.append(cancels, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
@@ -182,19 +184,21 @@ async def test_a_handle_names_what_was_rescheduled_within_its_second_at_its_new_
     for handle_of in (A1, B1, WheelId("c", 1)):  # a later leader answers with its own wheel
         found = await site.find(handle_of)
         assert (found.dues_ms, found.cancels) == ((LATE_MS,), [])
-        assert found.rescheduled_to_ms is None
+        assert found.rescheduled_to is None
     # By id and due each is reported separately.
     was = await site.queries.find(Reference(BASE_SLOT, ID, EARLY_MS))
-    assert (len(was.copies), len(was.cancels), was.rescheduled_to_ms) == (1, 1, LATE_MS)
+    assert (len(was.copies), len(was.cancels), was.rescheduled_to) == (1, 1, (0, LATE_MS))
     # And on from there: twice within the second, then out of it.
     site.reschedule(B1, LATE_MS, LATE_MS + 5)
     assert await site.due_of(A1) == LATE_MS + 5
-    ids = np.frombuffer(ID + mark_of((ID, LATE_MS + 5), 10**12), dtype=np.uint8).reshape(2, -1)
+    ids = np.frombuffer(
+        ID + mark_of((ID, LATE_MS + 5), Reschedule(10**12, Position(A1, 1, 0))), dtype=np.uint8
+    ).reshape(2, -1)
     with site.opened(A1) as own:
         dues_ms = np.array([LATE_MS + 5] * 2, dtype=np.int64)
         own.append(Columns.of_cancels(dues_ms, ids), kind=Kind.CANCELS, accepted_at_ms=1)
     found = await site.find(A1)
-    assert (found.dues_ms, found.rescheduled_to_ms) == ((LATE_MS + 5,), 10**12)
+    assert (found.dues_ms, found.rescheduled_to) == ((LATE_MS + 5,), (0, 10**12))
 
 
 async def test_the_record_says_where_a_message_went_before_its_mark_does(site: Site) -> None:
@@ -237,10 +241,10 @@ async def test_who_waits_for_a_cancel_reads_only_what_is_new(
     reference = Reference(BASE_SLOT, ID, EARLY_MS, A1)
     monkeypatch.setattr(WheelReader, "slot_batches", pytest.fail)
     await site.queries.look_for_cancels([(reference, found)])
-    assert (found.cancels, found.rescheduled_to_ms) == ([], None)
+    assert (found.cancels, found.rescheduled_to) == ([], None)
     site.reschedule(B1, EARLY_MS, LATE_MS)
     await site.queries.look_for_cancels([(reference, found)])
-    assert (found.cancels, found.rescheduled_to_ms) == ([Position(B1, 3, 0)], LATE_MS)
+    assert (found.cancels, found.rescheduled_to) == ([Position(B1, 3, 0)], (0, LATE_MS))
     assert (await site.find(A1)).dues_ms == (LATE_MS,)
 
 
@@ -275,7 +279,7 @@ async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
         if isinstance(each, Found):
             assert each == await site.queries.find(reference)
     assert isinstance(found[7], Found)
-    assert (found[7].rescheduled_to_ms, len(found[7].cancels)) == (10**12, 1)
+    assert (found[7].rescheduled_to, len(found[7].cancels)) == ((0, 10**12), 1)
     assert [len(each.copies) for each in found if isinstance(each, Found)] == [*[1] * 9, 0, 1]
 
 

@@ -10,6 +10,7 @@ from delaywheel.storage.folder import layout
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from sim.checking.book import Fate
+from sim.machine.clocks import true_wall_ms
 
 if TYPE_CHECKING:
     from sim.nodes.node import SimNode
@@ -80,7 +81,11 @@ def _control_left(world: World) -> Iterator[str]:
     heartbeats = {node.name: row.heartbeat for node in world.living() if (row := node.server_row())}
     for heartbeat in heartbeats.values():
         named.update(heartbeat.named)
-    left = sorted(str(wheel) for wheel in control.wheels if wheel not in named)
+    # Where only a clock that was ahead put something, nothing is done before that time comes.
+    last = true_wall_ms(world.scheduler) // 1000 + world.settings.span_s
+    live = world.truth.live(world.checks.floor)
+    waiting = {frame.wheel for frame in live if frame.slot > last}
+    left = sorted(str(wheel) for wheel in control.wheels if wheel not in named | waiting)
     if left:
         yield f"wheels {left} are registered and not in use"
     if control.reschedules:
@@ -90,16 +95,18 @@ def _control_left(world: World) -> Iterator[str]:
     for heartbeat in heartbeats.values():
         if heartbeat.open is None:
             continue
-        last = heartbeat.wheels[heartbeat.open].applied
+        applied = heartbeat.wheels[heartbeat.open].applied
         behind = [
             other.node
             for other in heartbeats.values()
-            if last
-            and (heartbeat.open not in other.wheels or other.wheels[heartbeat.open].prefix < last)
+            if applied
+            and (
+                heartbeat.open not in other.wheels or other.wheels[heartbeat.open].prefix < applied
+            )
         ]
         if behind:
-            yield f"{behind} do not hold {heartbeat.open} up to {last}"
-    last_slot = max((frame.slot for frame in world.truth.live(world.checks.floor)), default=None)
+            yield f"{behind} do not hold {heartbeat.open} up to {applied}"
+    last_slot = max((frame.slot for frame in live if frame.slot <= last), default=None)
     if last_slot is not None:
         yield f"floor {world.checks.floor} is not above slot {last_slot}"
 

@@ -142,3 +142,27 @@ def disputed(script: Script) -> None:
     script.flow(8_000, 90_000, 4_000, "b", delay_ms=1_000, patience_ms=4_000)
     script.do(95_000, "kill_cleaner", node="a")
     script.until_ms = 100_000
+
+
+@CLOCKS(
+    r"client +reschedules m1 ",
+    r"clocks_ahead",
+    r'reschedule .*"chosen_ms":\d+,"is_written":true',
+    r"w is set back",
+    r"delivers m1 ",
+)
+def put_off_ahead(script: Script) -> None:
+    """Reschedules are put off, and then written, while all clocks are ahead.
+
+    The dues that they have by then were never chosen by anybody: they come soon once w is set back.
+    The clocks are corrected before the floor follows them: below it nothing comes.
+    """
+    script.cluster("ab", 2)
+    first = script.send(3_000, "a", delay_ms=20_000, count=3)
+    script.cut(4_500, "a", "b", ms=script.about(6_000, 200))
+    for number in range(3):
+        script.reschedule(script.about(5_000, 500), first + number, 600 + 200 * number, "a")
+    script.do(8_000, "clocks_ahead", nodes=("a", "b"), step_ms=HALF_AN_HOUR_MS, ms=3_200)
+    script.do(script.about(15_500), "set_back")
+    script.cancel(script.about(16_000, 1_500), first + 2, "a")
+    script.until_ms = 24_000

@@ -16,6 +16,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.leader.rescheduling import nearer_due_ms, to_move
 from delaywheel_replica.core.protocol.reschedules import (
     Reschedule,
     RescheduleWish,
@@ -56,6 +57,7 @@ class Reschedules:
         self._waiting: list[_Waiting] = []
         self._busy: set[Key] = set()
         self._written: dict[Key, RescheduleWritten] = {}
+        self._asked_ms = 0
 
     def ask(self, key: Key, to_ms: int, on_answer: OnDecision) -> None:
         """Handles a caller's wish for another due."""
@@ -89,7 +91,20 @@ class Reschedules:
                 each.on_answer(CancelDecision.UNKNOWN)
             else:
                 each.on_answer(decision)
+        self._move_all()
         self._write_all()
+
+    def _move_all(self) -> None:
+        """Asks for nearer dues, as `delaywheel_replica.server.changing.moving` does."""
+        status, now_ms = self._cancels.leading(), self._server.now_ms()
+        if status is None or status.progress is None or now_ms - self._asked_ms < LOOK_MS:
+            return
+        for key, stands in to_move(status.reschedules, status.progress).items():
+            found = self._cancels.find(key)
+            if self._cancels.before_writing(key, found) is CancelDecision.WRITE:
+                to_ms = nearer_due_ms(stands, status.progress, self._server.wall_ms())
+                self._server.node.send_to_cleaner(RescheduleWish(key, to_ms, found.copies[0]))
+            self._asked_ms = now_ms
 
     def _look_again(self, each: _Waiting) -> None:
         each.found = self._cancels.find(each.wish.key)
@@ -121,15 +136,15 @@ class Reschedules:
 
         def written(outcome: Outcome) -> None:
             if isinstance(outcome, Committed) and not outcome.failed:
-                self._write_cancel(key, stands.to_ms, (outcome.wheel, outcome.seq))
+                self._write_cancel(key, stands, (outcome.wheel, outcome.seq))
             else:
                 self._busy.discard(key)
 
         self._server.write(Request(columns, Kind.MESSAGES, written))
 
-    def _write_cancel(self, key: Key, to_ms: int, copy: tuple[WheelId, int]) -> None:
+    def _write_cancel(self, key: Key, stands: Reschedule, copy: tuple[WheelId, int]) -> None:
         id_, due_ms = key
-        ids = np.frombuffer(id_ + mark_of(key, to_ms), dtype=np.uint8).reshape(2, -1)
+        ids = np.frombuffer(id_ + mark_of(key, stands), dtype=np.uint8).reshape(2, -1)
         columns = Columns.of_cancels(np.array([due_ms, due_ms], dtype=np.int64), ids)
 
         def written(outcome: Outcome) -> None:
@@ -139,7 +154,7 @@ class Reschedules:
             reasons = {refusal.reason for refusal in outcome.failed.values()}
             if reasons <= {Reason.DUE_TOO_OLD}:
                 cancel = None if reasons else (outcome.wheel, outcome.seq)
-                self._written[key] = RescheduleWritten(key, to_ms, copy, cancel)
+                self._written[key] = RescheduleWritten(key, stands.to_ms, copy, cancel)
 
         self._server.write(Request(columns, Kind.CANCELS, written))
 

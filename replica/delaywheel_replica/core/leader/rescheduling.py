@@ -10,7 +10,8 @@ express the same, the record stands, and binds every leader:
 | decided | is withdrawn by the record | is to be written by the leader | written; put off; lost |
 | put off | the same | has a later `to`; the one that passed is withdrawn | written; put off; lost |
 | lost | the same; reported as lost | is withdrawn as one that passed | settled |
-| written | is cancelled by a frame <= V, or by this | will be forwarded: a frame <= V | settled |
+| written | is cancelled by a frame <= V, or this | will be forwarded: it is <= V | settled; moved |
+| moved | the same | is rescheduled in turn, by its own record | settled |
 | settled | the same; the record is gone | a message like any other | - |
 
 | it is | by a transaction |
@@ -20,12 +21,20 @@ express the same, the record stands, and binds every leader:
 | written | with a copy of (id, to), and a cancel of (id, due) with its mark unless sealed, <= V |
 | lost | with the frame of (id, due) reported as lost, before it is written |
 | written, too | that takes w past `to`, a copy of (id, to) being <= V: that is forwarded |
-| settled | with the floor above every due that passed, or was sealed |
+| settled | with the floor above every due that passed, or was sealed; w past one chosen here |
+| put off, too | that sets w back, if `to` was chosen here, and is not written |
+| moved | after such a one, if `to` was chosen here, and is written: as a caller would do it |
 
 Never both: from the record on, (id, due) is withdrawn, first by the record and then by a cancel <=
 V; if several dues were given, all but the last are withdrawn, until no frame can arrive for them.
 Never none: until a copy of (id, to) is <= V, no due passes without it, and the floor stays below
 the old second, from which the copy is made, and the new one.
+
+A due that the leader chose follows its clock, and w: when all clocks are ahead, it lies where no
+caller wanted the message. So that is not over with the copy. The record stands until w has passed
+this due; if w is set back meanwhile, the server of the leader's node asks for a nearer one
+(server/changing/moving.py). That is decided like a caller's request, also while messages are done
+ahead: the copy is not among these, or w would have passed its due.
 
 Never by a leader that does not know the record: such a release would ignore it, and forward the
 message at its old due too. The first record is accompanied by a mark at which such a release stops
@@ -39,10 +48,8 @@ rescheduled ones are not reported as cancelled, because the record stands or its
 the message is.
 """
 
-from collections.abc import Collection, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Final
 
 from delaywheel.identity import WheelId
@@ -113,7 +120,9 @@ def reschedule_records(
             then = _put_off(stands, after, now_ms)
         elif not then.is_written and stands.to_ms <= after.due_ms:  # so its copy was forwarded
             then = _withdrawing(stands, key[1])
-        if then.is_written and not _still_passed(then, after):
+        elif not then.is_written and _is_off(then, after):
+            then = _put_off(stands, after, now_ms)
+        if then.is_written and not _still_passed(then, after) and not _may_move(then, after):
             records.append(reschedule_record(key, None))
         elif then != stands:
             records.append(reschedule_record(key, then))
@@ -127,15 +136,23 @@ def _deciding(
 ) -> list[ControlRecord]:
     """Returns records that decide as many requests as there is room for."""
     records: list[ControlRecord] = []
-    room, touched = MOST - len(state.reschedules), _touched(state)
-    for wish in wishes:
-        if room > 0 and _may_be_decided(state, wish, after, touched):
-            records.append(reschedule_record(wish.key, Reschedule(wish.to_ms, wish.place)))
-            touched |= _dues_of(wish)
-            room -= 1
+    for wish in open_wishes(state, wishes, after):
+        records += _ended_by(state, wish, after)
+        records.append(reschedule_record(wish.key, Reschedule(wish.to_ms, wish.place)))
     if records and state.needs < KNOWN_SINCE:
         records.insert(0, needs_record(KNOWN_SINCE))
     return records
+
+
+def _ended_by(
+    state: ControlState, wish: RescheduleWish, after: Progress
+) -> Iterator[ControlRecord]:
+    """Yields the records that a request ends: its message gets no other due by them any more."""
+    id_, due_ms = wish.key
+    for key, stands in state.reschedules.items():
+        if key[0] == id_ and stands.to_ms == due_ms and stands.chosen_ms is not None:
+            is_needed = bool(_still_passed(stands, after))
+            yield reschedule_record(key, replace(stands, chosen_ms=None) if is_needed else None)
 
 
 def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> list[str]:
@@ -159,28 +176,33 @@ def open_wishes(
     """Returns the requests that a transaction to that progress may decide, within its room.
 
     So no cancels of other requests are looked for. What this transaction settles makes room in the
-    next one.
+    next one; what is moved needs none.
     """
-    room, touched = max(0, MOST - len(state.reschedules)), _touched(state)
-    may_be = (wish for wish in wishes if _may_be_decided(state, wish, after, touched))
-    return list(islice(may_be, room))
+    moving = to_move(state.reschedules, after)
+    room, touched = MOST - len(state.reschedules), _touched(state)
+    may_be = []
+    for wish in wishes:
+        is_move = wish.key in moving
+        if (room > 0 or is_move) and _may_be_decided(state, wish, after, is_move=is_move):
+            dues = {wish.key, (wish.key[0], wish.to_ms)}
+            if touched.isdisjoint(dues):
+                may_be.append(wish)
+                touched |= dues
+                room -= not is_move
+    return may_be
 
 
 def _may_be_decided(
-    state: ControlState, wish: RescheduleWish, after: Progress, touched: AbstractSet[MessageKey]
+    state: ControlState, wish: RescheduleWish, after: Progress, *, is_move: bool
 ) -> bool:
     (_, due_ms), to_ms = wish.key, wish.to_ms
-    if state.progress is None or after.ahead or to_ms == due_ms:
+    if state.progress is None or to_ms == due_ms:
+        return False
+    if after.ahead and not is_move:
         return False
     if min(due_ms, to_ms) <= after.due_ms + 1:  # of w + 1 a part may be done
         return False
-    if wish.place.seq > state.progress.seq(wish.place.wheel):
-        return False
-    return touched.isdisjoint(_dues_of(wish))
-
-
-def _dues_of(wish: RescheduleWish) -> set[MessageKey]:
-    return {wish.key, (wish.key[0], wish.to_ms)}
+    return wish.place.seq <= state.progress.seq(wish.place.wheel)
 
 
 def _touched(state: ControlState) -> set[MessageKey]:
@@ -188,8 +210,27 @@ def _touched(state: ControlState) -> set[MessageKey]:
     return {
         (key[0], due_ms)
         for key, stands in state.reschedules.items()
-        for due_ms in (key[1], stands.to_ms, *stands.passed)
+        for due_ms in (key[1], *stands.passed, *(() if stands.is_written else (stands.to_ms,)))
     }
+
+
+def to_move(
+    reschedules: Mapping[MessageKey, Reschedule], progress: Progress
+) -> dict[MessageKey, Reschedule]:
+    """Returns the messages to be given a nearer due, at their present one, with their records.
+
+    Which due that is, the leader chose before w was set back.
+    """
+    return {
+        (id_, stands.to_ms): stands
+        for (id_, _), stands in reschedules.items()
+        if stands.is_written and _may_move(stands, progress) and _is_off(stands, progress)
+    }
+
+
+def nearer_due_ms(stands: Reschedule, progress: Progress, now_ms: int) -> int:
+    """Returns the due for a message that is moved: soon, but not before the caller's choice."""
+    return _free_due_ms(stands, progress, max(now_ms, progress.due_ms) + PUT_OFF_MS)
 
 
 def withdrawn(state: ControlState) -> frozenset[MessageKey]:
@@ -266,10 +307,31 @@ def _withdrawing(stands: Reschedule, due_ms: int) -> Reschedule:
 
 
 def _put_off(stands: Reschedule, after: Progress, now_ms: int) -> Reschedule:
-    passed = _still_passed(stands, after)
-    by_ms = PUT_OFF_MS << min(len(passed), _DOUBLINGS)
-    to_ms = max(now_ms, after.due_ms) + by_ms
-    return replace(stands, to_ms=to_ms, passed=(*passed, stands.to_ms))
+    passed = (*_still_passed(stands, after), stands.to_ms)
+    by_ms = PUT_OFF_MS << min(len(passed) - 1, _DOUBLINGS)
+    chosen_ms = stands.to_ms if stands.chosen_ms is None else stands.chosen_ms
+    stands = replace(stands, passed=passed, chosen_ms=chosen_ms, set_backs=after.set_backs)
+    return replace(stands, to_ms=_free_due_ms(stands, after, max(now_ms, after.due_ms) + by_ms))
+
+
+def _free_due_ms(stands: Reschedule, after: Progress, least_ms: int) -> int:
+    """Returns the next due that may be given: not below the floor, and none that passed."""
+    chosen_ms = 0 if stands.chosen_ms is None else stands.chosen_ms
+    due_ms = max(least_ms, after.floor * 1000, chosen_ms)
+    while due_ms in stands.passed:
+        due_ms += 1
+    return due_ms
+
+
+def _may_move(stands: Reschedule, progress: Progress) -> bool:
+    """Whether a due that the leader chose is still to come."""
+    is_lost = stands.to_ms in stands.passed
+    return stands.chosen_ms is not None and not is_lost and stands.to_ms > progress.due_ms
+
+
+def _is_off(stands: Reschedule, progress: Progress) -> bool:
+    """Whether the leader chose the due by a w that was set back since."""
+    return stands.chosen_ms is not None and stands.set_backs < progress.set_backs
 
 
 def _still_passed(stands: Reschedule, after: Progress) -> tuple[int, ...]:

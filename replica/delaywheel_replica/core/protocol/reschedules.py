@@ -5,18 +5,19 @@ same content, both or neither: one control record decides it, and stays until fr
 same (core/leader/rescheduling.py).
 
 The frames contain a cancel of (id, due) with a *mark* beside it, in the same frame: a cancel of a
-message that does not exist, whose id is made of (id, due) and of the new due. So a reader that
-finds the cancel knows that the message was rescheduled, and to which due.
+message that does not exist, whose id is made of (id, due), of the new due, and of how often w had
+been set back when that was chosen. So a reader that finds the cancel knows that the message was
+rescheduled, and to which due; of several marks, which is the newest.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Annotated, Final
+from typing import Annotated, Final, NamedTuple
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.codec import MalformedError, Text
+from delaywheel_replica.core.protocol.codec import ADDED, MalformedError, Natural, Text
 from delaywheel_replica.core.protocol.progress import Position
 
 _KEY: Final = re.compile(r"([0-9a-f]{32})/([1-9][0-9]{0,15})")
@@ -40,6 +41,21 @@ MessageKey = Annotated[tuple[bytes, int], Text(_key_text, _parse_key)]
 MARK_HASH_BYTES: Final = 8
 """A mark begins with this many bytes, which depend on the message alone."""
 _DUE_BYTES: Final = 8
+_DUE_BITS: Final = 48
+"""How many of a mark's bits are a due: the years up to 10889. The rest counts how often w had been
+set back."""
+
+
+class GivenDue(NamedTuple):
+    """A due that a message was given; the greatest is the newest.
+
+    Attributes:
+        set_backs: How often w had been set back by then.
+        due_ms: The due.
+    """
+
+    set_backs: int
+    due_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +66,18 @@ class Reschedule:
         to_ms: The new due.
         place: Where a copy of the message lies, in a frame <= V.
         passed: Dues that it was given before, and that passed before a copy was there.
-        is_written: Copy and cancel are <= V; only `passed` must still be remembered.
+        is_written: Copy and cancel are <= V; only `passed` must still be remembered, and a due that
+            the leader chose.
+        chosen_ms: The due that the caller chose, if the leader has chosen another since.
+        set_backs: How often w had been set back when the leader chose it.
     """
 
     to_ms: int
     place: Position
     passed: tuple[int, ...] = ()
     is_written: bool = False
+    chosen_ms: Annotated[int | None, ADDED] = None
+    set_backs: Annotated[Natural, ADDED] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +115,10 @@ class RescheduleWritten:
     cancel: tuple[WheelId, int] | None
 
 
-def mark_of(key: MessageKey, to_ms: int) -> bytes:
+def mark_of(key: MessageKey, stands: Reschedule) -> bytes:
     """Returns the 16 bytes that accompany the cancel of a rescheduled message."""
-    return _hash(key) + to_ms.to_bytes(_DUE_BYTES, "big")
+    given = (stands.set_backs << _DUE_BITS) + stands.to_ms
+    return _hash(key) + given.to_bytes(_DUE_BYTES, "big")
 
 
 def mark_begin(key: MessageKey) -> bytes:
@@ -104,27 +126,27 @@ def mark_begin(key: MessageKey) -> bytes:
     return _hash(key)
 
 
-def marked_due_ms(key: MessageKey, ids: Iterable[bytes]) -> int | None:
+def marked_due(key: MessageKey, ids: Iterable[bytes]) -> GivenDue | None:
     """Returns the due that a message was rescheduled to, if one of these ids is its mark.
 
-    A due that passed before its copy was there leaves a mark too: the message was given a later due
+    A due that passed before its copy was there leaves a mark too: the message was given another due
     then.
     """
     begin = _hash(key)
-    return max(
-        (int.from_bytes(id_[MARK_HASH_BYTES:], "big") for id_ in ids if id_.startswith(begin)),
-        default=None,
-    )
+    marks = (int.from_bytes(id_[MARK_HASH_BYTES:], "big") for id_ in ids if id_.startswith(begin))
+    newest = max(marks, default=None)
+    return None if newest is None else GivenDue(*divmod(newest, 1 << _DUE_BITS))
 
 
-def known_due_ms(stands: Reschedule | None, marked_ms: int | None) -> int | None:
+def known_due_ms(stands: Reschedule | None, marked: GivenDue | None) -> int | None:
     """Where a message went to, by its record and by its mark, of which either may be the newer.
 
     None: it has no other due; or it was lost with its frame before it had one.
     """
     is_lost = stands is None or stands.to_ms in stands.passed
-    recorded_ms = None if stands is None or is_lost else stands.to_ms
-    return max((due for due in (recorded_ms, marked_ms) if due is not None), default=None)
+    recorded = None if stands is None or is_lost else GivenDue(stands.set_backs, stands.to_ms)
+    newest = max((given for given in (recorded, marked) if given is not None), default=None)
+    return None if newest is None else newest.due_ms
 
 
 def _hash(key: MessageKey) -> bytes:

@@ -197,7 +197,7 @@ class Decisions:
             if not wrote.failed:  # otherwise it is too late for this due: the leader puts it off
                 self._copies[key] = _Copy(batch[key].to_ms, wrote.wheel, wrote.seq)
         copied = {key: self._copies[key] for key in turn if _has(self._copies, key, batch[key])}
-        cancels = {key: _cancel_of(key, copy.to_ms) for key, copy in copied.items()}
+        cancels = {key: _cancel_of(key, batch[key]) for key in copied}
         for key, cancelled in await self._submitted(cancels, Kind.CANCELS):
             copy = copied[key]
             reasons = {refusal.reason for refusal in cancelled.failed.values()}
@@ -247,9 +247,9 @@ def _is_taken(written: RescheduleWritten, status: CleanerStatus) -> bool:
     return progress is not None and all(seq <= progress.seq(wheel) for wheel, seq in frames)
 
 
-def _cancel_of(key: MessageKey, to_ms: int) -> Columns:
+def _cancel_of(key: MessageKey, stands: Reschedule) -> Columns:
     """The cancel and its mark: two rows of one second, so of one frame."""
     id_, due_ms = key
-    ids = np.frombuffer(id_ + mark_of(key, to_ms), dtype=np.uint8)
+    ids = np.frombuffer(id_ + mark_of(key, stands), dtype=np.uint8)
     dues_ms = np.array([due_ms, due_ms], dtype=np.int64)
     return Columns.of_cancels(dues_ms, ids.reshape(2, ID_LENGTH_BYTES))

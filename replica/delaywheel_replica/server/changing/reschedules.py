@@ -35,7 +35,6 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import MOST, nodes_behind
 from delaywheel_replica.core.protocol.control import ControlState
-from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import about
@@ -399,13 +398,13 @@ class Reschedules:
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
         await self._check_free(subject.reference.id, to_ms, there)
-        return RescheduleWish(subject.key, to_ms, self._place(subject.found))
+        return RescheduleWish(subject.key, to_ms, self._sights.place(subject.found))
 
     def _handle(self, subject: Subject, moved_ms: int) -> str:
         """Returns a handle of the message at the new due: any wheel finds it."""
         wheel = self._view.status().heartbeat.open
         if wheel is None or moved_ms == subject.key[1]:
-            wheel = self._place(subject.found).wheel
+            wheel = self._sights.place(subject.found).wheel
         return f"{wheel}:{moved_ms // 1000}:{subject.reference.id.hex()}"
 
     def _check_releases(self) -> None:
@@ -434,17 +433,6 @@ class Reschedules:
                 raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
             await self._next_change()
             there = (await self._sights.find(_at(id_, to_ms))).found
-
-    def _place(self, found: Found) -> Position:
-        """Returns a copy that progress covers, if there is one yet, otherwise any copy."""
-        status = self._view.cleaner.status
-        progress = None if status is None else status.progress
-        in_v = [
-            copy
-            for copy in found.copies
-            if progress is not None and copy.seq <= progress.seq(copy.wheel)
-        ]
-        return (in_v or found.copies)[0]
 
     async def _until_written(self, key: MessageKey, moved_ms: int) -> int:
         """Waits until the message can be found at its new due; the decision stands anyway.

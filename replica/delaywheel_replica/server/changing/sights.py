@@ -17,7 +17,7 @@ from delaywheel_replica.core.leader.cancel import (
     others_to_ask,
 )
 from delaywheel_replica.core.leader.holders import holds_progress
-from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.changing.waiting import Decided, Subject
@@ -69,7 +69,7 @@ class DecisionBasis(NamedTuple):
             cancels=found.cancels,
             complete=found.complete,
             readable=found.readable,
-            rescheduled=found.rescheduled_to_ms is not None
+            rescheduled=found.rescheduled_to is not None
             or (status is not None and key in status.reschedules),
             confirmed=confirmed,
             before=self.before,
@@ -88,7 +88,7 @@ class DecisionBasis(NamedTuple):
         if decision is not CancelDecision.RESCHEDULED:
             return Decided(decision)
         stands = None if self.status is None else self.status.reschedules.get(key)
-        return Decided(decision, known_due_ms(stands, found.rescheduled_to_ms))
+        return Decided(decision, known_due_ms(stands, found.rescheduled_to))
 
 
 class Together(Generic[_Asked, _Found]):
@@ -189,6 +189,17 @@ class Sights:
         if isinstance(subject, RequestRefusedError):
             raise subject
         return subject
+
+    def place(self, found: Found) -> Position:
+        """Returns a copy that progress covers, if there is one yet, otherwise any copy."""
+        status = self._view.cleaner.status
+        progress = None if status is None else status.progress
+        in_v = [
+            copy
+            for copy in found.copies
+            if progress is not None and copy.seq <= progress.seq(copy.wheel)
+        ]
+        return (in_v or found.copies)[0]
 
     async def look_for_cancels(self, subject: Subject) -> None:
         """Looks for new cancels of the message, and for the mark of a reschedule."""

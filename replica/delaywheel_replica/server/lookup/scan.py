@@ -28,11 +28,12 @@ from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import (
     MARK_HASH_BYTES,
+    GivenDue,
     MessageKey,
     Reschedule,
     known_due_ms,
     mark_begin,
-    marked_due_ms,
+    marked_due,
 )
 from delaywheel_replica.server.lookup.references import Reference
 
@@ -54,7 +55,7 @@ class Found:
         readable: Every frame of the slot could be read, of every wheel, and no frame is left that
             may be of this slot.
         complete: The same, and the node holds everything acknowledged.
-        rescheduled_to_ms: The message has this due by now, according to its mark.
+        rescheduled_to: The message has this due by now, according to its mark.
         looked: Up to which seq of each wheel there are no other cancels; empty if unknown.
     """
 
@@ -64,7 +65,7 @@ class Found:
     in_wheel: bool = True
     readable: bool = True
     complete: bool = True
-    rescheduled_to_ms: int | None = None
+    rescheduled_to: GivenDue | None = None
     looked: Mapping[WheelId, int] = field(default_factory=dict)
 
 
@@ -91,7 +92,7 @@ class _RowsOfId:
         self,
         found: Found,
         reference: Reference,
-        marked: Mapping[int, int],
+        marked: Mapping[int, GivenDue],
         reschedules: Mapping[int, Reschedule],
     ) -> None:
         """Fills in which message a reference means, and where it lies."""
@@ -101,7 +102,7 @@ class _RowsOfId:
                 found.in_wheel = reference.wheel is None or reference.wheel == place.wheel
                 found.dues_ms, found.copies = (due_ms,), [place]
                 found.cancels = [cancel for cancel, its_ms in self.cancels if its_ms == due_ms]
-                found.rescheduled_to_ms = marked.get(due_ms)
+                found.rescheduled_to = marked.get(due_ms)
                 return
         all_dues_ms = self.dues_ms
         if reference.due_ms is not None:
@@ -117,7 +118,7 @@ class _RowsOfId:
             (due_ms,) = dues_ms
             found.copies = [place for place, its_due_ms in self.copies if its_due_ms == due_ms]
             found.cancels = [place for place, its_due_ms in self.cancels if its_due_ms == due_ms]
-            found.rescheduled_to_ms = marked.get(due_ms)
+            found.rescheduled_to = marked.get(due_ms)
 
 
 @dataclass(slots=True)
@@ -143,10 +144,10 @@ class _Looked:
             for due_ms in rows.dues_ms
         }
 
-    def marked_ms(self, key: MessageKey) -> int | None:
+    def marked_due(self, key: MessageKey) -> GivenDue | None:
         """Where a message went to, as its mark says."""
         ids = self.marks.get((mark_begin(key), key[1]))
-        return None if ids is None else marked_due_ms(key, ids)
+        return None if ids is None else marked_due(key, ids)
 
     def found(self, reference: Reference, decided: Mapping[int, Reschedule]) -> Found:
         """Returns what was found of a message.
@@ -159,8 +160,8 @@ class _Looked:
         marked = {}
         if self.marks and (rows.cancels or len(rows.copies) > 1):
             for due_ms in rows.dues_ms:
-                if (to_ms := self.marked_ms((reference.id, due_ms))) is not None:
-                    marked[due_ms] = to_ms
+                if (given := self.marked_due((reference.id, due_ms))) is not None:
+                    marked[due_ms] = given
         rows.fill(found, reference, marked, decided)
         found.readable = found.complete = reference.slot not in self.unreadable
         return found
@@ -290,9 +291,9 @@ class Scanner:
             rows = looked.rows[reference.slot, reference.id]
             cancels = (place for place, due_ms in rows.cancels if due_ms == reference.due_ms)
             found.cancels = sorted({*cancels, *found.cancels})
-            marked_ms = looked.marked_ms((reference.id, reference.due_ms))
-            if marked_ms is not None:
-                found.rescheduled_to_ms = marked_ms
+            marked = looked.marked_due((reference.id, reference.due_ms))
+            if marked is not None:
+                found.rescheduled_to = marked
             found.looked = _NOWHERE if reference.slot in looked.unreadable else limits
 
     def _follow(self, limits: Mapping[WheelId, int], lost: FrameSet) -> None:
@@ -488,7 +489,7 @@ class Scanner:
 def _by_now(
     named: Collection[int],
     dues_ms: Collection[int],
-    marked: Mapping[int, int],
+    marked: Mapping[int, GivenDue],
     reschedules: Mapping[int, Reschedule],
 ) -> set[int]:
     """Returns the present dues of messages that were rescheduled within their second.
