@@ -545,6 +545,25 @@ def test_the_top_slot_is_that_of_rows_too_that_were_unreadable_at_the_start() ->
     assert pair.mirror.top_slot == BASE_SLOT + 3
 
 
+@pytest.mark.parametrize("by_repair", [False, True])
+def test_what_could_not_be_read_at_the_start_is_synced_once_it_can(*, by_repair: bool) -> None:
+    """A checkpoint meanwhile covered it as missing; the next one says that it is on the medium."""
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.disk.failing_reads = "index.", errno.EIO
+    missing = pair.reopened().damaged
+    pair.mirror.checkpoint(refreshes=False)
+    pair.disk.failing_reads = None
+    assert (
+        pair.repair(pair.copies) == [] if by_repair else finish(pair.mirror.reading_again(missing))
+    )
+    assert not pair.mirror.missing
+    pair.mirror.checkpoint()
+    pair.disk.lose_unsynced()
+    assert pair.reopened(os_crashed=True) == Recovered(5, [], NO_SEQS)
+    pair.assert_same()
+
+
 def test_rows_are_restored_once_the_slot_files_can_be_read() -> None:
     pair = Pair()
     pair.append(pair.copies)

@@ -295,6 +295,8 @@ class MirrorWheel:
         # Also of frames whose rows could not be read when this was opened, and can be now.
         self.top_slot = max([self.top_slot, *(place.slot for place in places)])
         refused += [lies_there(seq) for seq in sorted(taken)]
+        whole = SeqSet.of({place.seq for place in places}) - seqs
+        self._take_over(self._missing.seqs & whole)
         self._missing.remove(SeqSet.of({place.seq for place in places} - taken - unread))
         return refused
 
@@ -326,6 +328,7 @@ class MirrorWheel:
                 row = np.frombuffer(copy.row, INDEX_ROW)
                 self.top_slot = top_slot_of(row, self.top_slot)
             yield
+        self._take_over(there)
         self._missing.remove(there)
         self._searched -= there  # their rows may be lost once more
         return there
@@ -505,9 +508,14 @@ class MirrorWheel:
             self._medium.take_over(first_seq, checked_rows(rows))
             yield
         mended = (self._medium.checkpoint.missing - self._missing.seqs).within(1, synced)
-        for first_seq, rows in self._reader.rows_of(mended):
+        yield
+        self._take_over(mended)
+        yield
+
+    def _take_over(self, seqs: SeqSet) -> None:
+        """Notes frames that could not be read, and can be now: nobody may have synced them."""
+        for first_seq, rows in self._reader.rows_of(seqs):
             self._medium.take_over(first_seq, rows)
-            yield
 
     def _uncounted(self, counted: int, holes: SeqSet) -> Iterator[NDArray[Any]]:
         """Yields rows behind those that the table has counted, and those that were holes then."""
