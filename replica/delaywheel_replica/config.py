@@ -103,7 +103,7 @@ class Config:
             refused (TOPIC_UNKNOWN), or dead-lettered
         topic_partitions: of topics made so
         topic_replication_factor: of topics made so; none: the broker's default
-        control_replication_factor: of our own three topics; none: one a broker, three at most.
+        control_replication_factor: of our own topics; none: one a broker, three at most.
             `min.insync.replicas` is one less, at least 1
         ingress: take records from the topic `delaywheel-<cluster>-ingress`, which is made if it is
             missing: [delay through Kafka alone](INGRESS.md)
@@ -114,6 +114,10 @@ class Config:
             [may lead](INGRESS.md#where-a-topic-may-lead); `*` in a name stands for any characters.
             An ingress topic that is not among them leads anywhere. The same on all nodes
         ingress_partitions: of ingress topics made so. They have as many copies as our own topics
+        halves: [half messages](PROTOCOL.md#half-messages) may be sent here. Once all nodes have a
+            release that knows them, and a leader has this setting, no earlier release leads any
+            more; the leader makes the topic `delaywheel-<cluster>-halves`, and needs `ingress`. The
+            same on all nodes
         ttl_header: the header that states [how many seconds a message lives](#time-to-live), for
             programs that use the name `ttl` otherwise; empty: none, and no message expires. The
             same on all nodes: that of the leader counts
@@ -180,6 +184,7 @@ class Config:
     ingress_topics: list[str] = field(default_factory=list)
     ingress_destinations: dict[str, list[str]] = field(default_factory=dict)
     ingress_partitions: Annotated[int, Ge(1), Le(1_000)] = 6
+    halves: bool = False
     ttl_header: str = TTL_HEADER
     transaction_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     transaction_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
@@ -240,6 +245,7 @@ class Config:
             ingress_limits=IngressLimits(
                 self.span_seconds * 1000, self.max_message_bytes, self.ttl_header
             ),
+            halves=self.halves,
         )
 
     @property
@@ -252,7 +258,8 @@ class Config:
     def own_topics(self) -> frozenset[str]:
         """The service's own topics, which no message may go to."""
         names = self.kafka_settings.names
-        return self.taken_topics | {names.control, names.outcomes, names.dead, names.ingress}
+        own = {names.control, names.outcomes, names.dead, names.halves, names.ingress}
+        return self.taken_topics | own
 
     @property
     def min_insync_members(self) -> int:

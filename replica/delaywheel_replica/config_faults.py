@@ -163,6 +163,11 @@ def _ingress(config: Config) -> Iterator[Fault]:
             f"ttl_header {config.ttl_header!r}: no message can have a header of this name",
             ("ttl_header",),
         )
+    if config.halves and not config.ingress:
+        yield Fault(
+            "halves: answers about half messages come through the topic of ingress, which is off",
+            ("halves", "ingress"),
+        )
     names = config.kafka_settings.names
     for topic in config.ingress_destinations:
         if topic not in config.taken_topics:
@@ -174,7 +179,7 @@ def _ingress(config: Config) -> Iterator[Fault]:
     for topic in config.ingress_topics:
         if not is_topic_name(topic):
             yield Fault(f"ingress_topics {topic!r}: no name of a topic", ("ingress_topics",))
-        if topic in {names.control, names.outcomes, names.dead}:
+        if topic in {names.control, names.outcomes, names.dead, names.halves}:
             yield Fault(
                 f"ingress_topics {topic}: the service's own, which only the service writes to",
                 ("ingress_topics", "cluster_id"),

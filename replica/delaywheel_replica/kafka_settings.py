@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from delaywheel.ingress import IngressLimits, ingress_topic
+from delaywheel.ingress import IngressLimits, halves_topic, ingress_topic
 from delaywheel.transactional import unrepeated
 
 DEFAULT_BATCH_BYTES = 1_000_000
@@ -111,6 +111,11 @@ class KafkaNames:
         return f"delaywheel-{self.cluster_id}-dead"
 
     @property
+    def halves(self) -> str:
+        """The topic in which groups are asked about half messages."""
+        return halves_topic(self.cluster_id)
+
+    @property
     def ingress(self) -> str:
         """The topic from which records to be delayed are taken."""
         return ingress_topic(self.cluster_id)
@@ -138,6 +143,8 @@ class KafkaSettings:
     """The operator's settings, with `bootstrap.servers` among them."""
     max_record_bytes: int = field(default=1_100_000)
     """The greatest record we write: a greatest message with all our headers."""
+    halves: bool = False
+    """Whether half messages are wanted: then their topic is one of ours."""
     ingress_limits: IngressLimits | None = None
     """What is taken from ingress topics: said beside the offsets of their group."""
 

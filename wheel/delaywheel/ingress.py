@@ -58,8 +58,18 @@ def ingress_topic(cluster_id: str) -> str:
     return f"delaywheel-{cluster_id}-ingress"
 
 
+def halves_topic(cluster_id: str) -> str:
+    """Returns the name of the topic in which a cluster asks groups about half messages.
+
+    Example:
+        >>> halves_topic("main")
+        'delaywheel-main-halves'
+    """
+    return f"delaywheel-{cluster_id}-halves"
+
+
 _RESERVED = re.compile(
-    r"delaywheel-.+-(control|outcomes|dead|dead-marks)"
+    r"delaywheel-.+-(control|outcomes|dead|dead-marks|halves)"
     r"|.+-dead(-.+)?-marks"
     r"|__(consumer_offsets|transaction_state|share_group_state|cluster_metadata"
     r"|remote_log_metadata)"

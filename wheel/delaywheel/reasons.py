@@ -318,6 +318,25 @@ class Reason(StrEnum):
         _FINAL,
         "Not all nodes have a release that can do it: update and start those named, then repeat.",
     )
+    # Half messages.
+    HALF_INVALID = (
+        "HALF_INVALID",
+        _INVALID,
+        _FINAL,
+        "Give dw-half a group of 1 to 200 of a-z A-Z 0-9 . _ -, and a due at most 10 s ahead.",
+    )
+    HALVES_OFF = (
+        "HALVES_OFF",
+        _PRECONDITION,
+        _FINAL,
+        "This node takes no half messages: let the operator set halves = true on all nodes.",
+    )
+    HALVES_NOT_READY = (
+        "HALVES_NOT_READY",
+        _UNAVAILABLE,
+        _PASSING,
+        "A leader has still to see that all nodes know half messages: retry.",
+    )
     SLOT_INVALID = ("SLOT_INVALID", _INVALID, _FINAL, "Give a slot in Unix seconds above 0.")
     PAGE_TOKEN_INVALID = (
         "PAGE_TOKEN_INVALID",

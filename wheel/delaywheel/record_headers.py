@@ -30,6 +30,19 @@ OMISSIONS: Final = ((), ("value",), ("value", "headers"), ("value", "headers", "
 """What is left out of a dead letter: nothing, or else as little as needed, in this order."""
 
 
+HALF_GROUP: Final = "dw-half"
+"""The group that is asked what became of the local transaction; with it, a message is a half."""
+HALF_DELIVER_AT: Final = "dw-half-deliver-at"
+"""When the message is due, in Unix milliseconds; its half is due at the end of its hold."""
+HALF_TOPIC: Final = "dw-half-topic"
+HALF_PARTITION: Final = "dw-half-partition"
+HALF_TIMESTAMP: Final = "dw-half-timestamp"
+"""In the letter that asks about a half: where the message goes. docs/PROTOCOL.md has the letter."""
+
+LONGEST_GROUP_BYTES: Final = 200
+"""The longest value of `HALF_GROUP`."""
+
+
 def is_reserved(name: str) -> bool:
     """Returns whether no sender may give a message a header with this name.
 

@@ -230,6 +230,7 @@ class Cleaner:
                 min_insync=config.min_insync_members,
                 late_window_s=config.late_window_seconds,
                 floor_patience_s=FLOOR_PATIENCE_S + 2 * config.ledger_seal_seconds,
+                halves=config.halves,
             ),
             caps=CapLimits(
                 frame_messages=min(FIRST_CAP_MESSAGES, config.transaction_messages),

@@ -17,14 +17,15 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan
+from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan, condemn
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.outcomes import dead_letter as dead_letter_of
 from delaywheel_replica.cleaner.delivery.outcomes import forwarded as forwarded_of
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
-from delaywheel_replica.cleaner.outside.ports import Record
+from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
+from delaywheel_replica.cleaner.outside.ports import HEADER_CUT_OFF, Record, RefusedRecord
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
@@ -39,7 +40,7 @@ from delaywheel_replica.core.protocol.control import (
 )
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames, KafkaSettings
 from support.cleaner.committing import CommittingProducers
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 from support.due.rows import due_rows
@@ -176,6 +177,12 @@ class Leader:
 
     def turn(self, pass_ms: int = 0) -> Account:
         """One transaction after another, until nothing is due."""
+        for _ in self.transactions(pass_ms):
+            Account(self.wheels, self.producers).check()
+        return Account(self.wheels, self.producers)
+
+    def transactions(self, pass_ms: int = 0) -> Iterator[object]:
+        """Yields after each transaction, until nothing is due."""
         self.now_ms += pass_ms
         behind = True
         while behind:
@@ -185,8 +192,7 @@ class Leader:
             own = heartbeat("a", wheels=reported, open_=A1, spare=A2, last_number=2)
             situation = Situation(self.now_ms, "a", {"a": own}, (), *self.lacks())
             behind = self.forwarder.transact(planned, situation, 1000).behind
-            Account(self.wheels, self.producers).check()
-        return Account(self.wheels, self.producers)
+            yield behind
 
     def lacks(self) -> tuple[FrameSet, dict[str, FrameSet]]:
         """No node has what cannot be read here."""
@@ -346,10 +352,9 @@ def test_what_is_committed_as_lost_names_the_frame(wheels: Wheels, leader: Leade
     assert [each["messages"] for each in account.reported] == [2]
 
 
-def due_message(timestamp_ms: int) -> DueMessage:
-    return DueMessage(
-        "orders", -1, b"k", b"v", [("own", b"1")], timestamp_ms, NOW_MS, bytes(16), 1, A1, 2, 3
-    )
+def due_message(timestamp_ms: int, *headers: tuple[str, bytes | None]) -> DueMessage:
+    own = [*headers] or [("own", b"1")]
+    return DueMessage("orders", -1, b"k", b"v", own, timestamp_ms, NOW_MS, bytes(16), 1, A1, 2, 3)
 
 
 def test_only_a_message_with_a_time_of_its_own_says_when_it_was_forwarded() -> None:
@@ -382,3 +387,18 @@ def test_the_room_of_a_message_is_enough_for_all_headers() -> None:
     )
     (record,) = forwarded_of(due_rows([longest]), 1 << 62)
     assert batch_bytes(record) - len(b"kv") <= FORWARD_ROOM_BYTES
+
+
+def test_a_name_that_would_be_cut_off_makes_a_dead_letter() -> None:
+    """An earlier version accepted such names: one may be in a wheel."""
+    settings = KafkaSettings(NAMES, {"bootstrap.servers": "127.0.0.1:1"})
+    producer = TransactionalProducer(settings, "id", log_level=0)
+    messages = [due_message(-1, ("a\0b", b"1")), due_message(-1, ("a", b"1"), ("\0", None))]
+    refused = producer.write(forwarded_of(due_rows(messages), 1))
+    assert refused == [RefusedRecord(0, HEADER_CUT_OFF), RefusedRecord(1, HEADER_CUT_OFF)]
+    assert not producer.failed, "the transaction is none the worse"
+    condemned = condemn(due_message(-1, ("a\0b", b"1")), refused[0].reason)
+    assert condemned.reason is DeadReason.HEADER_INVALID
+    letter, _ = dead_letter_of(NAMES, condemned.message, condemned.reason, condemned.detail)
+    assert letter.headers[0] == ("a␀b", b"1")
+    assert not any("\0" in name for name, _ in letter.headers)

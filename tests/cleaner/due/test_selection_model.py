@@ -33,6 +33,9 @@ ahead_ms = st.one_of(
 blobs = st.sampled_from([None, b"", b"x", b"y", b"some more"])
 
 
+HALF = (("x", b""), ("dw-half", b"shop"))
+
+
 @st.composite
 def messages(draw: st.DrawFn) -> Sent:
     return Sent(
@@ -41,7 +44,11 @@ def messages(draw: st.DrawFn) -> Sent:
         topic=draw(st.sampled_from(["orders", "bills"])),
         key=draw(blobs),
         value=draw(blobs),
-        headers=draw(st.sampled_from([(), (("h", None), ("h", b"1"))])),
+        headers=draw(
+            st.sampled_from(
+                [(), (("h", None), ("h", b"1")), HALF, (("h", b"\7\0\0\0\1\0\0\0dw-half"),)]
+            )
+        ),
         partition=draw(st.sampled_from([-1, 3])),
         timestamp_ms=draw(st.sampled_from([-1, 12])),
     )
@@ -84,12 +91,27 @@ class Selection(RuleBasedStateMachine):
         frame = data.draw(st.sampled_from(self.wheels.frames))
         self.note(self.wheels.write(wheel, frame.rows, now_ms=self.now_ms))
 
-    @rule(data=st.data(), wheel=wheels)
+    @rule(
+        data=st.data(),
+        wheel=wheels,
+        kind=st.sampled_from([Kind.CANCELS, Kind.COMMITS, Kind.RELEASES]),
+    )
     @precondition(lambda self: self.wheels.frames)
-    def cancel(self, data: st.DataObject, wheel: WheelId) -> None:
+    def name(self, data: st.DataObject, wheel: WheelId, kind: Kind) -> None:
         frame = data.draw(st.sampled_from(self.wheels.frames))
         some = data.draw(st.lists(st.sampled_from(frame.rows), min_size=1, max_size=3))
-        self.note(self.wheels.cancel(wheel, some, now_ms=self.now_ms))
+        self.note(self.wheels.cancel(wheel, some, now_ms=self.now_ms, kind=kind))
+
+    @rule(data=st.data(), rows=st.lists(messages(), min_size=1, max_size=3))
+    @precondition(lambda self: self.wheels.frames)
+    def release(self, data: st.DataObject, rows: list[Sent]) -> None:
+        """Begins halves, and commits them at once by the node that has them."""
+        wheel = data.draw(wheels)
+        begun = [
+            replace(row, due_ms=self.now_ms + abs(row.due_ms) + 1_000, headers=HALF) for row in rows
+        ]
+        self.note(self.wheels.write(wheel, begun, now_ms=self.now_ms))
+        self.note(self.wheels.cancel(wheel, begun, now_ms=self.now_ms, kind=Kind.RELEASES))
 
     @rule(milliseconds=st.sampled_from([1, 2, 30, 499, 1000, 2600, 8_000_000]))
     def wait(self, milliseconds: int) -> None:
@@ -235,7 +257,8 @@ class Selection(RuleBasedStateMachine):
             for verdict in expected
             if verdict.outcome is not None
         ]
-        assert all(message.due_ms <= self.now_ms for message in step.messages)
+        early = [message for message in step.messages if message.due_ms > self.now_ms]
+        assert all(("dw-half", b"shop") in message.headers for message in early)
 
     def check_caps(self, step: Step, cap_messages: int, cap_bytes: int) -> None:
         rows = len(step.messages) + len(step.dropped)
@@ -258,7 +281,7 @@ class Selection(RuleBasedStateMachine):
                 assert step.after.due_ms < frame.slot * 1000
 
     def commit(self, step: Step, *, floor: bool) -> None:
-        for message in [*step.messages, *(d for d in step.dropped if d.outcome == 1)]:
+        for message in [*step.messages, *(d for d in step.dropped if d.outcome != 2)]:
             key = message.id, message.due_ms
             self.fates[key] = self.fates.get(key, 0) + 1
         committed = step.after

@@ -24,6 +24,7 @@ from delaywheel_replica.core.protocol.control import (
     IngressRecord,
     NodeRecord,
     lost_record,
+    needs_record,
     node_record,
     progress_record,
     reschedule_record,
@@ -94,6 +95,26 @@ def test_the_floor_waits_for_announced_ingress_records() -> None:
     assert floor_of(look(after, reported)) == 1_300
     settled = replace(announced, next_offset=5, announced=NO_SEQS)
     assert floor_of(look(after, reported, ingress={partition: settled})) == 1_400
+
+
+def test_leaders_must_know_halves_once_all_nodes_do() -> None:
+    state = committed((A1, None), (A2, None))
+    wants = replace(ALONE, nodes=("a", "b"), halves=True)
+    own, other = heartbeat("a", open_=A1, spare=A2), heartbeat("b")
+
+    def needed(cluster: Cluster, *heard: Heartbeat) -> int:
+        heartbeats = {each.node: replace(each, control_version=3) for each in heard}
+        situation = Situation(NOW_MS, "a", heartbeats)
+        found = duties(state, state.progress, FloorWatch(), cluster, situation)
+        return state.apply_all(found.all_records).needs
+
+    assert needed(replace(wants, halves=False), own, other) == 1
+    assert needed(wants, own) == 1, "b was not heard"
+    assert needed(wants, own, other) == 3
+    assert not keys(look(state.apply_all([needs_record(3)]), own))
+    older = Situation(NOW_MS, "a", {"a": replace(own, control_version=3), "b": other})
+    found = duties(state, state.progress, FloorWatch(), wants, older)
+    assert state.apply_all(found.all_records).needs == 1, "b has an older release"
 
 
 def test_the_first_transaction_of_all_commits_progress_and_the_first_wheel() -> None:

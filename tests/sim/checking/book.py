@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from delaywheel.headers import encode_headers
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.frames.columns import Columns, content_starts
 from delaywheel.ttl import TTL_HEADER
 from sim.checking.truth import Key
@@ -16,6 +17,8 @@ from sim.machine.scheduler import US_PER_MS
 from sim.plans.plan import Draft
 
 TOPICS = ("orders", "mails")
+GROUP = b"shop"
+"""The group that is asked about half messages."""
 MORE_TOPICS = tuple(f"topic-{number}" for number in range(12))
 """Only drills send to these topics."""
 
@@ -49,6 +52,9 @@ class Entry:
         reschedule_tried: a caller asked for another due: it may have one.
         visible_us: when a copy of it became visible.
         original: the same message at its first due.
+        is_half: it is a half message, due at the end of its hold.
+        committed: whether the local transaction of a half was committed; None: it is under way.
+        committed_us: when a caller was answered that its commit is recorded.
     """
 
     number: int
@@ -66,6 +72,9 @@ class Entry:
     reschedule_tried: bool = False
     visible_us: int = -1
     original: Entry | None = None
+    is_half: bool = False
+    committed: bool | None = None
+    committed_us: int = -1
 
     @property
     def due_ms(self) -> int:
@@ -145,6 +154,7 @@ class Book:
             topic=draft.topic or TOPICS[draft.number % len(TOPICS)],
             ttl_s=draft.ttl_s,
             ttl_header=self.ttl_header,
+            is_half=draft.is_half,
         )
         self.entries[draft.number] = entry
         self.by_key[entry.key] = entry
@@ -158,7 +168,10 @@ def _content(number: int, length_bytes: int) -> bytes:
 
 def columns_of(entries: list[Entry]) -> Columns:
     """A request as the server decodes it."""
-    headers = [encode_headers(entry.headers) for entry in entries]
+    headers = [
+        encode_headers([*entry.headers, *([(HALF_GROUP, GROUP)] if entry.is_half else [])])
+        for entry in entries
+    ]
     parts = [
         (entry.record_key or b"") + (entry.value or b"") + encoded
         for entry, encoded in zip(entries, headers, strict=True)

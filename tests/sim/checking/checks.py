@@ -54,6 +54,7 @@ from sim.checking.calm import (
     wrong_candidacies,
     wrong_closes,
 )
+from sim.checking.halves import HalvesChecks
 from sim.checking.held_up import held_up, held_up_by_media, wrong_report
 from sim.checking.letters import has_expired_long_ago, wrong_letter
 from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError, index_of
@@ -99,6 +100,7 @@ class Checks:
         self._world = world
         self._truth = world.truth
         self._book = world.book
+        self._halves = HalvesChecks(world)
         self._ingress = world.ingress
         self.control = ControlState()
         self.outcomes: defaultdict[Key, list[str]] = defaultdict(list)
@@ -288,8 +290,11 @@ class Checks:
                 frame.gone = True
                 self._world.trace.add("truth", "gone from all disks", f"{frame.wheel}/{frame.seq}")
 
-    def produces(self, node: SimNode, due_ms: int, wall_ms: int) -> None:
+    def produces(self, node: SimNode, key: Key, wall_ms: int) -> None:
         """Checks a message that a leader hands to Kafka; its clock showed up to this time."""
+        due_ms, entry = key[1], self._book.by_key.get(key)
+        if entry is not None and entry.is_half:
+            return  # it may be sent before the end of its hold
         if wall_ms < due_ms:
             self._fail(f"{node.name} forwards what is due {due_ms} at {wall_ms}")
         true_ms = true_wall_ms(self._world.scheduler)
@@ -338,7 +343,8 @@ class Checks:
             if self._deliveries(entry) and not self._gone(self._truth.cancels[entry.key]):
                 self._fail(f"{entry} is reported cancelled after it was delivered")
         elif decision is CancelDecision.ALREADY_DELIVERED:
-            if not self._delivered[entry.key] and not self._excused(entry.key):
+            is_asked = "asked" in self.outcomes[entry.key]
+            if not (self._delivered[entry.key] or is_asked or self._excused(entry.key)):
                 self._fail(f"{entry} is reported delivered and is not")
         elif decision is CancelDecision.NOT_FOUND and self._was_known(entry, asked_us):
             self._fail(f"{entry} is reported not found")
@@ -349,6 +355,11 @@ class Checks:
         """Whether nodes can say that it was cancelled: below the floor none knows any more."""
         was_cancelled = "cancelled" in self.outcomes[entry.key]
         return was_cancelled and entry.slot >= self.floor and not self._any_is_gone(entry)
+
+    def commit_answered(self, entry: Entry) -> None:
+        """Checks a commit that is recorded."""
+        if not self._truth.commits[entry.key]:
+            self._fail(f"{entry} is committed, as its caller is told, and no row says so")
 
     def reschedule_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
         """Checks the outcome of a reschedule."""
@@ -397,6 +408,8 @@ class Checks:
                 self._outcome(entry)
             elif entry.topic == names.dead:
                 self._dead(entry)
+            elif entry.topic == names.halves:
+                self._halves.asked(entry)
             elif entry.topic != names.control:
                 self._deliver(entry)
             else:
@@ -445,6 +458,7 @@ class Checks:
             return
         entry.visible_us = self._world.scheduler.now_us
         self._world.trace.add("kafka", "delivers", f"m{entry.number}", own["dw-wheel"].decode())
+        self._halves.delivered(entry)
         self._delivered[key] += 1
         copies = self._truth.copies[key]
         if self._delivered[key] > 1 and not self._any_gone(copies):
@@ -518,6 +532,7 @@ class Checks:
             return
         self._world.trace.add("kafka", f"reports {outcome}", f"m{entry.number}")
         self.outcomes[key].append(outcome)
+        self._halves.outcome(entry, outcome)
         if outcome == "duplicate":
             self._duplicates.append(entry)
         if outcome == "cancelled" and not (entry.cancel_tried or entry.reschedule_tried):
@@ -681,7 +696,8 @@ class Checks:
         return self._ingress.is_done(key) if entry is None else self._is_done(entry)
 
     def _is_done(self, entry: Entry) -> bool:
-        return bool(self._delivered[entry.key]) or "cancelled" in self.outcomes[entry.key]
+        ends = self.outcomes[entry.key]
+        return bool(self._delivered[entry.key]) or "cancelled" in ends or "asked" in ends
 
     def _excused(self, key: Key) -> bool:
         """Whether no disk has any copy of it any more."""
@@ -716,6 +732,7 @@ class Checks:
                 if seq <= self.closed_at.get(wheel, seq) and (wheel, seq) not in self.lost:
                     self._fail(f"{entry} went with {wheel}/{seq}, and that was never reported")
         self._ingress.check_at_the_end()
+        self._halves.check_at_the_end()
         self._fail_all(wrong_candidacies(self._world))
         self._fail_all(held_up(self._world))
         self._fail_all(held_up_by_media(self._world))

@@ -44,8 +44,8 @@ class FrameTruth:
         path: the slot file.
         row: its index row.
         content: its bytes.
-        kind: messages or cancels.
-        keys: of its messages, or of the messages that it cancels.
+        kind: messages, or rows that name some.
+        keys: of its messages, or of the messages that it names.
         gone: no disk has it any more.
     """
 
@@ -141,6 +141,7 @@ class Truth:
         frames: by wheel and seq.
         copies: for each message, the frames that hold it.
         cancels: for each message, the frames that cancel it.
+        commits: for each half, the frames that commit or release it.
         had: (storage, boot, wheel) -> the greatest seq up to which that disk held the wheel while
             its machine ran under that boot id.
     """
@@ -149,6 +150,7 @@ class Truth:
         self.frames: dict[FrameName, FrameTruth] = {}
         self.copies: defaultdict[Key, list[FrameName]] = defaultdict(list)
         self.cancels: defaultdict[Key, list[FrameName]] = defaultdict(list)
+        self.commits: defaultdict[Key, list[FrameName]] = defaultdict(list)
         self.had: defaultdict[tuple[str, str, WheelId], int] = defaultdict(int)
         self._last: defaultdict[WheelId, int] = defaultdict(int)
         self._live: dict[FrameName, FrameTruth] = {}
@@ -214,9 +216,9 @@ class Truth:
     def _add(self, frame: FrameTruth) -> None:
         name = frame.wheel, frame.seq
         self.frames[name] = self._live[name] = frame
-        places = self.copies if frame.kind is Kind.MESSAGES else self.cancels
+        places = {Kind.MESSAGES: self.copies, Kind.CANCELS: self.cancels}
         for key in frame.keys:
-            places[key].append(name)
+            places.get(frame.kind, self.commits)[key].append(name)
 
 
 def _read(disk: SimulatedDisk, wheel: WheelId, seq: int) -> FrameTruth | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from delaywheel.storage.reading.cancels import CancelLook
 from delaywheel_replica.cleaner.delivery.wishes import WishSearch
 from delaywheel_replica.cleaner.due import reader as selection
+from delaywheel_replica.cleaner.due import seconds
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import Records
 from delaywheel_replica.cleaner.due.seconds import Bounds, Second
@@ -56,13 +57,13 @@ def each_copy_repeats_another() -> list[Patch]:
 
 
 def cancels_beyond_v() -> list[Patch]:
-    real = Second._cancelled
+    real = seconds._named_by
 
-    def cancelled(self: Second, records: Records, bounds: Bounds) -> Rows:
+    def named_by(naming: Records, records: Records, bounds: Bounds) -> Rows:
         everything = np.full_like(bounds.seqs_after, np.iinfo(np.int64).max)
-        return real(self, records, replace(bounds, seqs_after=everything))
+        return real(naming, records, replace(bounds, seqs_after=everything))
 
-    return [instead(Second, "_cancelled", cancelled)]
+    return [instead(seconds, "_named_by", named_by)]
 
 
 def position_as_a_count() -> list[Patch]:

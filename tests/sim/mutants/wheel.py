@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ from delaywheel.storage.writing.placing import FramePlace
 from delaywheel.storage.writing.restoring import Restored
 from delaywheel.storage.writing.table_writer import SlotTable
 from delaywheel_replica.cleaner.due import given_up
+from delaywheel_replica.core.leader import holders as holding
+from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
+from delaywheel_replica.core.wheels.verifying import Verifying
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
@@ -154,6 +159,33 @@ def searched_once() -> list[Patch]:
     return [everywhere(real, searched)]
 
 
+def fences_are_answered() -> list[Patch]:
+    return [instead(Verifying, "bears_on", lambda *_: False)]
+
+
+def complete_while_it_verifies() -> list[Patch]:
+    real = OwnHeartbeat.heartbeat
+
+    def heartbeat(self: OwnHeartbeat) -> Heartbeat:
+        return replace(real(self), complete=self._known.is_complete)
+
+    return [instead(OwnHeartbeat, "heartbeat", heartbeat)]
+
+
+def holds_what_was_taken() -> list[Patch]:
+    real = holding.held_prefix
+
+    def held_prefix(state: Any, wheel: Any, heartbeat: Heartbeat) -> int:
+        taken = 0 if state.progress is None else state.progress.seq(wheel)
+        return (
+            max(taken, real(state, wheel, heartbeat))
+            if wheel in heartbeat.verifying
+            else real(state, wheel, heartbeat)
+        )
+
+    return [everywhere(real, held_prefix)]
+
+
 WHEEL: dict[str, Mutant] = {
     "what cannot be read is lost": Mutant(
         "a frame that the medium does not return for a moment is given up like a damaged one",
@@ -226,5 +258,23 @@ WHEEL: dict[str, Mutant] = {
         ignores_rows_behind_the_table,
         "progress is ahead|never delivered|pending|not to be found",
         ("calm",),
+    ),
+    "a fence is answered while it verifies": Mutant(
+        "a member answers a fence by what it has found so far of what it ever took",
+        fences_are_answered,
+        "closed at|was never delivered|beyond",
+        ("unverified_answer",),
+    ),
+    "complete while it verifies": Mutant(
+        "a member that does not know its wheels yet counts as one that has nothing of them",
+        complete_while_it_verifies,
+        "reported not found",
+        ("unverified_answer",),
+    ),
+    "holds what it verifies": Mutant(
+        "a leader takes what its node found in its folder for what it held before",
+        holds_what_was_taken,
+        "progress is ahead|was never delivered|delivered twice|twice|pending",
+        ("unverified_leader",),
     ),
 }

@@ -1,4 +1,6 @@
-"""Cancels at a simulated server: carries out what `core/leader/cancel.py` decides.
+"""Cancels, and commits of halves, at a simulated server.
+
+Cancels are carried out as `core/leader/cancel.py` decides.
 
 As `delaywheel_replica.server.changing.gathering` does it, without threads and batches: what waits
 for committed progress is looked at with every status of the cleaner, in the same order.
@@ -17,6 +19,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.cancel import CancelDecision, directly_before, others_to_ask
+from delaywheel_replica.core.leader.halves import KNOWN_SINCE
 from delaywheel_replica.core.leader.holders import holds_progress, knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -29,10 +32,13 @@ from delaywheel_replica.server.changing.waiting import (
     WaitingCancels,
 )
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.commit.own_halves import OwnHalves, is_left_to_check
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found, Scanner
 from delaywheel_replica.server.node.refusals import Refusal
+from sim.checking.book import Entry
 from sim.checking.truth import Key
+from sim.nodes.clients import CommitAnswer, Verdicts
 
 if TYPE_CHECKING:
     from sim.nodes.server import SimServer
@@ -226,6 +232,55 @@ class Cancels:
         (found,) = self.scanner.find_many([reference], limits, lost=status.lost)
         found.complete = found.complete and knows_all(registry, row.heartbeat, heard)
         return found
+
+
+class Halves:
+    """The halves of one server."""
+
+    def __init__(self, server: SimServer) -> None:
+        self._server = server
+        self._own = OwnHalves()
+
+    @property
+    def are_taken(self) -> bool:
+        """Whether every leader knows halves."""
+        status = self._server.cleaner_row
+        return status is not None and status.needs >= KNOWN_SINCE
+
+    def note(self, entries: list[Entry], verdicts: Verdicts, outcome: Outcome) -> None:
+        """Notes the halves among acknowledged messages."""
+        if isinstance(outcome, Committed):
+            keys = [
+                entry.key
+                for entry, verdict in zip(entries, verdicts, strict=True)
+                if entry.is_half and verdict is None
+            ]
+            self._own.accepted(outcome.wheel, keys, self._server.wall_ms())
+
+    def commit(self, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
+        """Handles a commit."""
+        id_, due_ms = key
+        if is_left_to_check(due_ms, self._server.wall_ms()):
+            on_answer(CommitAnswer.LEFT_TO_CHECK)
+            return
+        open_wheel = self._server.store.wheel
+        wheel = None if open_wheel is None else open_wheel.wheel
+        kind = self._own.row_of(key, wheel)
+
+        def answered(outcome: Outcome) -> None:
+            if isinstance(outcome, Committed) and not outcome.failed:
+                on_answer(CommitAnswer.COMMITTED)
+                return
+            reason = outcome.failed[0].reason if isinstance(outcome, Committed) else outcome.reason
+            if kind is Kind.RELEASES and reason.outcome_known:
+                assert wheel is not None
+                self._own.not_written(key, wheel)
+            late = reason is Reason.DUE_TOO_OLD
+            on_answer(CommitAnswer.LEFT_TO_CHECK if late else CommitAnswer.UNKNOWN)
+
+        ids = np.frombuffer(id_, np.uint8).reshape(1, -1)
+        columns = Columns.of_cancels(np.array([due_ms], np.int64), ids)
+        self._server.write(Request(columns, kind, answered))
 
 
 def _cancels_of(keys: list[Key]) -> Columns:

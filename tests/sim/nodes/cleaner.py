@@ -317,6 +317,7 @@ class SimCleaner:
                 nodes=self._members,
                 min_insync=self._min_insync,
                 late_window_s=settings.late_window_s,
+                halves=settings.halves,
             ),
             caps=CapLimits(
                 frame_messages=settings.first_cap_messages,
@@ -354,13 +355,14 @@ class SimCleaner:
     def produces(self, records: Iterable[Record]) -> Iterable[Record]:
         """Checks what is delivered."""
         for record in records:
-            due_ms = next(int(value or 0) for name, value in record.headers if name == "dw-due")
-            self._world.checks.produces(self.node, due_ms, self._turn_wall_ms)
+            headers = dict(record.headers)
+            key = bytes.fromhex((headers["dw-id"] or b"").decode()), int(headers["dw-due"] or 0)
+            self._world.checks.produces(self.node, key, self._turn_wall_ms)
             yield record
 
 
 def _own_topics(names: KafkaNames) -> frozenset[str]:
-    return frozenset({names.control, names.outcomes, names.dead, names.ingress})
+    return frozenset({names.control, names.outcomes, names.dead, names.halves, names.ingress})
 
 
 class _WatchedProducers(SimProducers):

@@ -7,6 +7,7 @@ that may pass, the same messages go to the next node; an answer that comes too l
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Protocol
 
 from delaywheel.reasons import Reason
@@ -16,7 +17,14 @@ from sim.checking.truth import Key
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS, Scheduler
 from sim.machine.trace import Trace
-from sim.plans.plan import CancelManyOrder, CancelOrder, Draft, Request, RescheduleOrder
+from sim.plans.plan import (
+    CancelManyOrder,
+    CancelOrder,
+    Draft,
+    HalfOrder,
+    Request,
+    RescheduleOrder,
+)
 
 BACKOFF_MS = (50, 100, 200, 400)
 AGAIN_MS = 1_500
@@ -27,6 +35,15 @@ Verdicts = list[Reason | None]
 
 Decisions = dict[Key, CancelDecision]
 """For each message the outcome of its cancel."""
+
+
+class CommitAnswer(StrEnum):
+    """What became of a commit."""
+
+    COMMITTED = "committed"
+    LEFT_TO_CHECK = "left to the check"
+    UNKNOWN = "unknown"
+    """Or refused: the caller tries again."""
 
 
 class Frontend(Protocol):
@@ -48,6 +65,9 @@ class Frontend(Protocol):
     ) -> None:
         """Requests another due; the answer may be lost."""
 
+    def commit(self, node: str, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
+        """Commits a half; the answer may be lost."""
+
 
 class Ears(Protocol):
     """Is notified at once of what callers learn."""
@@ -60,6 +80,9 @@ class Ears(Protocol):
 
     def reschedule_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
         """A reschedule that was asked for at this time has this outcome."""
+
+    def commit_answered(self, entry: Entry) -> None:
+        """The commit of a half is recorded."""
 
     def never_answered(self, entries: list[Entry], patience_us: int) -> None:
         """A caller has asked for so long, and was not told what became of these messages."""
@@ -102,6 +125,13 @@ class Clients:
         entry = self.book.entries.get(order.number)
         if entry is not None:
             _Rescheduler(self, order, entry).start()
+
+    def half(self, order: HalfOrder) -> None:
+        """Starts a caller that sends a half with a local transaction."""
+        now_ms = self.scheduler.now_us // US_PER_MS
+        (draft,) = order.begin.drafts
+        entry = self._entered(draft, now_ms)
+        _Beginner(self, order, entry).start()
 
     def _entered(self, draft: Draft, now_ms: int) -> Entry:
         return self.book.entries.get(draft.number) or self.book.enter(draft, now_ms)
@@ -220,6 +250,71 @@ class _Producer(_Caller):
         request = self._request
         once = Request(request.at_ms, request.drafts, request.nodes[::-1], request.patience_ms)
         self.clients.send(once)
+
+
+class _Beginner(_Producer):
+    """Begins a half; once it is acknowledged, its local transaction runs."""
+
+    def __init__(self, clients: Clients, order: HalfOrder, entry: Entry) -> None:
+        super().__init__(clients, order.begin, [entry])
+        self._order = order
+        self._entry = entry
+
+    def end(self) -> None:
+        super().end()
+        entry, order = self._entry, self._order
+        if entry.fate is not Fate.ACKNOWLEDGED:
+            entry.committed = False
+        elif entry.committed is None:
+            self.clients.busy += 1
+            self.scheduler.call_later(order.after_ms * US_PER_MS, self._ends)
+
+    def _ends(self) -> None:
+        """Ends the local transaction; the check may have come first, and rolled it back."""
+        self.clients.busy -= 1
+        entry, order = self._entry, self._order
+        if entry.committed is None:
+            entry.committed = order.ends == "commit"
+        self.clients.trace.add("client", f"m{entry.number}", f"committed={entry.committed}")
+        if not order.says:
+            return
+        if entry.committed:
+            _Committer(self.clients, order, entry).start()
+        else:
+            cancel = CancelOrder(0, entry.number, order.nodes, order.patience_ms)
+            _Canceller(self.clients, cancel, entry).start()
+
+
+class _Committer(_Caller):
+    def __init__(self, clients: Clients, order: HalfOrder, entry: Entry) -> None:
+        super().__init__(clients, order.nodes, order.patience_ms)
+        self._entry = entry
+
+    def try_it(self) -> None:
+        attempt = self.attempt
+
+        def on_answer(answer: CommitAnswer) -> None:
+            if attempt == self.attempt:
+                self._answered(answer)
+
+        self.clients.trace.add("client", f"commits m{self._entry.number} at", self.node)
+        self.clients.frontend.commit(self.node, self._entry.key, on_answer)
+        self.scheduler.call_later(1_000 * US_PER_MS, self._timed_out, attempt)
+
+    def _answered(self, answer: CommitAnswer) -> None:
+        entry = self._entry
+        self.clients.trace.add("client", f"hears of m{entry.number}:", answer.value)
+        if answer is CommitAnswer.UNKNOWN:
+            self.try_later()
+            return
+        if answer is CommitAnswer.COMMITTED:
+            entry.committed_us = self.scheduler.now_us
+            self.clients.ears.commit_answered(entry)
+        self.end()
+
+    def _timed_out(self, attempt: int) -> None:
+        if attempt == self.attempt:
+            self.try_later()
 
 
 class _Canceller(_Caller):

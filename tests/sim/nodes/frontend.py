@@ -9,7 +9,7 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from sim.checking.book import Entry
 from sim.checking.truth import Key
-from sim.nodes.clients import Decisions, Verdicts
+from sim.nodes.clients import CommitAnswer, Decisions, Verdicts
 from sim.nodes.server import SimServer
 
 if TYPE_CHECKING:
@@ -77,6 +77,14 @@ class Frontend:
 
         away = CancelDecision.NO_LEADER
         self._call(leader or node, arrive, on_answer, (away, CancelDecision.UNKNOWN))
+
+    def commit(self, node: str, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
+        """Commits a half at this node; the answer may be lost."""
+
+        def arrive(server: SimServer, answer: Answer) -> None:
+            server.run(server.commit, key, answer)
+
+        self._call(node, arrive, on_answer, (CommitAnswer.UNKNOWN, CommitAnswer.UNKNOWN))
 
     def broke(self, node: str) -> None:
         """Notes that the node's server died: waiting callers get UNKNOWN outcomes."""

@@ -50,8 +50,8 @@ from sim.checking.book import Entry, columns_of
 from sim.machine.disk import Crash
 from sim.machine.scheduler import US_PER_MS
 from sim.nodes.books import SimBooks
-from sim.nodes.cancels import Cancels
-from sim.nodes.clients import Verdicts
+from sim.nodes.cancels import Cancels, Halves
+from sim.nodes.clients import CommitAnswer, Verdicts
 from sim.nodes.reschedules import Reschedules
 from sim.nodes.waiting import GROUP_US, WatchedDriver
 
@@ -116,6 +116,7 @@ class SimServer:
             held_up=lambda us: self.world.checks.held_up(node, us),
         )
         self._cancels = Cancels(self)
+        self._halves = Halves(self)
         self._books = SimBooks(self)
         self._reschedules = Reschedules(self, self._cancels)
 
@@ -174,9 +175,14 @@ class SimServer:
         def answered(outcome: Outcome) -> None:
             for written, row in enumerate(rows.tolist()):
                 verdicts[row] = verdict_of(outcome, written)
+            self._halves.note(entries, verdicts, outcome)
             on_answer(verdicts)
 
         self.write(Request(columns_of(entries).take(rows), Kind.MESSAGES, answered))
+
+    def commit(self, key: tuple[bytes, int], on_answer: Callable[[CommitAnswer], None]) -> None:
+        """Handles a caller's commit of a half."""
+        self._halves.commit(key, on_answer)
 
     def cancel(self, key: tuple[bytes, int], on_answer: Callable[[Any], None]) -> None:
         """Handles a caller's cancel."""
@@ -255,6 +261,8 @@ class SimServer:
                 verdicts[row] = Reason.DUE_TOO_OLD
             elif entry.due_ms > now_ms + settings.span_s * 1000:
                 verdicts[row] = Reason.DUE_BEYOND_SPAN
+            elif entry.is_half and not self._halves.are_taken:
+                verdicts[row] = Reason.HALVES_NOT_READY
         return verdicts
 
     # --- the driver's environment

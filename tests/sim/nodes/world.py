@@ -47,6 +47,7 @@ from sim.plans.plan import (
     Action,
     CancelManyOrder,
     CancelOrder,
+    HalfOrder,
     IngressOrder,
     Plan,
     Request,
@@ -98,6 +99,7 @@ class World:
         self.network = Network(self.scheduler)
         self.kafka = SimKafka(self.scheduler, dict.fromkeys(TOPICS + MORE_TOPICS, PARTITIONS))
         self.kafka.create(self.names.ingress, INGRESS_PARTITIONS)
+        self.kafka.create(self.names.halves, 1)
         self.kafka.trace = lambda what: self.trace.add("kafka", what)
         self.ledger_away = False
         self.replacements: dict[str, str] = {}
@@ -227,6 +229,10 @@ class World:
         """Notes the outcome of a reschedule."""
         self.checks.reschedule_answered(entry, decision, asked_us)
 
+    def commit_answered(self, entry: Entry) -> None:
+        """Notes that a commit is recorded."""
+        self.checks.commit_answered(entry)
+
     def cancel_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
         """Notes the outcome of a cancel."""
         self.checks.cancel_answered(entry, decision, asked_us)
@@ -287,6 +293,8 @@ class World:
                 self.clients.cancel_many(step)
             case RescheduleOrder():
                 self.clients.reschedule(step)
+            case HalfOrder():
+                self.clients.half(step)
             case IngressOrder():
                 self.senders.send(step)
             case Action():

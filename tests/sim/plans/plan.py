@@ -33,6 +33,7 @@ class Settings:
         in_flight_frames: limit for pushed frames that wait for one mirror's answer.
         sync_groups: frames are on the medium before they are acknowledged.
         ttl_header: the header that states a time to live; empty: none.
+        halves: half messages are sent.
     """
 
     nodes: tuple[str, ...]
@@ -49,6 +50,7 @@ class Settings:
     in_flight_frames: int = 16
     sync_groups: bool = False
     ttl_header: str = TTL_HEADER
+    halves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class Draft:
         keyed: it has a key, which may be empty.
         topic: its topic; None: chosen by its number.
         ttl_s: its time to live; None: unlimited.
+        is_half: it is a half message.
     """
 
     number: int
@@ -70,6 +73,7 @@ class Draft:
     keyed: bool = True
     topic: str | None = None
     ttl_s: int | None = None
+    is_half: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,36 @@ class RescheduleOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class HalfOrder:
+    """A half message is begun; then its local transaction ends, and the caller may say how.
+
+    The transaction begins only if the half is acknowledged.
+
+    Attributes:
+        at_ms: when it is begun.
+        begin: how it is sent: one draft.
+        ends: how the transaction ends: `commit` or `rollback`.
+        says: whether the caller lives to say so.
+        after_ms: how long the transaction takes.
+        nodes: the nodes to tell, in turns.
+        patience_ms: how long the caller retries.
+    """
+
+    at_ms: int
+    begin: Request
+    ends: str
+    says: bool
+    after_ms: int
+    nodes: tuple[str, ...]
+    patience_ms: int = 4_000
+
+    def __str__(self) -> str:
+        (draft,) = self.begin.drafts
+        said = f"{self.ends} after {self.after_ms} ms, {'' if self.says else 'not '}said"
+        return f"{self.at_ms / 1000:8.3f} half m{draft.number}+{draft.delay_ms}ms: {said}"
+
+
+@dataclass(frozen=True, slots=True)
 class IngressDraft:
     """One record for the ingress topic.
 
@@ -206,7 +240,7 @@ class Action:
         return f"{self.at_ms / 1000:8.3f} {self.kind} {words}".rstrip()
 
 
-Step = Request | CancelOrder | CancelManyOrder | RescheduleOrder | IngressOrder | Action
+Step = Request | CancelOrder | CancelManyOrder | RescheduleOrder | HalfOrder | IngressOrder | Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +295,7 @@ def step_text(step: Step) -> str:
                 f"i{d.number}:{d.asks}+{d.delay_ms}ms/{d.partition}" for d in step.drafts
             )
             return f"{step.at_ms / 1000:8.3f} to ingress ({step.ends or 'each'}): {drafts}"
-        case Action():
+        case HalfOrder() | Action():
             return str(step)
 
 

@@ -17,6 +17,7 @@ from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.network import Quality
 from sim.plans import ingress
 from sim.plans.changes import changes
+from sim.plans.halves import halves
 from sim.plans.plan import (
     Action,
     CancelManyOrder,
@@ -384,6 +385,7 @@ class Profile:
         changes_messages: callers cancel and reschedule many messages, again and again.
         ingress: the probability of records for the ingress topic.
         ingress_faults: the probability of ingress faults in that case.
+        halves: the probability of half messages.
     """
 
     draws: tuple[Draw, ...]
@@ -393,11 +395,18 @@ class Profile:
     changes_messages: bool = False
     ingress: float = 0.0
     ingress_faults: bool = True
+    halves: float = 0.0
 
 
 PROFILES: dict[str, Profile] = {
     "mixed": Profile(ALL, (2, 14), (3, 3, 3, 3, 3, 1, 2, 5), ingress=0.4),
-    "calm": Profile(CALLERS, (0, 2), (1, 2, 3), ingress=0.5, ingress_faults=False),
+    "calm": Profile(CALLERS, (0, 2), (1, 2, 3), ingress=0.5, ingress_faults=False, halves=0.5),
+    "halves": Profile(
+        (*DEATHS, *LINKS, *CLOCKS, *CRASHES, *DISKS, _lost_answers, _lost_answers, _kafka_slow),
+        (0, 10),
+        (3, 3, 3, 1, 2),
+        halves=1.0,
+    ),
     "churn": Profile(DEATHS, (8, 25)),
     "clocks": Profile((*CLOCKS, *CLOCKS, _kill_server, _isolate, _kill_cleaner), (4, 12)),
     "ahead": Profile(
@@ -466,6 +475,10 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
         steps += ingress.sent(own, settings, until_ms, steps)
         if kind.ingress_faults:
             steps += ingress.faults(own, settings, until_ms)
+    own = Random(f"halves {seed}")
+    if own.random() < kind.halves:
+        settings = replace(settings, halves=True)
+        steps += halves(own, settings, until_ms)
     if kind.changes_messages:
         steps += changes(Random(f"changes {seed}"), settings, until_ms, steps)
     if kind.changes_members:

@@ -29,7 +29,7 @@ import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.reading.cancels import Budget, CancelLook
-from delaywheel_replica.cleaner.delivery import outcomes
+from delaywheel_replica.cleaner.delivery import halves, outcomes
 from delaywheel_replica.cleaner.delivery.dead_letters import (
     Condemned,
     DeadLetters,
@@ -122,18 +122,18 @@ class Planned:
         step: What is taken from the wheels; None: nothing can be forwarded now.
         plan: How it is forwarded, with direct messages.
         taken: What the transaction takes from the ingress topics.
+        messages: What is sent of the step.
     """
 
     step: Step | None
     plan: Plan
     taken: Taken = NOTHING
+    messages: DueRows = NOTHING.rows
 
     @property
     def rows(self) -> DueRows:
         """The messages that are forwarded, or would be."""
-        return (
-            NOTHING.rows if self.step is None else joined_with(self.step.messages, self.taken.rows)
-        )
+        return NOTHING.rows if self.step is None else joined_with(self.messages, self.taken.rows)
 
     def __bool__(self) -> bool:
         """Whether a transaction should begin without waiting for anything else."""
@@ -296,20 +296,21 @@ class Forwarder:
 
     def _planned(self, step: Step, taken: Taken, now_ms: int, room: TransactionRoom) -> Planned:
         """Decides what is forwarded; direct messages delay nothing else."""
-        plan = self._judge(step, taken)
+        messages = halves.messages_of(step, now_ms, self._names)
+        plan = self._judge(messages, taken)
         if isinstance(plan, Hold) and plan.topics and len(taken.rows):
             taken = self._take(now_ms, room, plan.topics)
-            plan = self._judge(step, taken)
+            plan = self._judge(messages, taken)
             if isinstance(plan, Hold) and len(taken.rows):
                 taken = self._take(now_ms, _NO_ROOM)
-                plan = self._judge(step, taken)
+                plan = self._judge(messages, taken)
         if isinstance(plan, Hold):
             self.held = plan.why
             return Planned(None, Plan(NOTHING.rows), self._take(now_ms, _NO_ROOM))
-        return Planned(step, plan, taken)
+        return Planned(step, plan, taken, messages)
 
-    def _judge(self, step: Step, taken: Taken) -> Plan | Hold:
-        rows = joined_with(step.messages, taken.rows)
+    def _judge(self, messages: DueRows, taken: Taken) -> Plan | Hold:
+        rows = joined_with(messages, taken.rows)
         return self._dead_letters.plan(rows, self._reader.topics_ahead)
 
     def transact(
@@ -454,12 +455,15 @@ class Forwarder:
         )
         own.write(chain.from_iterable(letters))
         own.write(outcomes.dropped(names, step.dropped))
-        cancelled = int(np.count_nonzero(step.dropped.outcomes == MessageOutcome.CANCELLED))
+        for rows in forwarded:
+            own.write(outcomes.committed(names, halves.passed_on(rows)))
+        counts = np.bincount(step.dropped.outcomes, minlength=len(MessageOutcome) + 1).tolist()
         counted = Counter(
             forwarded=sum(map(len, forwarded)),
             dead_lettered=len(dead),
-            cancelled=cancelled,
-            duplicates=len(step.dropped) - cancelled,
+            cancelled=counts[MessageOutcome.CANCELLED],
+            duplicates=counts[MessageOutcome.DUPLICATE],
+            halves_asked=counts[MessageOutcome.ASKED],
         )
         return forwarded, dead, counted
 

@@ -18,12 +18,14 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
 
+from delaywheel.ingress import TOPIC
 from delaywheel_replica.cleaner.due.given_up import LostFrames
 from delaywheel_replica.cleaner.due.rows import (
     Direct,
     Dropped,
     DueMessage,
     DueRows,
+    HalfState,
     MessageOutcome,
     Source,
 )
@@ -79,9 +81,10 @@ def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
         records["due_ms"].tolist(),
         records["accepted_at_ms"].tolist(),
         records["wheel"].tolist(),
+        records["half"].tolist(),
         strict=True,
     )
-    for content, at, due_ms, accepted_at_ms, wheel in each_message:
+    for content, at, due_ms, accepted_at_ms, wheel, half in each_message:
         record = Record._make(content)
         headers = record.headers
         headers += (
@@ -92,6 +95,8 @@ def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
         )
         if record.timestamp_ms != NOW:
             headers.append(("dw-forwarded", b"%d" % now_ms))
+        if half == HalfState.PASSED_ON:  # there, an id counts only behind the last `dw-wheel`
+            headers.append(("dw-id", ids[at : at + _ID_DIGITS]))
         yield record
 
 
@@ -163,7 +168,19 @@ def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
         yield _outcome(names, f"{run.wheel}/{run.seq}".encode(), outcome)
 
 
-_OUTCOMES = {MessageOutcome.CANCELLED: "cancelled", MessageOutcome.DUPLICATE: "duplicate"}
+def committed(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
+    """Yields outcomes of halves that were committed, and whose messages are due later."""
+    for message in rows:
+        topic = dict(message.headers)[TOPIC] or b""
+        place = _place(message) | {"topic": topic.decode()}
+        yield _outcome(names, message.id, {"outcome": "committed", **place})
+
+
+_OUTCOMES = {
+    MessageOutcome.CANCELLED: "cancelled",
+    MessageOutcome.DUPLICATE: "duplicate",
+    MessageOutcome.ASKED: "asked",
+}
 
 
 def _place(message: DueMessage | Dropped) -> dict[str, object]:

@@ -23,25 +23,26 @@ ABSENT = -1
 """Length of a null key or value, partition or timestamp that the caller left out."""
 
 # `id_low` and `id_high` are the same 16 bytes as `id`, for arithmetic. `ttl`: it may have such a
-# header.
+# header. `half`: a `HalfState`. `released`: the seq of the first release that counts for it; 0: no
+# release does.
 RECORD = np.dtype(
     {
         "names": [
             "due_ms", "id", "id_low", "id_high", "mix", "seq", "accepted_at_ms", "start",
             "timestamp_ms", "row", "wheel", "blob", "topic", "key_length", "value_length",
-            "headers_length", "partition", "suspect", "ahead", "ttl",
+            "headers_length", "partition", "suspect", "ahead", "ttl", "half", "released",
         ],
         "formats": [
             "<i8", "V16", "<u8", "<u8", "<u8", "<i8", "<i8", "<i8",
             "<i8", "<i4", "<i4", "<i4", "<i4", "<i4", "<i4",
-            "<i4", "<i4", "?", "?", "?",
+            "<i4", "<i4", "?", "?", "?", "u1", "<i8",
         ],
         "offsets": [
             0, 8, 8, 16, 24, 32, 40, 48,
             56, 64, 68, 72, 76, 80, 84,
-            88, 92, 96, 97, 98,
+            88, 92, 96, 97, 98, 99, 104,
         ],
-        "itemsize": 104,
+        "itemsize": 112,
     }
 )  # fmt: skip
 
@@ -94,7 +95,7 @@ class DueMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DueRows:
-    """Messages of a step, in order of due, wheel, seq and row."""
+    """Messages of a step, in order of due, wheel, seq and row; late and released ones first."""
 
     records: Records
     topics: Sequence[str]
@@ -188,11 +189,24 @@ class DueRows:
             )  # fmt: skip
 
 
+class HalfState(IntEnum):
+    """Whether a message is a half, see core/leader/halves.py, and what is sent of it."""
+
+    NONE = 0
+    """It is no half."""
+    HALF = 1
+    """It is one, as it was accepted."""
+    PASSED_ON = 2
+    """What is sent goes to the ingress topic: the message is due later."""
+
+
 class MessageOutcome(IntEnum):
     """Why a finished message was not forwarded."""
 
     CANCELLED = 1
     DUPLICATE = 2
+    ASKED = 3
+    """It is a half that nobody committed: its group is asked."""
 
 
 _OUTCOMES = {outcome.value: outcome for outcome in MessageOutcome}
@@ -223,6 +237,11 @@ class DroppedRows:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def asked(self) -> DueRows:
+        """The halves about which their groups are asked."""
+        return self.rows.take(self.outcomes == MessageOutcome.ASKED)
 
     def __iter__(self) -> Iterator[Dropped]:
         topics, wheels = self.rows.topics, self.rows.wheels

@@ -118,7 +118,13 @@ class Runs:
         self._merge(records)
 
     def after(
-        self, records: Records, due_ms: int, position: Position | None, upto_ms: int, limit: int
+        self,
+        records: Records,
+        due_ms: int,
+        position: Position | None,
+        upto_ms: int,
+        limit: int,
+        skips: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.intp]:
         """Returns the first `limit` rows beyond (due, position) and due by `upto_ms`, in order.
 
@@ -128,6 +134,7 @@ class Runs:
             position: Of the millisecond after, everything up to here is done too.
             upto_ms: The last due wanted.
             limit: How many rows at most.
+            skips: Marks rows that are left out, and do not count; None: none is.
         """
         end = self._offset(upto_ms + 1)
         begin = self._offset(due_ms + 1)
@@ -136,9 +143,14 @@ class Runs:
             first = int(run.offsets_ms.searchsorted(begin))
             if position is not None:
                 first = self._beyond(records, run, first, begin, position)
-            last = min(int(run.offsets_ms.searchsorted(end)), first + limit)
-            if last > first:
-                found.append(run.rows[first:last])
+            last = int(run.offsets_ms.searchsorted(end))
+            if skips is None:
+                last = min(last, first + limit)
+            rows = run.rows[first:last]
+            if skips is not None:
+                rows = rows[~skips[rows]][:limit]
+            if len(rows):
+                found.append(rows)
         if not found:
             return NO_ROWS
         if len(found) == 1:

@@ -1,4 +1,4 @@
-"""One second's admitted messages and cancels, and the outcome of each.
+"""One second's admitted messages and what names them, and the outcome of each.
 
 A `Second` holds exactly the frames of its slot up to a bound per wheel that its owner keeps (what
 is *admitted*). It decides which of the messages that a step takes are forwarded:
@@ -11,23 +11,31 @@ repeats one taken in an earlier step   a duplicate of that one; of several, of t
 repeats one before it in position      a duplicate of the first
 is named by a cancel with seq <= V'    cancelled
 is withdrawn: it has another due       cancelled
+is a half, and no commit or release    asked: its group decides
+with seq <= V' names it
 is anything else                       forwarded
 =====================================  ==========================================
 
 This applies only to frames <= V', the V that the step leads to. What was done ahead of w
 (core/protocol/progress.py) was taken in an earlier step, though it is due only later: no step takes
 it.
+
+A half is taken before its due by the step in which V passes a release of it that lies behind it in
+its own wheel (core/leader/halves.py). Once that is admitted, the half is no longer among what falls
+due. That is safe: w moves only together with V' = all that is admitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.headers import rows_that_may_have
+from delaywheel.record_headers import HALF_GROUP, LONGEST_GROUP_BYTES
 from delaywheel.storage.frames.columns import Blob, Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch
@@ -38,8 +46,15 @@ from delaywheel_replica.cleaner.due.duplicates import (
     mix_keys,
     spread_ranges,
 )
-from delaywheel_replica.cleaner.due.rows import AS_BYTES, RECORD, DueRows, MessageOutcome, Records
-from delaywheel_replica.cleaner.due.runs import Runs, WheelNumbers
+from delaywheel_replica.cleaner.due.rows import (
+    AS_BYTES,
+    RECORD,
+    DueRows,
+    HalfState,
+    MessageOutcome,
+    Records,
+)
+from delaywheel_replica.cleaner.due.runs import NO_ROWS, Runs, WheelNumbers
 from delaywheel_replica.core.protocol.progress import Done, Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 
@@ -58,6 +73,8 @@ _TAKEN_OVER = (
     ("partition", "partitions"),
 )
 _KEY = ("due_ms", "id_low", "id_high")
+_COMMITTING = frozenset({Kind.COMMITS, Kind.RELEASES})
+_NO_SEQS: NDArray[np.int64] = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +88,18 @@ class Bounds:
     withdrawn: frozenset[MessageKey] = frozenset()  # whatever frames say
 
 
+class Released(NamedTuple):
+    """Halves that a wheel's releases let go: row numbers, and the seq of each one's release."""
+
+    rows: NDArray[np.intp]
+    seqs: NDArray[np.int64]
+
+
+_NOTHING_RELEASED = Released(NO_ROWS, _NO_SEQS)
+
+
 class Second:
-    """The admitted messages and cancels of one slot."""
+    """The admitted messages of one slot, and the rows that name them."""
 
     def __init__(
         self, slot: int, wheels: WheelNumbers, ahead: Sequence[Done], ttl_header: str
@@ -86,7 +113,10 @@ class Second:
         self._records: Records = np.empty(0, RECORD)  # grown by doubling; `_count` are valid
         self._count = 0
         self._runs = Runs(slot, wheels)
-        self._cancels: Records = np.empty(0, RECORD)  # key, mix, wheel, seq; ascending by mix
+        # Key, mix, wheel, seq; ascending by mix. Releases are among the commits.
+        self._cancels: Records = np.empty(0, RECORD)
+        self._commits: Records = np.empty(0, RECORD)
+        self._has_released = False
         self._topics: list[str] = []
         self._topic_numbers: dict[str, int] = {}
         self._blobs: list[Blob] = []
@@ -99,33 +129,54 @@ class Second:
         """The topics of all its messages."""
         return self._topics
 
-    def add(self, batches: Iterable[FrameBatch]) -> None:
-        """Adds frames of this slot, in order of wheel and seq, each kind separately."""
+    def add(self, batches: Iterable[FrameBatch]) -> Released:
+        """Adds frames of this slot, in order of wheel and seq, each kind separately.
+
+        Returns:
+            The halves that the added releases let go.
+        """
         begin = self._count
-        cancels = []
+        naming: list[FrameBatch] = []
         for batch in batches:
-            if batch.kind is Kind.CANCELS:
-                cancels.append(batch)
-            elif batch.kind is Kind.MESSAGES:
+            if batch.kind is Kind.MESSAGES:
                 self._append(batch)
+            else:
+                naming.append(batch)
         if self._count > begin:
             records = self._records[: self._count]
             _set_mixes(records[begin:])
             records["ahead"][begin:] = self._were_done_ahead(records[begin:], self._ahead)
             self._runs.add(records, begin)
-        if cancels:
-            self._add_cancels(cancels)
+        if not naming:
+            return _NOTHING_RELEASED
+        cancels = self._named(batch for batch in naming if batch.kind is Kind.CANCELS)
+        commits = self._named(batch for batch in naming if batch.kind in _COMMITTING)
+        self._cancels = _by_mix(self._cancels, cancels)
+        self._commits = _by_mix(self._commits, commits)
+        releases = [batch for batch in naming if batch.kind is Kind.RELEASES]
+        return self._release(self._named(releases)) if releases else _NOTHING_RELEASED
 
     def due(
         self, after_ms: int, position: Position | None, upto_ms: int, limit: int
     ) -> NDArray[np.intp]:
-        """Returns the first `limit` rows beyond a progress and due by `upto_ms`, in order."""
-        return self._runs.after(self._records[: self._count], after_ms, position, upto_ms, limit)
+        """Returns the first `limit` rows beyond a progress and due by `upto_ms`, in order.
+
+        Without those that are released: a release takes them, or has.
+        """
+        records = self._records[: self._count]
+        skips = records["released"] > 0 if self._has_released else None
+        return self._runs.after(records, after_ms, position, upto_ms, limit, skips)
 
     def due_between(self, begin: int, end: int, upto_ms: int) -> NDArray[np.intp]:
         """Returns those of the rows [begin, end) that are due by `upto_ms`."""
         due: NDArray[np.intp] = np.flatnonzero(self._records["due_ms"][begin:end] <= upto_ms)
         return due + begin
+
+    def later_than(self, rows: NDArray[np.intp], due_ms: int) -> NDArray[np.intp]:
+        """Returns those of these rows that are due after `due_ms`, and not done ahead of it."""
+        records = self.records(rows)
+        later: NDArray[np.intp] = rows[(records["due_ms"] > due_ms) & ~records["ahead"]]
+        return later
 
     def next_due_ms(self, after_ms: int) -> int | None:
         """Returns the earliest due beyond `after_ms`."""
@@ -150,8 +201,12 @@ class Second:
         """Returns the outcomes of rows that a step takes, and duplicates that differ in content."""
         outcomes = np.full(len(rows), FORWARDED, np.uint8)
         differ = np.zeros(len(rows), np.bool_)
+        asked = np.flatnonzero(records["half"])
+        if len(asked):
+            outcomes[asked] = MessageOutcome.ASKED
+            outcomes[asked[_named_by(self._commits, records.take(asked), bounds)]] = FORWARDED
         if len(self._cancels):
-            outcomes[self._cancelled(records, bounds)] = MessageOutcome.CANCELLED
+            outcomes[_named_by(self._cancels, records, bounds)] = MessageOutcome.CANCELLED
         for id_, due_ms in bounds.withdrawn:
             if due_ms // 1000 == self.slot:
                 outcomes[_with_key(records, id_, due_ms)] = MessageOutcome.CANCELLED
@@ -178,27 +233,18 @@ class Second:
         records = self.records(members)
         inside = records["seq"] <= bounds.seqs_after[records["wheel"]]
         members, records = members[inside], records[inside]
-        taken = records["seq"] <= bounds.seqs_before[records["wheel"]]
-        taken &= records["due_ms"] <= bounds.due_ms
+        before, after = (seqs[records["wheel"]] for seqs in (bounds.seqs_before, bounds.seqs_after))
+        released = records["released"]
+        taken = (records["seq"] <= before) & (records["due_ms"] <= bounds.due_ms)
+        taken |= (released > 0) & (released <= before)
+        # A copy that is not released is not taken now, unless it is due by now as well.
+        kept = (released == 0) | (released > after)
         ahead = self._were_done_ahead(records, bounds.ahead)
         ranks = np.empty(len(members), np.intp)
-        ranks[self._wheels.sort(records, ~taken, ~ahead)] = np.arange(len(members))
+        ranks[self._wheels.sort(records, kept, ~taken, ~ahead)] = np.arange(len(members))
         originals: NDArray[np.intp] = members[first_of_equals(records, ranks)]
         chosen: NDArray[np.intp] = originals[members.searchsorted(rows)]
         return chosen
-
-    def _cancelled(self, records: Records, bounds: Bounds) -> NDArray[np.intp]:
-        """Marks messages that a cancel with seq <= V' names."""
-        mixes = self._cancels["mix"]
-        first = mixes.searchsorted(records["mix"])
-        end = mixes.searchsorted(records["mix"], side="right")
-        numbers, places = spread_ranges(first, end)
-        cancels, named = self._cancels.take(places), records.take(numbers)
-        counts = cancels["seq"] <= bounds.seqs_after[cancels["wheel"]]
-        for name in _KEY:
-            counts &= cancels[name] == named[name]
-        cancelled: NDArray[np.intp] = numbers[counts]
-        return cancelled
 
     def _were_done_ahead(self, records: Records, ahead: Sequence[Done]) -> NDArray[np.bool_]:
         """Marks messages that were done ahead of w."""
@@ -227,6 +273,17 @@ class Second:
         )
         for name, column in _TAKEN_OVER:
             records[name] = getattr(columns, column)
+        records["half"] = HalfState.NONE
+        records["released"] = 0
+        may_be = rows_that_may_have(columns, HALF_GROUP, LONGEST_GROUP_BYTES)
+        if may_be.any():
+            self._mark_halves(records, np.flatnonzero(may_be))
+
+    def _mark_halves(self, records: Records, rows: NDArray[np.intp]) -> None:
+        """Marks those of these rows that have the header: its bytes may also lie in another one."""
+        each = DueRows(records.take(rows), self._topics, self._wheels.names, self._blobs).headers()
+        are = [any(name == HALF_GROUP for name, _ in headers) for headers in each]
+        records["half"][rows[np.array(are, np.bool_)]] = HalfState.HALF
 
     def _room(self, rows: int) -> Records:
         """Returns the next `rows` records, to be filled in."""
@@ -249,16 +306,33 @@ class Second:
         topics: NDArray[np.int32] = np.array(numbers, np.int32)[columns.topic_numbers]
         return topics
 
-    def _add_cancels(self, batches: list[FrameBatch]) -> None:
-        parts = [self._cancels]
+    def _named(self, batches: Iterable[FrameBatch]) -> list[Records]:
+        """Returns the rows of frames that name messages: key, mix, wheel and seq of each."""
+        parts = []
         for batch in batches:
             added = np.zeros(len(batch.columns), RECORD)
             self._set_keys(added, batch)
             _set_mixes(added)
             self.length_bytes += _ROW_BYTES * len(added)
             parts.append(added)
-        joined = np.concatenate(parts)
-        self._cancels = joined.take(np.argsort(joined["mix"]))
+        return parts
+
+    def _release(self, parts: list[Records]) -> Released:
+        """Notes the first release of each half that lies behind it in its own wheel."""
+        releases = _by_mix(np.empty(0, RECORD), parts)
+        members = self._runs.with_mixes(releases["mix"])
+        numbers, places = _pairs(releases, self.records(members))
+        found = members[numbers]
+        records, named = self.records(found), releases.take(places)
+        counts = (records["half"] == HalfState.HALF) & (records["wheel"] == named["wheel"])
+        counts &= (records["seq"] < named["seq"]) & (records["released"] == 0)
+        found, seqs = found[counts], named["seq"][counts]
+        order = np.lexsort((seqs, found))
+        rows, first = np.unique(found[order], return_index=True)
+        seqs = seqs[order][first]
+        self._records["released"][rows] = seqs
+        self._has_released |= bool(len(rows))
+        return Released(rows, seqs)
 
     def _set_keys(self, records: Records, batch: FrameBatch) -> None:
         halves = batch.columns.ids.view("<u8")
@@ -267,6 +341,36 @@ class Second:
         records["due_ms"] = batch.columns.due_ms
         records["seq"] = np.repeat(batch.seqs, batch.counts)
         records["wheel"] = self._wheels.add(batch.wheel)
+
+
+def _by_mix(rows: Records, more: list[Records]) -> Records:
+    """Returns these rows with others, ascending by mix."""
+    if not more:
+        return rows
+    joined = np.concatenate([rows, *more])
+    ordered: Records = joined.take(np.argsort(joined["mix"]))
+    return ordered
+
+
+def _pairs(naming: Records, records: Records) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Returns pairs (number of a message, place of a row that names it); `naming` is by mix."""
+    mixes = naming["mix"]
+    first = mixes.searchsorted(records["mix"])
+    end = mixes.searchsorted(records["mix"], side="right")
+    numbers, places = spread_ranges(first, end)
+    rows, named = naming.take(places), records.take(numbers)
+    same = np.ones(len(numbers), np.bool_)
+    for name in _KEY:
+        same &= rows[name] == named[name]
+    return numbers[same], places[same]
+
+
+def _named_by(naming: Records, records: Records, bounds: Bounds) -> NDArray[np.intp]:
+    """Returns the numbers of messages that one of these rows with seq <= V' names."""
+    numbers, places = _pairs(naming, records)
+    rows = naming.take(places)
+    counting: NDArray[np.intp] = numbers[rows["seq"] <= bounds.seqs_after[rows["wheel"]]]
+    return counting
 
 
 def _with_key(records: Records, id_: bytes, due_ms: int) -> NDArray[np.bool_]:

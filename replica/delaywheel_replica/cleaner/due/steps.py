@@ -8,8 +8,9 @@ kind         leads to                         and takes
 ===========  ===============================  ============================================
 finish       (w, p', V) or (w + 1, none, V)   of millisecond w + 1 what follows p; no other
                                               step is possible while p is set
-late         (w, none, V')                    of the frames in (V, V'] what is due by w; V'
-                                              lies before the first frame that does not fit
+late         (w, none, V')                    of the frames in (V, V'] what is due by w, and
+                                              what their releases let go; V' lies before the
+                                              first frame that does not fit
 due          (w', none, A)                    all late ones, and from frames <= A what is due
                                               in (w, w'], whole milliseconds
 split        (w', p, A)                       the first of millisecond w' + 1, which alone is
@@ -104,7 +105,7 @@ class Draft:
         taken: dict[int, tuple[Second, list[NDArray[np.intp]]]] = {}
         for wheel, frames in sorted(tail.late.items()):
             for frame in frames:
-                rows = frame.second.due_between(frame.begin, frame.end, self._before.due_ms)
+                rows = frame.rows_after(self._before.due_ms)
                 records = frame.second.records(rows)
                 if len(rows) > self._fitting(records, at_least=0 if taken else len(rows)):
                     seqs[wheel] = frame.seq - 1

@@ -8,12 +8,16 @@ a frame <= A, its slot                is
 ====================================  ====================================================
 below the floor, or it is lost        skipped: done, or given up
 past or covered (see window.py)       in its second in memory
+future, of a second that is in        likewise
+memory early
 future                                in its file: read with its whole second
 ====================================  ====================================================
 
 Frames > V with messages due by w are *late*: they are kept here in order, because a step must take
-them together with their seq. A frame whose second is not yet in memory delays its wheel, and only
-its wheel, until the second is loaded. So does one that cannot be read, until it can be, or is lost.
+them together with their seq. So are releases, with the halves that they let go, wherever these are
+due: their second is loaded early. A frame whose second is not yet in memory delays its wheel, and
+only its wheel, until the second is loaded. So does one that cannot be read, until it can be, or is
+lost.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.frames.rows import is_hole, message_counts
+from delaywheel.storage.frames.rows import are_releases, is_hole, message_counts
 from delaywheel.storage.reading.decoding import FrameBatch
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.cleaner.due.seconds import Second
@@ -47,13 +51,34 @@ LATE_BYTES = 32 << 20
 
 
 class LateFrame(NamedTuple):
-    """A frame with messages due by w, as rows [begin, end) of its second."""
+    """A frame that must be taken together with its seq.
+
+    Attributes:
+        seq: Its seq.
+        second: Its second.
+        begin: With `end`, its messages as rows [begin, end) of the second; none if it is a release.
+        end: See `begin`.
+        length_bytes: The length of its content.
+        released: The rows that it lets go; None: it holds messages.
+    """
 
     seq: int
     second: Second
     begin: int
     end: int
     length_bytes: int
+    released: NDArray[np.intp] | None = None
+
+    def rows_after(self, due_ms: int) -> NDArray[np.intp]:
+        """Returns the rows that a step takes with it from a progress with w = `due_ms`."""
+        if self.released is None:
+            return self.second.due_between(self.begin, self.end, due_ms)
+        return self.second.later_than(self.released, due_ms)
+
+    @property
+    def messages(self) -> int:
+        """How many messages it may have to take."""
+        return self.end - self.begin if self.released is None else len(self.released)
 
 
 class Tail:
@@ -121,7 +146,7 @@ class Tail:
         for wheel, late in self.late.items():
             while late and late[0].seq <= progress.seq(wheel):
                 taken = late.popleft()
-                self._late_messages -= taken.end - taken.begin
+                self._late_messages -= taken.messages
                 self._late_bytes -= taken.length_bytes
 
     def close(self) -> None:
@@ -156,7 +181,7 @@ class Tail:
                 late += self._admit_frames(slot, inside, progress)
         if late:
             self.late.setdefault(wheel, deque()).extend(sorted(late, key=itemgetter(0)))
-            self._late_messages += sum(frame.end - frame.begin for frame in late)
+            self._late_messages += sum(frame.messages for frame in late)
             self._late_bytes += sum(frame.length_bytes for frame in late)
         self.admitted[wheel] = first + end - 1
         return end == len(rows)
@@ -174,7 +199,12 @@ class Tail:
         slots = rows["slot"]
         # The second of w may lie beyond what is covered, just after a start.
         edge = max(self._window.covered_to, progress.due_ms // 1000)
-        touched = (slots <= edge) & (slots >= progress.floor)
+        touched = slots <= edge
+        if not touched.all():
+            touched |= are_releases(rows)
+            for slot in self._window.early():
+                touched |= slots == slot
+        touched &= slots >= progress.floor
         return self._not_lost(wheel, first, np.flatnonzero(touched))
 
     def _not_lost(self, wheel: WheelId, first: int, numbers: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -188,7 +218,8 @@ class Tail:
         self, numbers: NDArray[np.intp], rows: NDArray[np.void], progress: Progress
     ) -> int:
         """Returns the first row that cannot be admitted yet, or the number of rows."""
-        late = numbers[rows["slot"][numbers] <= progress.due_ms // 1000]
+        is_late = rows["slot"][numbers] <= progress.due_ms // 1000
+        late = numbers[is_late | are_releases(rows[numbers])]
         if not len(late):
             return len(rows)
         messages, lengths = message_counts(rows[late]), rows["length"][late].astype(np.int64)
@@ -198,7 +229,7 @@ class Tail:
         slots, places = np.unique(rows["slot"][late[~is_full]], return_index=True)
         # In the order of the rows, up to the first second that is not there: that one is loaded.
         for place, slot in sorted(zip(places.tolist(), slots.tolist(), strict=True)):
-            if self._window.open(slot) is None:
+            if self._window.wanted(slot) is None:
                 return int(late[place])
         return end
 
@@ -227,7 +258,7 @@ class Tail:
         if second is None:
             self._window.put_aside(slot, batches)
             return []
-        late = []
+        late: list[LateFrame] = []
         if slot * 1000 <= progress.due_ms:
             end = len(second)
             for batch in batches:
@@ -236,7 +267,10 @@ class Tail:
                     for seq, count, length_bytes in zip(*map(_listed, columns), strict=True):
                         begin, end = end, end + count
                         late.append(LateFrame(seq, second, begin, end, length_bytes))
-        second.add(batches)
+        released = second.add(batches)
+        for seq in np.unique(released.seqs).tolist():
+            rows = released.rows[released.seqs == seq]
+            late.append(LateFrame(seq, second, 0, 0, 0, rows))
         return late
 
 

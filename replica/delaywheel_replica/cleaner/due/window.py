@@ -8,7 +8,7 @@ With w the millisecond up to which all is done, a second is
 past       < (w + 1) // 1000, wholly done            when a late frame needs it; the last few,
                                                      within `PAST` and not below the floor
 covered    from there up to `covered_to`             all that exist, or being loaded
-future     beyond                                    no
+future     beyond                                    those that are wanted early, for a release
 =========  ========================================  =====================================
 
 A second with a frame that cannot be read is *blocked*: it is not in memory, but is loaded again
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -107,7 +107,8 @@ class Window:
         self._seconds = KeptSeconds()
         self._blocked: dict[int, Awaited] = {}
         self._arrived: list[FrameBatch] = []  # frames admitted for the second being loaded
-        self._wanted: int | None = None  # a past second that a late frame waits for
+        # A second that a late frame waits for: a past one, or a future one that has a release.
+        self._wanted: int | None = None
         self._progress = Progress(due_ms=-1, position=None)
         self._first = 0  # the first slot that is not past
         self.covered_to = -1
@@ -139,16 +140,23 @@ class Window:
     def loaded_to_ms(self) -> int:
         """Returns the last due up to which everything admitted is in memory."""
         absent = [slot for slot in (self._loader.slot, *self._blocked) if slot is not None]
-        return min((s for s in absent if s >= self._first), default=self.covered_to + 1) * 1000 - 1
+        return min([self.covered_to + 1, *(s for s in absent if s >= self._first)]) * 1000 - 1
 
     def is_waited_for(self, now_ms: int) -> bool:
         """Whether the second being loaded is needed now."""
-        return self._loader.slot is not None and self._loader.slot * 1000 <= now_ms
+        slot = self._loader.slot
+        return slot is not None and (slot * 1000 <= now_ms or slot > self.covered_to)
+
+    def early(self) -> list[int]:
+        """The seconds beyond the covered ones that are in memory, or being loaded."""
+        slots = [second.slot for second in self._seconds.from_slot(self.covered_to + 1)]
+        loading = self._loader.slot
+        return slots if loading is None or loading <= self.covered_to else [*slots, loading]
 
     def next_due_ms(self, due_ms: int) -> int | None:
         """Returns the earliest due beyond `due_ms` in memory, or `due_ms` for a late frame."""
         loaded = self._loader.peek()
-        if loaded is not None and loaded.second.slot < self._first:
+        if loaded is not None and not self._first <= loaded.second.slot <= self.covered_to:
             return due_ms
         for second in chain(self.present(), () if loaded is None else (loaded.second,)):
             next_ms = second.next_due_ms(due_ms)
@@ -179,6 +187,16 @@ class Window:
             return None
         second = Second(slot, self._wheels, self._progress.ahead, self._ttl_header)
         self._seconds.put(second)
+        return second
+
+    def wanted(self, slot: int) -> Second | None:
+        """Returns the second of a late frame; None if not yet loaded.
+
+        It is loaded for it, also if it is a future one.
+        """
+        second = self.open(slot)
+        if second is None and slot > self.covered_to and slot not in self._blocked:
+            self._wanted = slot
         return second
 
     def put_aside(self, slot: int, batches: list[FrameBatch]) -> None:
@@ -243,24 +261,32 @@ class Window:
     ) -> int | None:
         if self._wanted is not None:
             slot, self._wanted = self._wanted, None
-            return slot
+            if self._seconds.get(slot) is None:
+                return slot
         for slot, awaited in self._blocked.items():
             if not awaited:
                 del self._blocked[slot]
                 self._loader.read_anew()
                 return slot
-        if any(slot >= self._first for slot in self._blocked):
+        is_blocked = any(self._first <= slot <= self.covered_to for slot in self._blocked)
+        if is_blocked or last <= self.covered_to:
             return None
-        if last <= self.covered_to or AHEAD.is_reached(self._seconds.from_slot(self._first + 1)):
-            return None
-        # If w was set back, the floor may be beyond it: deleted files are not read.
-        first = max(self.covered_to + 1, self._progress.floor)
-        if any(readers[wheel].may_have_holes(seqs[wheel], lost.seqs(wheel)) for wheel in seqs):
-            found: int | None = first
-        else:
-            found = self._known.next(first, last, readers.values())
-        self.covered_to = last if found is None else found
-        return found
+        has_holes = any(
+            readers[wheel].may_have_holes(seqs[wheel], lost.seqs(wheel)) for wheel in seqs
+        )
+        while last > self.covered_to and not AHEAD.is_reached(self._covered_ahead()):
+            # If w was set back, the floor may be beyond it: deleted files are not read.
+            first = max(self.covered_to + 1, self._progress.floor)
+            found = first if has_holes else self._known.next(first, last, readers.values())
+            self.covered_to = last if found is None else found
+            if found is not None and self._seconds.get(found) is None:
+                return None if found in self._blocked else found  # it may be there, or bad, early
+        return None
+
+    def _covered_ahead(self) -> Iterator[Second]:
+        """Returns the covered seconds after the one where progress stands."""
+        ahead = self._seconds.from_slot(self._first + 1)
+        return takewhile(lambda second: second.slot <= self.covered_to, ahead)
 
     def close(self) -> None:
         """Ends the thread."""

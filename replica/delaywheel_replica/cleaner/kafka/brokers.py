@@ -46,7 +46,7 @@ class OwnTopic:
 
 
 def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
-    """Returns the three topics of a cluster, the control topic first."""
+    """Returns the topics of a cluster, the control topic first."""
     names = settings.names
     kept = {
         "cleanup.policy": "delete",
@@ -68,6 +68,7 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         OwnTopic(names.control, control, compacted=True),
         OwnTopic(names.outcomes, kept),
         OwnTopic(names.dead, kept),
+        *([OwnTopic(names.halves, kept)] if settings.halves else []),
     )
 
 

@@ -10,7 +10,7 @@ reports, and returns the control records that go with the transaction, in this o
 4. wheels that are no longer written are closed if enough members answered and hold them; if
    enough answered and too few hold them, the end that was found is committed as a fill;
 5. closed wheels wholly below the floor are unregistered;
-6. ingress partitions: settled offsets, and announcements;
+6. ingress partitions: settled offsets, and announcements; that leaders must know half messages;
 7. messages get another due, and earlier decisions are put off or settled; the floor moves;
 8. nodes without a spare of the present members get one, sealed at that floor; and a member that
    was never given a wheel is entered with its storage.
@@ -49,12 +49,14 @@ from delaywheel_replica.core.leader.floor import (
     watch_seals,
     wholly_below,
 )
+from delaywheel_replica.core.leader.halves import KNOWN_SINCE as HALVES_KNOWN_SINCE
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.leader.registration import RegistrationRefusal, register
 from delaywheel_replica.core.leader.rescheduling import (
     KNOWN_SINCE,
     Rescheduling,
     floor_below,
+    nodes_behind,
     reschedule_records,
 )
 from delaywheel_replica.core.protocol.control import (
@@ -88,12 +90,14 @@ class Cluster:
         late_window_s: How long after its due a slot still accepts frames.
         floor_patience_s: A floor that is further behind is reported, once the leader has led for as
             long.
+        halves: Half messages are wanted: no release that does not know them is to lead.
     """
 
     nodes: tuple[str, ...]
     min_insync: int
     late_window_s: int
     floor_patience_s: int = 300
+    halves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,7 @@ def duties(
         records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
     records += _ingress_records(after, situation)
+    records += _halves_records(state.apply_all(records), cluster, situation)
     # Once a wheel is unregistered, no record shows what of it was lost.
     known = replace(state, lost=state.lost | endings.lost)
     records += reschedule_records(
@@ -250,6 +255,17 @@ def _ingress_records(after: ControlState, situation: Situation) -> list[ControlR
     if records and after.needs < KNOWN_SINCE:
         records.insert(0, needs_record(KNOWN_SINCE))
     return records
+
+
+def _halves_records(
+    after: ControlState, cluster: Cluster, situation: Situation
+) -> list[ControlRecord]:
+    """Returns the record that bars releases from leading that do not know half messages."""
+    if not cluster.halves or after.needs >= HALVES_KNOWN_SINCE:
+        return []
+    behind = nodes_behind(after, situation.heartbeats, HALVES_KNOWN_SINCE)
+    unheard = set(cluster.nodes) - situation.heartbeats.keys()
+    return [] if behind or unheard else [needs_record(HALVES_KNOWN_SINCE)]
 
 
 def _ingress_slot(after: ControlState, situation: Situation) -> int | None:

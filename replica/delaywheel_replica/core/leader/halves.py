@@ -20,20 +20,29 @@ and were not before. The first line that fits:
 
 | a copy that a step takes | ends as |
 |---|---|
-| another copy was done before, or comes before it in this step | DUPLICATE |
+| another copy was done before, or comes first in this step | DUPLICATE |
 | a cancel is <= V' | CANCELLED |
 | a commit or release is <= V' | FORWARDED |
 | none of these | ASKED |
 
+Of several copies in one step those that are released come first, then those first in position.
 Everything follows from w, V, V' and rows <= V', so any leader decides the same. Rows that come
 after the end change nothing: the half is done.
+
+No half is accepted before the control topic says that leaders must know halves
+(core/protocol/control.py): a release that does not would send each at its due. A leader says so if
+its settings want halves, once every node is known to have a release that knows them.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from delaywheel_replica.core.protocol.progress import Position, Progress
+
+KNOWN_SINCE: Final = 3
+"""The version of control records that knows of half messages."""
 
 
 class HalfEnd(StrEnum):
@@ -87,7 +96,10 @@ def ends(rows: HalfRows, before: Progress, after: Progress) -> dict[Position, Ha
         after: The progress that it leads to.
     """
     was_done = {copy for copy in rows.copies if is_done(rows, copy, before)}
-    taken = sorted(copy for copy in rows.copies - was_done if is_done(rows, copy, after))
+    taken = sorted(
+        (copy for copy in rows.copies - was_done if is_done(rows, copy, after)),
+        key=lambda copy: (not is_released(copy, rows.releases, after), copy),
+    )
     found = dict.fromkeys(taken, HalfEnd.DUPLICATE)
     if taken and not was_done:
         found[taken[0]] = _end(rows, after)

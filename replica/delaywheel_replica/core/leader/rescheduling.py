@@ -155,18 +155,20 @@ def _ended_by(
             yield reschedule_record(key, replace(stands, chosen_ms=None) if is_needed else None)
 
 
-def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> list[str]:
-    """Returns the nodes that may have a release which would ignore a record.
+def nodes_behind(
+    state: ControlState, heartbeats: Mapping[str, Heartbeat], version: int = KNOWN_SINCE
+) -> list[str]:
+    """Returns the nodes that may have a release which does not know this version.
 
     Empty once the mark stands: such a release no longer leads, wherever it is started.
     """
-    if state.needs >= KNOWN_SINCE:
+    if state.needs >= version:
         return []
     removed = {node for node, record in state.nodes.items() if record.storage == REMOVED}
     return sorted(
         node
         for node in (state.nodes.keys() | heartbeats.keys()) - removed
-        if node not in heartbeats or heartbeats[node].control_version < KNOWN_SINCE
+        if node not in heartbeats or heartbeats[node].control_version < version
     )
 
 

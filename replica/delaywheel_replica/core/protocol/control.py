@@ -50,8 +50,11 @@ _T = TypeVar("_T")
 ControlRecord = tuple[str, bytes | None]
 """Key and value of a record to be written; no value removes the key."""
 
-CONTROL_VERSION: Final = 2
-"""The version of records that this release reads: 2 adds reschedules, 1 is any earlier release."""
+CONTROL_VERSION: Final = 3
+"""The version of records that this release reads: 2 adds reschedules, 1 is any earlier release.
+
+3 adds no record, but half messages: a leader that does not know them would send each at its due.
+"""
 
 NEEDS_KEY: Final = "wheel/newer-release-needed"
 

@@ -73,6 +73,7 @@ class DecisionBasis(NamedTuple):
             or (status is not None and key in status.reschedules),
             confirmed=confirmed,
             before=self.before,
+            releases=found.releases,
         )
 
     def before_writing(self, key: MessageKey, found: Found) -> Decided:

@@ -84,11 +84,11 @@ Outcome: TypeAlias = Committed | Refusal
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """Messages, or cancels, that a caller waits for.
+    """Messages, or rows that name some, that a caller waits for.
 
     Attributes:
         columns: What to write.
-        kind: Messages or cancels.
+        kind: What the rows are.
         on_answer: Called once.
     """
 

@@ -46,7 +46,7 @@ from typing import Final, TypeAlias
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.seqset import SeqSet
-from delaywheel.storage.frames.kinds import Kind
+from delaywheel.storage.frames.kinds import WITHDRAWING, Kind
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.member.member import Member, MemberRefusal
 from delaywheel_replica.core.node.events import (
@@ -425,8 +425,8 @@ class Driver:
         if not requests:
             return None
         with self._lock:
-            cancels, now_ms = requests[0].kind is Kind.CANCELS, self._outside.now_ms()
-            admission = self.machine.begin_group(now_ms, cancels=cancels)
+            names, now_ms = requests[0].kind is not Kind.MESSAGES, self._outside.now_ms()
+            admission = self.machine.begin_group(now_ms, cancels=names)
             clock_s = self.machine.agreed_clock_ms(now_ms) // 1000
         if isinstance(admission, MemberRefusal):
             self._outside.answer(self._committer.refuse(Refusal(Reason[admission.value])))
@@ -466,8 +466,8 @@ class Driver:
 
 
 def _least_due_ms(group: Group) -> int:
-    """Returns the least due; 0 for cancels, which always wait for the next commit."""
-    return 0 if group.kind is Kind.CANCELS else int(group.columns.due_ms.min())
+    """Returns the least due; 0 for cancels and releases: they wait for the next commit."""
+    return 0 if group.kind in WITHDRAWING else int(group.columns.due_ms.min())
 
 
 def _at_any_time(event: Event) -> _EventAt:

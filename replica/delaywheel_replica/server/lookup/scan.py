@@ -57,6 +57,7 @@ class Found:
         complete: The same, and the node holds everything acknowledged.
         rescheduled_to: The message has this due by now, according to its mark.
         looked: Up to which seq of each wheel there are no other cancels; empty if unknown.
+        releases: Releases of it; only a half has any.
     """
 
     dues_ms: tuple[int, ...] = ()
@@ -67,6 +68,7 @@ class Found:
     complete: bool = True
     rescheduled_to: GivenDue | None = None
     looked: Mapping[WheelId, int] = field(default_factory=dict)
+    releases: list[Position] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class _RowsOfId:
 
     copies: list[tuple[Position, int]] = field(default_factory=list)
     cancels: list[tuple[Position, int]] = field(default_factory=list)
+    releases: list[tuple[Position, int]] = field(default_factory=list)
 
     @property
     def dues_ms(self) -> set[int]:
@@ -87,6 +90,8 @@ class _RowsOfId:
             self.copies.append((place, due_ms))
         elif kind is Kind.CANCELS:
             self.cancels.append((place, due_ms))
+        elif kind is Kind.RELEASES:
+            self.releases.append((place, due_ms))
 
     def fill(
         self,
@@ -96,6 +101,19 @@ class _RowsOfId:
         reschedules: Mapping[int, Reschedule],
     ) -> None:
         """Fills in which message a reference means, and where it lies."""
+        self._fill(found, reference, marked, reschedules)
+        if self.releases:
+            found.releases = [
+                place for place, due_ms in self.releases if (due_ms,) == found.dues_ms
+            ]
+
+    def _fill(
+        self,
+        found: Found,
+        reference: Reference,
+        marked: Mapping[int, GivenDue],
+        reschedules: Mapping[int, Reschedule],
+    ) -> None:
         if len(self.copies) == 1 and not reschedules:  # nearly always: there is only one to mean
             ((place, due_ms),) = self.copies
             if reference.due_ms is None or reference.due_ms == due_ms:
@@ -291,6 +309,7 @@ class Scanner:
             rows = looked.rows[reference.slot, reference.id]
             cancels = (place for place, due_ms in rows.cancels if due_ms == reference.due_ms)
             found.cancels = sorted({*cancels, *found.cancels})
+            found.releases = [place for place, due in rows.releases if due == reference.due_ms]
             marked = looked.marked_due((reference.id, reference.due_ms))
             if marked is not None:
                 found.rescheduled_to = marked

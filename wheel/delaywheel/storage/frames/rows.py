@@ -107,6 +107,12 @@ def kinds_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
     return kinds
 
 
+def are_releases(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Marks index rows of frames of releases."""
+    marks = _MARKS[Kind.RELEASES]
+    return (rows["messages"] & marks) == marks  # type: ignore[no-any-return]  # numpy's stubs
+
+
 def _counts(rows: NDArray[Any], kinds: NDArray[np.uint8]) -> NDArray[np.int64]:
     return rows["messages"].astype(np.int64) & _COUNT_MASKS[kinds]
 

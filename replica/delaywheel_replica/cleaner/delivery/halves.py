@@ -1,0 +1,134 @@
+"""What is sent of half messages, whose fates the step has decided (core/leader/halves.py).
+
+| a half that the step takes | is sent | its outcome |
+|---|---|---|
+| and forwards, its message is due | to its topic | - |
+| and forwards, its message is due later | to the ingress topic, with its own due | `committed` |
+| and asks about | to the halves topic, as a letter to its group | `asked` |
+
+All three are records like any other from here on: what their topic does not take becomes a dead
+letter. None has the headers that make a half, or it would be one again; the letter, which no
+ingress topic takes, says in such headers what it is about (docs/PROTOCOL.md). A time to live ends
+neither a question nor a message that is due later: both are marked as having none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel import ingress
+from delaywheel.headers import encode_headers
+from delaywheel.record_headers import (
+    HALF_DELIVER_AT,
+    HALF_GROUP,
+    HALF_PARTITION,
+    HALF_TIMESTAMP,
+    HALF_TOPIC,
+)
+from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState
+from delaywheel_replica.cleaner.due.steps import Step
+from delaywheel_replica.cleaner.ingress.direct import joined_with
+from delaywheel_replica.kafka_settings import KafkaNames
+
+_Headers = list[tuple[str, bytes | None]]
+
+
+class _AsSent(NamedTuple):
+    """A half as it is sent."""
+
+    topic: str
+    headers: _Headers
+    partition: int
+    timestamp_ms: int
+    state: HalfState
+    has_ttl: bool
+
+
+def messages_of(step: Step, now_ms: int, names: KafkaNames) -> DueRows:
+    """Returns everything that a step sends, with its halves as they are sent, letters last.
+
+    Args:
+        step: What is taken.
+        now_ms: The leader's clock: what is due later goes to the ingress topic.
+        names: The names of our topics.
+    """
+    rows = step.messages
+    halves = np.flatnonzero(rows.records["half"])
+    if len(halves):
+        rows = _rewritten(rows, halves, lambda half: _committed(half, now_ms, names))
+    asked = step.dropped.asked
+    if len(asked):
+        letters = _rewritten(asked, np.arange(len(asked)), lambda half: _letter(half, names))
+        rows = joined_with(rows, letters)
+    return rows
+
+
+def passed_on(rows: DueRows) -> DueRows:
+    """Returns those of these rows that go to the ingress topic."""
+    return rows.take(rows.records["half"] == HalfState.PASSED_ON)
+
+
+def _committed(half: DueMessage, now_ms: int, names: KafkaNames) -> _AsSent:
+    own, _, deliver_at_ms = _parted(half)
+    if deliver_at_ms is None or deliver_at_ms <= now_ms:
+        return _AsSent(
+            half.topic, own, half.partition, half.timestamp_ms, HalfState.NONE, has_ttl=True
+        )
+    own.append((ingress.TOPIC, half.topic.encode()))
+    own.append((ingress.DELIVER_AT, b"%d" % deliver_at_ms))
+    if half.partition != ABSENT:
+        own.append((ingress.PARTITION, b"%d" % half.partition))
+    if half.timestamp_ms != ABSENT:
+        own.append((ingress.TIMESTAMP, b"%d" % half.timestamp_ms))
+    return _AsSent(names.ingress, own, ABSENT, ABSENT, HalfState.PASSED_ON, has_ttl=False)
+
+
+def _letter(half: DueMessage, names: KafkaNames) -> _AsSent:
+    own, group, deliver_at_ms = _parted(half)
+    if deliver_at_ms is None:
+        # Another due than the half's: one id and due is delivered once.
+        deliver_at_ms = half.due_ms + 1
+    own.append((HALF_GROUP, group))
+    own.append((HALF_TOPIC, half.topic.encode()))
+    own.append((HALF_DELIVER_AT, b"%d" % deliver_at_ms))
+    if half.partition != ABSENT:
+        own.append((HALF_PARTITION, b"%d" % half.partition))
+    if half.timestamp_ms != ABSENT:
+        own.append((HALF_TIMESTAMP, b"%d" % half.timestamp_ms))
+    return _AsSent(names.halves, own, ABSENT, ABSENT, HalfState.NONE, has_ttl=False)
+
+
+def _parted(half: DueMessage) -> tuple[_Headers, bytes | None, int | None]:
+    """Returns a half's own headers, its group, and its message's due; None: it has none."""
+    ours = {name: value for name, value in half.headers if name in {HALF_GROUP, HALF_DELIVER_AT}}
+    own = [each for each in half.headers if each[0] not in ours]
+    deliver_at = ours.get(HALF_DELIVER_AT)
+    return own, ours.get(HALF_GROUP), None if deliver_at is None else int(deliver_at)
+
+
+def _rewritten(
+    rows: DueRows, numbers: NDArray[np.intp], sent: Callable[[DueMessage], _AsSent]
+) -> DueRows:
+    """Returns these rows with some of them as they are sent."""
+    records = rows.records.copy()
+    topics = {topic: number for number, topic in enumerate(rows.topics)}
+    parts: list[bytes] = []
+    start = 0
+    for number, half in zip(numbers.tolist(), rows.take(numbers), strict=True):
+        what = sent(half)
+        headers = encode_headers(what.headers)
+        content = (half.key or b"", half.value or b"", headers)
+        record = records[number]
+        record["blob"], record["start"] = len(rows.blobs), start
+        record["headers_length"] = len(headers)
+        record["topic"] = topics.setdefault(what.topic, len(topics))
+        record["partition"], record["timestamp_ms"] = what.partition, what.timestamp_ms
+        record["half"] = what.state
+        record["ttl"] &= what.has_ttl
+        parts += content
+        start += sum(map(len, content))
+    return DueRows(records, tuple(topics), rows.wheels, [*rows.blobs, b"".join(parts)])

@@ -1,0 +1,120 @@
+"""What is sent of half messages: messages, records of the ingress topic, letters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from cleaner.delivery.test_outcomes import A1, NAMES, NOW_MS, Leader, sent
+from delaywheel.headers import encode_headers
+from delaywheel.storage.frames.kinds import Kind
+from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW, Record
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules, read
+from support.due.wheels import Sent, Wheels, wheels_in_memory
+
+OWN = (("x", b"1"), ("ttl", b"1"))
+
+
+@pytest.fixture
+def wheels() -> Iterator[Wheels]:
+    with wheels_in_memory() as made:
+        yield made
+
+
+def half(number: int, *more: tuple[str, bytes | None], **content: object) -> Sent:
+    headers = (OWN[0], ("dw-half", b"shop"), *more, OWN[1])
+    return sent(number, in_ms=5_000, headers=headers, key=b"k", value=b"v", **content)
+
+
+def end(wheels: Wheels, message: Sent, *kinds: Kind) -> list[Record]:
+    """Begins a half, adds rows of these kinds, and returns what is written at once, or at its due.
+
+    Control records are left out.
+    """
+    wheels.write(A1, [message])
+    for kind in kinds:
+        wheels.cancel(A1, [message], kind=kind)
+    leader = Leader(wheels)
+    list(leader.transactions())
+    if Kind.RELEASES not in kinds:
+        assert all(record.topic == NAMES.control for record in leader.producers.committed)
+        list(leader.transactions(6_000))
+    leader.reader.close()
+    return [record for record in leader.producers.committed if record.topic != NAMES.control]
+
+
+@pytest.mark.parametrize("kind", [Kind.COMMITS, Kind.RELEASES])
+def test_a_committed_half_is_delivered_as_it_was_sent(wheels: Wheels, kind: Kind) -> None:
+    (record,) = end(wheels, half(1, partition=3, timestamp_ms=NOW_MS), kind)
+    assert record[:3] == ("orders", b"k", b"v")
+    assert (record.partition, record.timestamp_ms) == (3, NOW_MS)
+    names = [name for name, _ in record.headers]
+    assert names == ["x", "ttl", "dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"]
+
+
+def test_one_that_is_due_later_goes_to_the_ingress_topic_and_is_the_same_message(
+    wheels: Wheels,
+) -> None:
+    later_ms = NOW_MS + 1_800_000
+    deliver_at = ("dw-half-deliver-at", b"%d" % later_ms)
+    message = half(1, deliver_at, partition=3, timestamp_ms=NOW_MS)
+    record, outcome = end(wheels, message, Kind.RELEASES)
+    assert (record.topic, record.partition, record.timestamp_ms) == (
+        NAMES.ingress,
+        ANY_PARTITION,
+        NOW,
+    )
+    place = IngressPlace(NAMES.ingress, 0, 7)
+    taken = CommittedRecord(place, NOW_MS, record.key, record.value, record.headers)
+    wish = read(taken, IngressRules({}, 1_000, frozenset()))
+    assert isinstance(wish, Delayed)
+    assert (wish.id, wish.due_ms, wish.topic) == (message.id, later_ms, "orders")
+    assert (wish.partition, wish.timestamp_ms) == (3, NOW_MS)
+    assert wish.headers == encode_headers(OWN)
+    told = json.loads(outcome.value or b"")
+    assert (told["outcome"], told["id"], told["topic"]) == ("committed", message.id.hex(), "orders")
+
+
+@pytest.mark.parametrize("deliver_at_ms", [None, NOW_MS + 60_000])
+def test_a_group_is_asked_about_one_that_nobody_committed(
+    wheels: Wheels, deliver_at_ms: int | None
+) -> None:
+    """Its time to live ends nothing: a question does not expire."""
+    more = [] if deliver_at_ms is None else [("dw-half-deliver-at", b"%d" % deliver_at_ms)]
+    message = half(1, *more, partition=3, timestamp_ms=NOW_MS)
+    letter, outcome = end(wheels, message)
+    assert letter[:3] == (NAMES.halves, b"k", b"v")
+    assert (letter.partition, letter.timestamp_ms) == (ANY_PARTITION, NOW)
+    assert letter.headers[:7] == [
+        *OWN,
+        ("dw-half", b"shop"),
+        ("dw-half-topic", b"orders"),
+        ("dw-half-deliver-at", b"%d" % (deliver_at_ms or message.due_ms + 1)),
+        ("dw-half-partition", b"3"),
+        ("dw-half-timestamp", b"%d" % NOW_MS),
+    ]
+    assert [name for name, _ in letter.headers[7:]] == [
+        "dw-id",
+        "dw-due",
+        "dw-accepted",
+        "dw-wheel",
+    ]
+    assert json.loads(outcome.value or b"")["outcome"] == "asked"
+
+
+def test_a_cancel_beats_a_commit_in_the_same_transaction(wheels: Wheels) -> None:
+    (outcome,) = end(wheels, half(1), Kind.COMMITS, Kind.CANCELS)
+    assert json.loads(outcome.value or b"")["outcome"] == "cancelled"
+
+
+def test_messages_that_are_no_halves_are_not_released(wheels: Wheels) -> None:
+    message = sent(1, in_ms=5_000, headers=(("x", encode_headers([("dw-half", b"shop")])),))
+    wheels.write(A1, [message])
+    wheels.cancel(A1, [message], kind=Kind.RELEASES)
+    leader = Leader(wheels)
+    assert leader.turn().totals()["forwarded"] == 0
+    assert leader.turn(6_000).totals()["forwarded"] == 1
+    leader.reader.close()
