@@ -1,9 +1,10 @@
 """Three consumers that are killed again and again: each message's history follows its plan.
 
 `DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes;
-`DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it, and with
-`DELAYWHEEL_DRILL_REBALANCES=consumer` partitions move by KIP-848; where keys keep their order, they
-move eagerly.
+`DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it. Partitions move as
+`DELAYWHEEL_DRILL_REBALANCES` says: eager, cooperative, or consumer (KIP-848); where keys keep their
+order, they move eagerly. Eager members have names and are killed each second. The others have none,
+and their group waits for the end of a session after each kill: they are killed each eighth second.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import os
 import random
 import time
 import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -21,16 +24,21 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from local.loopback.kafka import KafkaBroker
 from support.consumer.killed import Consumers, check_histories, still_away
 from support.consumer.plan import Plan
-from support.kafka.read_committed import CommittedReader, create_topic
+from support.kafka.read_committed import CommittedReader, create_topic, delete_topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 DRILL_S = float(os.environ.get("DELAYWHEEL_DRILL_S", "12"))
-REBALANCES: Literal["eager", "consumer"] = (
-    "consumer" if os.environ.get("DELAYWHEEL_DRILL_REBALANCES") == "consumer" else "eager"
+REBALANCES = cast(
+    "Literal['eager', 'cooperative', 'consumer']",
+    os.environ.get("DELAYWHEEL_DRILL_REBALANCES", "eager"),
 )
+SHORT_SESSIONS = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}
+"""The shortest that brokers take; with KIP-848 it is the broker's to say."""
 RATE = 25
 KEYS = 50
+EVERY_S = 5.0
+"""How often a topic is made anew."""
 PARTITIONS = 3
 PATIENCE_S = 120.0
 
@@ -41,14 +49,34 @@ def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) 
     create_topic(kafka.address, topic, partitions=PARTITIONS)
     handled = str(folder / "handled")
     rebalances = "eager" if ordered else REBALANCES
-    group = f"group-{name}"
-    return Plan(kafka.address, cluster, topic, group, 7, handled, ordered, rebalances=rebalances)
+    return Plan(
+        kafka.address,
+        cluster,
+        topic,
+        group=f"group-{name}",
+        seed=7,
+        handled=handled,
+        ordered=ordered,
+        kafka=SHORT_SESSIONS if rebalances == "cooperative" else {},
+        rebalances=rebalances,
+    )
 
 
-def send_and_kill(plan: Plan, consumers: Consumers) -> tuple[int, int]:
-    """Sends messages while consumers are killed; returns the numbers of both."""
-    producer = Producer({"bootstrap.servers": plan.bootstrap, "linger.ms": 5})
+def send_and_kill(
+    plan: Plan, consumers: Consumers, disturb: Callable[[int], bool] = lambda _: False
+) -> tuple[int, int]:
+    """Sends messages while consumers are killed; returns the numbers of both.
+
+    Args:
+        plan: What the consumers do.
+        consumers: Who is killed.
+        disturb: Is called when so many are sent, and all of them are in Kafka; whether the topic is
+            another one since.
+    """
+    settings = {"bootstrap.servers": plan.bootstrap, "linger.ms": 5}
+    producer = Producer(settings)
     chance = random.Random(plan.seed)
+    every_s = 1 if plan.rebalances == "eager" else 8
     sent, kills = 0, 0
     began_s = time.monotonic()
     next_kill_s = began_s + 4
@@ -56,11 +84,13 @@ def send_and_kill(plan: Plan, consumers: Consumers) -> tuple[int, int]:
         while sent < (time.monotonic() - began_s) * RATE:
             producer.produce(plan.topic, b"%d" % sent, key=b"%d" % (sent % KEYS))
             sent += 1
-        producer.flush(PATIENCE_S)
+        assert producer.flush(PATIENCE_S) == 0
+        if disturb(sent):
+            producer = Producer(settings)
         if time.monotonic() > next_kill_s:
             consumers.kill(chance.randrange(3))
             kills += 1
-            next_kill_s = time.monotonic() + 1
+            next_kill_s = time.monotonic() + every_s
         time.sleep(0.02)
     assert consumers.are_alive()
     return sent, kills
@@ -84,7 +114,7 @@ def test_each_history_is_its_plans(
             kafka.address, f"{topic}-dead-{plan.group}", partitions=PARTITIONS
         ) as reader:
             dead = reader.wait_for(deaths, timeout_s=PATIENCE_S)
-        wait_until_passed(kafka, plan, sent, retries)
+        wait_until_passed(kafka, plan)
         assert consumers.are_alive()
     # Everything is passed: what more there were would be there by now.
     for name, count in (
@@ -113,13 +143,93 @@ def test_keys_keep_their_order(kafka: KafkaBroker, cluster: str, tmp_path: Path)
         while len(ended_in_order(plan)) < sent:
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        wait_until_passed(kafka, plan, sent, deaths)
+        wait_until_passed(kafka, plan)
         assert consumers.are_alive()
     died = sorted(int(message.value() or b"") for message in dead)
     assert died == [number for number in range(sent) if plan.dies(number)]
     assert ended_in_order(plan) == set(range(sent))
     order = f"{plan.topic}-order-{plan.group}"
     assert still_away(kafka.address, order, partitions=PARTITIONS) == []
+
+
+class Remaking:
+    """Deletes a topic again and again, and makes it anew.
+
+    Every second time its group has passed all of it before.
+    """
+
+    def __init__(self, kafka: KafkaBroker, plan: Plan) -> None:
+        self._kafka = kafka
+        self._plan = plan
+        self._next_s = time.monotonic() + EVERY_S
+        self.begins = [0]
+        """The first message in each of the topics."""
+        self.is_whole: list[bool] = []
+        """Whether all of a topic was passed."""
+
+    def __call__(self, sent: int) -> bool:
+        if time.monotonic() < self._next_s:
+            return False
+        is_whole = len(self.is_whole) % 2 == 0
+        if is_whole:
+            wait_until_passed(self._kafka, self._plan, [self._plan.topic])
+        delete_topic(self._kafka.address, self._plan.topic)
+        create_topic(self._kafka.address, self._plan.topic, partitions=PARTITIONS)
+        self.is_whole.append(is_whole)
+        self.begins.append(sent)
+        self._next_s = time.monotonic() + EVERY_S
+        return True
+
+    def parts(self, sent: int) -> Iterator[tuple[range, bool]]:
+        """Yields the messages of each topic, and whether each must have ended."""
+        ends = [*self.begins[1:], sent]
+        for begin, end, is_whole in zip(self.begins, ends, [*self.is_whole, True], strict=True):
+            yield range(begin, end), is_whole
+
+
+@pytest.mark.timeout(DRILL_S + 6 * PATIENCE_S)
+def test_records_of_a_topic_that_is_made_anew_are_handled(
+    kafka: KafkaBroker, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(kafka, cluster, tmp_path, ordered=False)
+    remaking = Remaking(kafka, plan)
+    with Consumers(plan, tmp_path) as consumers:
+        sent, kills = send_and_kill(plan, consumers, remaking)
+        wait_until_passed(kafka, plan, [plan.topic])
+        attempts = Counter(Path(plan.handled).read_bytes().splitlines())
+        # What was begun ends, whatever became of its topic.
+        wanted = {
+            number
+            for those, is_whole in remaking.parts(sent)
+            for number in those
+            if is_whole or attempts[b"%d 2" % number]
+        }
+        lines = {
+            b"%d %d" % (number, attempt)
+            for number in wanted
+            for attempt in range(1, plan.retries(number) + 2)
+        }
+        deadline = time.monotonic() + PATIENCE_S
+        while missing := lines - set(Path(plan.handled).read_bytes().splitlines()):
+            assert time.monotonic() < deadline, sorted(missing)[:20]
+            time.sleep(0.2)
+        wait_until_passed(kafka, plan, [f"{plan.topic}-retry-{plan.group}"])
+        assert consumers.are_alive()
+    with CommittedReader(
+        kafka.address, f"{plan.topic}-dead-{plan.group}", partitions=PARTITIONS
+    ) as reader:
+        dead = sorted(int(message.value() or b"") for message in reader.read_to_end())
+    assert dead == sorted(set(dead))
+    assert {number for number in wanted if plan.dies(number)} <= set(dead)
+    assert all(plan.dies(number) for number in dead)
+    handled = Path(plan.handled).read_bytes().splitlines()
+    again = len(handled) - len(set(handled))
+    reported = f"{sent} messages, {kills} kills, made anew {len(remaking.is_whole)} times"
+    with capsys.disabled():
+        print(f"\n{reported}; {again} handler calls more than the plan's")  # noqa: T201
+    assert len(remaking.is_whole) >= DRILL_S // EVERY_S // 2
+    # Each brings back what was in hand or not yet committed, of a second or so.
+    assert again <= (kills + len(remaking.is_whole)) * RATE
 
 
 def ended_in_order(plan: Plan) -> set[int]:
@@ -133,12 +243,14 @@ def ended_in_order(plan: Plan) -> set[int]:
     return ended
 
 
-def wait_until_passed(kafka: KafkaBroker, plan: Plan, sent: int, retries: int) -> None:
+def wait_until_passed(kafka: KafkaBroker, plan: Plan, topics: Sequence[str] = ()) -> None:
     """The group has passed every record; a transaction's markers take offsets of their own."""
     consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": plan.group})
     retry = f"{plan.topic}-retry-{plan.group}"
     wanted = [
-        TopicPartition(name, number) for name in (plan.topic, retry) for number in range(PARTITIONS)
+        TopicPartition(name, number)
+        for name in topics or (plan.topic, retry)
+        for number in range(PARTITIONS)
     ]
     deadline = time.monotonic() + PATIENCE_S
     while True:
@@ -151,5 +263,5 @@ def wait_until_passed(kafka: KafkaBroker, plan: Plan, sent: int, retries: int) -
         if not behind:
             consumer.close()
             return
-        assert time.monotonic() < deadline, (behind, sent, retries)
+        assert time.monotonic() < deadline, behind
         time.sleep(0.2)

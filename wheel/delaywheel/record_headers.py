@@ -5,6 +5,7 @@ pending error that a plain call may overlook: Python's next operation then fails
 or crashes on the entry. Producers in other languages can send such names.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 RESERVED_PREFIX: Final = "dw-"
@@ -79,3 +80,24 @@ def headers_of(message: HasHeaders) -> list[tuple[str, bytes | None]] | None:
         return None
     found: list[tuple[str, bytes | None]] = headers or []
     return found
+
+
+def all_headers(
+    messages: Sequence[HasHeaders],
+) -> tuple[list[list[tuple[str, bytes | None]] | None], list[int]]:
+    """Returns the headers of many records of one class, and which of them cannot be decoded.
+
+    Returns:
+        The headers of each: None if it has none, or if they cannot be decoded; and the indexes of
+        the latter.
+    """
+    found: list[list[tuple[str, bytes | None]] | None] = []
+    unread: list[int] = []
+    reading = map(type(messages[0]).headers, messages) if messages else iter(())
+    while len(found) < len(messages):
+        try:
+            found.extend(reading)
+        except SystemError:  # after those that could be read; the next ones follow
+            unread.append(len(found))
+            found.append(None)
+    return found, unread

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from delaywheel.consumer import ConsumerError, ConsumerReason
+from delaywheel.consumer.block import runs_of
 from delaywheel.consumer.records import Headers, Outgoing, Partition
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka, Fault
@@ -152,8 +153,9 @@ def test_what_is_only_done_needs_one_transaction_however_much_it_is() -> None:
     while len(consumer.hand) < 8_000:
         consumer.turn()
         consumer.take(5_000)
-    consumer.engine.desk.all_done(consumer.hand)
-    consumer.engine.desk.all_done(consumer.hand)  # nothing is settled twice
+    runs = runs_of(consumer.hand)
+    consumer.engine.desk.all_done(runs)
+    consumer.engine.desk.all_done(runs)  # nothing is settled twice
     consumer.engine._commits.commit()
     assert (consumer.engine.counts.done, consumer.engine.counts.commits) == (8_000, 1)
 

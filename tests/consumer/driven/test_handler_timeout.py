@@ -9,9 +9,9 @@ import time
 import pytest
 
 from delaywheel.consumer import AsyncRetryConsumer, ConsumerTrouble
+from delaywheel.consumer.engine.handler_threads import HandlerThreads
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.threads import HandlerThreads
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import INGRESS, FakeKafka
 

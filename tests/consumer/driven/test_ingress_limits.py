@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from delaywheel.consumer import ConsumerError, ConsumerReason, ReceivedMessage
+from delaywheel.consumer import ConsumerError, ConsumerReason
 from delaywheel.consumer import records as consumed
+from delaywheel.consumer.block import Block
 from delaywheel.consumer.message import Outcome
 from delaywheel.consumer.records import Headers, Outgoing, Partition
 from delaywheel.ingress import HEADERS_MOST, IngressLimits
@@ -38,7 +39,8 @@ def test_sizes_are_judged_as_ingress_does(headers: Headers) -> None:
     for size in range(LIMITS.message_bytes):
         place = consumed.Place(kafka.source, 0, 0, NOW_MS)
         record = consumed.Incoming(place, b"k", b"v" * size, headers)
-        message = ReceivedMessage(engine.desk, record, consumed.Trip(1, place), headers)
+        [fetched] = consumed.fetched_of([record])
+        message = Block(engine.desk, fetched, is_retry=False).message(0)
         settled = policy.retry(message, "5s", None, NOW_MS)
         # A retry that is made whatever the limits.
         policy.learn_limits(None)

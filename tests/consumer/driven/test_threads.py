@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 
 import pytest
 
-from delaywheel.consumer import BatchItemError, ReceivedMessage
-from delaywheel.consumer.message import Batch, State
+from delaywheel.consumer import Batch, BatchItemError, ReceivedMessage
+from delaywheel.consumer.engine.handler_threads import HandlerThreads
+from delaywheel.consumer.message import State
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.threads import HandlerThreads
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka
 
@@ -29,7 +30,9 @@ def filled(records: int, keys: int, **options: object) -> DrivenConsumer:
     return consumer
 
 
-def take_of(consumer: DrivenConsumer, records: int) -> tuple[object, object]:
+def take_of(
+    consumer: DrivenConsumer, records: int
+) -> tuple[Callable[[int], Batch], Callable[[], bool]]:
     taken = 0
 
     def take(most: int) -> Batch:
@@ -39,8 +42,7 @@ def take_of(consumer: DrivenConsumer, records: int) -> tuple[object, object]:
         return batch
 
     def has_ended() -> bool:
-        states = [one.state for one in consumer.engine._book._shelves[LANE].records]
-        return taken >= records and State.IN_HAND not in states
+        return taken >= records and not consumer.engine._book.in_hand([LANE])
 
     return take, has_ended
 
@@ -61,7 +63,7 @@ def test_records_of_a_key_are_handled_in_order_and_others_meanwhile() -> None:
         seen[message.key].append(int(message.value or b""))
 
     take, has_ended = take_of(consumer, 200)
-    HandlerThreads(handle, 4).run(take, has_ended, consumer.engine.desk.hand_back)  # type: ignore[arg-type]
+    HandlerThreads(handle, 4).run(take, has_ended, consumer.engine.desk.hand_back)
     consumer.turn()
     assert consumer.engine.counts.done == 200
     for key, numbers in seen.items():
@@ -77,7 +79,7 @@ def test_what_a_handler_raises_ends_it_and_the_rest_is_handed_back() -> None:
 
     take, has_ended = take_of(consumer, 100)
     with pytest.raises(RuntimeError, match="no outcome"):
-        HandlerThreads(handle, 1).run(take, has_ended, consumer.engine.desk.hand_back)  # type: ignore[arg-type]
+        HandlerThreads(handle, 1).run(take, has_ended, consumer.engine.desk.hand_back)
     waiting = [int(one.value or b"") for one in consumer.take(100)]
     assert waiting == list(range(8, 100))  # in order, and nothing twice
 

@@ -33,7 +33,7 @@ class DrivenConsumer:
 
     def take(self, most: int = 1) -> list[ReceivedMessage]:
         """Takes messages; unsettled ones are in `hand`."""
-        taken = self.engine.desk.hand_out(most)
+        taken = list(self.engine.desk.hand_out(most))
         self.hand += taken
         return taken
 

@@ -20,7 +20,16 @@ from delaywheel.consumer.port import (
     TransactionFailure,
     Unread,
 )
-from delaywheel.consumer.records import Headers, Incoming, Outgoing, Partition, Passed, Place
+from delaywheel.consumer.records import (
+    Fetched,
+    Headers,
+    Incoming,
+    Outgoing,
+    Partition,
+    Passed,
+    Place,
+    fetched_of,
+)
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
 
@@ -229,7 +238,7 @@ class FakeBroker:
         """See `Broker`."""
         self.subscribed.append(tuple(topics))
 
-    def fetch(self, most: int, timeout_s: float) -> Sequence[Incoming]:  # noqa: ARG002
+    def fetch(self, most: int, timeout_s: float) -> Sequence[Fetched]:  # noqa: ARG002
         """See `Broker`: records first, so that some come with a rebalance."""
         found: list[Incoming] = []
         for partition, position in list(self._positions.items()):
@@ -240,7 +249,7 @@ class FakeBroker:
                 found += taken
                 self._positions[partition] = at + len(taken)
         self._call_back()
-        return found[:most]
+        return fetched_of(found[:most])
 
     def topics(self) -> dict[str, ConsumedTopic]:
         """See `Broker`."""

@@ -20,16 +20,15 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from delaywheel.consumer.aio import AsyncRetryConsumer
+from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.book import Counts
+from delaywheel.consumer.leaving import BatchItemError, UnreadableError
 from delaywheel.consumer.message import (
-    Batch,
-    BatchItemError,
     ConsumerError,
     ConsumerReason,
     HandlerTimeoutError,
     ReceivedMessage,
     SettledError,
-    UnreadableError,
 )
 from delaywheel.consumer.records import Partition, Place
 from delaywheel.consumer.rules.backoff import ExponentialBackoff

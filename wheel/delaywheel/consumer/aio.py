@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
-from delaywheel.consumer.message import Batch, HandlerTimeoutError, ReceivedMessage
+from delaywheel.consumer.batch import Batch
+from delaywheel.consumer.message import HandlerTimeoutError, ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped
 from delaywheel.consumer.settings import Options
 from delaywheel.consumer.sync import WAIT_S, BaseConsumer
 from delaywheel.levels import Duration, length_ms
+
+_T = TypeVar("_T")
 
 
 class AsyncRetryConsumer(BaseConsumer):
@@ -82,7 +85,7 @@ class AsyncRetryConsumer(BaseConsumer):
                 left_s = deadline - loop.time()
                 if left_s <= 0:
                     break
-                batch += await self.receive_batch(most - len(batch), left_s)
+                batch.take((await self.receive_batch(most - len(batch), left_s)).runs)
             batch.drop_unreadable()
             if batch:
                 yield batch
@@ -155,19 +158,21 @@ class AsyncRetryConsumer(BaseConsumer):
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """Returns the next message; None if none came in time, or none will come."""
-        batch = await self.receive_batch(1, timeout_s)
-        return batch[0] if batch else None
+        return await self._received(self._engine.desk.hand_out_one, timeout_s)
 
     async def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
         """Returns available messages, as soon as there are any, up to this number."""
+        return await self._received(lambda: self._engine.desk.hand_out(most), timeout_s)
+
+    async def _received(self, take: Callable[[], _T], timeout_s: float | None) -> _T:
         loop = asyncio.get_running_loop()
         deadline = None if timeout_s is None else loop.time() + timeout_s
         while True:
             self._ready.clear()
-            batch = self._engine.desk.hand_out(most)
+            found = take()
             left_s = WAIT_S if deadline is None else deadline - loop.time()
-            if batch or left_s <= 0 or self._engine.has_ended:
-                return batch
+            if found or left_s <= 0 or self._engine.has_ended:
+                return found
             try:
                 async with asyncio.timeout(min(left_s, WAIT_S)):
                     await self._ready.wait()

@@ -1,5 +1,8 @@
 """The records that a consumer holds: the state of each, and what to commit next.
 
+They are held as they were fetched, in the blocks of `block.py`; what waits, what is handed out and
+what is committed are runs of these.
+
 A record:
 
 | state | meaning | next |
@@ -37,12 +40,15 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections import deque
+from array import array
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from copy import copy
 from dataclasses import dataclass, field
+from typing import Final
 
+from delaywheel.consumer.block import Block, Run, runs_of
 from delaywheel.consumer.message import (
     DONE,
     Outcome,
@@ -51,7 +57,7 @@ from delaywheel.consumer.message import (
     Settlement,
     State,
 )
-from delaywheel.consumer.records import Outgoing, Partition, Place
+from delaywheel.consumer.records import Fetched, Outgoing, Partition
 
 CUT_RECORDS = 5_000
 CUT_BYTES = 8_000_000
@@ -94,19 +100,34 @@ class Counts:
     restarts: int = 0
 
 
+_IN_HAND: Final = bytes((State.IN_HAND,))
+_SETTLED: Final = bytes((State.SETTLED,))
+_COMMITTED: Final = bytes((State.COMMITTED,))
+_FORGOTTEN: Final = bytes((State.FORGOTTEN,))
+_SETTLES: Final = bytes(State.SETTLED if n == State.IN_HAND else n for n in range(256))
+"""Gives each state the one that it has once what is in hand is settled."""
+
+
 @dataclass(slots=True)
 class Cut:
     """What one transaction commits: outcomes of records, and the offsets after them.
 
     Attributes:
+        runs: Whose outcomes.
+        records: What it writes.
+        offsets: The next offset of each partition.
+        length_bytes: The length of what it writes.
+        count: How many records it settles.
+        most: The most that it may settle.
         name: The transaction's, said beside its offsets: who reads it there knows that it is
             committed. Offsets alone prove nothing: they may be of before, or another member's.
     """
 
-    messages: list[ReceivedMessage] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     records: list[Outgoing] = field(default_factory=list)
     offsets: dict[Partition, int] = field(default_factory=dict)
     length_bytes: int = 0
+    count: int = 0
     most: int = sys.maxsize
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
 
@@ -116,22 +137,66 @@ class Cut:
         return (
             len(self.records) >= CUT_RECORDS
             or self.length_bytes >= CUT_BYTES
-            or len(self.messages) >= self.most
+            or self.count >= self.most
         )
+
+    def add(self, block: Block, begin: int, end: int) -> int:
+        """Adds settled records, as many as it takes; returns the index behind the last of them."""
+        end = min(end, begin + self.most - self.count)
+        for index in sorted(block.settlements) if block.settlements else ():
+            if begin <= index < end and self._write(block.settlements[index]):
+                end = index + 1
+                break
+        self.runs.append(Run(block, begin, end))
+        self.count += end - begin
+        self.offsets[block.at] = block.offsets[end - 1] + 1
+        return end
+
+    def _write(self, settlement: Settlement) -> bool:
+        """Adds what an outcome writes; returns whether the transaction is full then."""
+        written = settlement.order
+        if settlement.record is not None:
+            written = (settlement.record, *written)
+        for record in written:
+            self.records.append(record)
+            self.length_bytes += record.length_bytes
+        return self.is_full
+
+    def settled(self) -> Iterator[tuple[Block, int, Settlement]]:
+        """Yields the outcomes of its records that are not merely done."""
+        for block, begin, end in self.runs:
+            for index in sorted(block.settlements):
+                if begin <= index < end:
+                    yield block, index, block.settlements[index]
+
+    def leave_out_others(self, partitions: AbstractSet[Partition]) -> None:
+        """Drops what is of other partitions."""
+        self.offsets = {at: offset for at, offset in self.offsets.items() if at in partitions}
+        self.runs = [run for run in self.runs if run.block.at in partitions]
+        self.count = sum(run.size for run in self.runs)
 
 
 class _Shelf:
     """The uncommitted records of one partition, by offset."""
 
-    __slots__ = ("held_bytes", "kept", "limit", "position", "records")
+    __slots__ = ("blocks", "count", "held_bytes", "kept", "limit", "position")
 
     def __init__(self, position: int | None) -> None:
         self.position = position
-        # Records from this offset on are kept back; the last ones of `records`.
+        # Records from this offset on are kept back; the last ones of `blocks`.
         self.limit: int | None = None
-        self.kept: deque[ReceivedMessage] = deque()
-        self.records: deque[ReceivedMessage] = deque()
+        self.kept: deque[Run] = deque()
+        self.blocks: deque[Block] = deque()
+        self.count = 0
         self.held_bytes = 0
+
+    @property
+    def first_state(self) -> State | None:
+        """The state of the first record; None: there is none."""
+        if not self.blocks:
+            return None
+        first = self.blocks[0]
+        return State(first.states[first.begin])
 
 
 class Book:
@@ -143,9 +208,9 @@ class Book:
         self._max_held = max_held
         self._max_held_bytes = max_held_bytes
         self._shelves: dict[Partition, _Shelf] = {}
-        self._waiting: deque[ReceivedMessage] = deque()
+        self._waiting: deque[Run] = deque()
         # Of paused partitions, what is not waiting until they are resumed.
-        self._aside: dict[Partition, deque[ReceivedMessage]] = {}
+        self._aside: dict[Partition, deque[Run]] = {}
         self._held = 0
         self._held_bytes = 0
         self._settled = 0
@@ -189,7 +254,7 @@ class Book:
         parts = 2 * max(1, len(self._shelves))
         part, part_bytes = max(1, self._max_held // parts), self._max_held_bytes // parts
         shelves = self._shelves.values()
-        used = self._held + sum(max(0, part - len(shelf.records)) for shelf in shelves)
+        used = self._held + sum(max(0, part - shelf.count) for shelf in shelves)
         used_bytes = self._held_bytes + sum(
             max(0, part_bytes - shelf.held_bytes) for shelf in shelves
         )
@@ -197,7 +262,7 @@ class Book:
             partition
             for partition, shelf in self._shelves.items()
             for most in (0.75 if partition in before else 1.0,)
-            if (used >= most * self._max_held and len(shelf.records) >= most * part)
+            if (used >= most * self._max_held and shelf.count >= most * part)
             or (used_bytes >= most * self._max_held_bytes and shelf.held_bytes >= most * part_bytes)
         }
 
@@ -209,10 +274,8 @@ class Book:
     @property
     def can_cut(self) -> bool:
         """Whether a transaction would have anything to commit."""
-        return any(
-            shelf.records and shelf.records[0].state is State.SETTLED
-            for shelf in self._shelves.values()
-        )
+        shelves = self._shelves.values()
+        return any(shelf.first_state is State.SETTLED for shelf in shelves)
 
     @property
     def is_worth_a_commit(self) -> bool:
@@ -222,8 +285,8 @@ class Book:
     def firsts(self) -> Iterator[ReceivedMessage]:
         """Yields the first held record of each partition: all others are committed after it."""
         for shelf in self._shelves.values():
-            if shelf.records:
-                yield shelf.records[0]
+            if shelf.blocks:
+                yield shelf.blocks[0].message(shelf.blocks[0].begin)
 
     @property
     def held(self) -> int:
@@ -233,34 +296,37 @@ class Book:
     def unended(self, partition: Partition) -> int:
         """Returns how many offsets were read of a partition that have not ended."""
         shelf = self._shelves.get(partition)
-        if shelf is None or not shelf.records or shelf.position is None:
+        if shelf is None or not shelf.blocks or shelf.position is None:
             return 0
-        return shelf.position - shelf.records[0].place.offset
+        first = shelf.blocks[0]
+        return shelf.position - first.offsets[first.begin]
 
     def in_hand_since(self, before_s: float) -> list[ReceivedMessage]:
         """Returns what handlers have had since before this time."""
         return [
-            message
+            block.message(index)
             for shelf in self._shelves.values()
-            for message in shelf.records
-            if message.state is State.IN_HAND and message.handed_s < before_s
+            for block in shelf.blocks
+            if block.states.count(State.IN_HAND, block.begin)
+            for index in range(block.begin, len(block))
+            if block.states[index] == State.IN_HAND and block.handed_s[index] < before_s
         ]
 
     def in_hand(self, partitions: Iterable[Partition]) -> int:
         """Returns how many records of these partitions handlers have."""
         shelves = (self._shelves.get(partition) for partition in partitions)
         return sum(
-            message.state is State.IN_HAND
+            block.states.count(State.IN_HAND, block.begin)
             for shelf in shelves
             if shelf is not None
-            for message in shelf.records
+            for block in shelf.blocks
         )
 
     def assign(self, positions: Mapping[Partition, int | None]) -> list[ReceivedMessage]:
         """Assigns partitions from these offsets on; forgets the records held of them.
 
         Returns:
-            What was in hand of them.
+            What was in hand of them, as far as there are objects of it.
         """
         in_hand = self.forget(positions)
         for partition, position in positions.items():
@@ -275,85 +341,128 @@ class Book:
             self._aside.pop(partition, None)
             if shelf is None:
                 continue
-            for message in shelf.records:
-                if message.state is State.IN_HAND:
-                    in_hand.append(message)
-                elif message.state is State.SETTLED:
-                    self._settled -= 1
-                message.state = State.FORGOTTEN
-                message.settlement = None
-                self._leave(message)
-            self.counts.forgotten += len(shelf.records)
-        self._waiting = deque(one for one in self._waiting if one.state is State.WAITING)
+            for block in shelf.blocks:
+                in_hand += [one for one in block.made() if one.state is State.IN_HAND]
+                self._settled -= block.states.count(State.SETTLED, block.begin)
+                block.states[block.begin :] = _FORGOTTEN * (len(block) - block.begin)
+                block.settlements.clear()
+            self._held -= shelf.count
+            self._held_bytes -= shelf.held_bytes
+            self.counts.forgotten += shelf.count
+        self._waiting = deque(
+            run for run in self._waiting if run.block.states[run.begin] == State.WAITING
+        )
         return in_hand
 
-    def going_back(self, places: Iterable[Place]) -> set[Partition]:
+    def going_back(self, fetched: Iterable[Fetched]) -> set[Partition]:
         """Returns partitions of which a record lies before what was read: they begin anew."""
         found: set[Partition] = set()
-        at: tuple[str, int] | None = None
-        position = 0
-        for topic, number, offset, _ in places:
-            if (topic, number) != at:
-                at = topic, number
-                shelf = self._shelves.get(Partition(topic, number))
-                position = 0 if shelf is None else shelf.position or 0
-            if offset < position:
-                found.add(Partition(topic, number))
+        positions: dict[Partition, int] = {}
+        for one in fetched:
+            shelf = self._shelves.get(one.at)
+            position = 0 if shelf is None else shelf.position or 0
+            if one.offsets[0] < positions.get(one.at, position) or not one.is_ascending:
+                found.add(one.at)
+            positions[one.at] = one.offsets[-1] + 1
         return found
 
-    def take(self, messages: Iterable[ReceivedMessage]) -> None:
+    def take(self, blocks: Iterable[Block]) -> None:
         """Holds fetched records, except those that are not of this assignment."""
-        at: tuple[str, int] | None = None
-        shelf: _Shelf | None = None
-        for message in messages:
-            topic, number, offset, _ = message.place
-            if (topic, number) != at:  # records of a partition come together
-                at = topic, number
-                shelf = self._shelves.get(Partition(topic, number))
-            if shelf is None or (shelf.position is not None and offset < shelf.position):
+        for block in blocks:
+            shelf = self._shelves.get(block.at)
+            if shelf is None:
                 continue
-            length_bytes = message.length_bytes
-            shelf.position = offset + 1
-            shelf.records.append(message)
+            count, length_bytes = len(block), block.length_bytes(0, len(block))
+            shelf.position = block.offsets[-1] + 1
+            shelf.blocks.append(block)
+            shelf.count += count
             shelf.held_bytes += length_bytes
-            if shelf.limit is None or offset < shelf.limit:
-                self._waiting.append(message)
-            else:
-                shelf.kept.append(message)
-            self._held += 1
+            self._held += count
             self._held_bytes += length_bytes
+            goes_out = count
+            if shelf.limit is not None:
+                goes_out = bisect_left(block.offsets, shelf.limit)
+            if goes_out:
+                self._waiting.append(Run(block, 0, goes_out))
+            if goes_out < count:
+                shelf.kept.append(Run(block, goes_out, count))
 
     def limit(self, partition: Partition, offset: int | None) -> None:
         """Hands out records of a partition up to this offset only; None: all of them."""
         shelf = self._shelves[partition]
         shelf.limit = offset
-        while shelf.kept and (offset is None or shelf.kept[0].place.offset < offset):
-            self._waiting.append(shelf.kept.popleft())
+        while shelf.kept:
+            block, begin, end = shelf.kept[0]
+            until = end
+            if offset is not None:
+                until = bisect_left(block.offsets, offset, begin, end)
+            if until > begin:
+                self._waiting.append(Run(block, begin, until))
+            if until < end:
+                shelf.kept[0] = Run(block, until, end)
+                return
+            shelf.kept.popleft()
 
     def first_kept(self, partition: Partition) -> ReceivedMessage | None:
         """Returns the first held record of a partition if it is kept back by `limit`."""
         shelf = self._shelves[partition]
-        is_first = shelf.kept and shelf.kept[0] is shelf.records[0]
-        return shelf.kept[0] if is_first and shelf.kept[0].state is State.WAITING else None
+        if not shelf.kept:
+            return None
+        block, begin, _ = shelf.kept[0]
+        is_first = block is shelf.blocks[0] and begin == block.begin
+        return block.message(begin) if is_first and block.states[begin] == State.WAITING else None
 
     def take_kept(self, partition: Partition) -> None:
         """Keeps the first record no longer that is kept back, and does not hand it out either."""
-        self._shelves[partition].kept.popleft()
+        kept = self._shelves[partition].kept
+        block, begin, end = kept.popleft()
+        if begin + 1 < end:
+            kept.appendleft(Run(block, begin + 1, end))
 
     def is_kept_after(self, partition: Partition, offset: int) -> bool:
         """Whether the next held record from this offset on is kept back by `limit`."""
         kept = self._shelves[partition].kept
-        return bool(kept) and kept[0].place.offset >= offset
+        return bool(kept) and kept[0].block.offsets[kept[0].begin] >= offset
 
-    def hand_out(self) -> ReceivedMessage | None:
-        """Returns the longest waiting record, which is in hand from then on; None if none waits."""
+    def hand_out(self, most: int, now_s: float) -> Run | None:
+        """Returns the longest waiting records, which are in hand from then on; None if none wait.
+
+        Args:
+            most: How many of them at most; a run may be shorter than what waits.
+            now_s: The time, on the monotonic clock.
+        """
         while self._waiting:
-            message = self._waiting.popleft()
-            if self._aside and (aside := self._aside.get(message.at)) is not None:
-                aside.append(message)
+            block, begin, end = run = self._waiting.popleft()
+            if self._aside and (aside := self._aside.get(block.at)) is not None:
+                aside.append(run)
                 continue
-            message.state = State.IN_HAND
-            return message
+            if end - begin > most:
+                self._waiting.appendleft(Run(block, begin + most, end))
+                run = Run(block, begin, begin + most)
+            block.states[begin : run.end] = _IN_HAND * run.size
+            block.handed_s[begin : run.end] = array("d", (now_s,)) * run.size
+            return run
+        return None
+
+    def hand_out_one(self, now_s: float) -> ReceivedMessage | None:
+        """Returns the record that waits longest, which is in hand from then on; None: none waits.
+
+        Args:
+            now_s: The time, on the monotonic clock.
+        """
+        waiting = self._waiting
+        while waiting:
+            block, begin, end = waiting[0]
+            if self._aside and (aside := self._aside.get(block.at)) is not None:
+                aside.append(waiting.popleft())
+                continue
+            if begin + 1 == end:
+                waiting.popleft()
+            else:
+                waiting[0] = Run(block, begin + 1, end)
+            block.states[begin] = State.IN_HAND
+            block.handed_s[begin] = now_s
+            return block.message(begin)
         return None
 
     @property
@@ -376,21 +485,17 @@ class Book:
 
         What its handler still has is forgotten: it is settled no more.
         """
-        again = copy(message)
-        again.state = State.WAITING
-        records = self._shelves[message.at].records
-        records[records.index(message)] = again
-        message.state = State.FORGOTTEN
-        self._waiting.appendleft(again)
+        again = message.block.take_back(message.index)
+        self.put_back([again])
         return again
 
     def hold_back(self, message: ReceivedMessage) -> None:
         """Notes that a record must not be handed out yet; `put_back` ends that."""
-        message.state = State.WAITING
+        message.block.states[message.index] = State.WAITING
 
     def put_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """Returns records to the front of those to be handed out."""
-        self._waiting.extendleft(reversed(messages))
+        self._waiting.extendleft(reversed(runs_of(messages)))
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         """Notes the outcome of a record.
@@ -405,25 +510,31 @@ class Book:
             return False
         if message.is_settled:
             raise SettledError(f"{message!r} was settled before")
-        message.settlement = settlement
-        message.state = State.SETTLED
+        message.block.states[message.index] = State.SETTLED
+        self._note(message, settlement)
         self._settled += 1
         return True
 
-    def settle_done(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Settles those as done that handlers have; all of them, as no order is kept."""
-        in_hand, settled, count = State.IN_HAND, State.SETTLED, 0
-        for message in messages:
-            if message.state is in_hand:
-                message.settlement = DONE
-                message.state = settled
-                count += 1
+    @staticmethod
+    def _note(message: ReceivedMessage, settlement: Settlement) -> None:
+        if settlement is not DONE:
+            message.block.settlements[message.index] = settlement
+
+    def settle_done(self, run: Run) -> int:
+        """Settles those as done that handlers have; returns how many. Not if order is kept."""
+        block, begin, end = run
+        count = block.states.count(State.IN_HAND, begin, end)
+        if count == end - begin:
+            block.states[begin:end] = _SETTLED * count
+        elif count:
+            block.states[begin:end] = block.states[begin:end].translate(_SETTLES)
         self._settled += count
+        return count
 
     def resettle(self, message: ReceivedMessage, settlement: Settlement) -> None:
         """Gives a settled record another outcome: no transaction with the former one succeeded."""
         assert message.state is State.SETTLED
-        message.settlement = settlement
+        self._note(message, settlement)
 
     def cut(self, most: int | None = None) -> Cut | None:
         """Returns what the next transaction should commit, without any change; None if nothing.
@@ -432,52 +543,28 @@ class Book:
             most: The most records that it may settle.
         """
         cut = Cut() if most is None else Cut(most=most)
-        settled, messages, most_messages = State.SETTLED, cut.messages, cut.most
-        for partition, shelf in self._shelves.items():
-            last = None
-            for message in shelf.records:
-                if message.state is not settled or len(messages) >= most_messages:
+        for shelf in self._shelves.values():
+            for block in shelf.blocks:
+                end = block.settled_end()
+                if end > block.begin:
+                    end = cut.add(block, block.begin, end)
+                if end < len(block) or cut.is_full:
                     break
-                settlement = message.settlement
-                assert settlement is not None
-                messages.append(message)
-                last = message
-                if settlement is not DONE:
-                    self._add_to(cut, settlement)
-                    if cut.is_full:
-                        break
-            if last is not None:
-                cut.offsets[partition] = last.place.offset + 1
             if cut.is_full:
                 break
-        return cut if cut.messages else None
-
-    @staticmethod
-    def _add_to(cut: Cut, settlement: Settlement) -> None:
-        written = settlement.order
-        if settlement.record is not None:
-            written = (settlement.record, *written)
-        for record in written:
-            cut.records.append(record)
-            cut.length_bytes += record.length_bytes
+        return cut if cut.runs else None
 
     def committed(self, cut: Cut) -> None:
         """Notes that the transaction was committed."""
-        counted = [0] * len(Outcome)
-        for partition, next_offset in cut.offsets.items():
-            shelf = self._shelves[partition]
-            while shelf.records and shelf.records[0].place.offset < next_offset:
-                message = shelf.records.popleft()
-                shelf.held_bytes -= message.length_bytes
-                settlement = message.settlement
-                assert settlement is not None
-                message.state = State.COMMITTED
-                message.settlement = None
-                counted[settlement.outcome] += 1
-                if settlement.outcome is Outcome.DEAD:
-                    self._count_reason(settlement.reason)
-                self._leave(message)
-        self._settled -= len(cut.messages)
+        counted = Counter({Outcome.DONE: cut.count})
+        for _, _, settlement in cut.settled():
+            counted[Outcome.DONE] -= 1
+            counted[settlement.outcome] += 1
+            if settlement.outcome is Outcome.DEAD:
+                self._count_reason(settlement.reason)
+        for run in cut.runs:
+            self._leave(run)
+        self._settled -= cut.count
         counts = self.counts
         counts.commits += 1
         counts.done += counted[Outcome.DONE]
@@ -493,6 +580,20 @@ class Book:
             reason = OTHER_REASON
         self.dead_reasons[reason] = self.dead_reasons.get(reason, 0) + 1
 
-    def _leave(self, message: ReceivedMessage) -> None:
-        self._held -= 1
-        self._held_bytes -= message.length_bytes
+    def _leave(self, run: Run) -> None:
+        """Drops records that are committed: the first ones of their partition."""
+        block, begin, end = run
+        shelf = self._shelves[block.at]
+        assert shelf.blocks[0] is block
+        assert block.begin == begin
+        block.states[begin:end] = _COMMITTED * run.size
+        if block.settlements:
+            block.settlements = {at: one for at, one in block.settlements.items() if at >= end}
+        block.begin = end
+        if end == len(block):
+            shelf.blocks.popleft()
+        length_bytes = block.length_bytes(begin, end)
+        shelf.count -= run.size
+        shelf.held_bytes -= length_bytes
+        self._held -= run.size
+        self._held_bytes -= length_bytes

@@ -6,21 +6,23 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum, StrEnum
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from delaywheel.consumer.leaving import UnreadableError, leave_one
 from delaywheel.consumer.records import (
     Headers,
-    Incoming,
     Outgoing,
     Partition,
     Place,
     Trip,
-    content_bytes,
     error_text,
 )
 from delaywheel.consumer.rules.deserializers import Deserializer, Field, FieldContext, may_pass
 from delaywheel.errors import DelaywheelError
 from delaywheel.levels import Duration
+
+if TYPE_CHECKING:
+    from delaywheel.consumer.block import Block, Run
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -33,6 +35,9 @@ class State(IntEnum):
     SETTLED = 2
     COMMITTED = 3
     FORGOTTEN = 4
+
+
+_STATES = tuple(State)
 
 
 class Outcome(IntEnum):
@@ -112,46 +117,6 @@ class SettledError(RuntimeError):
     """`done`, `retry` or `dead` was called for a message that was settled before."""
 
 
-class UnreadableError(ValueError):
-    """A key or value is not what the consumer's deserializer reads: a dead letter, UNREADABLE.
-
-    `ReceivedMessage.data` raises it, and handlers may. Raised out of a batch's block, it counts for
-    its message, and the others are handed out again, their attempt not counted.
-
-    Attributes:
-        message: The message; None: the one in whose block it is raised.
-    """
-
-    def __init__(self, text: str, message: ReceivedMessage | None = None) -> None:
-        super().__init__(text)
-        self.message = message
-
-
-class BatchItemError(Exception):
-    """Raised in a batch's `with` block: one message failed, and the handling stopped there.
-
-    Those before it are done; it is retried or dead by the exception that this one was raised from;
-    those after it are handed out again, their attempt not counted.
-
-    Args:
-        item: The message, or its index in the batch.
-
-    Example:
-        ::
-
-            with batch:
-                for message in batch:
-                    try:
-                        charge(message.value)
-                    except ConnectionError as error:
-                        raise BatchItemError(message) from error
-    """
-
-    def __init__(self, item: int | ReceivedMessage) -> None:
-        super().__init__(item)
-        self.item = item
-
-
 class Settlement(NamedTuple):
     """An outcome, and the record that its transaction writes.
 
@@ -188,7 +153,7 @@ class Desk(Protocol):
         """Settles a record as handled."""
         ...
 
-    def all_done(self, messages: Sequence[ReceivedMessage]) -> None:
+    def all_done(self, runs: Sequence[Run]) -> None:
         """Settles those as handled that are not settled."""
         ...
 
@@ -257,46 +222,79 @@ class ReceivedMessage:
         "_on_lost",
         "are_headers_unread",
         "attempt",
-        "desk",
+        "block",
         "first_error",
-        "handed_s",
         "has_returned",
         "headers",
+        "index",
+        "is_given_back",
         "is_taken_back",
         "key",
         "last_error",
-        "length_bytes",
         "origin",
         "place",
-        "settlement",
-        "state",
         "value",
     )
 
-    def __init__(self, desk: Desk, record: Incoming, trip: Trip, headers: Headers) -> None:
-        self.desk = desk
+    def __init__(
+        self,
+        block: Block,
+        index: int,
+        place: Place,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Headers,
+    ) -> None:
+        self.block = block
+        self.index = index
         self._on_lost: Callable[[], None] | None = None
         self._objects: dict[Field, object] | None = None
-        self.place: Place = record.place
-        self.key = record.key
-        self.value = record.value
+        self.place = self.origin = place
+        self.key = key
+        self.value = value
         self.headers = headers
-        self.are_headers_unread = record.headers is None
-        self.attempt = trip.attempt
-        self.origin: Place = trip.origin
-        self.first_error = trip.first_error
-        self.last_error = trip.last_error
-        self.length_bytes = content_bytes(record.key, record.value, record.headers)
-        self.state = State.WAITING
-        self.handed_s = 0.0
+        self.are_headers_unread = False
+        self.attempt = 1
+        self.first_error: str | None = None
+        self.last_error: str | None = None
         # Set when it took its handler too long, and when that handler has ended all the same.
         self.is_taken_back = False
         self.has_returned = False
-        self.settlement: Settlement | None = None
+        # Set when it is handed out again, as another object.
+        self.is_given_back = False
+
+    def take_trip(self, trip: Trip, headers: Headers) -> None:
+        """Takes in that it has come back: its earlier attempts, and its own headers."""
+        self.attempt, self.origin, self.first_error, self.last_error = trip
+        self.headers = headers
 
     def __repr__(self) -> str:
         """Shows places and lengths, but no contents."""
         return f"<{self.origin} attempt={self.attempt} {self.length_bytes} bytes>"
+
+    @property
+    def desk(self) -> Desk:
+        """Where it is settled."""
+        return self.block.desk
+
+    @property
+    def state(self) -> State:
+        """Its state now."""
+        return State.FORGOTTEN if self.is_given_back else _STATES[self.block.states[self.index]]
+
+    @property
+    def handed_s(self) -> float:
+        """When it was handed out, on the monotonic clock."""
+        return self.block.handed_s[self.index]
+
+    @handed_s.setter
+    def handed_s(self, now_s: float) -> None:
+        self.block.handed_s[self.index] = now_s
+
+    @property
+    def length_bytes(self) -> int:
+        """The length of key, value and headers, as they were read."""
+        return self.block.length_bytes(self.index, self.index + 1)
 
     @property
     def topic(self) -> str:
@@ -306,7 +304,7 @@ class ReceivedMessage:
     @property
     def at(self) -> Partition:
         """The partition that it was read from now."""
-        return Partition(self.place.topic, self.place.partition)
+        return self.block.at
 
     @property
     def context(self) -> dict[str, object]:
@@ -459,7 +457,7 @@ class ReceivedMessage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        return _leave([self], error)
+        return leave_one(self, error)
 
     async def __aenter__(self) -> Self:
         return self
@@ -470,7 +468,7 @@ class ReceivedMessage:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        return _leave([self], error)
+        return leave_one(self, error)
 
     def fail(self, error: Exception) -> bool:
         """Settles it by its handler's exception; False if the exception must be raised."""
@@ -490,96 +488,3 @@ def _shown(content: bytes) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
-
-
-class Batch(list[ReceivedMessage]):
-    """Messages to be handled together.
-
-    As a context manager it settles those that are still unsettled: left normally they are done,
-    left by an exception each is retried or dead; `BatchItemError` says which one failed.
-    """
-
-    def drop_unreadable(self) -> None:
-        """Reads all data, and takes out what cannot be read: dead letters, settled here.
-
-        What cannot be read only now stays: its `data` raises that again.
-        """
-        if self and self[0].desk.deserializers:
-            self[:] = [message for message in self if _is_readable(message)]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        return _leave(self, error)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        return _leave(self, error)
-
-
-def _is_readable(message: ReceivedMessage) -> bool:
-    """Reads a message's data; settles it as a dead letter if that is impossible."""
-    try:
-        _ = message.data, message.key_data
-    except UnreadableError as error:
-        message.fail(error)
-        return False
-    except Exception:  # noqa: BLE001 - its handler meets it again, and the policy decides
-        return True
-    return True
-
-
-def _leave(messages: Sequence[ReceivedMessage], error: BaseException | None) -> bool:
-    """Settles the rest of a `with` block; returns whether its exception is handled."""
-    if error is None:
-        if messages:
-            messages[0].desk.all_done(messages)
-        return False
-    for message in messages:
-        message.has_returned = True
-    if isinstance(error, BatchItemError):
-        return _leave_at(messages, error)
-    if isinstance(error, UnreadableError) and error.message is not None and messages[1:]:
-        return _leave_out(messages, error.message, error)
-    open_ = [message for message in messages if not message.is_settled]
-    # An interrupted or cancelled handler has not failed: its messages are delivered again.
-    if not isinstance(error, Exception):
-        return False
-    if not open_:
-        return any(message.overrules(error) for message in messages)
-    is_handled = all(message.fail(error) for message in open_)
-    if is_handled:
-        _LOG.info("%r failed", open_[0], exc_info=error)
-    return is_handled
-
-
-def _leave_out(
-    messages: Sequence[ReceivedMessage], unreadable: ReceivedMessage, error: UnreadableError
-) -> bool:
-    """Settles the message of a batch that cannot be read; the others are handed out again."""
-    others = [one for one in messages if one is not unreadable and not one.is_settled]
-    unreadable.desk.hand_back(others)
-    return unreadable.overrules(error) if unreadable.is_settled else _leave([unreadable], error)
-
-
-def _leave_at(messages: Sequence[ReceivedMessage], error: BatchItemError) -> bool:
-    """Settles a batch up to the message that failed; the rest is handed out again."""
-    at = error.item if isinstance(error.item, int) else messages.index(error.item)
-    failed, cause = messages[at], error.__cause__
-    reason = cause if isinstance(cause, Exception) else error
-    failed.desk.all_done(messages[:at])
-    failed.desk.hand_back([one for one in messages[at + 1 :] if not one.is_settled])
-    return failed.overrules(reason) if failed.is_settled else _leave([failed], reason)

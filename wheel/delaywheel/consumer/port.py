@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, TypeVar
 
 from delaywheel.consumer.order import Away
-from delaywheel.consumer.records import Incoming, Outgoing, Partition, Passed
+from delaywheel.consumer.records import Fetched, Outgoing, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
 
@@ -149,8 +149,8 @@ class Broker(Protocol):
         """Reads these topics instead, once the group has assigned their partitions."""
         ...
 
-    def fetch(self, most: int, timeout_s: float) -> Sequence[Incoming]:
-        """Returns committed records; waits this long for the first one.
+    def fetch(self, most: int, timeout_s: float) -> Sequence[Fetched]:
+        """Returns committed records; waits this long for so many.
 
         Raises:
             ConsumerError: The client has failed for good.

@@ -35,7 +35,9 @@ Their names begin with `dw-dead-`, as in the service's own dead letters:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from operator import lt
 from typing import NamedTuple
 
 from delaywheel import ingress
@@ -114,6 +116,51 @@ class Incoming(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Headers | None
+
+
+class Fetched(NamedTuple):
+    """Records of one partition that were read together: columns of equal length.
+
+    Attributes:
+        at: The partition.
+        offsets: Ascending.
+        timestamps_ms: In Unix milliseconds; `NO_TIMESTAMP` for a record without one.
+        keys: Bytes or None.
+        values: Bytes or None.
+        headers: The client's list of each record; None for one without any.
+        unread: The indexes of records whose headers the client cannot read.
+    """
+
+    at: Partition
+    offsets: list[int]
+    timestamps_ms: list[int]
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    headers: list[Headers | None]
+    unread: frozenset[int] = frozenset()
+
+    @property
+    def is_ascending(self) -> bool:
+        """Whether each offset is greater than the one before."""
+        return all(map(lt, self.offsets, islice(self.offsets, 1, None)))
+
+
+def fetched_of(records: Iterable[Incoming]) -> list[Fetched]:
+    """Returns single records in columns: those of a partition that follow each other together."""
+    found: list[Fetched] = []
+    for place, key, value, headers in records:
+        at = Partition(place.topic, place.partition)
+        if not found or found[-1].at != at:
+            found.append(Fetched(at, [], [], [], [], []))
+        last = found[-1]
+        if headers is None:
+            found[-1] = last._replace(unread=last.unread | {len(last.offsets)})
+        last.offsets.append(place.offset)
+        last.timestamps_ms.append(place.timestamp_ms)
+        last.keys.append(key)
+        last.values.append(value)
+        last.headers.append(headers)
+    return found
 
 
 class Outgoing(NamedTuple):

@@ -5,19 +5,22 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Self, TypeVar, Unpack
 
+from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.engine import Engine
+from delaywheel.consumer.engine.handler_threads import HandlerThreads
 from delaywheel.consumer.kafka import KafkaBroker
-from delaywheel.consumer.message import Batch, ReceivedMessage
+from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped
 from delaywheel.consumer.settings import Options, read_settings
-from delaywheel.consumer.threads import HandlerThreads
 from delaywheel.consumer.watching.figures import Figures
 from delaywheel.consumer.watching.health import ConsumerHealth
 from delaywheel.levels import Duration, length_ms
+
+_T = TypeVar("_T")
 
 WAIT_S = 0.5
 """A stop requested by a signal handler is noticed this soon."""
@@ -178,7 +181,7 @@ class RetryConsumer(BaseConsumer):
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     break
-                batch += self.receive_batch(most - len(batch), left_s)
+                batch.take(self.receive_batch(most - len(batch), left_s).runs)
             batch.drop_unreadable()
             if batch:
                 yield batch
@@ -218,18 +221,23 @@ class RetryConsumer(BaseConsumer):
 
     def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """Returns the next message; None if none came in time, or none will come."""
-        batch = self.receive_batch(1, timeout_s)
-        return batch[0] if batch else None
+        return self._received(self._engine.desk.hand_out_one, timeout_s)
 
     def receive_batch(self, most: int, timeout_s: float | None = None) -> Batch:
         """Returns available messages, as soon as there are any, up to this number."""
+        return self._received(lambda: self._engine.desk.hand_out(most), timeout_s)
+
+    def _received(self, take: Callable[[], _T], timeout_s: float | None) -> _T:
+        found = take()
+        if found:  # usually, and without a look at the clock
+            return found
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            batch = self._engine.desk.hand_out(most)
             left_s = WAIT_S if deadline is None else deadline - time.monotonic()
-            if batch or left_s <= 0 or self._engine.has_ended:
-                return batch
+            if found or left_s <= 0 or self._engine.has_ended:
+                return found
             self._engine.desk.wait(min(left_s, WAIT_S))
+            found = take()
 
     def seek(self, partition: Partition, offset: int) -> None:
         """Reads a partition from this offset on, and commits that.

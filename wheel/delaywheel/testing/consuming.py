@@ -20,16 +20,16 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from copy import copy
 from itertools import islice
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, Unpack, overload
 
 from delaywheel import ingress
+from delaywheel.consumer.batch import Batch
+from delaywheel.consumer.block import Block, Run
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.message import (
     DONE,
-    Batch,
     Outcome,
     ReceivedMessage,
     SettledError,
@@ -38,7 +38,7 @@ from delaywheel.consumer.message import (
 )
 from delaywheel.consumer.order import KeyOrder
 from delaywheel.consumer.port import Start
-from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place, Trip, unpack_retry
+from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place, fetched_of
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.middleware import check_middleware, is_coroutine_function, wrapped
 from delaywheel.consumer.rules.policy import Policy
@@ -108,7 +108,7 @@ class MemoryConsumer:
     def __iter__(self) -> Iterator[ReceivedMessage]:
         while (message := self._waiting()) is not None:
             if self._is_for_a_handler(message):
-                message.state = State.IN_HAND
+                _set(message, State.IN_HAND)
                 yield message
 
     async def __aenter__(self) -> Self:
@@ -247,16 +247,17 @@ class MemoryConsumer:
         """See `ReceivedMessage.done`."""
         return self._settle(message, DONE)
 
-    def all_done(self, messages: Sequence[ReceivedMessage]) -> None:
+    def all_done(self, runs: Sequence[Run]) -> None:
         """See `Desk`."""
-        for message in messages:
-            if not message.is_settled:
-                self._settle(message, DONE)
+        for run in runs:
+            for message in run.messages():
+                if not message.is_settled:
+                    self._settle(message, DONE)
 
     def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """See `Desk`."""
         for message in messages:
-            message.state = State.WAITING
+            _set(message, State.WAITING)
         self._freed.extendleft(reversed(messages))
 
     def nack(self, message: ReceivedMessage) -> bool:
@@ -265,8 +266,7 @@ class MemoryConsumer:
             raise SettledError(f"{message!r} was settled before")
         if not message.is_ours:
             return False
-        again = copy(message)
-        message.state, again.state = State.FORGOTTEN, State.WAITING
+        again = message.block.take_back(message.index)
         self._order.replaced(message, again)
         self._freed.appendleft(again)
         return True
@@ -300,11 +300,11 @@ class MemoryConsumer:
 
     def _message(self, record: DeliveredRecord) -> ReceivedMessage:
         place = Place(record.topic, record.partition or 0, record.offset, record.timestamp_ms)
-        incoming = Incoming(place, record.key, record.value, list(record.headers))
+        [fetched] = fetched_of([Incoming(place, record.key, record.value, list(record.headers))])
         is_retry = record.topic in self._settings.topics.retry_topics
-        trip, headers = unpack_retry(incoming) if is_retry else (Trip(1, place), record.headers)
-        self._open_lane(Partition(trip.origin.topic, trip.origin.partition))
-        return ReceivedMessage(self, incoming, trip, list(headers))
+        message = Block(self, fetched, is_retry=is_retry).message(0)
+        self._open_lane(Partition(message.origin.topic, message.origin.partition))
+        return message
 
     def _open_lane(self, lane: Partition) -> None:
         """Has the order of a partition's keys kept from its first record on, if that is wanted."""
@@ -320,7 +320,7 @@ class MemoryConsumer:
             return False
         _, freed = self._order.settled(message, settlement)
         self._freed.extendleft(reversed(freed))
-        message.state, message.settlement = State.COMMITTED, settlement
+        _set(message, State.COMMITTED)
         self._outcomes[settlement.outcome] += 1
         comes_back = settlement.outcome in (Outcome.RETRIED, Outcome.PARKED)
         if comes_back and settlement.record is not None:
@@ -328,6 +328,10 @@ class MemoryConsumer:
         elif settlement.record is not None:
             self.dead_letters.append(settlement.record)
         return True
+
+
+def _set(message: ReceivedMessage, state: State) -> None:
+    message.block.states[message.index] = state
 
 
 def _delayed(record: Outgoing) -> SentMessage:

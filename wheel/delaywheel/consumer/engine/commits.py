@@ -143,14 +143,14 @@ class Commits:
         return state.membership
 
     def _committed(self, cut: Cut) -> Told:
-        told = self._state.teller.worth_telling(cut.messages)
+        told = self._state.teller.worth_telling(cut)
         self._book.committed(cut)
         self._deliveries.committed(cut.offsets)
         return told
 
     def _fail(self, failure: TransactionFailure, cut: Cut) -> None:
         """Stops handing out until Kafka has shown what happened."""
-        _LOG.warning("a transaction of %d records failed: %s", len(cut.messages), failure.text)
+        _LOG.warning("a transaction of %d records failed: %s", cut.count, failure.text)
         self._state.health.note(ConsumerTrouble.COMMIT_FAILED, failure.text)
         self._state.must_recover = True
         self._book.counts.failed_commits += 1
@@ -169,18 +169,18 @@ class Commits:
 
     def _narrow(self, failure: TransactionFailure, cut: Cut) -> None:
         """Looks for the record that is refused, and gives it another outcome once it is alone."""
-        self._cut_most = min(len(cut.messages), CUT_RECORDS) // 2
+        self._cut_most = min(cut.count, CUT_RECORDS) // 2
         if self._cut_most:
             return
         self._cut_most = 1
-        (message,) = cut.messages
-        assert message.settlement is not None
-        settlement = self._state.policy.instead(message, message.settlement, failure.text)
+        ((block, index, refused),) = cut.settled()
+        message = block.message(index)
+        settlement = self._state.policy.instead(message, refused, failure.text)
         _LOG.error("%r: %s", message, failure.text)
         if self._state.order is not None:
             written, _ = self._state.order.settled(message, settlement)
             known = {record.key for record in written}
-            others = [one for one in message.settlement.order if one.key not in known]
+            others = [one for one in refused.order if one.key not in known]
             settlement = settlement._replace(order=(*others, *written))
         self._book.resettle(message, settlement)
 
@@ -233,9 +233,7 @@ class Commits:
         cut = self._doubtful
         if cut is None:
             return
-        for at in partitions:
-            cut.offsets.pop(at, None)
-        cut.messages = [one for one in cut.messages if one.at in cut.offsets]
+        cut.leave_out_others(cut.offsets.keys() - set(partitions))
         if not cut.offsets:
             self._doubtful = None
 

@@ -7,10 +7,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from delaywheel.consumer.batch import Batch
+from delaywheel.consumer.block import Block, Run, runs_of
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import (
     DONE,
-    Batch,
     HandlerTimeoutError,
     Outcome,
     ReceivedMessage,
@@ -111,14 +112,45 @@ class Dispatcher:
             if not self._state.may_hand_out:
                 return batch
             now_ms, now_s = self._state.clock_ms(), time.monotonic()
-            is_plain = self._order is None and self._state.settings.route is None
-            while len(batch) < most and (message := self._book.hand_out()) is not None:
-                # Without headers there is nothing to look at.
-                is_for_all = is_plain and not message.headers and not message.are_headers_unread
-                if is_for_all or self._is_for_a_handler(message, now_ms):
-                    message.handed_s = now_s
-                    batch.append(message)
+            left = most
+            if self._order is not None:  # each decides what the next ones wait for
+                while left and (message := self._next(now_ms, now_s)) is not None:
+                    left -= 1
+                    batch.take(runs_of([message]))
+            while left and (run := self._book.hand_out(left, now_s)) is not None:
+                runs = self._for_handlers(run, now_ms)
+                left -= sum(one.size for one in runs)
+                batch.take(runs)
         return batch
+
+    def hand_out_one(self) -> ReceivedMessage | None:
+        """Returns the longest-waiting record; None if none is available now.
+
+        Raises:
+            ConsumerError: The consumer cannot continue.
+        """
+        with self._changed:
+            self._state.raise_error()
+            if not self._state.may_hand_out:
+                return None
+            return self._next(self._state.clock_ms(), time.monotonic())
+
+    def _next(self, now_ms: int, now_s: float) -> ReceivedMessage | None:
+        while (message := self._book.hand_out_one(now_s)) is not None:
+            if self._is_plain(message.block) or self._is_for_a_handler(message, now_ms):
+                return message
+        return None
+
+    def _is_plain(self, block: Block) -> bool:
+        """Whether there is nothing to look at before records are handed out."""
+        is_for_all = self._order is None and self._state.settings.route is None
+        return is_for_all and not block.has_headers
+
+    def _for_handlers(self, run: Run, now_ms: int) -> Sequence[Run]:
+        """Returns what is to be handled now; the rest is settled here."""
+        if self._is_plain(run.block):
+            return (run,)
+        return runs_of([one for one in run.messages() if self._is_for_a_handler(one, now_ms)])
 
     def condemn(self, message: ReceivedMessage) -> None:
         """Settles a record as dead that ends each process that handles it."""
@@ -191,26 +223,28 @@ class Dispatcher:
         """See `ReceivedMessage.done`."""
         return self._settle(message, DONE)
 
-    def all_done(self, messages: Sequence[ReceivedMessage]) -> None:
+    def all_done(self, runs: Sequence[Run]) -> None:
         """See `Desk`."""
         now_s = time.monotonic()
         with self._changed:
-            begun_s, count = 0.0, 0
-            for message in messages:
+            if self._order is None and not self._running_on:
+                for run in runs:
+                    # Those of a run were handed out together.
+                    took_s = now_s - run.block.handed_s[run.begin]
+                    self._handler_times.add(took_s, self._book.settle_done(run))
+            else:
+                self._done_one_by_one(runs, now_s)
+            if self._state.is_draining:
+                self._changed.notify_all()
+
+    def _done_one_by_one(self, runs: Sequence[Run], now_s: float) -> None:
+        for run in runs:
+            for message in run.messages():
                 if message.is_taken_back:
                     message.has_returned = True
                 elif not message.is_settled:
-                    if message.handed_s != begun_s:  # those of a batch were handed out together
-                        self._handler_times.add(now_s - begun_s, count)
-                        begun_s, count = message.handed_s, 0
-                    count += 1
-                    if self._order is not None:
-                        self._note(message, DONE)
-            self._handler_times.add(now_s - begun_s, count)
-            if self._order is None:
-                self._book.settle_done(messages)
-            if self._state.is_draining:
-                self._changed.notify_all()
+                    self._handler_times.add(now_s - message.handed_s)
+                    self._note(message, DONE)
 
     def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """See `Desk`."""

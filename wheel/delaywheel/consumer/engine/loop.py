@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
+from delaywheel.consumer.block import Block
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.engine.commits import Commits
 from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
@@ -17,10 +18,9 @@ from delaywheel.consumer.engine.lookout import Lookout
 from delaywheel.consumer.engine.pattern_watch import PatternWatch
 from delaywheel.consumer.engine.positions import FoundPositions, Positions
 from delaywheel.consumer.engine.state import EngineState, tell_lost
-from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.order import whole_lanes
 from delaywheel.consumer.port import Broker
-from delaywheel.consumer.records import Incoming, Partition, Trip, unpack_retry
+from delaywheel.consumer.records import Fetched, Partition
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.consumer.watching.figures import Figures
@@ -217,20 +217,20 @@ class Engine:
             wait_s = min(wait_s, _FETCH_BESIDE_SUSPECTS_S)
         self._called_back.clear()
         if self._flow.rests(now_s):
-            records: Sequence[Incoming] = ()
+            fetched: Sequence[Fetched] = ()
         else:
             # While it is full nothing is fetched; but this call also serves the group.
             most = max(1, min(_FETCH_RECORDS, self._book.room))
-            records = self._broker.fetch(most, wait_s)
-        if self._called_back and records:
-            records = self._without_moved(records)
-        self._take(records)
+            fetched = self._broker.fetch(most, wait_s)
+        if self._called_back and fetched:
+            fetched = self._without_moved(fetched)
+        self._take(fetched)
         self.desk.take_back_late()
         if now_s >= self._look_at_s:
             self._look()
         self._commits.turn()
 
-    def _without_moved(self, records: Sequence[Incoming]) -> Sequence[Incoming]:
+    def _without_moved(self, fetched: Sequence[Fetched]) -> Sequence[Fetched]:
         """Returns what is certainly of the present assignment; the rest is read again.
 
         It may have been fetched before the call or after it.
@@ -239,8 +239,8 @@ class Engine:
         if not self._broker.is_incremental:
             self._flow.go_back(moved)
             return ()
-        kept = [one for one in records if Partition(*one.place[:2]) not in moved]
-        if len(kept) < len(records):
+        kept = [one for one in fetched if one.at not in moved]
+        if len(kept) < len(fetched):
             self._flow.go_back(moved)
         return kept
 
@@ -263,25 +263,18 @@ class Engine:
             self._state.notify()
         tell_lost(lost)
 
-    def _take(self, records: Sequence[Incoming]) -> None:
-        if not records:
+    def _take(self, fetched: Sequence[Fetched]) -> None:
+        if not fetched:
             return
-        went_back = self._book.going_back([record.place for record in records])
+        went_back = self._book.going_back(fetched)
         if went_back:
             self._read_anew(went_back)
             return
-        retry_topics = self._state.retry_topics
-        messages = [self._message(record, retry_topics) for record in records]
+        retries = self._state.retry_topics
+        blocks = [Block(self.desk, one, is_retry=one.at.topic in retries) for one in fetched]
         with self._changed:
-            self._book.take(messages)
+            self._book.take(blocks)
             self._state.notify()
-
-    def _message(self, record: Incoming, retry_topics: AbstractSet[str]) -> ReceivedMessage:
-        if record.place.topic in retry_topics:
-            trip, headers = unpack_retry(record)
-        else:
-            trip, headers = Trip(1, record.place), record.headers or []
-        return ReceivedMessage(self.desk, record, trip, headers)
 
     def _look(self) -> None:
         """Looks for troubles, and begins anew in topics that were made anew.

@@ -35,7 +35,6 @@ from typing import Any, Final, cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
-    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
     KafkaException,
@@ -47,6 +46,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.kafka.failures import REFUSALS, away
+from delaywheel.consumer.kafka.fetching import in_columns
 from delaywheel.consumer.kafka.order_topic import ORDER_CONFIG, OrderTopics
 from delaywheel.consumer.kafka.topics import (
     ASK_S,
@@ -70,18 +70,10 @@ from delaywheel.consumer.port import (
     TransactionFailure,
     Unread,
 )
-from delaywheel.consumer.records import (
-    NO_TIMESTAMP,
-    Incoming,
-    Outgoing,
-    Partition,
-    Passed,
-    Place,
-)
+from delaywheel.consumer.records import Fetched, Outgoing, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings, transactional_id
 from delaywheel.ingress import IngressLimits, ingress_topic
-from delaywheel.record_headers import headers_of
 from delaywheel.transactional import OpenTransactionWatch, transactional
 
 _LOG = logging.getLogger("delaywheel.consumer")
@@ -236,25 +228,33 @@ class KafkaBroker:
 
         return called
 
-    def fetch(self, most: int, timeout_s: float) -> list[Incoming]:
+    def fetch(self, most: int, timeout_s: float) -> list[Fetched]:
         """See `Broker`."""
-        records = []
         messages = self._joined.consume(most, timeout_s)
         if self._raised is not None:
             raise self._raised
-        for message in messages:
-            error = message.error()
-            if error is None:
-                records.append(_incoming(message))
-            elif error.fatal():
-                raise ConsumerError(ConsumerReason.KAFKA_FATAL, error.str())
-            elif error.code() in REFUSALS:
-                raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
-            elif error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-                raise ConsumerError(ConsumerReason.GROUP_DIFFERS, error.str())
-            else:
-                _LOG.warning("Kafka: %s", error.str())
-        return records
+        if any(map(Message.error, messages)):
+            messages = [one for one in messages if self._is_record(one)]
+        return in_columns(messages)
+
+    @staticmethod
+    def _is_record(message: Message) -> bool:
+        """Whether it is a record, and not an error that is worth a line in the log.
+
+        Raises:
+            ConsumerError: It is an error with which nothing goes on.
+        """
+        error = message.error()
+        if error is None:
+            return True
+        if error.fatal():
+            raise ConsumerError(ConsumerReason.KAFKA_FATAL, error.str())
+        if error.code() in REFUSALS:
+            raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
+        if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+            raise ConsumerError(ConsumerReason.GROUP_DIFFERS, error.str())
+        _LOG.warning("Kafka: %s", error.str())
+        return False
 
     def limits(self) -> IngressLimits | None:
         """See `Broker`."""
@@ -507,15 +507,3 @@ def _no_ingress(topic: str) -> ConsumerError:
         ConsumerReason.INGRESS_MISSING,
         f"Kafka has no topic {topic}, from which delaywheel takes what is to come back",
     )
-
-
-def _incoming(message: Message) -> Incoming:
-    topic, partition, offset = message.topic(), message.partition(), message.offset()
-    assert topic is not None
-    assert partition is not None
-    assert offset is not None
-    kind, timestamp_ms = message.timestamp()
-    if kind == TIMESTAMP_NOT_AVAILABLE:
-        timestamp_ms = NO_TIMESTAMP
-    place = Place(topic, partition, offset, timestamp_ms)
-    return Incoming(place, message.key(), message.value(), headers_of(message))

@@ -31,13 +31,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
+from delaywheel.consumer.leaving import UnreadableError
 from delaywheel.consumer.message import (
     ConsumerError,
     ConsumerReason,
     Outcome,
     ReceivedMessage,
     Settlement,
-    UnreadableError,
 )
 from delaywheel.consumer.port import FORWARD_ROOM_BYTES, Start
 from delaywheel.consumer.records import (

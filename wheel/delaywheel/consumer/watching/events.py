@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from delaywheel.consumer.book import Cut
 from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
 from delaywheel.consumer.records import Partition
 
@@ -61,14 +62,14 @@ class Teller:
         """Takes what is to be called."""
         self._events = events
 
-    def worth_telling(self, messages: Sequence[ReceivedMessage]) -> Told:
-        """Returns those whose outcome is told; to be called while they still have it."""
+    def worth_telling(self, cut: Cut) -> Told:
+        """Returns those records whose outcome is told; to be called while they still have it."""
         if self._events is None:
             return []
         return [
-            (each, each.settlement)
-            for each in messages
-            if each.settlement is not None and each.settlement.outcome in _TOLD
+            (block.message(index), settlement)
+            for block, index, settlement in cut.settled()
+            if settlement.outcome in _TOLD
         ]
 
     def outcomes(self, told: Told) -> None:

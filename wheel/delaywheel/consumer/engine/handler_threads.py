@@ -15,7 +15,8 @@ from queue import Empty, Full, Queue, SimpleQueue
 from typing import Final
 from zlib import crc32
 
-from delaywheel.consumer.message import Batch, ReceivedMessage
+from delaywheel.consumer.batch import Batch
+from delaywheel.consumer.message import ReceivedMessage
 
 DEPTH: Final = 16
 """How many records may wait for one thread: behind a slow one the others are kept busy."""
