@@ -4,9 +4,11 @@
 
 Records of 200 bytes lie in a topic of six partitions; the handlers do nothing. In turn they are
 read by confluent-kafka's `consume(1000)`, with a commit after each; by the loop of a RetryConsumer;
-by its batches of 1,000; and by an AsyncRetryConsumer with 50 handlers that each wait 10 ms (of
-fewer records: `--calls`). Each has a group of its own. Printed are records a second from the first
-record to the last commit, and the program's CPU for each record.
+by its batches of 1,000, as a whole and message by message; and by an AsyncRetryConsumer with 50
+handlers that each wait 10 ms (of fewer records: `--calls`), beside as many coroutines without any
+consumer. Each has a group of its own. Printed are records a second from the first record to the
+last commit, the program's CPU for each record, and both as ratios to confluent-kafka's own
+consumer in the same run.
 """
 
 from __future__ import annotations
@@ -31,7 +33,13 @@ PATIENCE_S: Final = 60.0
 
 
 class Meter:
-    """Time and CPU from the first record on."""
+    """Time and CPU from the first record on.
+
+    Attributes:
+        plain: What the client alone took: seconds and CPU of each record.
+    """
+
+    plain: tuple[float, float] | None = None
 
     def __init__(self) -> None:
         self._began: tuple[float, float] | None = None
@@ -45,9 +53,13 @@ class Meter:
         """Prints what it took until now."""
         assert self._began is not None
         took_s, cpu_s = time.monotonic() - self._began[0], time.process_time() - self._began[1]
+        each = (took_s / records, cpu_s / records)
+        if Meter.plain is None:
+            Meter.plain = each
+        ratios = f"{Meter.plain[0] / each[0]:6.2f} {each[1] / Meter.plain[1]:6.1f}"
         print(
-            f"{name:32} {records:9,} records {records / took_s:10,.0f} a second"
-            f" {cpu_s / records * 1e6:7.1f} us of CPU each",
+            f"{name:34} {records:9,} records {1 / each[0]:10,.0f} a second"
+            f" {each[1] * 1e6:7.1f} us of CPU each; beside the client: {ratios}",
             flush=True,
         )
 
@@ -115,20 +127,30 @@ def with_loop(address: str, records: int) -> None:
                 consumer.stop()
 
 
-def with_batches(address: str, records: int) -> None:
+def with_batches(address: str, records: int, *, message_by_message: bool = False) -> None:
     """Reads all records with batches of a RetryConsumer."""
     from delaywheel.consumer import RetryConsumer  # noqa: PLC0415
 
     meter, seen = Meter(), 0
-    with RetryConsumer(TOPIC, group="batches", bootstrap=address, cluster="cost") as consumer:
+    group = f"batches-{message_by_message}"
+    with RetryConsumer(TOPIC, group=group, bootstrap=address, cluster="cost") as consumer:
         for batch in consumer.batches(BATCH):
             meter.begin()
             with batch:
-                seen += len(batch)
+                if message_by_message:
+                    seen += sum(message.value is not None for message in batch)
+                else:
+                    seen += len(batch)
             if seen == records:
                 consumer.flush(PATIENCE_S)
-                meter.report(f"RetryConsumer, batches({BATCH})", records)
+                how = "each message" if message_by_message else f"batches({BATCH})"
+                meter.report(f"RetryConsumer, {how}", records)
                 consumer.stop()
+
+
+def with_batches_by_message(address: str, records: int) -> None:
+    """Reads all records with batches of a RetryConsumer, and looks at each message."""
+    with_batches(address, records, message_by_message=True)
 
 
 def with_asyncio(address: str, records: int) -> None:
@@ -156,6 +178,31 @@ def with_asyncio(address: str, records: int) -> None:
     asyncio.run(run())
 
 
+def with_asyncio_alone(_: str, records: int) -> None:
+    """Runs as many coroutines that wait as long, without any consumer: what asyncio itself can."""
+
+    async def run() -> None:
+        meter, free, freed = Meter(), CONCURRENCY, asyncio.Event()
+        meter.begin()
+
+        async def one() -> None:
+            nonlocal free
+            await asyncio.sleep(WAIT_S)
+            free += 1
+            freed.set()
+
+        async with asyncio.TaskGroup() as handlers:
+            for _ in range(records):
+                if not free:
+                    freed.clear()
+                    await freed.wait()
+                free -= 1
+                handlers.create_task(one())
+        meter.report(f"asyncio alone, {CONCURRENCY} of {WAIT_S * 1000:.0f} ms", records)
+
+    asyncio.run(run())
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs everything once."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -168,7 +215,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (with_confluent_kafka, given.records),
         (with_loop, given.records),
         (with_batches, given.records),
+        (with_batches_by_message, given.records),
         (with_asyncio, given.calls),
+        (with_asyncio_alone, given.calls),
     )
     with KafkaBroker() as kafka:
         fill(kafka.address, given.records)

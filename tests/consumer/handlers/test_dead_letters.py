@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 
 import pytest
 from confluent_kafka import Producer
+from prometheus_client import CollectorRegistry, generate_latest
 
 from delaywheel.deadletters import (
     DROP,
     KEEP,
     REPLAY,
+    AsyncDeadLetterConsumer,
     DeadLetterConsumer,
     DeadLetterTopic,
     Decision,
@@ -19,6 +22,7 @@ from delaywheel.deadletters import (
     LetterHandler,
     LetterState,
 )
+from delaywheel.deadletters.handling.metrics import DeadLetterMetrics
 from delaywheel.deadletters.letter import OutgoingRecord
 from delaywheel.deadletters.selection import EVERYTHING
 from delaywheel.deadletters.writing import LetterWriter
@@ -36,6 +40,7 @@ class Letters:
     def __init__(self, address: str, cluster_id: str) -> None:
         self.client = {"bootstrap.servers": address}
         self.name, self.orders = f"dead-{cluster_id}", f"orders-{cluster_id}"
+        self.metrics = ""
         self._address = address
         create_topic(address, self.name)
         create_topic(address, self.orders)
@@ -67,12 +72,9 @@ class Letters:
 
             return noted
 
+        noted = {reason: noting(handle) for reason, handle in handlers.items()}
         with DeadLetterConsumer(
-            self.name,
-            self.client,
-            {reason: noting(handle) for reason, handle in handlers.items()},
-            retry=("1ms",),
-            takeover_after="0s",
+            self.name, self.client, noted, retry=("1ms",), takeover_after="0s"
         ) as consumer:
             timer = threading.Timer(PATIENCE_S, consumer.stop)
             timer.start()
@@ -80,6 +82,9 @@ class Letters:
                 consumer.run()
             finally:
                 timer.cancel()
+            registry = CollectorRegistry()
+            registry.register(DeadLetterMetrics(consumer))
+            self.metrics = generate_latest(registry).decode()
         return seen
 
 
@@ -110,8 +115,65 @@ def test_each_reason_has_its_handler_and_what_it_decides_is_done(letters: Letter
     kept = dict.fromkeys(("ASK", "SILENT", "BROKEN", "NOBODY'S"), LetterState.WAITING)
     dropped = dict.fromkeys(("NEVER", "LAST"), LetterState.DROPPED)
     assert letters.states() == {"AGAIN": LetterState.REPLAYED, **kept, **dropped}
+    for line in (
+        'letters_total{became="replayed",reason="AGAIN",topic="%s"} 1.0',
+        'letters_total{became="dropped",reason="LAST",topic="%s"} 1.0',
+        'letters_total{became="kept",reason="BROKEN",topic="%s"} 1.0',
+        'handler_failures_total{topic="%s"} 2.0',
+        'at_work{topic="%s"} 0.0',
+        'trouble{topic="%s"} 0.0',
+    ):
+        assert f"delaywheel_letter_consumer_{line % letters.name}\n" in letters.metrics
     letters.write("LATER")
     assert letters.handled({**HANDLERS, "LATER": broken}, until="LATER") == ["LATER"]
+
+
+async def test_coroutines_decide_while_the_loop_goes_on(letters: Letters) -> None:
+    letters.write("AGAIN", "LAST", "HANGS")
+    met, begun = asyncio.Event(), asyncio.Event()
+
+    async def replayed(_: Letter) -> Decision:
+        await met.wait()  # another task of the loop is heard meanwhile
+        return REPLAY
+
+    async def dropped(_: Letter) -> Decision:
+        return DROP
+
+    async def hangs(_: Letter) -> Decision:
+        begun.set()
+        await asyncio.sleep(PATIENCE_S)
+        return DROP
+
+    async with AsyncDeadLetterConsumer(
+        letters.name,
+        letters.client,
+        {"AGAIN": replayed, "HANGS": hangs},
+        otherwise=dropped,
+        takeover_after="0s",
+    ) as consumer:
+        running = asyncio.create_task(consumer.run())
+        met.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await begun.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert letters.arrived() == {b"AGAIN": 1}
+    assert (letters.states()["LAST"], letters.states()["HANGS"]) == (
+        LetterState.DROPPED,
+        LetterState.WAITING,
+    )
+
+
+async def _awaited(_: Letter) -> Decision:
+    return KEEP
+
+
+def test_handlers_of_the_other_kind_are_refused() -> None:
+    with pytest.raises(TypeError, match="use AsyncDeadLetterConsumer"):
+        DeadLetterConsumer("dead", {}, {"A": _awaited})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match="use DeadLetterConsumer"):
+        AsyncDeadLetterConsumer("dead", {}, {"A": lambda _: KEEP})  # type: ignore[dict-item, return-value]
 
 
 def test_what_was_decided_and_not_committed_is_decided_again(

@@ -123,9 +123,7 @@ class AsyncRetryConsumer(BaseConsumer):
         timeout_ms = self._settings.handler_timeout_ms
 
         async def limited(message: ReceivedMessage) -> None:
-            if timeout_ms is None:
-                await handle(message)
-                return
+            assert timeout_ms is not None
             limit = asyncio.timeout(timeout_ms / 1000)
             try:
                 async with limit:
@@ -138,11 +136,13 @@ class AsyncRetryConsumer(BaseConsumer):
                 error.__cause__ = raised
                 self._engine.desk.time_out(message, error)
 
+        call = handle if timeout_ms is None else limited
+
         async def one(message: ReceivedMessage) -> None:
             nonlocal free
             try:
                 async with message:
-                    await limited(message)
+                    await call(message)
             finally:
                 free += 1
                 freed.set()

@@ -19,7 +19,9 @@ except ModuleNotFoundError as missing:
 
 from delaywheel.deadletters.counting import Count, LetterCounts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.handling import DeadLetterConsumer, LetterHandler
+from delaywheel.deadletters.handling.aio import AsyncDeadLetterConsumer, AsyncLetterHandler
+from delaywheel.deadletters.handling.consumer import DeadLetterConsumer, LetterHandler
+from delaywheel.deadletters.handling.figures import LetterFigures
 from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.marks import LetterState, Mark
 from delaywheel.deadletters.selection import Selection
@@ -30,6 +32,8 @@ __all__ = [
     "DROP",
     "KEEP",
     "REPLAY",
+    "AsyncDeadLetterConsumer",
+    "AsyncLetterHandler",
     "Count",
     "DeadLetterConsumer",
     "DeadLetterTopic",
@@ -40,6 +44,7 @@ __all__ = [
     "Keep",
     "Letter",
     "LetterCounts",
+    "LetterFigures",
     "LetterHandler",
     "LetterPlace",
     "LetterState",

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 from delaywheel.record_headers import (
@@ -194,6 +194,19 @@ class Letter:
     def length_bytes(self) -> int:
         """The size of key, value and headers."""
         return _content_bytes(self.key, self.value, self.headers)
+
+    def completed(self, record: OutgoingRecord) -> Letter:
+        """Returns the letter with what it lacks of its record."""
+        headers = self.headers
+        if "headers" in self.omitted:
+            own = (each for each in record.headers if not each[0].startswith(DEAD_PREFIX))
+            headers = (*own, *headers)
+        return replace(
+            self,
+            key=record.key if "key" in self.omitted else self.key,
+            value=record.value if "value" in self.omitted else self.value,
+            headers=headers,
+        )
 
     def again(self, of_topic: str, *, to: str | None, as_new: bool) -> OutgoingRecord:
         """Returns the record that sends the message again.

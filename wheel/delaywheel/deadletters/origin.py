@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from confluent_kafka import Message
 
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import DEAD_PREFIX, Letter, Origin
+from delaywheel.deadletters.letter import Letter, Origin, OutgoingRecord
 from delaywheel.deadletters.reading import TopicReader
 from delaywheel.record_headers import headers_of
 
@@ -46,18 +45,11 @@ class Origins:
         missing = f"{ORIGIN_MISSING}: the letter lacks its {_listed(letter)}, and {origin}"
         if record is None:
             return f"{missing} is gone"
-        headers = letter.headers
-        if "headers" in letter.omitted:
-            own = headers_of(record)
-            if own is None:
-                return f"{missing} has a header whose name is not UTF-8"
-            kept = (each for each in own if not each[0].startswith(DEAD_PREFIX))
-            headers = (*kept, *headers)
-        return replace(
-            letter,
-            key=record.key() if "key" in letter.omitted else letter.key,
-            value=record.value() if "value" in letter.omitted else letter.value,
-            headers=headers,
+        headers = headers_of(record)
+        if "headers" in letter.omitted and headers is None:
+            return f"{missing} has a header whose name is not UTF-8"
+        return letter.completed(
+            OutgoingRecord(origin.topic, record.key(), record.value(), headers or [])
         )
 
     def close(self) -> None:

@@ -12,7 +12,8 @@ runs over both (tests/client/testing). It promises nothing about crashes, replic
 """
 
 from delaywheel.testing.consuming import MemoryConsumer
+from delaywheel.testing.letters import MemoryDeadLetterConsumer
 from delaywheel.testing.service import MemoryService
 from delaywheel.testing.store import DeliveredRecord
 
-__all__ = ["DeliveredRecord", "MemoryConsumer", "MemoryService"]
+__all__ = ["DeliveredRecord", "MemoryConsumer", "MemoryDeadLetterConsumer", "MemoryService"]

@@ -18,10 +18,13 @@ from google.rpc.status_pb2 import Status
 from delaywheel.client.aio import AsyncClient
 from delaywheel.client.sync import Client
 from delaywheel.consumer.settings import Options
+from delaywheel.deadletters.handling.aio import AsyncLetterHandler
+from delaywheel.deadletters.handling.consumer import LetterHandler
 from delaywheel.levels import DEFAULT_LEVELS, Duration, length_ms
 from delaywheel.message import unix_ms, use_clock
 from delaywheel.reasons import DOMAIN, Reason
 from delaywheel.testing.consuming import MemoryConsumer
+from delaywheel.testing.letters import MemoryDeadLetterConsumer
 from delaywheel.testing.rows import SentMessage, rows_of_columns
 from delaywheel.testing.store import (
     WHEEL,
@@ -140,6 +143,31 @@ class MemoryService:
                 service.advance("1s")  # and the retry appears
         """
         return MemoryConsumer(self, topics, group, **options)
+
+    def dead_letter_consumer(
+        self,
+        consumer: MemoryConsumer,
+        handlers: Mapping[str, LetterHandler | AsyncLetterHandler],
+        *,
+        otherwise: LetterHandler | AsyncLetterHandler | None = None,
+        attempts: int = 4,
+    ) -> MemoryDeadLetterConsumer:
+        """Returns what gives a consumer's dead letters to handlers, as `DeadLetterConsumer` does.
+
+        Example:
+            ::
+
+                letters = service.dead_letter_consumer(consumer, {"ATTEMPTS_EXHAUSTED": ask})
+                letters.run()  # and what was decided is in letters.decided
+        """
+        return MemoryDeadLetterConsumer(
+            self, consumer, handlers, otherwise=otherwise, attempts=attempts
+        )
+
+    def append(self, sent: SentMessage) -> None:
+        """Has a record appear in its topic now, as if a program had written it to Kafka."""
+        with self._lock:
+            self._store.append(sent)
 
     def accept(self, sent: SentMessage) -> None:
         """Takes a message as from a client that Kafka has let write."""

@@ -235,7 +235,11 @@ class MemoryStore:
     def _deliver(self, kept: Kept) -> None:
         sent = kept.sent
         kept.standing = Standing.DELIVERED
-        kept.offset = sum(record.topic == sent.topic for record in self.delivered)
+        kept.offset = self.append(sent)
+
+    def append(self, sent: SentMessage) -> int:
+        """Has a record appear in its topic now; returns its offset there."""
+        offset = sum(record.topic == sent.topic for record in self.delivered)
         self.delivered.append(
             DeliveredRecord(
                 sent.topic,
@@ -247,9 +251,10 @@ class MemoryStore:
                 self.now_ms,
                 self.now_ms if sent.timestamp_ms is None else sent.timestamp_ms,
                 sent.partition,
-                kept.offset,
+                offset,
             )
         )
+        return offset
 
 
 def _due_ms(ref: pb.MessageRef) -> int:

@@ -19,9 +19,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from inspect import iscoroutinefunction
 from typing import Any, Final, Self, TypeAlias
 
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
+from delaywheel.deadletters.handling.figures import LetterFigures, LetterTally
 from delaywheel.deadletters.letter import Letter
 from delaywheel.deadletters.marks import LetterState, Marks
 from delaywheel.deadletters.selection import EVERYTHING
@@ -51,6 +53,7 @@ class DeadLetterConsumer:
 
     Raises:
         ValueError: A duration is none.
+        TypeError: A handler is a coroutine function.
 
     Example:
         ::
@@ -73,6 +76,9 @@ class DeadLetterConsumer:
         retry: tuple[Duration, ...] = ("1s", "10s", "1m"),
         takeover_after: Duration = "10s",
     ) -> None:
+        for handle in [*handlers.values(), *([] if otherwise is None else [otherwise])]:
+            if is_coroutine_function(handle):
+                raise TypeError(f"{handle!r}: a coroutine function; use AsyncDeadLetterConsumer")
         self._topic = DeadLetterTopic(topic, client)
         self._handlers = dict(handlers)
         self._otherwise = otherwise
@@ -81,12 +87,27 @@ class DeadLetterConsumer:
         self._read_to: dict[int, int] = {}
         self._committed_s = 0.0
         self._is_stopping = False
+        self._tally = LetterTally()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
         self._topic.close()
+
+    @property
+    def topic(self) -> str:
+        """The topic of letters."""
+        return self._topic.name
+
+    @property
+    def figures(self) -> LetterFigures:
+        """This consumer in figures, all of one moment: for metrics."""
+        return self._tally.figures()
 
     def stop(self) -> None:
         """Ends `run` after the letter in hand. Signal handlers may call it."""
@@ -104,11 +125,13 @@ class DeadLetterConsumer:
                 if self._is_ours_to_handle():
                     self._handle_all()
                 wait_s = _LOOK_S
+                self._tally.trouble = None
             except DeadLettersError as error:
                 if error.reason is DeadLettersReason.OVERTAKEN:
                     _LOG.info("%s: %s", self._topic.name, error)
                 elif error.retry_helps:
                     _LOG.warning("%s: %s", self._topic.name, error)
+                    self._tally.trouble = str(error)
                     wait_s = min(2 * wait_s, 30.0)
                 else:
                     raise
@@ -137,30 +160,40 @@ class DeadLetterConsumer:
 
     def _handle_all(self) -> None:
         """Claims the letters, and handles them as they come, until another process claims them."""
-        with self._topic.claimed() as (claimed_bounds, settling):
-            bounds, topic_id = claimed_bounds, settling.marks.topic_id
-            while topic_id == settling.marks.topic_id:
-                for letter in self._topic.read(EVERYTHING, self._left(bounds, settling.marks)):
-                    self._handle(letter, settling)
-                    if self._is_stopping:
-                        break
-                self._commit(settling)
+        try:
+            with self._topic.claimed() as (bounds, settling):
+                self._tally.is_at_work = True
+                self._handle_claimed(bounds, settling)
+        finally:
+            self._tally.is_at_work = False
+            self._tally.forget()
+
+    def _handle_claimed(self, bounds: Bounds, settling: Settling) -> None:
+        topic_id = settling.marks.topic_id
+        while topic_id == settling.marks.topic_id:
+            for letter in self._topic.read(EVERYTHING, self._left(bounds, settling.marks)):
+                self._handle(letter, settling)
                 if self._is_stopping:
-                    return
-                self._read_to = _ends(bounds)
-                self._rest(_LOOK_S)
-                bounds, topic_id = self._topic.bounds()
-            self._read_to = {}
+                    break
+            self._commit(settling)
+            if self._is_stopping:
+                return
+            self._read_to = _ends(bounds)
+            self._rest(_LOOK_S)
+            bounds, topic_id = self._topic.bounds()
+        self._read_to = {}
 
     def _left(self, bounds: Bounds, marks: Marks) -> Bounds:
         """Returns the offsets that are not passed yet."""
-        return {
+        left = {
             number: (
                 max(first, marks.positions.get(number, 0), min(end, self._read_to.get(number, 0))),
                 end,
             )
             for number, (first, end) in bounds.items()
         }
+        self._tally.waiting_offsets = sum(max(0, end - first) for first, end in left.values())
+        return left
 
     def _handle(self, letter: Letter, settling: Settling) -> None:
         if settling.marks.state_of(letter.place) is not LetterState.WAITING:
@@ -168,14 +201,15 @@ class DeadLetterConsumer:
         decision = self._decided(letter, settling)
         if decision is None:  # the end was asked for: it is handled again
             return
-        if not isinstance(decision, Keep):
-            settling.take(letter, decision)
+        why = None if isinstance(decision, Keep) else settling.take(letter, decision)
+        self._tally.decide(letter.reason, decision, is_refused=why is not None)
         settling.passed(letter)
         if time.monotonic() - self._committed_s >= _COMMIT_S:
             self._commit(settling)
 
     def _commit(self, settling: Settling) -> None:
         settling.end()
+        self._tally.commit()
         self._committed_s = time.monotonic()
         refused = settling.settled.examples
         for place, why in refused:
@@ -191,6 +225,7 @@ class DeadLetterConsumer:
             try:
                 decision = handler(letter)
             except Exception:  # noqa: BLE001 - it is the program's
+                self._tally.handler_failures += 1
                 where = (letter.place, self._topic.name)
                 if delay_s is None:
                     _LOG.exception("%s of %s is kept: its handler failed", *where)
@@ -212,6 +247,12 @@ class DeadLetterConsumer:
         deadline = time.monotonic() + seconds
         while not self._is_stopping and (left_s := deadline - time.monotonic()) > 0:
             time.sleep(min(left_s, _SLICE_S))
+
+
+def is_coroutine_function(handle: Callable[..., object]) -> bool:
+    """Whether the decision of a function, or of an object that can be called, is to be awaited."""
+    called = getattr(type(handle), "__call__", None)  # noqa: B004 - is it a coroutine function?
+    return iscoroutinefunction(handle) or iscoroutinefunction(called)
 
 
 def _ends(bounds: Bounds) -> dict[int, int]:

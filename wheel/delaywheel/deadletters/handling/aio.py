@@ -1,0 +1,119 @@
+"""The consumer of letters whose handlers are coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from delaywheel.deadletters.handling.consumer import DeadLetterConsumer, is_coroutine_function
+from delaywheel.deadletters.handling.figures import LetterFigures
+from delaywheel.deadletters.letter import Letter
+from delaywheel.deadletters.settling import Decision
+from delaywheel.levels import Duration
+
+AsyncLetterHandler: TypeAlias = Callable[[Letter], Awaitable[Decision | None]]
+
+
+class AsyncDeadLetterConsumer:
+    """`DeadLetterConsumer` for the coroutines of one loop: one after another, as there.
+
+    Kafka is asked on a thread, so that the loop goes on meanwhile.
+
+    Args:
+        topic: As there, and all others.
+        client: Settings of the Kafka client.
+        handlers: Coroutine functions.
+        otherwise: One for all other reasons.
+        retry: The delays after which a handler that raised is called again.
+        takeover_after: How long letters wait for another process that has claimed them.
+
+    Raises:
+        TypeError: A handler is no coroutine function.
+
+    Example:
+        ::
+
+            async with AsyncDeadLetterConsumer("orders-dead-billing", {"bootstrap.servers": "…"},
+                                               {"ATTEMPTS_EXHAUSTED": ask_the_shop}) as letters:
+                await letters.run()
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        client: Mapping[str, Any],
+        handlers: Mapping[str, AsyncLetterHandler],
+        *,
+        otherwise: AsyncLetterHandler | None = None,
+        retry: tuple[Duration, ...] = ("1s", "10s", "1m"),
+        takeover_after: Duration = "10s",
+    ) -> None:
+        for handle in [*handlers.values(), *([] if otherwise is None else [otherwise])]:
+            if not is_coroutine_function(handle):
+                raise TypeError(f"{handle!r}: not a coroutine function; use DeadLetterConsumer")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._asked: Future[Decision | None] | None = None
+        self._letters = DeadLetterConsumer(
+            topic,
+            client,
+            {reason: self._on_loop(handle) for reason, handle in handlers.items()},
+            otherwise=None if otherwise is None else self._on_loop(otherwise),
+            retry=retry,
+            takeover_after=takeover_after,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.shield(asyncio.to_thread(self._letters.close))
+
+    @property
+    def topic(self) -> str:
+        """The topic of letters."""
+        return self._letters.topic
+
+    @property
+    def figures(self) -> LetterFigures:
+        """This consumer in figures, all of one moment: for metrics."""
+        return self._letters.figures
+
+    def stop(self) -> None:
+        """Ends `run` after the letter in hand. Signal handlers may call it."""
+        self._letters.stop()
+
+    async def run(self) -> None:
+        """Handles letters until `stop`; if it is cancelled, so is the handler at work.
+
+        Raises:
+            DeadLettersError: It cannot continue: there is no such topic, or Kafka refuses.
+        """
+        self._loop = asyncio.get_running_loop()
+        running = asyncio.ensure_future(asyncio.to_thread(self._letters.run))
+        try:
+            await asyncio.shield(running)
+        except asyncio.CancelledError:
+            self.stop()
+            if self._asked is not None:
+                self._asked.cancel()
+            await asyncio.wait([running])
+            raise
+
+    def _on_loop(self, handle: AsyncLetterHandler) -> Callable[[Letter], Decision | None]:
+        async def decided(letter: Letter) -> Decision | None:
+            return await handle(letter)
+
+        def ask(letter: Letter) -> Decision | None:
+            assert self._loop is not None
+            self._asked = asyncio.run_coroutine_threadsafe(decided(letter), self._loop)
+            return self._asked.result()
+
+        return ask

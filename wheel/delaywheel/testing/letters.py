@@ -1,0 +1,158 @@
+"""Handlers of dead letters in memory: a `DeadLetterConsumer` of what a `MemoryConsumer` gave up.
+
+| decided | then |
+|---|---|
+| `Replay` | the record appears in its topic at once, as it would be sent to Kafka |
+| `Drop` | the letter is dealt with |
+| `Keep`, None, no handler | it waits, and is not asked about again |
+| the handler raises, `attempts` times | the same; the delays between them pass at once |
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final, Protocol, Self
+
+from delaywheel.consumer.records import Outgoing
+from delaywheel.deadletters.handling.aio import AsyncLetterHandler
+from delaywheel.deadletters.handling.consumer import LetterHandler, is_coroutine_function
+from delaywheel.deadletters.letter import Letter, LetterPlace, OutgoingRecord
+from delaywheel.deadletters.settling import KEEP, Decision, Replay
+from delaywheel.testing.consuming import MemoryConsumer
+from delaywheel.testing.rows import SentMessage
+from delaywheel.testing.store import DeliveredRecord
+
+_LOG: Final = logging.getLogger("delaywheel.deadletters")
+
+
+class Topics(Protocol):
+    """The service, as far as letters need it."""
+
+    @property
+    def now_ms(self) -> int:
+        """The time in Unix milliseconds."""
+        ...
+
+    def delivered(self, topic: str | None = None) -> list[DeliveredRecord]:
+        """Returns what appeared."""
+        ...
+
+    def append(self, sent: SentMessage) -> None:
+        """Has a record appear."""
+        ...
+
+
+class MemoryDeadLetterConsumer:
+    """Gives the letters of one consumer to handlers; ends where a real one would wait.
+
+    Attributes:
+        decided: The letters that were decided, each with its decision.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        consumer: MemoryConsumer,
+        handlers: Mapping[str, LetterHandler | AsyncLetterHandler],
+        *,
+        otherwise: LetterHandler | AsyncLetterHandler | None,
+        attempts: int,
+    ) -> None:
+        self._topics = topics
+        self._consumer = consumer
+        self._handlers = dict(handlers)
+        self._otherwise = otherwise
+        self._attempts = attempts
+        self._next = 0
+        self.decided: Final[list[tuple[Letter, Decision]]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Has nothing to end."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Has nothing to end."""
+
+    def run(self) -> Awaitable[None] | None:
+        """Handles the letters that there are and were not handled.
+
+        Returns:
+            What is to be awaited, if handlers are coroutine functions, as with
+            `AsyncDeadLetterConsumer`. None: all were handled.
+        """
+        handlers = [*self._handlers.values(), self._otherwise]
+        if any(one is not None and is_coroutine_function(one) for one in handlers):
+            return self._run()
+        for letter, of_topic in self._letters():
+            handle = self._handler(letter)
+            for _ in range(self._attempts):
+                try:
+                    decision = handle(letter)
+                except Exception:  # noqa: BLE001 - it is the program's
+                    self._failed(letter)
+                else:
+                    self._decide(letter, of_topic, decision)
+                    break
+        return None
+
+    async def _run(self) -> None:
+        for letter, of_topic in self._letters():
+            handle = self._handler(letter)
+            for _ in range(self._attempts):
+                try:
+                    decision = handle(letter)
+                    decision = decision if decision is None else await decision
+                except Exception:  # noqa: BLE001 - it is the program's
+                    self._failed(letter)
+                else:
+                    self._decide(letter, of_topic, decision)
+                    break
+
+    def _letters(self) -> Iterator[tuple[Letter, str]]:
+        letters = self._consumer.dead_letters
+        while self._next < len(letters):
+            self._next += 1
+            record = letters[self._next - 1]
+            yield self._letter(self._next - 1, record), record.topic
+
+    def _letter(self, offset: int, record: Outgoing) -> Letter:
+        place, now_ms = LetterPlace(0, offset), self._topics.now_ms
+        letter = Letter(place, now_ms, record.key, record.value, tuple(record.headers))
+        origin = letter.origin
+        if not letter.omitted or origin is None:
+            return letter
+        for found in self._topics.delivered(origin.topic):
+            if (found.partition or 0, found.offset) == (origin.partition, origin.offset):
+                its = OutgoingRecord(found.topic, found.key, found.value, list(found.headers))
+                return letter.completed(its)
+        return letter
+
+    def _handler(self, letter: Letter) -> Callable[[Letter], Any]:
+        return self._handlers.get(letter.reason, self._otherwise) or (lambda _: None)
+
+    def _failed(self, letter: Letter) -> None:
+        _LOG.warning("the handler of %s failed", letter.place, exc_info=True)
+
+    def _decide(self, letter: Letter, of_topic: str, decision: Decision | None) -> None:
+        decision = decision or KEEP
+        if isinstance(decision, Replay):
+            record = letter.again(of_topic, to=decision.to, as_new=decision.as_new)
+            self._topics.append(
+                SentMessage(
+                    bytes(16),
+                    self._topics.now_ms,
+                    record.topic,
+                    record.key,
+                    record.value,
+                    tuple(record.headers),
+                    None if record.partition < 0 else record.partition,
+                    record.timestamp_ms or None,
+                )
+            )
+        self.decided.append((letter, decision))
