@@ -155,7 +155,10 @@ class Dispatcher:
     def condemn(self, message: ReceivedMessage) -> None:
         """Settles a record as dead that ends each process that handles it."""
         policy, times = self._state.policy, self._state.settings.max_deliveries
-        why = f"the process has ended {times} times while it handled this record alone"
+        why = (
+            f"the process has ended, or lost its session, {times} times while it handled this"
+            " record alone"
+        )
         settlement = policy.dead(message, DeadLetterReason.POISON, why)
         with self._changed:
             self._book.take_kept(message.at)
