@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import uuid
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
 
-from delaywheel.consumer import ConsumerTrouble, GroupTopic, RetryConsumer
+from delaywheel.consumer import ConsumerTrouble, GroupTopic, ReceivedMessage, RetryConsumer
 from delaywheel.consumer.engine import loop
 from delaywheel.consumer.settings import read_settings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic
 from support.services.service import wait_until
+
+PATIENCE_S = 60.0
 
 
 def test_names_hold_topic_and_group() -> None:
@@ -126,3 +131,58 @@ def test_a_topic_that_a_pattern_matches_is_read_while_it_exists(
         assert message.value == b"anew"
         assert message.done()
         wait_until("all is well", lambda: consumer.health.is_well)
+
+
+def send_in_turn(address: str, source: str) -> None:
+    """Makes a topic with six records of each of two keys."""
+    create_topic(address, source, partitions=2)
+    producer = Producer({"bootstrap.servers": address})
+    for number in range(6):
+        for key in (b"a", b"b"):
+            producer.produce(source, b"%d" % number, key=key)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+@pytest.mark.kafka
+def test_several_members_keep_the_order_in_all_topics_of_a_pattern(
+    kafka: KafkaBroker, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_LOOK_S", 0.2)
+    name = uuid.uuid4().hex[:8]
+    handled: dict[tuple[str, bytes | None], list[tuple[int, int]]] = defaultdict(list)
+    threads = set[int]()
+
+    def handle(message: ReceivedMessage) -> None:
+        number = int(message.value or b"")
+        threads.add(threading.get_ident())
+        handled[message.topic, message.key].append((number, message.attempt))
+        if number == 1 and message.attempt == 1:
+            raise OSError("down")
+
+    first, second = (
+        RetryConsumer(
+            f"^ordered-{name}",
+            group="g",
+            bootstrap=kafka.address,
+            cluster=cluster,
+            retry=("100ms",),
+            ordered=True,
+        )
+        for _ in range(2)
+    )
+    send_in_turn(kafka.address, f"ordered-{name}-0")
+    send_in_turn(kafka.address, f"ordered-{name}-1")
+    with first, second, ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(one.run, handle) for one in (first, second)]
+        wait_until("both have some", lambda: bool(first.partitions and second.partitions))
+        send_in_turn(kafka.address, f"ordered-{name}-2")  # appears while they are at work
+        ends = [(f"ordered-{name}-{n}", key) for n in range(3) for key in (b"a", b"b")]
+        wait_until("all have ended", lambda: all((5, 1) in handled[end] for end in ends))
+        first.stop()
+        second.stop()
+        for one in running:
+            one.result(PATIENCE_S)
+    assert len(threads) == 2
+    for seen in handled.values():
+        firsts = list(dict.fromkeys(seen))  # a rebalance may bring back what was in hand
+        assert firsts == [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (4, 1), (5, 1)]

@@ -173,7 +173,7 @@ class ConsumerSettings:
     commit_every_ms: int = 200
     drain_ms: int = 10_000
     max_held_bytes: int = 16_000_000
-    max_held: int = 10_000
+    max_held: int = 50_000
     create_topics: bool = True
     events: ConsumerEvents | None = None
     rebalances: Literal["eager", "cooperative", "consumer"] = "eager"
@@ -261,7 +261,7 @@ def read_settings(
         commit_every_ms=length_ms(options.get("commit_every", "200ms")),
         drain_ms=length_ms(options.get("drain", "10s")),
         max_held_bytes=_positive("max_held_bytes", options.get("max_held_bytes", 16_000_000)),
-        max_held=_positive("max_held", options.get("max_held", 10_000)),
+        max_held=_positive("max_held", options.get("max_held", 50_000)),
         create_topics=options.get("create_topics", True),
         events=options.get("events"),
         rebalances=_rebalances(options),
