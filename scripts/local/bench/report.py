@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -38,8 +38,25 @@ def print_report(document: Mapping[str, Any]) -> None:
             print(f"{tried['rate_per_s']:,} a second {holds}: {p99}")
         for changed in one.get("changed", ()):
             _print_changed(changed)
+        for consumed in one.get("consumed", ()):
+            _print_consumed(consumed)
         if one.get("extent_s"):
             print(f"messages are taken again after, s: {_extent(one['extent_s'])}")
+
+
+def _print_consumed(costs: Sequence[Mapping[str, Any]]) -> None:
+    plain = costs[0]
+    rows = [
+        [
+            cost["name"],
+            f"{cost['per_s']:,.0f}",
+            f"{cost['cpu_us']:.1f}",
+            f"{cost['per_s'] / plain['per_s']:.2f} x",
+            f"{cost['cpu_us'] / plain['cpu_us']:.1f} x",
+        ]
+        for cost in costs
+    ]
+    print_table(["read by", "a second", "CPU us", "rate", "CPU"], rows)
 
 
 def _print_changed(changed: Mapping[str, Any]) -> None:

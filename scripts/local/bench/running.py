@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -13,12 +16,14 @@ from typing import Any, Final
 from local.bench.figures import Extent, differences, ratios
 from local.bench.jobs import At, Bulk, Job, Paced
 from local.bench.rounds import disturbances, in_turn, run_rounds, warm_up
+from local.bench.sending import CLUSTER_ID
 from local.bench.stand import BULK, Part, Stand
 from local.bench.usage import Watch
 from local.bench.workloads import (
     Accept,
     Burst,
     Changes,
+    Consume,
     Highest,
     Idle,
     Restart,
@@ -92,8 +97,8 @@ class Runner:
             measured = self._highest(kind)
         elif isinstance(kind, Restart):
             measured = self._restart()
-        elif isinstance(kind, Changes):
-            measured = {"changed": self._changes(kind)}
+        elif isinstance(kind, Changes | Consume):
+            measured = self._programs(kind)
         elif isinstance(kind, Idle):
             measured = self._rounds([("ours", None)])
         elif isinstance(kind, Steady):
@@ -219,6 +224,26 @@ class Runner:
             time.sleep(self._options.seconds)
         extent = Extent.of(times_s)
         return {"restarts_s": times_s, "extent_s": asdict(extent) if extent else None}
+
+    def _programs(self, kind: Changes | Consume) -> Document:
+        """Measures what programs do beside sending."""
+        if isinstance(kind, Changes):
+            return {"changed": self._changes(kind)}
+        return {"consumed": self._consume(kind)}
+
+    def _consume(self, kind: Consume) -> list[list[Document]]:
+        """Measures programs that read, each in a process of its own."""
+        command = [sys.executable, "-m", "local.costs.consumer_cost", "--json"]
+        command += ["--kafka", self._stand.cluster.kafka, "--cluster", CLUSTER_ID]
+        command += ["--records", str(kind.records), "--calls", str(kind.calls)]
+        figures = []
+        for number in range(self._options.rounds):
+            self._say(f"round {number + 1}")
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode != 0:
+                raise ClusterError(f"the reading program ended: {done.stderr.strip()[-500:]}")
+            figures.append([json.loads(line) for line in done.stdout.splitlines()])
+        return figures
 
     def _changes(self, kind: Changes) -> list[Document]:
         """Measures calls that change messages; this process makes them."""

@@ -76,7 +76,20 @@ class Changes:
     messages: int = 0
 
 
-Kind = Steady | Burst | Accept | Highest | Idle | Restart | Changes
+@dataclass(frozen=True, slots=True)
+class Consume:
+    """Programs that read: a RetryConsumer beside confluent-kafka's consumer, in turn.
+
+    Attributes:
+        records: How many lie in the topic.
+        calls: How many of them coroutines handle, 50 at once for 10 ms each.
+    """
+
+    records: int
+    calls: int = 20_000
+
+
+Kind = Steady | Burst | Accept | Highest | Idle | Restart | Changes | Consume
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +226,7 @@ WORKLOADS: Final = {
     ),
     "restart-10m": Workload(Restart(), "restart with 10 M pending over 7 days", WEEK_S, 10 * _M),
     "nodes": Workload(Steady(2_000), "CPU of 1, 2, 3 and 5 nodes", nodes=(1, 2, 3, 5)),
+    "consume-200k": Workload(Consume(200_000), "200,000 records read by a RetryConsumer"),
     "idle": Workload(Idle(), "CPU with nothing to do"),
 }
 

@@ -1,6 +1,6 @@
 """What reading costs a program: a RetryConsumer beside confluent-kafka's own consumer.
 
-    python -m local.costs.consumer_cost [--records N] [--calls N]
+    python -m local.costs.consumer_cost [--records N] [--calls N] [--only WORD]
 
 Records of 200 bytes lie in a topic of six partitions; the handlers do nothing. In turn they are
 read by confluent-kafka's `consume(1000)`, with a commit after each; by the loop of a RetryConsumer;
@@ -15,15 +15,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Final, NamedTuple
 
 from local.loopback.kafka import KafkaBroker
 
-TOPIC: Final = "consumer-cost"
 PARTITIONS: Final = 6
 LENGTH_BYTES: Final = 200
 WAIT_S: Final = 0.010
@@ -32,14 +34,26 @@ BATCH: Final = 1_000
 PATIENCE_S: Final = 60.0
 
 
+class Stand(NamedTuple):
+    """Where records lie."""
+
+    address: str
+    cluster: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one way of reading takes."""
+
+    name: str
+    records: int
+    per_s: float
+    cpu_us: float
+
+
 class Meter:
-    """Time and CPU from the first record on.
-
-    Attributes:
-        plain: What the client alone took: seconds and CPU of each record.
-    """
-
-    plain: tuple[float, float] | None = None
+    """Time and CPU from the first record on."""
 
     def __init__(self) -> None:
         self._began: tuple[float, float] | None = None
@@ -49,57 +63,47 @@ class Meter:
         if self._began is None:
             self._began = time.monotonic(), time.process_time()
 
-    def report(self, name: str, records: int) -> None:
-        """Prints what it took until now."""
+    def end(self, name: str, records: int) -> Cost:
+        """Returns what it took until now."""
         assert self._began is not None
         took_s, cpu_s = time.monotonic() - self._began[0], time.process_time() - self._began[1]
-        each = (took_s / records, cpu_s / records)
-        if Meter.plain is None:
-            Meter.plain = each
-        ratios = f"{Meter.plain[0] / each[0]:6.2f} {each[1] / Meter.plain[1]:6.1f}"
-        print(
-            f"{name:34} {records:9,} records {1 / each[0]:10,.0f} a second"
-            f" {each[1] * 1e6:7.1f} us of CPU each; beside the client: {ratios}",
-            flush=True,
-        )
+        return Cost(name, records, records / took_s, cpu_s / records * 1e6)
 
 
-def fill(address: str, records: int) -> None:
-    """Makes the topics, and writes the records."""
+def fill(stand: Stand, records: int) -> None:
+    """Makes the topic, and writes the records."""
     import confluent_kafka as kafka  # noqa: PLC0415 - not for `--help`
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
     from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415
 
-    admin = AdminClient({"bootstrap.servers": address})
-    made = [NewTopic(TOPIC, PARTITIONS), NewTopic("delaywheel-cost-ingress", 1)]
-    for future in admin.create_topics(made).values():
-        future.result()
+    admin = AdminClient({"bootstrap.servers": stand.address})
+    admin.create_topics([NewTopic(stand.topic, PARTITIONS)])[stand.topic].result()
     producer = kafka.Producer(
         {
-            "bootstrap.servers": address,
+            "bootstrap.servers": stand.address,
             "linger.ms": 20,
             "queue.buffering.max.messages": records + 1,
         }
     )
     for number in range(records):
-        producer.produce(TOPIC, bytes(LENGTH_BYTES), b"%d" % number)
+        producer.produce(stand.topic, bytes(LENGTH_BYTES), b"%d" % number)
     assert producer.flush(PATIENCE_S) == 0
 
 
-def with_confluent_kafka(address: str, records: int) -> None:
+def with_confluent_kafka(stand: Stand, records: int) -> Cost:
     """Reads all records with the client alone."""
     import confluent_kafka as kafka  # noqa: PLC0415
 
     consumer = kafka.Consumer(
         {
-            "bootstrap.servers": address,
-            "group.id": "plain",
+            "bootstrap.servers": stand.address,
+            "group.id": f"{stand.topic}-plain",
             "enable.auto.commit": False,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
     )
-    consumer.subscribe([TOPIC])
+    consumer.subscribe([stand.topic])
     meter, seen = Meter(), 0
     while seen < records:
         messages = consumer.consume(BATCH, 0.1)
@@ -107,33 +111,45 @@ def with_confluent_kafka(address: str, records: int) -> None:
             meter.begin()
             seen += len([one for one in messages if one.error() is None])
             consumer.commit(asynchronous=False)
-    meter.report("consume(1000), commit", records)
+    cost = meter.end("consume(1000), commit", records)
     consumer.close()
+    return cost
 
 
-def with_loop(address: str, records: int) -> None:
+def with_loop(stand: Stand, records: int) -> Cost:
     """Reads all records with the loop of a RetryConsumer."""
     from delaywheel.consumer import RetryConsumer  # noqa: PLC0415
 
     meter, seen = Meter(), 0
-    with RetryConsumer(TOPIC, group="loop", bootstrap=address, cluster="cost") as consumer:
+    address, cluster, topic = stand
+    with RetryConsumer(topic, group="loop", bootstrap=address, cluster=cluster) as consumer:
         for message in consumer:
             meter.begin()
             with message:
                 seen += 1
             if seen == records:
-                consumer.flush(PATIENCE_S)
-                meter.report("RetryConsumer, loop", records)
-                consumer.stop()
+                break
+        consumer.flush(PATIENCE_S)
+        return meter.end("RetryConsumer, loop", records)
 
 
-def with_batches(address: str, records: int, *, message_by_message: bool = False) -> None:
+def with_batches(stand: Stand, records: int) -> Cost:
     """Reads all records with batches of a RetryConsumer."""
+    return _batches(stand, records, message_by_message=False)
+
+
+def with_batches_by_message(stand: Stand, records: int) -> Cost:
+    """Reads all records with batches of a RetryConsumer, and looks at each message."""
+    return _batches(stand, records, message_by_message=True)
+
+
+def _batches(stand: Stand, records: int, *, message_by_message: bool) -> Cost:
     from delaywheel.consumer import RetryConsumer  # noqa: PLC0415
 
     meter, seen = Meter(), 0
+    address, cluster, topic = stand
     group = f"batches-{message_by_message}"
-    with RetryConsumer(TOPIC, group=group, bootstrap=address, cluster="cost") as consumer:
+    with RetryConsumer(topic, group=group, bootstrap=address, cluster=cluster) as consumer:
         for batch in consumer.batches(BATCH):
             meter.begin()
             with batch:
@@ -142,46 +158,46 @@ def with_batches(address: str, records: int, *, message_by_message: bool = False
                 else:
                     seen += len(batch)
             if seen == records:
-                consumer.flush(PATIENCE_S)
-                how = "each message" if message_by_message else f"batches({BATCH})"
-                meter.report(f"RetryConsumer, {how}", records)
-                consumer.stop()
+                break
+        consumer.flush(PATIENCE_S)
+        how = ", each message" if message_by_message else ""
+        return meter.end(f"RetryConsumer, batches({BATCH}){how}", records)
 
 
-def with_batches_by_message(address: str, records: int) -> None:
-    """Reads all records with batches of a RetryConsumer, and looks at each message."""
-    with_batches(address, records, message_by_message=True)
-
-
-def with_asyncio(address: str, records: int) -> None:
+def with_asyncio(stand: Stand, records: int) -> Cost:
     """Handles records on a loop, many at a time, each for a while."""
     from delaywheel.consumer import AsyncRetryConsumer, ReceivedMessage  # noqa: PLC0415
 
-    async def run() -> None:
+    async def run() -> Cost:
         meter, seen = Meter(), 0
+        address, cluster, topic = stand
+        costs: list[Cost] = []
         async with AsyncRetryConsumer(
-            TOPIC, group="asyncio", bootstrap=address, cluster="cost"
+            topic, group="asyncio", bootstrap=address, cluster=cluster
         ) as consumer:
 
-            async def handle(message: ReceivedMessage) -> None:
+            async def handle(_: ReceivedMessage) -> None:
                 nonlocal seen
-                del message
                 meter.begin()
                 await asyncio.sleep(WAIT_S)
                 seen += 1
                 if seen == records:
-                    meter.report(f"asyncio, {CONCURRENCY} of {WAIT_S * 1000:.0f} ms", records)
+                    costs.append(meter.end(f"AsyncRetryConsumer, {_WAITS}", records))
                     consumer.stop()
 
             await consumer.run(handle, concurrency=CONCURRENCY)
+        return costs[0]
 
-    asyncio.run(run())
+    return asyncio.run(run())
 
 
-def with_asyncio_alone(_: str, records: int) -> None:
+_WAITS = f"{CONCURRENCY} of {WAIT_S * 1000:.0f} ms"
+
+
+def with_asyncio_alone(_: Stand, records: int) -> Cost:
     """Runs as many coroutines that wait as long, without any consumer: what asyncio itself can."""
 
-    async def run() -> None:
+    async def run() -> Cost:
         meter, free, freed = Meter(), CONCURRENCY, asyncio.Event()
         meter.begin()
 
@@ -198,9 +214,19 @@ def with_asyncio_alone(_: str, records: int) -> None:
                     await freed.wait()
                 free -= 1
                 handlers.create_task(one())
-        meter.report(f"asyncio alone, {CONCURRENCY} of {WAIT_S * 1000:.0f} ms", records)
+        return meter.end(f"asyncio alone, {_WAITS}", records)
 
-    asyncio.run(run())
+    return asyncio.run(run())
+
+
+WAYS: Final[tuple[Callable[[Stand, int], Cost], ...]] = (
+    with_confluent_kafka,
+    with_loop,
+    with_batches,
+    with_batches_by_message,
+    with_asyncio,
+    with_asyncio_alone,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -209,22 +235,49 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--records", type=int, default=200_000, metavar="N")
     parser.add_argument("--calls", type=int, default=20_000, metavar="N", help="on the loop")
     parser.add_argument("--only", default="", metavar="WORD", help="runs whose name has it")
+    parser.add_argument("--kafka", metavar="ADDRESS", help="a running one, instead of its own")
+    parser.add_argument("--cluster", default="cost", metavar="ID", help="whose ingress is there")
+    parser.add_argument("--json", action="store_true", help="a line of JSON for each way")
     given = parser.parse_args(arguments)
     logging.disable(logging.WARNING)
-    runs: tuple[tuple[Callable[[str, int], Any], int], ...] = (
-        (with_confluent_kafka, given.records),
-        (with_loop, given.records),
-        (with_batches, given.records),
-        (with_batches_by_message, given.records),
-        (with_asyncio, given.calls),
-        (with_asyncio_alone, given.calls),
-    )
+    if given.kafka is not None:
+        _measure(given, given.kafka)
+        return 0
     with KafkaBroker() as kafka:
-        fill(kafka.address, given.records)
-        for run, count in runs:
-            if given.only in run.__name__:
-                run(kafka.address, count)
+        _make_ingress(kafka.address, given.cluster)
+        _measure(given, kafka.address)
     return 0
+
+
+def _make_ingress(address: str, cluster: str) -> None:
+    """Makes the topic that a node would make: a consumer needs it, though nothing goes there."""
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+    from confluent_kafka.cimpl import NewTopic  # noqa: PLC0415
+
+    from delaywheel.ingress import ingress_topic  # noqa: PLC0415
+
+    name = ingress_topic(cluster)
+    AdminClient({"bootstrap.servers": address}).create_topics([NewTopic(name, 1)])[name].result()
+
+
+def _measure(given: argparse.Namespace, address: str) -> None:
+    stand = Stand(address, given.cluster, f"consumer-cost-{uuid.uuid4().hex[:8]}")
+    fill(stand, given.records)
+    plain: Cost | None = None
+    for way in WAYS:
+        if given.only not in way.__name__:
+            continue
+        cost = way(stand, given.calls if "asyncio" in way.__name__ else given.records)
+        plain = plain or cost
+        if given.json:
+            print(json.dumps(asdict(cost)), flush=True)
+            continue
+        print(
+            f"{cost.name:40} {cost.records:9,} records {cost.per_s:9,.0f} a second"
+            f" {cost.cpu_us:6.1f} us of CPU each;"
+            f" {cost.per_s / plain.per_s:5.2f} and {cost.cpu_us / plain.cpu_us:5.1f} x the first",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":
