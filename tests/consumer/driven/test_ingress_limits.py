@@ -6,7 +6,7 @@ import pytest
 
 from delaywheel.consumer import ConsumerError, ConsumerReason
 from delaywheel.consumer import records as consumed
-from delaywheel.consumer.block import Block
+from delaywheel.consumer.block import RecordBlock
 from delaywheel.consumer.message import Outcome
 from delaywheel.consumer.records import Headers, Outgoing, Partition
 from delaywheel.ingress import HEADERS_MOST, IngressLimits
@@ -40,7 +40,7 @@ def test_sizes_are_judged_as_ingress_does(headers: Headers) -> None:
         place = consumed.Place(kafka.source, 0, 0, NOW_MS)
         record = consumed.Incoming(place, b"k", b"v" * size, headers)
         [fetched] = consumed.fetched_of([record])
-        message = Block(engine.desk, fetched, is_retry=False).message(0)
+        message = RecordBlock(engine.desk, fetched, is_retry=False).message(0)
         settled = policy.retry(message, "5s", None, NOW_MS)
         # A retry that is made whatever the limits.
         policy.learn_limits(None)

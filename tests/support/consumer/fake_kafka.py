@@ -21,7 +21,7 @@ from delaywheel.consumer.port import (
     Unread,
 )
 from delaywheel.consumer.records import (
-    Fetched,
+    FetchedRecords,
     Headers,
     Incoming,
     Outgoing,
@@ -238,7 +238,7 @@ class FakeBroker:
         """See `Broker`."""
         self.subscribed.append(tuple(topics))
 
-    def fetch(self, most: int, timeout_s: float) -> Sequence[Fetched]:  # noqa: ARG002
+    def fetch(self, most: int, timeout_s: float) -> Sequence[FetchedRecords]:  # noqa: ARG002
         """See `Broker`: records first, so that some come with a rebalance."""
         found: list[Incoming] = []
         for partition, position in list(self._positions.items()):

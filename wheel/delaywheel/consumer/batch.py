@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self, overload
 
-from delaywheel.consumer.block import Run, runs_of
+from delaywheel.consumer.block import RecordRun, runs_of
 from delaywheel.consumer.leaving import UnreadableError, leave_by
 from delaywheel.consumer.message import ReceivedMessage
 
@@ -29,13 +29,13 @@ class Batch(Sequence[ReceivedMessage]):
         self._runs = runs_of(messages)
         self._messages: list[ReceivedMessage] | None = None
 
-    def take(self, runs: Iterable[Run]) -> None:
+    def take(self, runs: Iterable[RecordRun]) -> None:
         """Adds messages that were handed out."""
         self._runs += runs
         self._messages = None
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RecordRun]:
         """Where its messages are, except those that were given back."""
         if any(run.block.was_taken_back for run in self._runs):
             return runs_of(self)

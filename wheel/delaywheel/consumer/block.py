@@ -20,12 +20,12 @@ from itertools import accumulate
 from typing import Final, NamedTuple
 
 from delaywheel.consumer.message import Desk, ReceivedMessage, Settlement, State
-from delaywheel.consumer.records import Fetched, Incoming, Place, content_bytes, unpack_retry
+from delaywheel.consumer.records import FetchedRecords, Incoming, Place, content_bytes, unpack_retry
 
 _SETTLED: Final = bytes((State.SETTLED,))
 
 
-class Block:
+class RecordBlock:
     """Records of one partition that were fetched together, until each has left the consumer.
 
     Attributes:
@@ -55,7 +55,7 @@ class Block:
         "was_taken_back",
     )
 
-    def __init__(self, desk: Desk, fetched: Fetched, *, is_retry: bool) -> None:
+    def __init__(self, desk: Desk, fetched: FetchedRecords, *, is_retry: bool) -> None:
         """Takes records in, all of them waiting.
 
         Args:
@@ -136,10 +136,10 @@ class Block:
         return again
 
 
-class Run(NamedTuple):
+class RecordRun(NamedTuple):
     """Records of a block that follow each other."""
 
-    block: Block
+    block: RecordBlock
     begin: int
     end: int
 
@@ -153,15 +153,15 @@ class Run(NamedTuple):
         return map(self.block.message, range(self.begin, self.end))
 
 
-def runs_of(messages: Iterable[ReceivedMessage]) -> list[Run]:
+def runs_of(messages: Iterable[ReceivedMessage]) -> list[RecordRun]:
     """Returns the places of messages in their blocks, except of those that were given back."""
-    runs: list[Run] = []
+    runs: list[RecordRun] = []
     for message in messages:
         block, index = message.block, message.index
         if message.is_given_back:
             continue
         if runs and runs[-1].block is block and runs[-1].end == index:
-            runs[-1] = Run(block, runs[-1].begin, index + 1)
+            runs[-1] = RecordRun(block, runs[-1].begin, index + 1)
         else:
-            runs.append(Run(block, index, index + 1))
+            runs.append(RecordRun(block, index, index + 1))
     return runs

@@ -48,7 +48,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from delaywheel.consumer.block import Block, Run, runs_of
+from delaywheel.consumer.block import RecordBlock, RecordRun, runs_of
 from delaywheel.consumer.message import (
     DONE,
     Outcome,
@@ -57,7 +57,7 @@ from delaywheel.consumer.message import (
     Settlement,
     State,
 )
-from delaywheel.consumer.records import Fetched, Outgoing, Partition
+from delaywheel.consumer.records import FetchedRecords, Outgoing, Partition
 
 CUT_RECORDS = 5_000
 CUT_BYTES = 8_000_000
@@ -123,7 +123,7 @@ class Cut:
             committed. Offsets alone prove nothing: they may be of before, or another member's.
     """
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RecordRun] = field(default_factory=list)
     records: list[Outgoing] = field(default_factory=list)
     offsets: dict[Partition, int] = field(default_factory=dict)
     length_bytes: int = 0
@@ -140,14 +140,14 @@ class Cut:
             or self.count >= self.most
         )
 
-    def add(self, block: Block, begin: int, end: int) -> int:
+    def add(self, block: RecordBlock, begin: int, end: int) -> int:
         """Adds settled records, as many as it takes; returns the index behind the last of them."""
         end = min(end, begin + self.most - self.count)
         for index in sorted(block.settlements) if block.settlements else ():
             if begin <= index < end and self._write(block.settlements[index]):
                 end = index + 1
                 break
-        self.runs.append(Run(block, begin, end))
+        self.runs.append(RecordRun(block, begin, end))
         self.count += end - begin
         self.offsets[block.at] = block.offsets[end - 1] + 1
         return end
@@ -162,7 +162,7 @@ class Cut:
             self.length_bytes += record.length_bytes
         return self.is_full
 
-    def settled(self) -> Iterator[tuple[Block, int, Settlement]]:
+    def settled(self) -> Iterator[tuple[RecordBlock, int, Settlement]]:
         """Yields the outcomes of its records that are not merely done."""
         for block, begin, end in self.runs:
             for index in sorted(block.settlements):
@@ -185,8 +185,8 @@ class _Shelf:
         self.position = position
         # Records from this offset on are kept back; the last ones of `blocks`.
         self.limit: int | None = None
-        self.kept: deque[Run] = deque()
-        self.blocks: deque[Block] = deque()
+        self.kept: deque[RecordRun] = deque()
+        self.blocks: deque[RecordBlock] = deque()
         self.count = 0
         self.held_bytes = 0
 
@@ -208,9 +208,9 @@ class Book:
         self._max_held = max_held
         self._max_held_bytes = max_held_bytes
         self._shelves: dict[Partition, _Shelf] = {}
-        self._waiting: deque[Run] = deque()
+        self._waiting: deque[RecordRun] = deque()
         # Of paused partitions, what is not waiting until they are resumed.
-        self._aside: dict[Partition, deque[Run]] = {}
+        self._aside: dict[Partition, deque[RecordRun]] = {}
         self._held = 0
         self._held_bytes = 0
         self._settled = 0
@@ -354,7 +354,7 @@ class Book:
         )
         return in_hand
 
-    def going_back(self, fetched: Iterable[Fetched]) -> set[Partition]:
+    def going_back(self, fetched: Iterable[FetchedRecords]) -> set[Partition]:
         """Returns partitions of which a record lies before what was read: they begin anew."""
         found: set[Partition] = set()
         positions: dict[Partition, int] = {}
@@ -366,7 +366,7 @@ class Book:
             positions[one.at] = one.offsets[-1] + 1
         return found
 
-    def take(self, blocks: Iterable[Block]) -> None:
+    def take(self, blocks: Iterable[RecordBlock]) -> None:
         """Holds fetched records, except those that are not of this assignment."""
         for block in blocks:
             shelf = self._shelves.get(block.at)
@@ -383,9 +383,9 @@ class Book:
             if shelf.limit is not None:
                 goes_out = bisect_left(block.offsets, shelf.limit)
             if goes_out:
-                self._waiting.append(Run(block, 0, goes_out))
+                self._waiting.append(RecordRun(block, 0, goes_out))
             if goes_out < count:
-                shelf.kept.append(Run(block, goes_out, count))
+                shelf.kept.append(RecordRun(block, goes_out, count))
 
     def limit(self, partition: Partition, offset: int | None) -> None:
         """Hands out records of a partition up to this offset only; None: all of them."""
@@ -397,9 +397,9 @@ class Book:
             if offset is not None:
                 until = bisect_left(block.offsets, offset, begin, end)
             if until > begin:
-                self._waiting.append(Run(block, begin, until))
+                self._waiting.append(RecordRun(block, begin, until))
             if until < end:
-                shelf.kept[0] = Run(block, until, end)
+                shelf.kept[0] = RecordRun(block, until, end)
                 return
             shelf.kept.popleft()
 
@@ -417,14 +417,14 @@ class Book:
         kept = self._shelves[partition].kept
         block, begin, end = kept.popleft()
         if begin + 1 < end:
-            kept.appendleft(Run(block, begin + 1, end))
+            kept.appendleft(RecordRun(block, begin + 1, end))
 
     def is_kept_after(self, partition: Partition, offset: int) -> bool:
         """Whether the next held record from this offset on is kept back by `limit`."""
         kept = self._shelves[partition].kept
         return bool(kept) and kept[0].block.offsets[kept[0].begin] >= offset
 
-    def hand_out(self, most: int, now_s: float) -> Run | None:
+    def hand_out(self, most: int, now_s: float) -> RecordRun | None:
         """Returns the longest waiting records, which are in hand from then on; None if none wait.
 
         Args:
@@ -437,8 +437,8 @@ class Book:
                 aside.append(run)
                 continue
             if end - begin > most:
-                self._waiting.appendleft(Run(block, begin + most, end))
-                run = Run(block, begin, begin + most)
+                self._waiting.appendleft(RecordRun(block, begin + most, end))
+                run = RecordRun(block, begin, begin + most)
             block.states[begin : run.end] = _IN_HAND * run.size
             block.handed_s[begin : run.end] = array("d", (now_s,)) * run.size
             return run
@@ -459,7 +459,7 @@ class Book:
             if begin + 1 == end:
                 waiting.popleft()
             else:
-                waiting[0] = Run(block, begin + 1, end)
+                waiting[0] = RecordRun(block, begin + 1, end)
             block.states[begin] = State.IN_HAND
             block.handed_s[begin] = now_s
             return block.message(begin)
@@ -520,7 +520,7 @@ class Book:
         if settlement is not DONE:
             message.block.settlements[message.index] = settlement
 
-    def settle_done(self, run: Run) -> int:
+    def settle_done(self, run: RecordRun) -> int:
         """Settles those as done that handlers have; returns how many. Not if order is kept."""
         block, begin, end = run
         count = block.states.count(State.IN_HAND, begin, end)
@@ -580,7 +580,7 @@ class Book:
             reason = OTHER_REASON
         self.dead_reasons[reason] = self.dead_reasons.get(reason, 0) + 1
 
-    def _leave(self, run: Run) -> None:
+    def _leave(self, run: RecordRun) -> None:
         """Drops records that are committed: the first ones of their partition."""
         block, begin, end = run
         shelf = self._shelves[block.at]

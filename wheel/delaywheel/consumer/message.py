@@ -22,7 +22,7 @@ from delaywheel.errors import DelaywheelError
 from delaywheel.levels import Duration
 
 if TYPE_CHECKING:
-    from delaywheel.consumer.block import Block, Run
+    from delaywheel.consumer.block import RecordBlock, RecordRun
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -153,7 +153,7 @@ class Desk(Protocol):
         """Settles a record as handled."""
         ...
 
-    def all_done(self, runs: Sequence[Run]) -> None:
+    def all_done(self, runs: Sequence[RecordRun]) -> None:
         """Settles those as handled that are not settled."""
         ...
 
@@ -238,7 +238,7 @@ class ReceivedMessage:
 
     def __init__(
         self,
-        block: Block,
+        block: RecordBlock,
         index: int,
         place: Place,
         key: bytes | None,

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, TypeVar
 
 from delaywheel.consumer.order import Away
-from delaywheel.consumer.records import Fetched, Outgoing, Partition, Passed
+from delaywheel.consumer.records import FetchedRecords, Outgoing, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
 
@@ -149,7 +149,7 @@ class Broker(Protocol):
         """Reads these topics instead, once the group has assigned their partitions."""
         ...
 
-    def fetch(self, most: int, timeout_s: float) -> Sequence[Fetched]:
+    def fetch(self, most: int, timeout_s: float) -> Sequence[FetchedRecords]:
         """Returns committed records; waits this long for so many.
 
         Raises:

@@ -118,7 +118,7 @@ class Incoming(NamedTuple):
     headers: Headers | None
 
 
-class Fetched(NamedTuple):
+class FetchedRecords(NamedTuple):
     """Records of one partition that were read together: columns of equal length.
 
     Attributes:
@@ -145,13 +145,13 @@ class Fetched(NamedTuple):
         return all(map(lt, self.offsets, islice(self.offsets, 1, None)))
 
 
-def fetched_of(records: Iterable[Incoming]) -> list[Fetched]:
+def fetched_of(records: Iterable[Incoming]) -> list[FetchedRecords]:
     """Returns single records in columns: those of a partition that follow each other together."""
-    found: list[Fetched] = []
+    found: list[FetchedRecords] = []
     for place, key, value, headers in records:
         at = Partition(place.topic, place.partition)
         if not found or found[-1].at != at:
-            found.append(Fetched(at, [], [], [], [], []))
+            found.append(FetchedRecords(at, [], [], [], [], []))
         last = found[-1]
         if headers is None:
             found[-1] = last._replace(unread=last.unread | {len(last.offsets)})

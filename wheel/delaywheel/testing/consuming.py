@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol, Self, Unpack, overload
 
 from delaywheel import ingress
 from delaywheel.consumer.batch import Batch
-from delaywheel.consumer.block import Block, Run
+from delaywheel.consumer.block import RecordBlock, RecordRun
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.message import (
     DONE,
@@ -247,7 +247,7 @@ class MemoryConsumer:
         """See `ReceivedMessage.done`."""
         return self._settle(message, DONE)
 
-    def all_done(self, runs: Sequence[Run]) -> None:
+    def all_done(self, runs: Sequence[RecordRun]) -> None:
         """See `Desk`."""
         for run in runs:
             for message in run.messages():
@@ -302,7 +302,7 @@ class MemoryConsumer:
         place = Place(record.topic, record.partition or 0, record.offset, record.timestamp_ms)
         [fetched] = fetched_of([Incoming(place, record.key, record.value, list(record.headers))])
         is_retry = record.topic in self._settings.topics.retry_topics
-        message = Block(self, fetched, is_retry=is_retry).message(0)
+        message = RecordBlock(self, fetched, is_retry=is_retry).message(0)
         self._open_lane(Partition(message.origin.topic, message.origin.partition))
         return message
 

@@ -26,7 +26,7 @@ from delaywheel.testing.store import DeliveredRecord
 _LOG: Final = logging.getLogger("delaywheel.deadletters")
 
 
-class Topics(Protocol):
+class DeliveredTopics(Protocol):
     """The service, as far as letters need it."""
 
     @property
@@ -52,7 +52,7 @@ class MemoryDeadLetterConsumer:
 
     def __init__(
         self,
-        topics: Topics,
+        topics: DeliveredTopics,
         consumer: MemoryConsumer,
         handlers: Mapping[str, LetterHandler | AsyncLetterHandler],
         *,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from delaywheel.consumer.batch import Batch
-from delaywheel.consumer.block import Block, Run, runs_of
+from delaywheel.consumer.block import RecordBlock, RecordRun, runs_of
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import (
     DONE,
@@ -141,12 +141,12 @@ class Dispatcher:
                 return message
         return None
 
-    def _is_plain(self, block: Block) -> bool:
+    def _is_plain(self, block: RecordBlock) -> bool:
         """Whether there is nothing to look at before records are handed out."""
         is_for_all = self._order is None and self._state.settings.route is None
         return is_for_all and not block.has_headers
 
-    def _for_handlers(self, run: Run, now_ms: int) -> Sequence[Run]:
+    def _for_handlers(self, run: RecordRun, now_ms: int) -> Sequence[RecordRun]:
         """Returns what is to be handled now; the rest is settled here."""
         if self._is_plain(run.block):
             return (run,)
@@ -226,7 +226,7 @@ class Dispatcher:
         """See `ReceivedMessage.done`."""
         return self._settle(message, DONE)
 
-    def all_done(self, runs: Sequence[Run]) -> None:
+    def all_done(self, runs: Sequence[RecordRun]) -> None:
         """See `Desk`."""
         now_s = time.monotonic()
         with self._changed:
@@ -240,7 +240,7 @@ class Dispatcher:
             if self._state.is_draining:
                 self._changed.notify_all()
 
-    def _done_one_by_one(self, runs: Sequence[Run], now_s: float) -> None:
+    def _done_one_by_one(self, runs: Sequence[RecordRun], now_s: float) -> None:
         for run in runs:
             for message in run.messages():
                 if message.is_taken_back:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 
-from delaywheel.consumer.block import Block
+from delaywheel.consumer.block import RecordBlock
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.engine.commits import Commits
 from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
@@ -20,7 +20,7 @@ from delaywheel.consumer.engine.positions import FoundPositions, Positions
 from delaywheel.consumer.engine.state import EngineState, tell_lost
 from delaywheel.consumer.order import whole_lanes
 from delaywheel.consumer.port import Broker
-from delaywheel.consumer.records import Fetched, Partition
+from delaywheel.consumer.records import FetchedRecords, Partition
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.consumer.watching.figures import Figures
@@ -217,7 +217,7 @@ class Engine:
             wait_s = min(wait_s, _FETCH_BESIDE_SUSPECTS_S)
         self._called_back.clear()
         if self._flow.rests(now_s):
-            fetched: Sequence[Fetched] = ()
+            fetched: Sequence[FetchedRecords] = ()
         else:
             # While it is full nothing is fetched; but this call also serves the group.
             most = max(1, min(_FETCH_RECORDS, self._book.room))
@@ -230,7 +230,7 @@ class Engine:
             self._look()
         self._commits.turn()
 
-    def _without_moved(self, fetched: Sequence[Fetched]) -> Sequence[Fetched]:
+    def _without_moved(self, fetched: Sequence[FetchedRecords]) -> Sequence[FetchedRecords]:
         """Returns what is certainly of the present assignment; the rest is read again.
 
         It may have been fetched before the call or after it.
@@ -263,7 +263,7 @@ class Engine:
             self._state.notify()
         tell_lost(lost)
 
-    def _take(self, fetched: Sequence[Fetched]) -> None:
+    def _take(self, fetched: Sequence[FetchedRecords]) -> None:
         if not fetched:
             return
         went_back = self._book.going_back(fetched)
@@ -271,7 +271,7 @@ class Engine:
             self._read_anew(went_back)
             return
         retries = self._state.retry_topics
-        blocks = [Block(self.desk, one, is_retry=one.at.topic in retries) for one in fetched]
+        blocks = [RecordBlock(self.desk, one, is_retry=one.at.topic in retries) for one in fetched]
         with self._changed:
             self._book.take(blocks)
             self._state.notify()

@@ -11,11 +11,11 @@ from typing import cast
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
-from delaywheel.consumer.records import NO_TIMESTAMP, Fetched, Partition
+from delaywheel.consumer.records import NO_TIMESTAMP, FetchedRecords, Partition
 from delaywheel.record_headers import all_headers
 
 
-def in_columns(messages: Sequence[Message]) -> list[Fetched]:
+def in_columns(messages: Sequence[Message]) -> list[FetchedRecords]:
     """Returns records in columns, one set for those of a partition that follow each other."""
     return [_columns(at, messages[begin:end]) for at, begin, end in _parts(messages)]
 
@@ -32,9 +32,9 @@ def _parts(messages: Sequence[Message]) -> Iterator[tuple[Partition, int, int]]:
         begin = end
 
 
-def _columns(at: Partition, messages: Sequence[Message]) -> Fetched:
+def _columns(at: Partition, messages: Sequence[Message]) -> FetchedRecords:
     headers, unread = all_headers(messages)
-    return Fetched(
+    return FetchedRecords(
         at,
         cast("list[int]", list(map(Message.offset, messages))),
         [_timestamp_ms(*one) for one in map(Message.timestamp, messages)],

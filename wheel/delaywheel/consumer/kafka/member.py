@@ -70,7 +70,7 @@ from delaywheel.consumer.port import (
     TransactionFailure,
     Unread,
 )
-from delaywheel.consumer.records import Fetched, Outgoing, Partition, Passed
+from delaywheel.consumer.records import FetchedRecords, Outgoing, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings, transactional_id
 from delaywheel.ingress import IngressLimits, ingress_topic
@@ -228,7 +228,7 @@ class KafkaBroker:
 
         return called
 
-    def fetch(self, most: int, timeout_s: float) -> list[Fetched]:
+    def fetch(self, most: int, timeout_s: float) -> list[FetchedRecords]:
         """See `Broker`."""
         messages = self._joined.consume(most, timeout_s)
         if self._raised is not None:
