@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 
+import numpy as np
 import pytest
 
 from delaywheel.identity import WheelId
@@ -12,10 +13,12 @@ from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
     CancelView,
     after_writing,
+    are_cancelled,
+    are_written,
     before_writing,
     directly_before,
 )
-from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.progress import Done, Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
@@ -100,6 +103,31 @@ def test_no_answer_after_writing_is_ever_untrue(seqs: list[int]) -> None:
         CancelDecision.UNKNOWN,
         CancelDecision.WAIT,
     }
+
+
+def test_a_decision_for_many_is_that_for_each() -> None:
+    """Where one is made; where none is, each is decided alone."""
+    ahead = (Done(12, None, {B1: 1}),)
+    every = [*EVERY_PROGRESS, *(replace(each, ahead=ahead) for each in EVERY_PROGRESS)]
+    every += [replace(each, floor=1) for each in EVERY_PROGRESS[:5]]
+    dues_ms, decided = np.arange(7, 14), [0, 0]
+    for progress, now_ms in product(every, (8 - TOO_LATE_MS, 11 - TOO_LATE_MS)):
+        written, cancelled = (
+            are_written(dues_ms, now_ms, progress),
+            are_cancelled(dues_ms, progress),
+        )
+        for row, due_ms in enumerate(dues_ms.tolist()):
+            sight = view(due_ms=due_ms, now_ms=now_ms, progress=progress, complete=False)
+            if written[row]:
+                assert before_writing(sight) is CancelDecision.WRITE
+            if cancelled[row]:
+                sight.cancels = [Position(A1, progress.seq(A1), 0)]
+                assert after_writing(sight) is CancelDecision.CANCELLED
+                sight.confirmed = False
+                assert after_writing(sight) is CancelDecision.CONFIRM
+        decided[0] += int(written.sum())
+        decided[1] += int(cancelled.sum())
+    assert all(decided)
 
 
 def test_the_transaction_that_took_both_cancelled_the_message() -> None:

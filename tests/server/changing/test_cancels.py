@@ -14,6 +14,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
@@ -32,6 +33,7 @@ from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
+from support.server.lone import lone_of
 from support.server.views import node_view
 from support.wheels.messages import Message, columns_of
 
@@ -97,6 +99,14 @@ class Site:
     async def find_many(self, references: list[Reference]) -> list[Found]:
         self.asked += references
         return [self.scans.pop(0) if len(self.scans) > 1 else self.scans[0] for _ in references]
+
+    async def find_lone(self, references: list[Reference]) -> tuple[LoneIds, bool]:
+        """The next scan, unless something about the message is out of the ordinary."""
+        next_found = self.scans[0]
+        lone = lone_of([next_found] * len(references), [self.due_ms] * len(references))
+        if lone.is_lone.all():
+            await self.find_many(references)
+        return lone, next_found.complete
 
     def leader_address(self) -> None:
         return None
@@ -184,7 +194,7 @@ async def test_once_found_by_its_handle_it_stays_that_message() -> None:
     handle = pb.MessageRef(handle=f"{OWN}:{slot}:{bytes(16).hex()}")
     assert await site.cancel(handle) == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
     pinned = Reference(slot, bytes(16), site.due_ms, OWN)
-    assert site.asked == [replace(pinned, due_ms=None), pinned]
+    assert site.asked == [pinned._replace(due_ms=None), pinned]
 
 
 async def test_a_cancel_that_a_next_leader_took_meanwhile_is_not_passed_over() -> None:

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
@@ -31,6 +34,7 @@ from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import Refusal
+from support.server.lone import lone_of
 
 OWN = WheelId("a", 1)
 DUE_MS = 10_000_000
@@ -49,12 +53,16 @@ class Site:
         confirmed: the same of confirming looks.
         written: the same of groups written.
         goes_on: looks wait for it.
+        doubtful: the ids that a look for many does not confirm.
+        refused: the rows of each group that are refused.
     """
 
     looked_up: list[int] = field(default_factory=list)
     confirmed: list[int] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
+    doubtful: set[bytes] = field(default_factory=set)
+    refused: dict[int, Refusal] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(0, None, {OWN: 1}))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     counts: NodeCounts = field(default_factory=NodeCounts)
@@ -63,10 +71,15 @@ class Site:
         status = CleanerStatus("a", "boot", 1, 0, 0, Role.LEADING, progress=self.progress)
         return DecisionBasis(0, status, None, leading=True)
 
-    async def find_many(self, references: list[Reference]) -> list[Subject]:
+    async def find_lone(self, references: list[Reference]) -> tuple[LoneIds, bool]:
         self.looked_up.append(len(references))
         await self.goes_on.wait()
-        return [Subject(each, each, Found(copies=[Position(OWN, 1, 0)])) for each in references]
+        found = [Found(copies=[Position(OWN, 1, 0)]) for _ in references]
+        return lone_of(found, [each.due_ms or DUE_MS for each in references]), True
+
+    async def confirm_lone(self, pinned: list[Reference]) -> NDArray[np.bool_]:
+        self.confirmed.append(len(pinned))
+        return np.array([each.id not in self.doubtful for each in pinned])
 
     async def confirm(self, doubtful: list[tuple[Subject, Any]]) -> list[tuple[Subject, Decided]]:
         self.confirmed.append(len(doubtful))
@@ -74,14 +87,14 @@ class Site:
 
     async def submit(self, columns: Columns, _kind: object) -> object:
         self.written.append(len(columns))
-        return SimpleNamespace(wheel=OWN, seq=1 + sum(self.written), failed={})
+        return SimpleNamespace(wheel=OWN, seq=1 + sum(self.written), failed=self.refused)
 
     async def next_change(self) -> None:
         await self.changed.wait()
         self.changed.clear()
 
-    def reach(self, seq: int) -> None:
-        self.progress = Progress(0, None, {OWN: seq})
+    def reach(self, seq: int, due_ms: int = 0) -> None:
+        self.progress = Progress(due_ms, None, {OWN: seq})
         self.changed.set()
 
     @asynccontextmanager
@@ -193,6 +206,41 @@ async def test_who_asks_again_joins_the_first_attempt() -> None:
         site.reach(100)
         assert [await call for call in again] == [cancelled()] * 2
     assert (site.looked_up, site.written) == ([1, 1], [1])
+    assert groups.kept == 0
+
+
+async def test_what_one_look_does_not_confirm_is_looked_at_alone() -> None:
+    """The others of its group are answered; who joined any of them is, too."""
+    site = Site(doubtful={named(2).id})
+    site.goes_on.set()
+    async with site.serving() as groups:
+        calls = [asyncio.create_task(groups.cancel([named(n) for n in range(1, 4)], 9))]
+        await site.until(lambda: site.written == [3])
+        calls += [asyncio.create_task(groups.cancel([named(n)], 9)) for n in (2, 3)]
+        await asyncio.sleep(0)
+        site.reach(100)
+        assert [await call for call in calls] == [cancelled(3), cancelled(), cancelled()]
+    assert (site.looked_up, site.confirmed, groups.kept) == ([3], [3, 1], 0)
+    assert groups._named == {}
+
+
+async def test_a_message_whose_due_came_first_is_decided_without_its_group() -> None:
+    site = Site(refused={0: Refusal(Reason.DUE_TOO_OLD), 1: Refusal(Reason.DISK_FULL)})
+    site.goes_on.set()
+    dues_ms = [DUE_MS, DUE_MS, DUE_MS + 1, DUE_MS + 60_000]
+    async with site.serving() as groups:
+        asked = [named(number, due_ms) for number, due_ms in enumerate(dues_ms)]
+        call = asyncio.create_task(groups.cancel(asked, 9))
+        await site.until(lambda: site.written == [4])
+        site.reach(1, DUE_MS + 1)  # the message, and not the cancel
+        await site.until(lambda: site.confirmed)
+        site.reach(100, DUE_MS + 1)
+        late, full, due, last = await call
+    assert late == Decided(CancelDecision.TOO_LATE)
+    assert isinstance(full, Refusal)
+    assert full.reason is Reason.DISK_FULL
+    assert [due, last] == cancelled(2)
+    assert site.confirmed == [1, 1]
     assert groups.kept == 0
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
@@ -281,6 +283,68 @@ async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
     assert isinstance(found[7], Found)
     assert (found[7].rescheduled_to, len(found[7].cancels)) == ((0, 10**12), 1)
     assert [len(each.copies) for each in found if isinstance(each, Found)] == [*[1] * 9, 0, 1]
+
+
+_rows = st.lists(
+    st.tuples(
+        st.sampled_from(["send", "send", "cancel", "move"]),
+        st.sampled_from([A1, B1]),
+        st.integers(1, 3),
+        st.sampled_from([EARLY_MS, LATE_MS, LATE_MS + 1_000]),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(rows=_rows, recorded=st.booleans(), is_damaged=st.booleans())
+def test_what_is_found_as_columns_is_what_a_look_for_each_finds(
+    rows: list[tuple[str, WheelId, int, int]], *, recorded: bool, is_damaged: bool
+) -> None:
+    site = Site(on_damaged=lambda *_: None)
+    for what, wheel, number, due_ms in rows:
+        each = replace(message(number), due_ms=due_ms)
+        if what == "send":
+            site.write(wheel, each)
+            continue
+        mark = mark_of((each.id, due_ms), LATE_MS + 9)
+        ids = [each.id, mark] if what == "move" else [each.id]
+        halves = np.frombuffer(b"".join(ids), np.uint8).reshape(-1, 16)
+        dues_ms = np.full(len(ids), due_ms, np.int64)
+        with site.opened(wheel) as own:
+            own.append(Columns.of_cancels(dues_ms, halves), kind=Kind.CANCELS, accepted_at_ms=1)
+    path = layout.slot_path(layout.wheel_folder(DATA, A1), BASE_SLOT)
+    if is_damaged and path in site.disk.paths():
+        site.disk.flip_bit(path, 8 * len(site.disk.content(path)) - 9)
+    reschedules = {(message(2).id, EARLY_MS): Reschedule(LATE_MS, Position(A1, 1, 0))}
+    options: dict[str, Any] = {"reschedules": reschedules if recorded else {}}
+    limits = {wheel: seq for wheel, seq in site.applied.items() if seq}
+    references = [
+        Reference(due_ms // 1000, message(number).id, named_ms, wheel)
+        for number in (1, 2, 3)
+        for due_ms in (EARLY_MS, LATE_MS, LATE_MS + 1_000)
+        for named_ms, wheel in ((due_ms, None), (None, A1), (None, B1))
+    ]
+    scanner = Scanner(site.disk, DATA)
+    lone = scanner.find_lone(references, limits, **options)
+    for row, (reference, found) in enumerate(
+        zip(references, scanner.find_many(references, limits, **options), strict=True)
+    ):
+        is_plain = len(found.copies) == 1 and found.readable and found.in_wheel
+        is_plain &= len(found.cancels) <= 1 and found.rescheduled_to_ms is None
+        if lone.is_lone[row]:
+            copy = Position(lone.wheels[row], int(lone.seqs[row]), int(lone.rows[row]))
+            cancels = [cancel.seq for cancel in found.cancels] or [0]
+            assert is_plain
+            assert (found.dues_ms, found.copies) == ((lone.due_ms[row],), [copy])
+            assert cancels == [lone.cancel_seqs[row]]
+        elif is_plain:
+            of_id = [each for each in rows if each[2:3] == (message_number(reference.id),)]
+            assert recorded or is_damaged or len(of_id) > 1, "this is plain"
+
+
+def message_number(id_: bytes) -> int:
+    return next(number for number in (1, 2, 3) if message(number).id == id_)
 
 
 async def test_another_attempt_may_lie_elsewhere(site: Site) -> None:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
+from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.cancel import CancelDecision, directly_before, others_to_ask
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
@@ -128,7 +130,14 @@ class Cancels:
         pending.settle(Decided(decision))
 
     def before_writing(self, key: Key, found: Found) -> CancelDecision:
-        """Decides by what this node finds; asks other nodes before answering that none has it."""
+        """Decides by what this node finds; asks other nodes before answering that none has it.
+
+        As a server does, by columns where nothing about the message is out of the ordinary; but of
+        every other message, so that the rules for one are tried as well.
+        """
+        lone = self._find_lone(key)
+        if lone is not None and self.moment().are_written(lone)[0]:
+            return CancelDecision.WRITE
         decision = self.moment().before_writing(key, found).decision
         if decision is CancelDecision.NOT_FOUND and not self._others_have_none(key):
             return CancelDecision.UNKNOWN
@@ -171,10 +180,21 @@ class Cancels:
         is_done = decision is CancelDecision.ALREADY_DELIVERED
         if not self._holds_progress():
             return CancelDecision.UNKNOWN if is_done else CancelDecision.WAIT
+        if self._is_cancelled(key):
+            return CancelDecision.CANCELLED
         confirmed = self.moment().after_writing(key, self.find(key), confirmed=True).decision
         if confirmed is CancelDecision.WAIT and is_done:
             return CancelDecision.UNKNOWN
         return confirmed
+
+    def _is_cancelled(self, key: Key) -> bool:
+        """Whether columns say so: see `Sights.confirm_lone`."""
+        moment, lone = self.moment(), self._find_lone(key)
+        if lone is None or moment.progress is None or not lone.is_lone[0]:
+            return False
+        seq = int(lone.cancel_seqs[0])
+        is_taken = 0 < seq <= moment.progress.seq(lone.cancel_wheels[0])
+        return is_taken and bool(moment.are_taken([key], lone.due_ms, moment.progress)[0])
 
     def _holds_progress(self) -> bool:
         status, row = self._server.cleaner_row, self._server.row
@@ -224,14 +244,36 @@ class Cancels:
         row = self._server.driver.status()
         heard = heard_heartbeats(row, self._server.now_ms())
         registry = ControlState(wheels=status.wheels, lost=status.lost)
-        limits = {wheel: heartbeat.applied for wheel, heartbeat in row.heartbeat.wheels.items()}
+        reference = Reference(slot, id_, due_ms)
+        (found,) = self.scanner.find_many([reference], self._limits(), lost=status.lost)
+        found.complete = found.complete and knows_all(registry, row.heartbeat, heard)
+        return found
+
+    def _find_lone(self, key: Key) -> LoneIds | None:
+        """Finds a message as columns; None: it is one of the others, or nothing can be read."""
+        id_, due_ms = key
+        status = self._server.cleaner_row
+        if (
+            id_[-1] % 2
+            or status is None
+            or self._server.row is None
+            or (status.floor or 0) > due_ms // 1000
+        ):
+            return None
+        return self.scanner.find_lone(
+            [Reference(due_ms // 1000, id_, due_ms)],
+            self._limits(),
+            lost=status.lost,
+            reschedules=status.reschedules,
+        )
+
+    def _limits(self) -> dict[WheelId, int]:
+        wheels = self._server.driver.status().heartbeat.wheels
+        limits = {wheel: heartbeat.applied for wheel, heartbeat in wheels.items()}
         open_wheel = self._server.store.wheel
         if open_wheel is not None:
             limits[open_wheel.wheel] = open_wheel.last_seq
-        reference = Reference(slot, id_, due_ms)
-        (found,) = self.scanner.find_many([reference], limits, lost=status.lost)
-        found.complete = found.complete and knows_all(registry, row.heartbeat, heard)
-        return found
+        return limits
 
 
 class Halves:

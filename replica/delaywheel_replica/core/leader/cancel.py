@@ -60,6 +60,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delaywheel_replica.core.leader.halves import is_released
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -192,6 +195,29 @@ def after_writing(view: CancelView) -> CancelDecision:
             return _confirmed(view)
         return CancelDecision.UNKNOWN
     return _done(view) if _is_done(view, progress) else CancelDecision.WAIT
+
+
+def are_written(due_ms: NDArray[np.int64], now_ms: int, progress: Progress) -> NDArray[np.bool_]:
+    """Decides for many, on a leader's node, before writing: where this is true, WRITE.
+
+    Each has a copy, wherever that is, no cancel, and was not rescheduled. Where it is false,
+    `before_writing` says what to do.
+    """
+    if progress.ahead:
+        return np.zeros(len(due_ms), np.bool_)
+    soonest_ms = max(progress.last_due_ms, now_ms + TOO_LATE_MS, progress.floor * 1000 - 1)
+    return due_ms > soonest_ms
+
+
+def are_cancelled(due_ms: NDArray[np.int64], progress: Progress) -> NDArray[np.bool_]:
+    """Decides for many after writing: where this is true, CONFIRM, and CANCELLED if confirmed.
+
+    Each has a cancel with c <= V, and was not rescheduled. Where it is false, `after_writing` says
+    what to do.
+    """
+    if progress.ahead:
+        return np.zeros(len(due_ms), np.bool_)
+    return due_ms > progress.due_ms
 
 
 def _done(view: CancelView) -> CancelDecision:

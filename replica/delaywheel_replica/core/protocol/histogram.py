@@ -59,11 +59,11 @@ class Tally:
         self._counts = [0] * (len(bounds_us) + 1)
         self._sum_us = 0
 
-    def add(self, value_us: int) -> None:
-        """Adds one value; a negative one (a clock was set back) counts as 0."""
+    def add(self, value_us: int, times: int = 1) -> None:
+        """Adds a value so many times; a negative one (a clock was set back) counts as 0."""
         value_us = max(0, value_us)
-        self._counts[bisect_left(self.bounds_us, value_us)] += 1
-        self._sum_us += value_us
+        self._counts[bisect_left(self.bounds_us, value_us)] += times
+        self._sum_us += value_us * times
 
     def add_counted(self, counts: Sequence[int], sum_us: int) -> None:
         """Adds counts of another histogram with the same buckets."""

@@ -17,8 +17,8 @@ from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import searchable
 from delaywheel_replica.server.changing.awaited import OF_ALL, WAIT_S
 from delaywheel_replica.server.changing.cancels import OUTCOMES
-from delaywheel_replica.server.changing.gathering import Answered, CancelGroups
-from delaywheel_replica.server.changing.waiting import Decided
+from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.waiting import Answered, Decided
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.search import Asked, Page, Search

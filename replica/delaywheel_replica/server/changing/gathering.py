@@ -23,30 +23,34 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.storage.frames.kinds import Kind
+from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.changing.awaited import WAIT_S, AwaitedCall
+from delaywheel_replica.server.changing.awaited import WAIT_S
+from delaywheel_replica.server.changing.cohorts import AskedGroup, CancelCall, Cohort
 from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, DecisionBasis, Sights
 from delaywheel_replica.server.changing.waiting import (
+    Answered,
     Decided,
     PendingCancel,
     Subject,
     WaitingCancels,
 )
+from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.answering import defect
@@ -60,6 +64,9 @@ KEPT_AT_MOST: Final = 49_152
 QUEUED_S: Final = 1.0
 BATCHES_APART_S: Final = 0.05
 _BATCH: Final = 2_048
+"""A batch takes calls until it has so many messages."""
+_SETTLED_AT_ONCE: Final = 256
+"""About as long as `DECIDED_AT_ONCE` take to be decided."""
 _ASKED_ABOUT: Final = 64
 """Messages that are looked for on other nodes at once, before it is said that none has them."""
 _RESOLVED_AT_ONCE: Final = 8
@@ -68,30 +75,6 @@ _RETRY_MS: Final = (50, 2_000)
 
 _UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
 _TO_CONFIRM: Final = frozenset({CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED})
-
-Answered = Decided | Refusal
-"""What became of one message."""
-
-
-_Call = AwaitedCall[Answered]
-
-
-@dataclass(slots=True, eq=False)
-class _AskedMessage:
-    """A message that callers named, and that is not looked up yet."""
-
-    reference: Reference
-    since_ms: int
-    callers: list[tuple[_Call, int]] = field(default_factory=list)
-    is_taken: bool = False
-
-    @property
-    def is_awaited(self) -> bool:
-        return any(not call.is_over for call, _ in self.callers)
-
-    def settle(self, answered: Answered) -> None:
-        for call, row in self.callers:
-            call.settle(row, answered)
 
 
 class CancelGroups:
@@ -121,10 +104,12 @@ class CancelGroups:
         self._writing = writing
         self._ask = ask
         self._next_change = next_change
-        self._queue: deque[_AskedMessage] = deque()
+        self._queue: deque[AskedGroup] = deque()
+        self._queued = 0  # messages
         # By what callers call it; only the first is not looked up yet.
-        self._named: dict[Reference, _AskedMessage | PendingCancel] = {}
-        self._pending: dict[MessageKey, PendingCancel] = {}
+        self._named: dict[Reference, AskedGroup | Cohort | PendingCancel] = {}
+        self._pending: dict[MessageKey, Cohort | PendingCancel] = {}
+        self._cohorts: list[Cohort] = []  # that are written, in order
         self._waiting = WaitingCancels()
         self._arrived = asyncio.Event()
         self._news = asyncio.Event()
@@ -154,8 +139,8 @@ class CancelGroups:
             partly: Return soon after some are decided; None: others, which go on. So a message
                 whose decision takes long delays no other that is asked for in the same call.
         """
-        call = _Call.of(len(references))
-        asked = [self._begin_one(reference, call, row) for row, reference in enumerate(references)]
+        call = CancelCall.of(len(references))
+        asked = self._ask_for(references, call)
 
         def are_taken() -> bool:
             # What is queued would be dropped with its caller.
@@ -195,7 +180,7 @@ class CancelGroups:
     @property
     def kept(self) -> int:
         """How many messages are queued or not decided."""
-        return len(self._queue) + len(self._pending)
+        return self._queued + len(self._pending)
 
     def waits_ms(self) -> int:
         """How long the first of the queued messages has waited."""
@@ -208,39 +193,48 @@ class CancelGroups:
 
     # --- callers
 
-    def _begin_one(
-        self, reference: Reference | Refusal, call: _Call, row: int
-    ) -> _AskedMessage | None:
-        """Queues a message, or joins an earlier attempt; returns what waits for its turn."""
-        if isinstance(reference, Refusal):
-            call.settle(row, reference)
-            return None
-        known = self._named.get(reference)
-        if isinstance(known, PendingCancel):
-            known.callers.append(partial(call.settle, row))
-            return None
-        if known is None:
-            refusal = self._too_many()
-            if refusal is not None:
-                call.settle(row, refusal)
-                return None
-            known = self._named[reference] = _AskedMessage(reference, monotonic_ms())
-            self._queue.append(known)
+    def _ask_for(
+        self, references: Sequence[Reference | Refusal], call: CancelCall
+    ) -> list[AskedGroup | None]:
+        """Queues messages, or joins earlier attempts; returns with what each waits for its turn."""
+        group, asked = AskedGroup(call, monotonic_ms()), list[AskedGroup | None]()
+        room = self._room()
+        for row, reference in enumerate(references):
+            waits_with: AskedGroup | None = None
+            if isinstance(reference, Refusal):
+                call.settle(row, reference)
+            elif (known := self._named.get(reference)) is None:
+                if len(group) < room:
+                    waits_with = self._named[reference] = group
+                    group.named.append(reference)
+                    group.rows.append(row)
+                else:
+                    call.settle(row, self._too_many())
+            elif isinstance(known, AskedGroup):
+                waits_with = known
+                known.join(reference, call, row)
+            else:
+                known.join(known.key_of(reference), [partial(call.settle, row)], None)
+            asked.append(waits_with)
+        if len(group):
+            self._queue.append(group)
+            self._queued += len(group)
             self._arrived.set()
-        known.callers.append((call, row))
-        return known
+        return asked
 
-    def _too_many(self) -> Refusal | None:
-        waits_ms = self.waits_ms()
-        is_full = len(self._queue) >= QUEUED_AT_MOST or self.kept >= KEPT_AT_MOST
-        if not is_full and waits_ms < QUEUED_S * 1000:
-            return None
+    def _room(self) -> int:
+        """How many more messages are taken now."""
+        if self.waits_ms() >= QUEUED_S * 1000:
+            return 0
+        return min(QUEUED_AT_MOST - self._queued, KEPT_AT_MOST - self.kept)
+
+    def _too_many(self) -> Refusal:
         self._counts.calls.add("cancel", Reason.BACKPRESSURE.value, 0)
         least_ms, most_ms = _RETRY_MS
         return Refusal(
             Reason.BACKPRESSURE,
             f"{counted(self.kept, 'message')} being cancelled",
-            after_ms=max(least_ms, min(waits_ms, most_ms)),
+            after_ms=max(least_ms, min(self.waits_ms(), most_ms)),
         )
 
     def _settle(self, pending: PendingCancel, answered: Answered) -> None:
@@ -288,55 +282,100 @@ class CancelGroups:
                     await self._look_up(batch)
                 except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
                     refusal = defect(error)
-                    for asked in batch:
-                        self._refuse(asked, refusal)
-                if len(self._queue) < _BATCH:
+                    for group in batch:
+                        for at in range(len(group)):
+                            self._refuse(group, at, refusal)
+                if self._queued < _BATCH:
                     await asyncio.sleep(begun_s + BATCHES_APART_S - time.monotonic())
 
-    def _take(self) -> list[_AskedMessage]:
-        batch: list[_AskedMessage] = []
-        while self._queue and len(batch) < _BATCH:
-            asked = self._queue.popleft()
-            if asked.is_awaited:
-                asked.is_taken = True
-                batch.append(asked)
+    def _take(self) -> list[AskedGroup]:
+        batch, messages = list[AskedGroup](), 0
+        while self._queue and messages < _BATCH:
+            group = self._queue.popleft()
+            self._queued -= len(group)
+            if group.is_awaited:
+                group.is_taken = True
+                batch.append(group)
+                messages += len(group)
             else:
-                del self._named[asked.reference]
+                for named in group.named:
+                    del self._named[named]
         return batch
 
-    async def _look_up(self, batch: list[_AskedMessage]) -> None:
+    async def _look_up(self, batch: list[AskedGroup]) -> None:
         taken_ms = monotonic_ms()
-        self._counts.cancel_stages["queued"] += sum(taken_ms - each.since_ms for each in batch)
-        subjects = await self._sights.find_many([asked.reference for asked in batch])
-        self._spent("looked_up", len(batch), taken_ms)
+        self._counts.cancel_stages["queued"] += sum(
+            (taken_ms - group.since_ms) * len(group) for group in batch
+        )
+        asked = [(group, at) for group in batch for at in range(len(group))]
+        named = [named for group in batch for named in group.named]
+        lone, complete = await self._sights.find_lone(named)
+        are_written = self._sights.moment().are_written(lone)
+        others = np.flatnonzero(~are_written).tolist()
+        cohort = self._cohort(asked, lone, np.flatnonzero(are_written), complete=complete)
+        if cohort is not None:
+            self._start(self._write_cohort(cohort))
+        subjects = await self._sights.find_many([named[row] for row in others]) if others else []
+        self._spent("looked_up", len(asked), taken_ms)
         to_write: list[PendingCancel] = []
-        for begin in range(0, len(batch), DECIDED_AT_ONCE):
+        for begin in range(0, len(others), DECIDED_AT_ONCE):
             moment = self._sights.moment()
-            for row in range(begin, min(begin + DECIDED_AT_ONCE, len(batch))):
-                pending = self._begin(batch[row], subjects[row], moment)
+            for number in range(begin, min(begin + DECIDED_AT_ONCE, len(others))):
+                pending = self._begin(*asked[others[number]], subjects[number], moment)
                 if pending is not None:
                     to_write.append(pending)
             await asyncio.sleep(0)
         if to_write:
             self._start(self._write(to_write))
 
+    def _cohort(
+        self,
+        asked: Sequence[tuple[AskedGroup, int]],
+        lone: LoneIds,
+        rows: NDArray[np.int64],
+        *,
+        complete: bool,
+    ) -> Cohort | None:
+        """Makes a cohort of those that were asked for in these rows, but for what is there."""
+        dues_ms = lone.due_ms[rows].tolist()
+        kept: list[int] = []
+        cohort = Cohort(monotonic_ms(), complete=complete)
+        for row, due_ms in zip(rows.tolist(), dues_ms, strict=True):
+            group, at = asked[row]
+            named = group.named[at]
+            key = named.id, due_ms
+            if (known := self._pending.get(key)) is not None:  # by another name
+                known.join(key, group.callers(at), named)
+                self._named[named] = known
+                continue
+            self._named[named] = self._pending[key] = cohort
+            cohort.add(named, key, group, at)
+            kept.append(row)
+        if not kept:
+            return None
+        places = lone.wheels[kept].tolist(), lone.seqs[kept].tolist(), lone.rows[kept].tolist()
+        cohort.close(lone.due_ms[kept], list(zip(*places, strict=True)))
+        return cohort
+
     def _begin(
-        self, asked: _AskedMessage, subject: Subject | RequestRefusedError, moment: DecisionBasis
+        self,
+        asked: AskedGroup,
+        at: int,
+        subject: Subject | RequestRefusedError,
+        moment: DecisionBasis,
     ) -> PendingCancel | None:
         """Decides what to do about a message that was looked up; returns it if it is written."""
         if isinstance(subject, RequestRefusedError):
-            self._refuse(asked, subject.refusal)
+            self._refuse(asked, at, subject.refusal)
             return None
-        key = subject.key
-        callers = [partial(call.settle, row) for call, row in asked.callers]
-        pending = self._pending.get(key)
-        if pending is not None:  # by another name
-            pending.callers += callers
-            pending.names.append(asked.reference)
-            self._named[asked.reference] = pending
+        key, named = subject.key, asked.named[at]
+        known = self._pending.get(key)
+        if known is not None:  # by another name
+            known.join(key, asked.callers(at), named)
+            self._named[named] = known
             return None
-        pending = PendingCancel(key, subject, asked.since_ms, list(callers), [asked.reference])
-        self._named[asked.reference] = self._pending[key] = pending
+        pending = PendingCancel(key, subject, asked.since_ms, asked.callers(at), [named])
+        self._named[named] = self._pending[key] = pending
         decided = moment.before_writing(key, subject.found)
         decision = decided.decision
         if decision is CancelDecision.WRITE:
@@ -355,10 +394,11 @@ class CancelGroups:
             self._settle(pending, decided)
         return None
 
-    def _refuse(self, asked: _AskedMessage, refusal: Refusal) -> None:
-        if self._named.get(asked.reference) is asked:
-            del self._named[asked.reference]
-            asked.settle(refusal)
+    def _refuse(self, asked: AskedGroup, at: int, refusal: Refusal) -> None:
+        named = asked.named[at]
+        if self._named.get(named) is asked:
+            del self._named[named]
+            asked.settle(at, refusal)
 
     def _ask_others(self, pending: PendingCancel) -> None:
         """Asks other nodes for a message that is not here, unless many are asked about."""
@@ -380,16 +420,13 @@ class CancelGroups:
         self._start(ask())
 
     async def _write(self, group: list[PendingCancel]) -> None:
-        """Writes the cancels of a batch as one group."""
-        begun_ms = monotonic_ms()
-        try:
-            columns = _cancels_of([pending.key for pending in group])
-            written = await self._writing.submit(columns, Kind.CANCELS)
-        except RequestRefusedError as error:
+        """Writes the cancels of messages that are in no cohort, as one group."""
+        columns = _cancels_of([pending.key for pending in group])
+        written = await self._written(columns)
+        if isinstance(written, Refusal):
             for pending in group:
-                self._settle(pending, error.refusal)
+                self._settle(pending, written)
             return
-        self._spent("written", len(group), begun_ms)
         now_ms = monotonic_ms()
         # Some frame up to this one has the cancel.
         place = Position(written.wheel, written.seq, 0)
@@ -400,12 +437,65 @@ class CancelGroups:
                 pending.written_ms = now_ms
                 pending.subject.found.cancels.append(place)
                 self._waiting.add(pending)
-            elif refusal.reason is Reason.DUE_TOO_OLD:
-                self._settle(pending, Decided(CancelDecision.TOO_LATE))
             else:
-                self._settle(pending, refusal)
+                self._settle(pending, _not_written(refusal))
         self._ask(CommitSoon())
         self._news.set()
+
+    async def _write_cohort(self, cohort: Cohort) -> None:
+        written = await self._written(cohort.cancels())
+        if isinstance(written, Refusal):
+            await self._settle_of(cohort, np.flatnonzero(cohort.is_open), written)
+            return
+        for row, refusal in written.failed.items():
+            await self._settle_of(cohort, np.array([row]), _not_written(refusal))
+        progress = self._sights.moment().progress
+        cohort.place = Position(written.wheel, written.seq, 0)
+        cohort.written_ms = monotonic_ms()
+        cohort.set_backs = 0 if progress is None else progress.set_backs
+        self._cohorts.append(cohort)
+        self._ask(CommitSoon())
+        self._news.set()
+
+    async def _written(self, columns: Columns) -> Committed | Refusal:
+        """Writes cancels as one group."""
+        begun_ms = monotonic_ms()
+        try:
+            written = await self._writing.submit(columns, Kind.CANCELS)
+        except RequestRefusedError as error:
+            return error.refusal
+        except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
+            return defect(error)
+        self._spent("written", len(columns), begun_ms)
+        return written
+
+    async def _settle_of(self, cohort: Cohort, rows: NDArray[np.int64], answered: Answered) -> None:
+        """Settles some of a cohort; between some of them the event loop serves others."""
+        cohort.is_open[rows] = False
+        outcome = answered.decision.name if isinstance(answered, Decided) else answered.reason.value
+        since_ms: Counter[int] = Counter()
+        for number, row in enumerate(rows.tolist(), 1):
+            for name in cohort.names(row):
+                del self._named[name]
+            del self._pending[cohort.keys[row]]
+            cohort.settle(row, answered)
+            since_ms[cohort.asked[row][0].since_ms] += 1
+            if number % _SETTLED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        now_ms = monotonic_ms()
+        for since, messages in since_ms.items():
+            self._counts.calls.add("cancel", outcome, (now_ms - since) * 1_000, messages)
+
+    def _single_out(self, cohort: Cohort, rows: NDArray[np.bool_]) -> None:
+        """Makes single ones of those that are open in these rows of a cohort."""
+        rows = rows & cohort.is_open
+        cohort.is_open &= ~rows
+        for row in np.flatnonzero(rows).tolist():
+            pending = cohort.single(row)
+            self._pending[pending.key] = pending
+            for name in pending.names:
+                self._named[name] = pending
+            self._waiting.add(pending, look=True)
 
     def _spent(self, stage: str, messages: int, since_ms: int) -> None:
         self._counts.cancel_stages[stage] += messages * (monotonic_ms() - since_ms)
@@ -425,7 +515,8 @@ class CancelGroups:
     async def _follow(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(QUEUED_S if len(self._waiting) else None):
+                is_any = bool(len(self._waiting) or self._cohorts)
+                async with asyncio.timeout(QUEUED_S if is_any else None):
                     await self._news.wait()
             except TimeoutError:
                 pass
@@ -434,11 +525,16 @@ class CancelGroups:
                 await self._decide()
             except Exception as error:  # noqa: BLE001 - those that wait are looked at again
                 defect(error)
-            for pending in self._waiting.older(monotonic_ms() - round(WAIT_S * 1000)):
+            before_ms = monotonic_ms() - round(WAIT_S * 1000)
+            for cohort in self._cohorts:
+                if cohort.since_ms < before_ms:
+                    self._single_out(cohort, cohort.is_open)
+            for pending in self._waiting.older(before_ms):
                 self._settle(pending, Decided(CancelDecision.UNKNOWN))
 
     async def _decide(self) -> None:
         """Decides what the present progress covers; confirmations are one look for all."""
+        await self._decide_cohorts()
         moment = self._sights.moment()
         if moment.progress is None:
             return
@@ -455,6 +551,58 @@ class CancelGroups:
                 await asyncio.sleep(0)
         for begin in range(0, len(doubtful), _BATCH):
             await self._confirm(doubtful[begin : begin + _BATCH])
+
+    async def _decide_cohorts(self) -> None:
+        """Decides what the present progress covers of cohorts, and singles out what is not plain.
+
+        Confirmations of several small ones are one look.
+        """
+        moment = self._sights.moment()
+        if (progress := moment.progress) is None:
+            return
+        to_confirm: list[Cohort] = []
+        for cohort in self._cohorts:
+            assert cohort.place is not None
+            if cohort.set_backs != progress.set_backs:
+                self._single_out(cohort, cohort.is_open)
+            elif cohort.place.seq <= progress.seq(cohort.place.wheel):
+                taken = moment.are_taken(cohort.keys, cohort.due_ms, progress)
+                self._single_out(cohort, ~taken)
+                to_confirm.append(cohort)
+            elif cohort.soonest_ms <= progress.last_due_ms:
+                self._single_out(cohort, cohort.due_ms <= progress.last_due_ms)
+        while to_confirm:
+            some: list[Cohort] = []
+            while to_confirm and sum(map(len, some)) < _BATCH:
+                some.append(to_confirm.pop(0))
+            await self._confirm_cohorts(some)
+        self._cohorts = [cohort for cohort in self._cohorts if cohort.is_open.any()]
+
+    async def _confirm_cohorts(self, cohorts: Sequence[Cohort]) -> None:
+        begun_ms = monotonic_ms()
+        rows = [np.flatnonzero(cohort.is_open) for cohort in cohorts]
+        pinned = [
+            named
+            for cohort, open_ in zip(cohorts, rows, strict=True)
+            for named in cohort.pinned(open_.tolist())
+        ]
+        if not pinned:
+            return
+        for cohort, open_ in zip(cohorts, rows, strict=True):
+            if cohort.written_ms:
+                waited_ms = begun_ms - cohort.written_ms
+                self._counts.cancel_stages["taken"] += waited_ms * len(open_)
+                cohort.written_ms = 0
+        confirmed = await self._sights.confirm_lone(pinned)
+        if confirmed is None:
+            return
+        self._spent("confirmed", len(pinned), begun_ms)
+        begin = 0
+        for cohort, open_ in zip(cohorts, rows, strict=True):
+            is_cancelled = confirmed[begin : begin + len(open_)]
+            begin += len(open_)
+            await self._settle_of(cohort, open_[is_cancelled], Decided(CancelDecision.CANCELLED))
+            self._single_out(cohort, cohort.is_open)
 
     async def _confirm(self, doubtful: Sequence[tuple[PendingCancel, CancelDecision]]) -> None:
         begun_ms = monotonic_ms()
@@ -477,7 +625,13 @@ class CancelGroups:
                 await asyncio.sleep(0)
 
 
-def _over(asked: _AskedMessage | None) -> Answered:
+def _not_written(refusal: Refusal) -> Answered:
+    """The answer for a message whose cancel was refused."""
+    is_late = refusal.reason is Reason.DUE_TOO_OLD
+    return Decided(CancelDecision.TOO_LATE) if is_late else refusal
+
+
+def _over(asked: AskedGroup | None) -> Answered:
     """The answer for a message whose caller's time is over."""
     if asked is not None and not asked.is_taken:
         return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")

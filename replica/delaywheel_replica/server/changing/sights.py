@@ -8,11 +8,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
     CancelView,
     after_writing,
+    are_cancelled,
+    are_written,
     before_writing,
     others_to_ask,
 )
@@ -84,6 +90,24 @@ class DecisionBasis(NamedTuple):
         """Decides once a cancel has been written, or found."""
         view = self.view(key, found, confirmed=confirmed)
         return self._with_due(after_writing(view), key, found)
+
+    def are_written(self, lone: LoneIds) -> NDArray[np.bool_]:
+        """Which of many messages are written, as far as that is plain; see core/leader/cancel."""
+        if not self.leading or self.progress is None:
+            return np.zeros(len(lone.is_lone), np.bool_)
+        plain = are_written(lone.due_ms, self.now_ms, self.progress)
+        plain &= lone.is_lone & (lone.cancel_seqs == 0)
+        return plain
+
+    def are_taken(
+        self, keys: Sequence[MessageKey], due_ms: NDArray[np.int64], progress: Progress
+    ) -> NDArray[np.bool_]:
+        """Which of many messages, whose cancels are <= V, this progress cancels if confirmed."""
+        taken = are_cancelled(due_ms, progress)
+        if self.status is not None and self.status.reschedules:
+            reschedules = self.status.reschedules
+            taken &= np.array([key not in reschedules for key in keys], np.bool_)
+        return taken
 
     def _with_due(self, decision: CancelDecision, key: MessageKey, found: Found) -> Decided:
         if decision is not CancelDecision.RESCHEDULED:
@@ -179,6 +203,28 @@ class Sights:
             else Subject(_pinned(reference, each), reference, each)
             for reference, each in zip(named, found, strict=True)
         ]
+
+    async def find_lone(self, named: Sequence[Reference]) -> tuple[LoneIds, bool]:
+        """Finds messages that nothing is out of the ordinary about; see `Queries.find_lone`."""
+        return await self._queries.find_lone(named)
+
+    async def confirm_lone(self, pinned: Sequence[Reference]) -> NDArray[np.bool_] | None:
+        """Returns which messages are cancelled, after a scan as for `confirm`.
+
+        None: this node does not hold yet what the committed progress covers. False: of this message
+        that is not plain.
+        """
+        moment = self.moment()
+        status, progress = moment.status, moment.progress
+        if status is None or progress is None:
+            return None
+        if not holds_progress(status.control, self._view.status().heartbeat):
+            return None
+        lone, _ = await self._queries.find_lone(pinned)
+        wheels = zip(lone.cancel_wheels.tolist(), lone.is_lone.tolist(), strict=True)
+        seqs = [progress.seq(wheel) if is_lone else 0 for wheel, is_lone in wheels]
+        is_taken = (lone.cancel_seqs > 0) & (lone.cancel_seqs <= np.array(seqs, np.int64))
+        return lone.is_lone & is_taken & are_cancelled(lone.due_ms, progress)
 
     async def find(self, named: Reference) -> Subject:
         """Finds one message, together with others that are asked for meanwhile.

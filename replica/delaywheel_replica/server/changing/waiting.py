@@ -44,6 +44,10 @@ class Decided(NamedTuple):
     moved_ms: int | None = None
 
 
+Answered = Decided | Refusal
+"""What became of one message."""
+
+
 @dataclass(slots=True, eq=False)
 class Subject:
     """The message that a call is about.
@@ -82,12 +86,27 @@ class PendingCancel:
     key: MessageKey
     subject: Subject
     since_ms: int
-    callers: list[Callable[[Decided | Refusal], object]] = field(default_factory=list)
+    callers: list[Callable[[Answered], object]] = field(default_factory=list)
     names: list[Reference] = field(default_factory=list)
     is_written: bool = False
     written_ms: int = 0
 
-    def settle(self, decided: Decided | Refusal) -> None:
+    def key_of(self, _named: Reference) -> MessageKey:
+        """Returns its id and due, whatever it is called."""
+        return self.key
+
+    def join(
+        self,
+        _key: MessageKey,
+        callers: Iterable[Callable[[Answered], object]],
+        name: Reference | None,
+    ) -> None:
+        """Adds callers, and what they call it, if that is another name."""
+        self.callers += callers
+        if name is not None:
+            self.names.append(name)
+
+    def settle(self, decided: Answered) -> None:
         """Tells all callers."""
         callers, self.callers = self.callers, []
         for call in callers:

@@ -20,6 +20,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
@@ -119,6 +120,31 @@ class Queries:
             message is found, and this one may lie in what cannot be read.
         """
         return [found for found, _ in await self._find(references, with_frames=False)]
+
+    async def find_lone(self, references: Sequence[Reference]) -> tuple[LoneIds, bool]:
+        """Finds messages that nothing is out of the ordinary about; see `Scanner.find_lone`.
+
+        Returns:
+            What was found, and whether the node holds all that was acknowledged. No message below
+            the floor is among those that are lone.
+        """
+        status, cleaner, progress = (
+            self._view.status(),
+            self._view.cleaner.status,
+            self._progress(),
+        )
+        lone = await asyncio.get_running_loop().run_in_executor(
+            self._thread,
+            partial(
+                self._scanner.find_lone,
+                references,
+                limits_of(status),
+                lost=NO_FRAMES if cleaner is None else cleaner.lost,
+                reschedules={} if cleaner is None else cleaner.reschedules,
+            ),
+        )
+        floor = 0 if progress is None else progress.floor
+        return lone.where(lone.due_ms >= floor * 1000), self.knows_all(status)
 
     async def topics_of(self, references: Sequence[Reference]) -> list[frozenset[str] | None]:
         """Returns in which topics messages lie, whichever of several is meant.

@@ -1,6 +1,6 @@
 """Parses a reference to a message: a handle, or id and due."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from delaywheel.errors import MessageInvalidError
 from delaywheel.identity import NameInvalidError, WheelId
@@ -14,9 +14,8 @@ from delaywheel_replica.server.node.refusals import RequestRefusedError, quoted
 _SLOT_BEYOND = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """A reference to one message.
+class Reference(NamedTuple):
+    """A reference to one message: a tuple, as a thousand come with a call, and each is hashed.
 
     Attributes:
         slot: Its second.

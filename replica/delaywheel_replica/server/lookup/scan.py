@@ -23,6 +23,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.reading.id_index import IdIndex, Look
 from delaywheel.storage.reading.ids import SoughtIds
+from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
@@ -260,13 +261,16 @@ class Scanner:
         slots = {slot for slot, _ in rows} | {due_ms // 1000 for _, due_ms in keys}
         if not slots:
             return
-        look = self.ids.look(slots, SoughtIds.of({id_ for _, id_ in rows}, begins))
-        for wheel, seq, number, kind, id_, due_ms in look.rows:
-            of_id = rows.get((due_ms // 1000, id_))
-            if of_id is not None:
-                of_id.add(kind, Position(wheel, seq, number), due_ms)
-            if kind is Kind.CANCELS and (begin := id_[:MARK_HASH_BYTES]) in begins:
-                looked.marks.setdefault((begin, due_ms), []).append(id_)
+        look = self._seen_whole(slots, SoughtIds.of((id_ for _, id_ in rows), begins))
+        asked = [(slot, of_id) for (slot, _), of_id in rows.items()]
+        for number, wheel, seq, row, kind, due_ms in look.rows.each():
+            slot, of_id = asked[number]
+            if due_ms // 1000 == slot:
+                of_id.add(kind, Position(wheel, seq, row), due_ms)
+        for begun in look.begun:
+            if begun.kind is Kind.CANCELS:
+                at = begun.id[:MARK_HASH_BYTES], begun.due_ms
+                looked.marks.setdefault(at, []).append(begun.id)
         for of_id in rows.values():
             of_id.copies.sort()
             of_id.cancels.sort()
@@ -274,7 +278,75 @@ class Scanner:
         looked.unreadable |= look.damaged.keys()
         if look.missing:
             looked.unreadable |= slots
+
+    def find_lone(
+        self,
+        references: Sequence[Reference],
+        limits: Mapping[WheelId, int],
+        *,
+        lost: FrameSet = NO_FRAMES,
+        reschedules: Mapping[MessageKey, Reschedule] = _NONE,
+    ) -> LoneIds:
+        """Finds messages that nothing is out of the ordinary about; see `find_many`.
+
+        Those have one copy, in the wheel that is named, and no other due, by a mark or a decision;
+        and every frame of their second could be read. Of all others this says nothing.
+
+        Args:
+            references: Which messages; at least one.
+            limits: As in `find_many`.
+            lost: As in `find_many`.
+            reschedules: As in `find_many`.
+        """
+        self._follow(limits, lost)
+        slots, ids, dues_ms, wheels = zip(*references, strict=True)
+        asked_slots = np.array(slots, np.int64)
+        look = self._seen_whole(set(slots), SoughtIds.of(ids))
+        is_there = look.rows.due_ms // 1000 == asked_slots[look.rows.numbers]
+        lone = LoneIds.of(look.rows.take(is_there), len(references))
+        moved = {id_ for id_, _ in reschedules}
+        fits = [
+            (due_ms is None or due_ms == found_ms)
+            and (wheel is None or wheel == found_in)
+            and id_ not in moved
+            for id_, due_ms, wheel, found_ms, found_in in zip(
+                ids, dues_ms, wheels, lone.due_ms.tolist(), lone.wheels.tolist(), strict=True
+            )
+        ]
+        lone = lone.where(np.array(fits) & ~self._perhaps_in(look, asked_slots))
+        rows = np.flatnonzero(lone.is_lone & (lone.cancel_seqs > 0))
+        if not len(rows):
+            return lone
+        keys = [(ids[row], int(lone.due_ms[row])) for row in rows.tolist()]
+        return lone.where(~self._perhaps_moved(len(references), rows, keys))
+
+    def _perhaps_moved(
+        self, references: int, rows: NDArray[np.int64], keys: Sequence[MessageKey]
+    ) -> NDArray[np.bool_]:
+        """Returns a mask of references: these rows, if their messages may have a mark."""
+        begins = [mark_begin(key) for key in keys]
+        look = self._seen_whole({due_ms // 1000 for _, due_ms in keys}, SoughtIds.of((), begins))
+        marks = {(begun.id[:MARK_HASH_BYTES], begun.due_ms) for begun in look.begun}
+        slots = np.array([due_ms // 1000 for _, due_ms in keys])
+        is_moved = self._perhaps_in(look, slots)
+        if marks:
+            are_marked = [
+                (begin, due_ms) in marks for begin, (_, due_ms) in zip(begins, keys, strict=True)
+            ]
+            is_moved |= np.array(are_marked)
+        perhaps = np.zeros(references, np.bool_)
+        perhaps[rows[is_moved]] = True
+        return perhaps
+
+    def _seen_whole(self, slots: Collection[int], sought: SoughtIds) -> Look:
+        """Looks, and reports what could not be read."""
+        look = self.ids.look(slots, sought)
         self._report(look, max(slots))
+        return look
+
+    def _perhaps_in(self, look: Look, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns of which of these seconds something could not be read, or may be missing."""
+        return np.isin(slots, [*look.damaged]) | bool(look.missing)
 
     def _report(self, look: Look, slot: int) -> None:
         """Reports frames that could not be read, or that may be of any second."""

@@ -57,12 +57,12 @@ class CallTimes:
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._since_ms: dict[str, dict[object, int]] = {}
 
-    def add(self, call: str, outcome: str, took_us: int) -> None:
-        """Counts an answered call, or one of the messages that it named."""
+    def add(self, call: str, outcome: str, took_us: int, times: int = 1) -> None:
+        """Counts an answered call, or some of the messages that it named."""
         tally = self._tallies.get((call, outcome))
         if tally is None:
             tally = self._tallies[call, outcome] = Tally(CALL_BOUNDS_US)
-        tally.add(took_us)
+        tally.add(took_us, times)
 
     @contextmanager
     def timed(self, call: str) -> Iterator[list[str]]:

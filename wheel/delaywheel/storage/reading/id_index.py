@@ -52,7 +52,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
-from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, IdRow, Ids, SoughtIds
+from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, FoundIds, IdRow, Ids, SoughtIds
 from delaywheel.storage.reading.places import Places
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 
@@ -96,15 +96,21 @@ class Look:
     """What was found in some seconds.
 
     Attributes:
-        rows: Those that have a sought id, or beginning, in no order; perhaps also rows of other
-            seconds that do.
+        rows: Those that have a sought id, in no order; perhaps also rows of other seconds that do.
+        begun: The same of sought beginnings.
         damaged: Frames that could not be read, by second: wheel and seq.
         missing: Frames that may be of any second, by wheel.
     """
 
-    rows: list[IdRow] = field(default_factory=list)
+    rows: FoundIds = field(default_factory=lambda: FoundIds.joined([]))
+    begun: list[IdRow] = field(default_factory=list)
     damaged: dict[int, set[tuple[WheelId, int]]] = field(default_factory=dict)
     missing: dict[WheelId, SeqSet] = field(default_factory=dict)
+
+    def add(self, ids: Ids, sought: SoughtIds) -> None:
+        """Adds what is among these ids."""
+        self.rows = FoundIds.joined([self.rows, ids.find(sought.ids)])
+        self.begun += ids.find_beginning(sought.begins)
 
     def note_missing(self, missing: Mapping[WheelId, SeqSet]) -> None:
         """Adds frames that may be of any second."""
@@ -194,7 +200,7 @@ class IdIndex:
                     found.damaged[slot] = second.damaged.copy()
         others = [slot for slot in slots if slot not in self._seconds]
         if len(others) < len(slots):
-            found.rows += self._ids.find(sought)
+            found.add(self._ids, sought)
         for slot in others:
             self._look_anew(slot, sought, found)
         self._shrink(self._most_bytes)
@@ -306,7 +312,7 @@ class IdIndex:
                 self._followed[wheel] = _Followed(followed.seq, holes)
                 self._note_missing(wheel, holes | followed.holes)
                 found.note_missing(self.missing)
-        found.rows += ids.find(sought)
+        found.add(ids, sought)
         if damaged:
             found.damaged[slot] = damaged.copy()
         if is_sure and is_whole:

@@ -6,7 +6,7 @@ times. Ids are compared as a whole, as two numbers: no other id is ever taken fo
 sought. Any number of ids is looked up with the same few calls of numpy.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
@@ -28,7 +28,6 @@ _KIND_BITS: Final = 2
 _ROW_SHIFT: Final = _DUE_BITS + _KIND_BITS
 _DUE_MASK: Final = (1 << _DUE_BITS) - 1
 _KIND_MASK: Final = (1 << _KIND_BITS) - 1
-_KINDS: Final = tuple(Kind)
 
 _Numbers = NDArray[np.uint64]
 
@@ -49,7 +48,7 @@ class SoughtIds(NamedTuple):
 
 
 class IdRow(NamedTuple):
-    """One row of a frame: a message, or a cancel."""
+    """One row of a frame: a message, or what names one."""
 
     wheel: WheelId
     seq: int
@@ -57,6 +56,69 @@ class IdRow(NamedTuple):
     kind: Kind
     id: bytes
     due_ms: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FoundIds:
+    """Rows that have sought ids, as columns of the same length.
+
+    Attributes:
+        numbers: Which of the sought ids each row has.
+        wheels: The wheels of their frames.
+        seqs: The frames.
+        rows: Their numbers within the frames.
+        kinds: Values of `Kind`.
+        due_ms: Their dues.
+    """
+
+    numbers: NDArray[np.int64]
+    wheels: NDArray[np.object_]
+    seqs: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    kinds: NDArray[np.int64]
+    due_ms: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return len(self.seqs)
+
+    def each(self) -> Iterator[tuple[int, WheelId, int, int, Kind, int]]:
+        """Yields the rows, each as a tuple in the order of the columns."""
+        return zip(
+            self.numbers.tolist(),
+            self.wheels.tolist(),
+            self.seqs.tolist(),
+            self.rows.tolist(),
+            map(Kind, self.kinds.tolist()),
+            self.due_ms.tolist(),
+            strict=True,
+        )
+
+    def take(self, rows: NDArray[Any]) -> "FoundIds":
+        """Returns some rows: by their numbers, or by a mask."""
+        return FoundIds(
+            self.numbers[rows],
+            self.wheels[rows],
+            self.seqs[rows],
+            self.rows[rows],
+            self.kinds[rows],
+            self.due_ms[rows],
+        )
+
+    @staticmethod
+    def joined(parts: Sequence["FoundIds"]) -> "FoundIds":
+        """Joins rows; they keep their order."""
+        if len(parts) == 1:
+            return parts[0]
+        numbers = np.empty(0, np.int64)
+        return FoundIds(
+            np.concatenate([numbers, *(part.numbers for part in parts)]),
+            np.concatenate([np.empty(0, np.object_), *(part.wheels for part in parts)]),
+            np.concatenate([numbers, *(part.seqs for part in parts)]),
+            np.concatenate([numbers, *(part.rows for part in parts)]),
+            np.concatenate([numbers, *(part.kinds for part in parts)]),
+            np.concatenate([numbers, *(part.due_ms for part in parts)]),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,33 +221,37 @@ class Ids:
             other._take_in(rows, numbers)  # noqa: SLF001
         self.clear()
 
-    def find(self, sought: SoughtIds) -> Collection[IdRow]:
-        """Returns the rows that have one of these ids, or beginnings of ids, in no order."""
+    def find(self, ids: _Numbers) -> FoundIds:
+        """Returns the rows that have one of these ids, given as two numbers each, in no order."""
         self._sort()
-        rows = [row for found in self._found(sought) for row in self._made(found)]
-        # What has both a sought id and a sought beginning would come twice.
-        is_both = np.isin(sought.begins, sought.ids[:, 0]).any()
-        return set(rows) if is_both else rows
-
-    def _found(self, sought: SoughtIds) -> Iterator[_IdRows]:
+        parts = []
         for run in self._runs:
-            for rows, numbers in _in_ranges(run.firsts, sought.ids[:, 0]):
-                fits = run.lasts[rows] == sought.ids[numbers, 1]
-                yield run.take(rows[fits])
-            for rows, _ in _in_ranges(run.firsts, sought.begins):
-                yield run.take(rows)
+            for rows, numbers in _in_ranges(run.firsts, ids[:, 0]):
+                fits = run.lasts[rows] == ids[numbers, 1]
+                parts.append(self._located(run.take(rows[fits]), numbers[fits]))
+        return FoundIds.joined(parts)
 
-    def _made(self, rows: _IdRows) -> Iterator[IdRow]:
-        ids = np.column_stack([rows.firsts, rows.lasts]).tobytes()
-        dues_ms = rows.slots.astype(np.int64) * 1000 + (rows.details & _DUE_MASK)
-        return map(
-            IdRow,
-            [self._wheels[number] for number in rows.wheels.tolist()],
-            rows.seqs.tolist(),
-            (rows.details >> _ROW_SHIFT).tolist(),
-            [_KINDS[kind] for kind in (rows.details >> _DUE_BITS & _KIND_MASK).tolist()],
-            [ids[at : at + 16] for at in range(0, len(ids), 16)],
-            dues_ms.tolist(),
+    def find_beginning(self, begins: _Numbers) -> Iterator[IdRow]:
+        """Yields the rows whose ids have one of these beginnings, in no order."""
+        self._sort()
+        for run in self._runs:
+            for rows, numbers in _in_ranges(run.firsts, begins):
+                taken = run.take(rows)
+                ids = np.column_stack([taken.firsts, taken.lasts]).tobytes()
+                located = self._located(taken, numbers)
+                for at, (_, wheel, seq, row, kind, due_ms) in enumerate(located.each()):
+                    yield IdRow(wheel, seq, row, kind, ids[at * 16 : at * 16 + 16], due_ms)
+
+    def _located(self, rows: _IdRows, numbers: NDArray[np.int64]) -> FoundIds:
+        wheels = np.fromiter(self._wheels, np.object_, len(self._wheels))
+        details = rows.details.astype(np.int64)
+        return FoundIds(
+            numbers,
+            wheels[rows.wheels],
+            rows.seqs,
+            details >> _ROW_SHIFT,
+            (details >> _DUE_BITS & _KIND_MASK) + 1,
+            rows.slots.astype(np.int64) * 1000 + (details & _DUE_MASK),
         )
 
     def _rows_of(self, batch: FrameBatch | IdBatch) -> _IdRows:
