@@ -55,16 +55,16 @@ class WheelId(_Name):
         return super().__new__(cls, node, number)
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str) -> "WheelId":
         """Parses ``<node>.<number>``.
 
         Raises:
             NameInvalidError: The text is not a wheel id.
         """
-        parts = _parts(text)
-        if parts is None:
+        wheel = _parsed(text)
+        if wheel is None:
             raise NameInvalidError(f"wheel id {text!r}: not <node>.<number>")
-        return super().__new__(cls, *parts)
+        return wheel
 
     def __str__(self) -> str:
         return f"{self.node}.{self.number}"
@@ -76,9 +76,9 @@ class WheelId(_Name):
 
 
 @lru_cache(maxsize=1024)
-def _parts(text: str) -> tuple[str, int] | None:
+def _parsed(text: str) -> WheelId | None:
     match = _WHEEL.fullmatch(text)
-    return None if match is None else (match["node"], int(match["number"]))
+    return None if match is None else WheelId(match["node"], int(match["number"]))
 
 
 @lru_cache(maxsize=1024)

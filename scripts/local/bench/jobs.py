@@ -106,12 +106,14 @@ class Sent:
         seconds: How long sending took; it includes the last acknowledgement only for `Bulk`.
         transactions: The number of committed transactions.
         cancelled: How many of the messages were cancelled, and never arrive.
+        times_ms: How long each `produce` took, where each is awaited.
     """
 
     messages: int
     seconds: float
     transactions: int = 0
     cancelled: int = 0
+    times_ms: tuple[float, ...] = ()
 
     @property
     def per_s(self) -> float:
@@ -126,6 +128,7 @@ class Sent:
             max(each.seconds for each in parts),
             sum(each.transactions for each in parts),
             sum(each.cancelled for each in parts),
+            tuple(time_ms for each in parts for time_ms in each.times_ms),
         )
 
 
@@ -209,10 +212,10 @@ def send_in_background(client: Client, job: Paced, family: str) -> Sent:
 async def send_as_crowd(address: str, job: Paced, family: str) -> Sent:
     """Sends messages by many clients, each with its own connection, one after another."""
     every_s, started = job.senders.clients / job.program_per_s, time.monotonic()
+    times_ms: list[float] = []
 
-    async def client_sends(number: int) -> int:
+    async def client_sends(number: int) -> None:
         chance, targets = random.Random(number), Targets(family, job.topics)  # noqa: S311
-        sent = 0
         async with AsyncClient(address, timeout=TIMEOUT_S) as client:
             at_s = started + chance.random() * every_s
             while at_s < started + job.seconds:
@@ -220,10 +223,10 @@ async def send_as_crowd(address: str, job: Paced, family: str) -> Sent:
                 due_ms = time.time_ns() // 1_000_000 + chance.randrange(*job.ahead_ms)
                 due = datetime.fromtimestamp(due_ms / 1000, UTC)
                 topic, key = targets.next()
+                began_s = time.monotonic()
                 await client.produce(topic, value_of(due_ms * 1000), key=key, deliver_at=due)
-                sent += 1
+                times_ms.append((time.monotonic() - began_s) * 1000)
                 at_s += every_s
-        return sent
 
-    counts = await asyncio.gather(*(client_sends(number) for number in range(job.senders.clients)))
-    return Sent(sum(counts), time.monotonic() - started)
+    await asyncio.gather(*(client_sends(number) for number in range(job.senders.clients)))
+    return Sent(len(times_ms), time.monotonic() - started, times_ms=tuple(times_ms))

@@ -71,6 +71,11 @@ def _print_changed(changed: Mapping[str, Any]) -> None:
         if took
     )
     print(f"{changed['per_s']:,} a second: {outcomes or 'no calls'}; {times}")
+    for name, took in changed["others_took"].items():
+        print(
+            f"produce by another program, at {name}: p50 {took['p50_ms']:.1f},"
+            f" p99 {took['p99_ms']:.1f}, max {took['max_ms']:.0f} ms"
+        )
     if changed["calm_after_s"] is not None:
         print(f"calls are quick again after {changed['calm_after_s']:.1f} s")
     if changed["cpu_us"] is not None:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from local.bench.figures import Extent, differences, ratios
-from local.bench.jobs import At, Bulk, Job, Paced
+from local.bench.jobs import At, Bulk, Job, Paced, Sent
 from local.bench.rounds import disturbances, in_turn, run_rounds, warm_up
 from local.bench.sending import CLUSTER_ID
 from local.bench.stand import BULK, Part, Stand
@@ -27,6 +27,7 @@ from local.bench.workloads import (
     Highest,
     Idle,
     Restart,
+    Senders,
     Steady,
     Topics,
     Workload,
@@ -34,6 +35,7 @@ from local.bench.workloads import (
 from local.loopback.cluster import ClusterError
 from local.loopback.node import send_signal
 from local.stage.changing import CALLS, ENDS, SENDS, change
+from local.stage.tally import Spread
 
 FILL_S: Final = 20.0
 AT_ONCE_MS: Final = (0, 1_000)
@@ -42,6 +44,8 @@ _WARM_RATE_PER_S: Final = 2_000
 _LEAD_S: Final = 4.0
 _AT_REST_S: Final = 2.0
 BEFORE_KILL_S: Final = 3.0
+_BESIDE_PER_S: Final = 40
+_BESIDE_MS: Final = (60_000, 61_000)
 CALM_P99_MS: Final = 200.0
 """The lateness above which a second after the leader was killed is not calm."""
 
@@ -98,7 +102,7 @@ class Runner:
         elif isinstance(kind, Restart):
             measured = self._restart()
         elif isinstance(kind, Changes | Consume):
-            measured = self._programs(kind)
+            measured = self._programs(kind, workload.senders)
         elif isinstance(kind, Idle):
             measured = self._rounds([("ours", None)])
         elif isinstance(kind, Steady):
@@ -225,10 +229,10 @@ class Runner:
         extent = Extent.of(times_s)
         return {"restarts_s": times_s, "extent_s": asdict(extent) if extent else None}
 
-    def _programs(self, kind: Changes | Consume) -> Document:
+    def _programs(self, kind: Changes | Consume, beside: Senders) -> Document:
         """Measures what programs do beside sending."""
         if isinstance(kind, Changes):
-            return {"changed": self._changes(kind)}
+            return {"changed": self._changes(kind, beside)}
         return {"consumed": self._consume(kind)}
 
     def _consume(self, kind: Consume) -> list[list[Document]]:
@@ -245,8 +249,12 @@ class Runner:
             figures.append([json.loads(line) for line in done.stdout.splitlines()])
         return figures
 
-    def _changes(self, kind: Changes) -> list[Document]:
-        """Measures calls that change messages; this process makes them."""
+    def _changes(self, kind: Changes, beside: Senders) -> list[Document]:
+        """Measures calls that change messages; this process makes them.
+
+        Other programs, one at each node, send a little beside those that are measured: what this
+        process itself has to do delays its own calls.
+        """
         addresses = [node.address for node in self._stand.cluster.nodes]
         figures = []
         for number in range(self._options.rounds):
@@ -256,8 +264,19 @@ class Runner:
             time.sleep(_AT_REST_S)
             began_s = time.monotonic()
             seconds = self._options.seconds
-            figures.append(change(addresses, BULK, kind, seconds, spent.note).document())
+            others = Others(
+                self._stand,
+                Paced(_BESIDE_PER_S * beside.programs, seconds, _BESIDE_MS, senders=beside),
+                SENDS if kind.way == "none" else CALLS,
+            )
+
+            def note(moment: str, spent: Spent = spent, others: Others = others) -> None:
+                spent.note(moment)
+                others.note(moment)
+
+            figures.append(change(addresses, BULK, kind, seconds, note).document())
             took_s = time.monotonic() - began_s + _AT_REST_S
+            figures[-1]["others_took"] = others.took()
             figures[-1]["cpu_us"] = spent.cpu_us(kind.rate_per_s)
             figures[-1]["cpu_share"] = {
                 name: used.cpu_s / took_s for name, used in watch.read().items()
@@ -280,6 +299,29 @@ class Runner:
         nodes = self._stand.cluster.nodes
         files = (path for node in nodes for path in node.data.rglob("*") if path.is_file())
         return sum(path.stat().st_size for path in files) / len(nodes)
+
+
+class Others:
+    """Programs that send a little beside what is measured, one at each node, and await each."""
+
+    def __init__(self, stand: Stand, job: Paced, moment: str) -> None:
+        """Prepares; they begin at that moment of the load."""
+        self._stand, self._job, self._moment = stand, job, moment
+        self._end: Callable[[], dict[str, Sent]] = dict
+
+    def note(self, moment: str) -> None:
+        """Begins, if this is the moment."""
+        if moment == self._moment and self._job.senders.clients:
+            self._end = self._stand.begin_beside(self._job)
+
+    def took(self) -> Document:
+        """Waits for them; returns how long `produce` took, by node."""
+        leader = self._stand.cluster.leader()
+        leads = None if leader is None else leader.id
+        return {
+            name + " (leads)" * (name == leads): asdict(Spread.of(sent.times_ms))
+            for name, sent in self._end().items()
+        }
 
 
 class Spent:

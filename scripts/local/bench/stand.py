@@ -167,6 +167,18 @@ class Stand:
         self._take(self._families["ours"], part)
         return part
 
+    def begin_beside(self, job: Paced) -> Callable[[], dict[str, Sent]]:
+        """Starts a job of ours, a program for each node, whose messages nobody waits for.
+
+        Returns:
+            Waits for it; returns what each program did, by its node.
+        """
+        programs = self._senders["ours"][: job.senders.programs]
+        for sender in programs:
+            sender.begin(job, BULK)
+        names = [node.id for node in self.cluster.nodes]
+        return lambda: {name: each.end() for name, each in zip(names, programs, strict=False)}
+
     def _begin(self, kind: str, job: Paced) -> list[Sender]:
         """Starts a job in as many programs as it has; `Sender.end` waits for each."""
         programs = self._senders[kind][: job.senders.programs]

@@ -152,6 +152,7 @@ class Workload:
 
 
 _M: Final = 1_000_000
+_BESIDE: Final = Senders(programs=3, clients=1)
 
 WORKLOADS: Final = {
     "accept-sparse": Workload(Accept((60, HOUR_S)), "accepted a second, dues over 60 minutes"),
@@ -196,14 +197,18 @@ WORKLOADS: Final = {
     "ingress-short": Workload(
         Steady(300, (500, 501)), "lateness through ingress, due in 500 ms", by_ingress=True
     ),
-    "cancel-each": Workload(Changes(1_000), "1,000 a second sent, and each cancelled"),
+    "cancel-each": Workload(
+        Changes(1_000), "1,000 a second sent, and each cancelled", senders=_BESIDE
+    ),
     "cancel-second": Workload(
         Changes(1_000, one_second=True), "1,000 a second sent, each cancelled, due in one second"
     ),
     "cancel-handles": Workload(
         Changes(10_000, "handles"), "cancel_many of 1,000 handles, four calls at once"
     ),
-    "cancel-none": Workload(Changes(1_000, "none"), "1,000 a second sent, none cancelled"),
+    "cancel-none": Workload(
+        Changes(1_000, "none"), "1,000 a second sent, none cancelled", senders=_BESIDE
+    ),
     "cancel-overload": Workload(
         Changes(10_000, "overload"), "10,000 cancels a second, each with 5 s, and what comes after"
     ),
@@ -214,7 +219,9 @@ WORKLOADS: Final = {
     "search-1m": Workload(
         Changes(1_000, "search"), "search over 1 M pending, 1,000 a second sent", pending=_M
     ),
-    "reschedule": Workload(Changes(200, "reschedule"), "200 a second sent, and each rescheduled"),
+    "reschedule": Workload(
+        Changes(200, "reschedule"), "200 a second sent, and each rescheduled", senders=_BESIDE
+    ),
     "burst-100k": Workload(Burst(100_000), "100,000 due in one second"),
     "burst-1m": Workload(Burst(_M), "a million due in one second"),
     "backlog-0": Workload(Steady(2_000), "lateness, wheels of 7 days, nothing pending", WEEK_S),

@@ -78,7 +78,16 @@ def _cancelled(response: pb.CancelResponse) -> list[Cancelled | pb.Error | int]:
     return [_cancelled_one(result) for result in response.results]
 
 
+_CANCELLED: Final = {
+    number: Cancelled(outcome)
+    for number in pb.CancelOutcome.values()
+    if (outcome := CancelOutcome.of(number)) is not None
+}
+
+
 def _cancelled_one(result: pb.MessageCancelled) -> Cancelled | pb.Error | int:
+    if (cancelled := _CANCELLED.get(result.outcome)) and not result.HasField("due_ms"):
+        return cancelled  # nearly always
     outcome = CancelOutcome.of(result.outcome)
     if result.HasField("error"):
         return result.error

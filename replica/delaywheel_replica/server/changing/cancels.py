@@ -26,6 +26,9 @@ OUTCOMES: Final = {
     CancelDecision.NOT_FOUND: pb.CANCEL_OUTCOME_NOT_FOUND,
     CancelDecision.RESCHEDULED: pb.CANCEL_OUTCOME_RESCHEDULED,
 }
+_RESULTS: Final = {
+    decision: pb.MessageCancelled(outcome=outcome) for decision, outcome in OUTCOMES.items()
+}
 
 
 class Cancels:
@@ -60,10 +63,11 @@ class Cancels:
         within_s = within_s_of(left_s)
 
         async def cancel(rows: Sequence[int]) -> Sequence[Answered | pb.MessageCancelled | None]:
-            messages = [request.messages[row] for row in rows]
             passed_on = await self._sights.elsewhere(
                 passed=caller.is_node,
-                call=lambda address: self._passed_on.ask(address, messages, within_s),
+                call=lambda address: self._passed_on.ask(
+                    address, [request.messages[row] for row in rows], within_s
+                ),
             )
             if passed_on is not None:
                 return passed_on
@@ -83,4 +87,6 @@ def _result(answered: Answered | pb.MessageCancelled | None) -> pb.MessageCancel
         return pb.MessageCancelled(error=answered.as_error())
     if isinstance(answered, pb.MessageCancelled):
         return answered
+    if answered.moved_ms is None:
+        return _RESULTS[answered.decision]
     return pb.MessageCancelled(outcome=OUTCOMES[answered.decision], due_ms=answered.moved_ms)

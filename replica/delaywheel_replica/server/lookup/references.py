@@ -36,14 +36,11 @@ def reference_of(message: pb.MessageRef) -> Reference:
     Raises:
         RefusedError: HANDLE_INVALID, HANDLE_AMBIGUOUS, ID_INVALID, DUE_INVALID.
     """
+    if text := message.handle:  # nearly all are of this kind
+        return _of_handle(text)
     match message.WhichOneof("ref"):
         case "handle":
-            try:
-                handle = Handle.parse(message.handle)
-                wheel = WheelId.parse(handle.wheel)
-            except (MessageInvalidError, NameInvalidError) as error:
-                raise RequestRefusedError(Reason.HANDLE_INVALID, quoted(message.handle)) from error
-            return Reference(_slot(handle.slot, Reason.HANDLE_INVALID), handle.id, None, wheel)
+            raise RequestRefusedError(Reason.HANDLE_INVALID, quoted(text))
         case "id_and_due":
             both = message.id_and_due
             if len(both.id) != ID_LENGTH_BYTES:
@@ -53,6 +50,15 @@ def reference_of(message: pb.MessageRef) -> Reference:
             return Reference(_slot(both.due_ms // 1000, Reason.DUE_INVALID), both.id, both.due_ms)
         case _:
             raise RequestRefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
+
+
+def _of_handle(text: str) -> Reference:
+    try:
+        handle = Handle.parse(text)
+        wheel = WheelId.parse(handle.wheel)
+    except (MessageInvalidError, NameInvalidError) as error:
+        raise RequestRefusedError(Reason.HANDLE_INVALID, quoted(text)) from error
+    return Reference(_slot(handle.slot, Reason.HANDLE_INVALID), handle.id, None, wheel)
 
 
 def _slot(slot: int, reason: Reason) -> int:
