@@ -307,7 +307,7 @@ def test_what_is_found_as_columns_is_what_a_look_for_each_finds(
         if what == "send":
             site.write(wheel, each)
             continue
-        mark = mark_of((each.id, due_ms), LATE_MS + 9)
+        mark = mark_of((each.id, due_ms), Reschedule(LATE_MS + 9, Position(A1, 1, 0)))
         ids = [each.id, mark] if what == "move" else [each.id]
         halves = np.frombuffer(b"".join(ids), np.uint8).reshape(-1, 16)
         dues_ms = np.full(len(ids), due_ms, np.int64)
@@ -331,7 +331,7 @@ def test_what_is_found_as_columns_is_what_a_look_for_each_finds(
         zip(references, scanner.find_many(references, limits, **options), strict=True)
     ):
         is_plain = len(found.copies) == 1 and found.readable and found.in_wheel
-        is_plain &= len(found.cancels) <= 1 and found.rescheduled_to_ms is None
+        is_plain &= len(found.cancels) <= 1 and found.rescheduled_to is None
         if lone.is_lone[row]:
             copy = Position(lone.wheels[row], int(lone.seqs[row]), int(lone.rows[row]))
             cancels = [cancel.seq for cancel in found.cancels] or [0]

@@ -14,7 +14,7 @@ def lone_of(all_found: Sequence[Found], dues_ms: Sequence[int]) -> LoneIds:
         len(found.copies) == 1
         and len(found.cancels) <= 1
         and found.readable
-        and found.rescheduled_to_ms is None
+        and found.rescheduled_to is None
         for found in all_found
     ]
     copies = [found.copies[0] if found.copies else None for found in all_found]
