@@ -41,10 +41,12 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.awaited import WAIT_S
-from delaywheel_replica.server.changing.cohorts import AskedGroup, CancelCall, Cohort
 from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, DecisionBasis, Sights
 from delaywheel_replica.server.changing.waiting import (
     Answered,
+    AskedGroup,
+    CancelCall,
+    Cohort,
     Decided,
     PendingCancel,
     Subject,

@@ -1,4 +1,20 @@
-"""Cancels that wait for committed progress, in the order in which progress can decide them.
+"""Messages to be cancelled, until progress decides them: as columns, and one by one.
+
+Nearly every message that is cancelled has one copy and no cancel, is due later, and is cancelled by
+the next transaction. Those of a batch are a *cohort*: one object, whose cancels lie in one group.
+So one comparison says whether progress has taken them, and one look confirms them. Whatever is not
+so with a message, it is *singled out*, and goes on as a `PendingCancel`:
+
+| a message | is in |
+|---|---|
+| that is not looked up yet | the `AskedGroup` of the first call that named it |
+| with one copy, that is to be written; and once it is | a `Cohort` |
+| of which anything else is decided before writing, or that has several copies | a `PendingCancel` |
+| whose cancel V has reached, and its due w has not | the `Cohort`, which is confirmed |
+| whose due w has reached, or that was not confirmed, or has another due | a `PendingCancel` |
+| that is in a cohort when w is set back | a `PendingCancel` |
+
+Of these, `WaitingCancels` has the order in which progress can decide them.
 
 A new progress costs what it decides, not what waits. A cancel is looked at
 
@@ -15,20 +31,27 @@ uses this class too.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from functools import partial
+from itertools import chain, count
 from typing import Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from delaywheel.identity import WheelId
+from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.server.changing.awaited import AwaitedCall
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.refusals import Refusal
 
 _STALE_AT_LEAST: Final = 1_024
+_NEVER_MS: Final = 1 << 62
 
 
 class Decided(NamedTuple):
@@ -46,6 +69,9 @@ class Decided(NamedTuple):
 
 Answered = Decided | Refusal
 """What became of one message."""
+
+CancelCall = AwaitedCall[Answered]
+Caller = Callable[[Answered], object]
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +112,7 @@ class PendingCancel:
     key: MessageKey
     subject: Subject
     since_ms: int
-    callers: list[Callable[[Answered], object]] = field(default_factory=list)
+    callers: list[Caller] = field(default_factory=list)
     names: list[Reference] = field(default_factory=list)
     is_written: bool = False
     written_ms: int = 0
@@ -98,7 +124,7 @@ class PendingCancel:
     def join(
         self,
         _key: MessageKey,
-        callers: Iterable[Callable[[Answered], object]],
+        callers: Iterable[Caller],
         name: Reference | None,
     ) -> None:
         """Adds callers, and what they call it, if that is another name."""
@@ -111,6 +137,166 @@ class PendingCancel:
         callers, self.callers = self.callers, []
         for call in callers:
             call(decided)
+
+
+@dataclass(slots=True, eq=False)
+class AskedGroup:
+    """What one call named first, and is not looked up yet.
+
+    Attributes:
+        call: The call.
+        since_ms: When it came, by its owner's monotonic clock.
+        named: The messages.
+        rows: Their numbers in the call.
+        others: Other calls that named some of them, each with its number there.
+        is_taken: They are being looked up.
+    """
+
+    call: CancelCall
+    since_ms: int
+    named: list[Reference] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    others: dict[Reference, list[tuple[CancelCall, int]]] = field(default_factory=dict)
+    is_taken: bool = False
+
+    def __len__(self) -> int:
+        """The number of messages."""
+        return len(self.named)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether anybody waits for any of them."""
+        if not self.call.is_over:
+            return True
+        return any(not call.is_over for call, _ in chain.from_iterable(self.others.values()))
+
+    def join(self, named: Reference, call: CancelCall, row: int) -> None:
+        """Adds a call that names one of them."""
+        self.others.setdefault(named, []).append((call, row))
+
+    def callers(self, at: int) -> list[Caller]:
+        """Returns who waits for one of them."""
+        joined = self.others.get(self.named[at], ()) if self.others else ()
+        first = partial(self.call.settle, self.rows[at])
+        return [first, *(partial(call.settle, row) for call, row in joined)]
+
+    def settle(self, at: int, answered: Answered) -> None:
+        """Tells all who wait for one of them."""
+        for caller in self.callers(at):
+            caller(answered)
+
+
+@dataclass(slots=True, eq=False)
+class Cohort:
+    """Messages whose cancels are written together, until each is decided or singled out.
+
+    Attributes:
+        since_ms: When the first of them was asked for.
+        complete: When they were looked up, the node held everything acknowledged.
+        named: What callers call them.
+        keys: Their ids and dues.
+        asked: For each, the group that it came with, and its number there.
+        due_ms: Their dues.
+        copies: Where each lies.
+        is_open: Which are neither decided nor singled out.
+        place: Some frame up to this one has the cancel of each; None: they are not written.
+        set_backs: How often w had been set back when they were written.
+        written_ms: When that was; 0: not yet, or it was counted since.
+    """
+
+    since_ms: int
+    complete: bool
+    named: list[Reference] = field(default_factory=list)
+    keys: list[MessageKey] = field(default_factory=list)
+    asked: list[tuple[AskedGroup, int]] = field(default_factory=list)
+    due_ms: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    copies: list[tuple[WheelId, int, int]] = field(default_factory=list)
+    is_open: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
+    place: Position | None = None
+    set_backs: int = 0
+    written_ms: int = 0
+    _joined: dict[MessageKey, tuple[list[Caller], list[Reference]]] = field(default_factory=dict)
+    _by_name: dict[Reference, MessageKey] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """The number of messages."""
+        return len(self.keys)
+
+    @property
+    def soonest_ms(self) -> int:
+        """The first due of those that are open."""
+        return int(self.due_ms[self.is_open].min(initial=_NEVER_MS))
+
+    def add(self, named: Reference, key: MessageKey, group: AskedGroup, at: int) -> None:
+        """Adds a message, until all are added."""
+        self.since_ms = min(self.since_ms, group.since_ms)
+        self.named.append(named)
+        self.keys.append(key)
+        self.asked.append((group, at))
+
+    def close(self, due_ms: NDArray[np.int64], copies: list[tuple[WheelId, int, int]]) -> None:
+        """Adds, once all are added, when each is due and where it lies."""
+        self.due_ms, self.copies = due_ms, copies
+        self.is_open = np.ones(len(due_ms), np.bool_)
+
+    def key_of(self, named: Reference) -> MessageKey:
+        """Returns the id and due of one of them, by any of its names."""
+        if not self._by_name:  # a call that comes again names many
+            self._by_name.update(zip(self.named, self.keys, strict=True))
+        return self._by_name[named]
+
+    def join(self, key: MessageKey, callers: Sequence[Caller], name: Reference | None) -> None:
+        """Adds who waits for one of them too, and what they call it, if that is another name."""
+        all_callers, names = self._joined.setdefault(key, ([], []))
+        all_callers += callers
+        if name is not None:
+            names.append(name)
+            self._by_name.update(zip(self.named, self.keys, strict=True))
+            self._by_name[name] = key
+
+    def names(self, row: int) -> list[Reference]:
+        """Returns all that callers call one of them."""
+        return [self.named[row], *self._of(row)[1]]
+
+    def settle(self, row: int, answered: Answered) -> None:
+        """Tells all who wait for one of them."""
+        group, at = self.asked[row]
+        group.call.settle(group.rows[at], answered)
+        if group.others or self._joined:
+            for caller in (*group.callers(at)[1:], *self._of(row)[0]):
+                caller(answered)
+
+    def cancels(self) -> Columns:
+        """Returns the rows of their cancels."""
+        ids = np.frombuffer(b"".join([id_ for id_, _ in self.keys]), np.uint8)
+        return Columns.of_cancels(self.due_ms, ids.reshape(-1, ID_LENGTH_BYTES))
+
+    def pinned(self, rows: Sequence[int]) -> list[Reference]:
+        """Returns references to some of them, with their dues."""
+        keys = [self.keys[row] for row in rows]
+        return [Reference(due_ms // 1000, id_, due_ms) for id_, due_ms in keys]
+
+    def single(self, row: int) -> PendingCancel:
+        """Returns one of them by itself, as it was looked up and written."""
+        assert self.place is not None
+        key, named = self.keys[row], self.named[row]
+        found = Found(
+            (key[1],), [Position(*self.copies[row])], [self.place], complete=self.complete
+        )
+        pinned = Reference(named.slot, named.id, key[1], named.wheel)
+        group, at = self.asked[row]
+        return PendingCancel(
+            key,
+            Subject(pinned, named, found),
+            group.since_ms,
+            [*group.callers(at), *self._of(row)[0]],
+            self.names(row),
+            is_written=True,
+            written_ms=self.written_ms,
+        )
+
+    def _of(self, row: int) -> tuple[list[Caller], list[Reference]]:
+        return self._joined.get(self.keys[row], ([], []))
 
 
 class WaitingCancels:
