@@ -164,6 +164,8 @@ def play(stage: Stage, options: argparse.Namespace) -> Report:
     hows = order_of(options.how or ["all"], options.kills, chance)
     stage.view.note(f"{options.rate:g} messages a second; {len(hows)} disturbances of the leader")
     stage.send(steady(options.rate, chance))
+    if options.cancels:
+        stage.send_cancelled(options.cancels)
     chaos = Chaos(stage, chance, calm_s=options.calm)
     is_complete = True
     try:
@@ -209,6 +211,13 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=3, metavar="N", help="how many (default: 3)")
     parser.add_argument(
         "--rate", type=float, default=50.0, metavar="R", help="messages a second (default: 50)"
+    )
+    parser.add_argument(
+        "--cancels",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="beside them, so many messages a second of which each is cancelled (default: 0)",
     )
     parser.add_argument(
         "--calm",

@@ -18,7 +18,7 @@ from local.loopback.cluster import LocalCluster
 from local.stage.mirrors import Mirrors, compare
 from local.stage.observer import Observer, Record
 from local.stage.tally import Tally, Verdict
-from local.stage.traffic import Planned, Sending
+from local.stage.traffic import CancelledTraffic, Planned, Sending
 from local.stage.view import Sample, View
 
 TOPIC = "demo"
@@ -60,7 +60,7 @@ class Stage:
         self._observer = observer
         self._tally = Tally()
         self._sample = Sample(cluster.nodes, self._tally, observer.records)
-        self._sendings: list[Sending] = []
+        self._sendings: list[Sending | CancelledTraffic] = []
         self._began_at = self._quiet_since = time.monotonic()
         self._arrived = 0
 
@@ -75,6 +75,13 @@ class Stage:
         self._sendings.append(sending)
         sending.start()
         return sending
+
+    def send_cancelled(self, rate_per_s: float) -> None:
+        """Starts to send messages, at this rate, each of which is cancelled before its due."""
+        addresses = [node.address for node in self.cluster.nodes]
+        cancelled = CancelledTraffic(addresses, TOPIC, rate_per_s, self._tally)
+        self._sendings.append(cancelled)
+        cancelled.start()
 
     def stop_sending(self) -> None:
         """Stops making messages."""
@@ -101,7 +108,7 @@ class Stage:
         """Whether everything was sent and has arrived, or nothing more comes."""
         if not self._is_settled():
             return False
-        everything = self._sample.delivered >= self._tally.accepted
+        everything = self._sample.delivered >= self._tally.accepted - self._tally.cancelled
         return everything or time.monotonic() - self._quiet_since > PATIENCE_S
 
     def _is_settled(self) -> bool:

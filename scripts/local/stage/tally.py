@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,11 @@ class Content(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[Header, ...]
+
+
+_CANCELLED: Final = "CANCELLED"
+UNKNOWN: Final = "UNKNOWN"
+"""The outcome of a cancel whose call failed: the message may come, or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,8 @@ class Verdict:
         early: Records visible before their due.
         altered: Acknowledged messages that arrived with other bytes.
         strangers: Records that no caller sent.
+        cancels: How many cancels had each outcome; UNKNOWN: the call failed.
+        cancelled_delivered: Messages that arrived although their cancel was answered CANCELLED.
         acks: From handing a message to the SDK to its acknowledgement.
         in_health: Lateness apart from the disturbance.
         across_kill: Lateness of what the disturbance touched; absent without one.
@@ -79,12 +86,15 @@ class Verdict:
     in_health: Spread
     across_kill: Spread | None
     silence_ms: float | None
+    cancels: Mapping[str, int] = field(default_factory=dict)
+    cancelled_delivered: int = 0
 
     @property
     def is_clean(self) -> bool:
         """Whether every promise was kept, and everything was accepted."""
         faults = (self.lost, self.duplicated, self.early, self.altered, self.strangers)
-        return self.accepted > 0 and not any((*faults, self.not_accepted))
+        others = (self.not_accepted, self.cancelled_delivered)
+        return self.accepted > 0 and not any((*faults, *others))
 
 
 class Asked(NamedTuple):
@@ -105,6 +115,7 @@ class Tally:
     def __init__(self) -> None:
         self._sent: dict[bytes, Asked] = {}
         self._accepted: dict[bytes, int] = {}
+        self._cancels: dict[bytes, str] = {}
         self._acks_ms: list[float] = []
         self._not_accepted = 0
 
@@ -112,6 +123,11 @@ class Tally:
     def accepted(self) -> int:
         """The number of messages acknowledged so far."""
         return len(self._accepted)
+
+    @property
+    def cancelled(self) -> int:
+        """The number of messages that never arrive, by the answers to their cancels."""
+        return sum(outcome == _CANCELLED for outcome in list(self._cancels.values()))
 
     @property
     def not_accepted(self) -> int:
@@ -136,6 +152,10 @@ class Tally:
         """Notes a message that was refused or given up."""
         self._not_accepted += 1
 
+    def answered(self, message_id: bytes, outcome: str) -> None:
+        """Notes the answer to a cancel, or UNKNOWN."""
+        self._cancels[message_id] = outcome
+
     def lateness_ms(self, record: Record) -> float:
         """Returns the time from the requested due until the consumer had the message."""
         return record.received_ms - self._due_ms(record)
@@ -149,7 +169,11 @@ class Tally:
             accepted=len(self._accepted),
             not_accepted=self._not_accepted,
             delivered=sum(message_id in copies for message_id in self._accepted),
-            lost=sum(message_id not in copies for message_id in self._accepted),
+            lost=sum(
+                message_id not in copies
+                for message_id in self._accepted
+                if self._cancels.get(message_id) not in {_CANCELLED, UNKNOWN}
+            ),
             duplicated=sum(count - 1 for count in copies.values()),
             early=sum(self.lateness_ms(record) < 0 for record in records),
             altered=sum(map(self._is_altered, records)),
@@ -158,6 +182,11 @@ class Tally:
             in_health=Spread.of(health),
             across_kill=Spread.of(across) if killed_at_ms is not None else None,
             silence_ms=silence_ms if killed_at_ms is not None else None,
+            cancels=Counter(self._cancels.values()),
+            cancelled_delivered=sum(
+                outcome == _CANCELLED and message_id in copies
+                for message_id, outcome in self._cancels.items()
+            ),
         )
 
     def _due_ms(self, record: Record) -> int:

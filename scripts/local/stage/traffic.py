@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from delaywheel import Client, Result
-from local.stage.tally import Content, Header, Tally
+from delaywheel import AsyncClient, Client, DelaywheelError, Handle, Message, Result
+from local.stage.tally import UNKNOWN, Content, Header, Tally
 
 LEAD_S = (0.3, 6.0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -143,3 +144,87 @@ class Sending:
             self._tally.acknowledged(result.message.id, result.message.due_ms)
         else:
             self._tally.not_acknowledged()
+
+
+class CancelledTraffic:
+    """Sends messages at a rate, and cancels each at some time before its due, or just after it.
+
+    From a thread with an event loop; each cancel is awaited, whatever becomes of those before.
+    """
+
+    def __init__(
+        self, addresses: Sequence[str], topic: str, rate_per_s: float, tally: Tally
+    ) -> None:
+        """Prepares; nothing is sent before `start`."""
+        self._addresses = addresses
+        self._topic = topic
+        self._rate_per_s = rate_per_s
+        self._tally = tally
+        self._thread = threading.Thread(target=self._run, name="cancelling", daemon=True)
+        self._stopped = threading.Event()
+        self._failure: Exception | None = None
+        self._chance = random.Random()  # noqa: S311 - no secret
+
+    def start(self) -> None:
+        """Starts."""
+        self._thread.start()
+
+    @property
+    def is_made(self) -> bool:
+        """Whether the last cancel was answered.
+
+        Raises:
+            Exception: What went wrong in the thread.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Stops making messages; those that are sent are cancelled."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._send_all())
+        except Exception as error:  # noqa: BLE001 - raised again in the main thread
+            self._failure = error
+
+    async def _send_all(self) -> None:
+        began_s, made = time.monotonic(), 0
+        async with AsyncClient(self._addresses, timeout=60) as client, asyncio.TaskGroup() as tasks:
+            while not self._stopped.is_set():
+                wanted = int((time.monotonic() - began_s) * self._rate_per_s)
+                messages = [self._message(made + number) for number in range(wanted - made)]
+                made = wanted
+                if messages:
+                    tasks.create_task(self._send(client, messages, tasks))
+                await asyncio.sleep(0.05)
+
+    def _message(self, number: int) -> Message:
+        key, value, headers = content = content_of(number, self._chance)
+        due_ms = round((time.time() + self._chance.uniform(*LEAD_S)) * 1000)
+        due = EPOCH + timedelta(milliseconds=due_ms)
+        message = Message(self._topic, value, key=key, headers=headers, deliver_at=due)
+        self._tally.sent(message.id, due_ms, content)
+        return message
+
+    async def _send(
+        self, client: AsyncClient, messages: list[Message], tasks: asyncio.TaskGroup
+    ) -> None:
+        for result in await client.produce_many(messages):
+            due_ms = result.message.due_ms
+            if result.handle is None or due_ms is None:
+                self._tally.not_acknowledged()
+                continue
+            self._tally.acknowledged(result.message.id, due_ms)
+            after_s = self._chance.uniform(0, due_ms / 1000 - time.time() + 0.1)
+            tasks.create_task(self._cancel(client, result.handle, max(0.0, after_s)))
+
+    async def _cancel(self, client: AsyncClient, handle: Handle, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        try:
+            outcome = str((await client.cancel(handle, timeout=30)).outcome)
+        except DelaywheelError:
+            outcome = UNKNOWN
+        self._tally.answered(handle.id, outcome)

@@ -270,15 +270,17 @@ def verdict_text(
         ("early", verdict.early),
         ("altered", verdict.altered),
     ]
+    counts += [(f"cancels {name}", count) for name, count in sorted(verdict.cancels.items())]
     counts += [
         (name, count)
         for name, count in (
             ("not accepted", verdict.not_accepted),
             ("unknown records", verdict.strangers),
+            ("cancelled, came", verdict.cancelled_delivered),
         )
         if count
     ]
-    lines = ["", *(f"{name:<17}{count:>9,}" for name, count in counts), ""]
+    lines = ["", *(f"{name:<25}{count:>9,}" for name, count in counts), ""]
     lines.append(f"{'':<24}{'messages':>9}{'p50':>11}{'p99':>11}{'max':>11}")
     spreads = [
         ("acknowledged within", verdict.acks),
