@@ -13,6 +13,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
@@ -27,6 +28,7 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
+from support.server.lone import lone_of
 from support.server.views import node_view
 from support.wheels.messages import Message, columns_of
 
@@ -93,12 +95,17 @@ class Site:
     def is_deleted(self, _reference: Reference) -> bool:
         return self.is_finished
 
-    async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
+    async def find_lone(self, references: Sequence[Reference]) -> tuple[LoneIds, bool]:
         self.looks.append(len(references))
         if self.stuck is not None:
             await self.stuck.wait()
         if isinstance(self.found, Exception):
             raise self.found
+        count = len(references)
+        return lone_of([self.found] * count, [DUE_MS] * count), self.found.complete
+
+    async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
+        assert isinstance(self.found, Found)
         return [self.found] * len(references)
 
     async def are_same(

@@ -332,10 +332,15 @@ def test_what_is_found_as_columns_is_what_a_look_for_each_finds(
     ):
         is_plain = len(found.copies) == 1 and found.readable and found.in_wheel
         is_plain &= len(found.cancels) <= 1 and found.rescheduled_to is None
+        if lone.is_absent[row]:
+            assert (found.copies, found.cancels, found.readable) == ([], [], True)
+        elif not (recorded or is_damaged or reference.id in {message(each[2]).id for each in rows}):
+            pytest.fail("nothing of it is there")
         if lone.is_lone[row]:
             copy = Position(lone.wheels[row], int(lone.seqs[row]), int(lone.rows[row]))
             cancels = [cancel.seq for cancel in found.cancels] or [0]
             assert is_plain
+            assert not (recorded and reference.id == message(2).id)
             assert (found.dues_ms, found.copies) == ((lone.due_ms[row],), [copy])
             assert cancels == [lone.cancel_seqs[row]]
         elif is_plain:

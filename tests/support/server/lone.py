@@ -21,6 +21,7 @@ def lone_of(all_found: Sequence[Found], dues_ms: Sequence[int]) -> LoneIds:
     cancels = [found.cancels[0] if found.cancels else None for found in all_found]
     return LoneIds(
         np.array(is_lone),
+        np.array([not (found.copies or found.cancels) and found.readable for found in all_found]),
         np.array(dues_ms, np.int64),
         np.fromiter((copy and copy.wheel for copy in copies), np.object_),
         np.array([copy.seq if copy else 0 for copy in copies], np.int64),

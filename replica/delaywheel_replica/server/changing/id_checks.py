@@ -44,6 +44,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
+import numpy as np
+
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.core.leader.cancel import CancelDecision
@@ -223,17 +225,25 @@ class IdChecks:
         is_held = status is not None and holds_progress(
             status.control, self._view.status().heartbeat
         )
-        found = await self._queries.find_many([each.reference for each in wanted])
-        verdicts, to_read = [], dict[int, Found]()
-        for number, (each, one) in enumerate(zip(wanted, found, strict=True)):
-            if number % DECIDED_AT_ONCE == DECIDED_AT_ONCE - 1:
+        # Nearly always an id is new: those are found together, without an object for each.
+        lone, knows_all = await self._queries.find_lone([each.reference for each in wanted])
+        is_new = IdVerdict.CHECKED if knows_all else IdVerdict.UNKNOWN
+        verdicts, to_read = [is_new] * len(wanted), dict[int, Found]()
+        numbers = np.flatnonzero(~lone.is_absent).tolist()
+        found = await self._queries.find_many([wanted[number].reference for number in numbers])
+        for count, (number, one) in enumerate(zip(numbers, found, strict=True)):
+            if count % DECIDED_AT_ONCE == DECIDED_AT_ONCE - 1:
                 await asyncio.sleep(0)
-            if isinstance(one, RequestRefusedError) or self._queries.is_deleted(each.reference):
-                verdicts.append(IdVerdict.UNKNOWN)
+            if isinstance(one, RequestRefusedError):
+                verdicts[number] = IdVerdict.UNKNOWN
                 continue
-            verdicts.append(_verdict(basis, each.reference, one, is_held=is_held))
-            if one.copies and verdicts[-1] is not IdVerdict.CANCELLED:
+            verdicts[number] = _verdict(basis, wanted[number].reference, one, is_held=is_held)
+            if one.copies and verdicts[number] is not IdVerdict.CANCELLED:
                 to_read[number] = one
+        for number, each in enumerate(wanted):
+            if self._queries.is_deleted(each.reference):
+                verdicts[number] = IdVerdict.UNKNOWN
+                to_read.pop(number, None)
         same = await self._compared(wanted, to_read)
         for number, is_same in same.items():
             if is_same is None and verdicts[number] is IdVerdict.CHECKED:

@@ -126,7 +126,7 @@ class Queries:
 
         Returns:
             What was found, and whether the node holds all that was acknowledged. No message below
-            the floor is among those that are lone.
+            the floor is lone, but what is absent may be below it.
         """
         status, cleaner, progress = (
             self._view.status(),

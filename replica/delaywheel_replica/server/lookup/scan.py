@@ -290,7 +290,8 @@ class Scanner:
         """Finds messages that nothing is out of the ordinary about; see `find_many`.
 
         Those have one copy, in the wheel that is named, and no other due, by a mark or a decision;
-        and every frame of their second could be read. Of all others this says nothing.
+        and every frame of their second could be read. Those that are absent have no row in such a
+        second. Of all others this says nothing.
 
         Args:
             references: Which messages; at least one.
@@ -313,7 +314,7 @@ class Scanner:
                 ids, dues_ms, wheels, lone.due_ms.tolist(), lone.wheels.tolist(), strict=True
             )
         ]
-        lone = lone.where(np.array(fits) & ~self._perhaps_in(look, asked_slots))
+        lone = lone.but_for(self._perhaps_in(look, asked_slots)).where(np.array(fits))
         rows = np.flatnonzero(lone.is_lone & (lone.cancel_seqs > 0))
         if not len(rows):
             return lone

@@ -20,6 +20,7 @@ class LoneIds:
 
     Attributes:
         is_lone: It has one copy, one cancel of the same due or none, and no other row.
+        is_absent: It has no row.
         due_ms: The due of its message.
         wheels: The wheel of the copy's frame.
         seqs: The copy's frame.
@@ -29,6 +30,7 @@ class LoneIds:
     """
 
     is_lone: NDArray[np.bool_]
+    is_absent: NDArray[np.bool_]
     due_ms: NDArray[np.int64]
     wheels: NDArray[np.object_]
     seqs: NDArray[np.int64]
@@ -55,6 +57,7 @@ class LoneIds:
         is_lone &= (cancels_each == 0) | (_column(cancels, cancels.due_ms, ids) == due_ms)
         return cls(
             is_lone,
+            all_each == 0,
             due_ms,
             _column(copies, copies.wheels, ids),
             _column(copies, copies.seqs, ids),
@@ -62,6 +65,11 @@ class LoneIds:
             _column(cancels, cancels.wheels, ids),
             _column(cancels, cancels.seqs, ids),
         )
+
+    def but_for(self, unsure: NDArray[np.bool_]) -> Self:
+        """Returns the same, with those that are unsure neither lone nor absent."""
+        is_absent = self.is_absent & ~unsure
+        return replace(self, is_lone=self.is_lone & ~unsure, is_absent=is_absent)
 
     def where(self, fits: NDArray[np.bool_]) -> Self:
         """Returns the same, with those that do not fit no longer lone."""
