@@ -9,8 +9,11 @@ CLOSING = Drills()
 
 @CLOSING(r"closes c\.1 at", r"c +-> b Frames", r"b +-> c Refused")
 def forgetful(script: Script) -> None:
-    """A member promises, its answer counts, and it starts again; the origin finds only it."""
-    script.flow(2_500, 3_300, 40, "c")
+    """A member promises, its answer counts, and it starts again; the origin finds only it.
+
+    Few frames are left for it: they reach it before it says that it has promised, and would count.
+    """
+    script.flow(2_500, 3_090, 40, "c")
     script.cut(3_000, "c", "a")
     script.cut(3_000, "c", "b", ms=script.about(11_300))
     for node in "bc":

@@ -85,11 +85,14 @@ def segment_gone_alone(script: Script) -> None:
 
 @MEDIA(r"a +an index segment is gone: a\.1", r"no content of \.slot", r"delivers m\d+ a\.1")
 def segment_gone_unreadable(script: Script) -> None:
-    """The same while the slot files cannot be read, which alone say where the wheel ends."""
+    """The same while the slot files cannot be read, which alone say where the wheel ends.
+
+    Behind the last checkpoint, that is: and the leader has not taken what lies there.
+    """
     script.cluster("a", 1)
-    script.flow(1_500, 8_000, 50, "a", delay_ms=9_000)
-    script.flow(7_000, 8_000, 50, "a", delay_ms=50)  # so that progress covers what was written
-    at_ms = script.about(8_100)
+    script.flow(1_500, 8_600, 50, "a", delay_ms=9_000)
+    script.do(script.about(8_100, 200), "kafka_cut", node="a", ms=1_500)
+    at_ms = script.about(8_650, 100)
     script.do(at_ms, "segment_gone", node="a", choice=1, ms=300)
     script.do(at_ms + 100, "unreadable", node="a", part=".slot", choice=0, ms=script.about(4_000))
     script.until_ms = 24_000

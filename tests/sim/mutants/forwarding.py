@@ -22,8 +22,9 @@ from delaywheel_replica.core.leader import floor, rescheduling
 from delaywheel_replica.core.leader.cancel import CancelDecision, CancelView
 from delaywheel_replica.core.leader.floor import FloorView, FloorWatch
 from delaywheel_replica.core.protocol import control, seal
-from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.seal import Seal
+from delaywheel_replica.server.changing.waiting import PendingCancel, WaitingCancels
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 Rows = NDArray[np.intp]
@@ -183,7 +184,10 @@ def cancelled_before_the_commit() -> list[Patch]:
         decision = real(view)
         return CancelDecision.CANCELLED if decision is CancelDecision.WAIT else decision
 
-    return [everywhere(real, after_writing)]
+    def covered(self: WaitingCancels, _progress: Progress) -> list[PendingCancel]:
+        return list(self._all.values())
+
+    return [everywhere(real, after_writing), instead(WaitingCancels, "covered", covered)]
 
 
 def floor_ignores_spares() -> list[Patch]:

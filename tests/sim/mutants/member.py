@@ -308,10 +308,6 @@ def begins_a_deleted_slot_anew() -> list[Patch]:
     return [instead(SlotFiles, "places", where_it_ends)]
 
 
-def repairs_a_deleted_file() -> list[Patch]:
-    return [instead(SlotFiles, "reopen", lambda _self, _slots: None)]
-
-
 def deletes_in_one_job() -> list[Patch]:
     return [instead(TimeSlice, "is_over", _never)]
 
@@ -459,12 +455,6 @@ MEMBER = {
         begins_a_deleted_slot_anew,
         "not drained .* do not hold",
         ("deleted_slot",),
-    ),
-    "a deleted file is repaired": Mutant(
-        "frames are put back into a file that is open here and whose name is gone",
-        repairs_a_deleted_file,
-        "not drained .* messages are pending",
-        ("deleted_copy",),
     ),
     "the ballast is kept": Mutant(
         "nothing is thrown out for the saves of a full disk",

@@ -179,8 +179,8 @@ TERM = {
     "goes on without looking who led": Mutant(
         "whoever has inited the ids again goes on from what it read before",
         goes_on_without_reading,
-        "goes back|delivered twice|ahead|opened before",
-        ("repeated_ends",),
+        "no node leads",  # nothing is sent: heartbeats say that more was read
+        ("corrected_alone",),
     ),
     "a repeated commit is known": Mutant(
         "a commit that the library sent twice counts as a success like any other",

@@ -33,6 +33,7 @@ from delaywheel_replica.core.leader import holders as holding
 from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.wheels.verifying import Verifying
+from delaywheel_replica.server.store import copies
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
@@ -186,6 +187,10 @@ def holds_what_was_taken() -> list[Patch]:
     return [everywhere(real, held_prefix)]
 
 
+def starts_do_not_wait() -> list[Patch]:
+    return [instead(copies, "UNREADABLE_WAIT_MS", 0)]
+
+
 WHEEL: dict[str, Mutant] = {
     "what cannot be read is lost": Mutant(
         "a frame that the medium does not return for a moment is given up like a damaged one",
@@ -258,6 +263,12 @@ WHEEL: dict[str, Mutant] = {
         ignores_rows_behind_the_table,
         "progress is ahead|never delivered|pending|not to be found",
         ("calm",),
+    ),
+    "a wheel ends where it can be read": Mutant(
+        "a start does not wait for slot files that say where a wheel ends whose last rows are lost",
+        starts_do_not_wait,
+        "is closed at .* acknowledged were",
+        ("segment_gone_unreadable",),
     ),
     "a fence is answered while it verifies": Mutant(
         "a member answers a fence by what it has found so far of what it ever took",
