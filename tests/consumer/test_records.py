@@ -21,7 +21,7 @@ from delaywheel.consumer.records import (
 )
 from delaywheel.consumer.settings import read_settings, transactional_id
 from delaywheel.levels import length_ms
-from delaywheel.record_headers import PASSED_PREFIX, is_reserved
+from delaywheel.record_headers import PASSED_PREFIX, all_headers, is_reserved
 from delaywheel.ttl import TTL_HEADER
 
 names = st.one_of(
@@ -187,3 +187,26 @@ def test_durations_are_rounded_up() -> None:
     assert length_ms(timedelta(microseconds=1)) == 1
     assert length_ms("1m30s") == 90_000
     assert read_settings("o", "g", "k", {"retry": ()}).retry.longest_ms == 0
+
+
+class _Read:
+    """A record of the client, whose headers may be unreadable."""
+
+    def __init__(
+        self, found: list[tuple[str, bytes | None]] | None, *, fails: bool = False
+    ) -> None:
+        self._found = found
+        self._fails = fails
+
+    def headers(self) -> Headers | None:
+        if self._fails:
+            raise SystemError
+        return self._found
+
+
+def test_headers_that_cannot_be_read_spoil_no_others() -> None:
+    bad, plain, traced = _Read(None, fails=True), _Read(None), _Read([("a", b"1")])
+    found, unread = all_headers([plain, bad, bad, traced, bad])
+    assert found == [None, None, None, [("a", b"1")], None]
+    assert unread == [1, 2, 4]
+    assert all_headers([]) == ([], [])
