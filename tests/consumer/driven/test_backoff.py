@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delaywheel.consumer import ConsumerError, ExponentialBackoff, ReceivedMessage
@@ -50,6 +50,7 @@ def test_an_exponential_back_off_ends_with_its_retries() -> None:
     ]
 
 
+@example(first_ms=2, more_ms=0, factor=2.0, retries=1_024)  # an infinite float, and no overflow
 @given(
     st.integers(0, 10_000),
     st.integers(0, 10_000_000),

@@ -70,10 +70,10 @@ class ExponentialBackoff:
             return None
         cap_ms = length_ms(self.cap)
         try:
-            grown = length_ms(self.first) * self.factor ** (attempt - 1)
-        except OverflowError:
+            grown_ms = math.ceil(length_ms(self.first) * self.factor ** (attempt - 1))
+        except OverflowError:  # of the power, or an infinite product
             return cap_ms
-        return min(cap_ms, math.ceil(grown))
+        return min(cap_ms, grown_ms)
 
 
 Backoff: TypeAlias = (
