@@ -134,12 +134,12 @@ def test_a_topic_that_a_pattern_matches_is_read_while_it_exists(
 
 
 def send_in_turn(address: str, source: str) -> None:
-    """Makes a topic with six records of each of two keys."""
+    """Makes a topic with six records of each of two keys, in a partition each."""
     create_topic(address, source, partitions=2)
     producer = Producer({"bootstrap.servers": address})
     for number in range(6):
-        for key in (b"a", b"b"):
-            producer.produce(source, b"%d" % number, key=key)
+        for partition, key in enumerate((b"a", b"b")):
+            producer.produce(source, b"%d" % number, key=key, partition=partition)
     assert producer.flush(PATIENCE_S) == 0
 
 
