@@ -53,6 +53,24 @@ topics = ["orders"]
 [[grant]]
 who = ["ops.example.org"]
 may = ["operate"]
+
+[[grant]]
+who = ["metered.example.org"]
+may = ["produce", "change"]
+
+[[quota]]
+who = ["metered.example.org"]
+messages_per_second = 4
+in_flight_bytes = 1_000_000
+
+[[topic_quota]]
+topics = ["small"]
+pending_messages = 3
+pending_bytes = 100
+
+[[topic_quota]]
+topics = ["unseen"]
+pending_bytes = 100
 """
 DUE_MS = (time.time_ns() // 1_000_000_000 + 3_600) * 1_000
 SLOT = DUE_MS // 1_000
@@ -117,7 +135,7 @@ class Site:
 
 
 def has_topics(cleaner: FakeCleaner) -> None:
-    cleaner.topics = dict.fromkeys(("orders", "bills"), TopicInfo(3, 1_000_000))
+    cleaner.topics = dict.fromkeys(("orders", "bills", "small"), TopicInfo(3, 1_000_000))
 
 
 @pytest.fixture(scope="module")
@@ -313,6 +331,41 @@ def test_every_call_is_in_the_table_of_rights() -> None:
     assert sorted(methods) == sorted(NEEDS)
     tried = {name.partition(",")[0] for name in TABLE}
     assert tried | {m.name for m in services["DelayWheelAdmin"].methods} == set(NEEDS)
+
+
+def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) -> None:
+    """Another principal is not hurt; the SDK waits as it is told, and whoami shows the quotas."""
+    metered, sent = site.stub("metered"), pb.DelayProduceRequest()
+    sent.messages.extend(message("bills", 100 + number) for number in range(6))
+    assert told(lambda: len(metered.DelayProduce(sent, timeout=9).results)) == "6"
+    with pytest.raises(grpc.RpcError) as refused:
+        metered.DelayProduce(sent, timeout=9)
+    failure = AttemptFailure.of_call(cast("grpc.Call", refused.value))
+    assert failure.reason == "QUOTA_EXCEEDED"
+    assert failure.retry_delay_s is not None
+    assert 0 < failure.retry_delay_s <= 1.5
+    assert told(lambda: cancelled(metered, NOWHERE)) == "QUOTA_EXCEEDED"
+    assert produced(site.stub("shop"), "orders") == "ok"
+    cert, key = site.authority.sign("metered", "metered.example.org")
+    tls, began_s = Tls(site.authority.file, cert, key), time.monotonic()
+    with Client(site.node.address or "", tls=tls, timeout=20) as client:
+        client.produce("bills", b"v", delay="1h")
+        client.produce("bills", b"v", delay="1h")
+    assert time.monotonic() - began_s > 0.2
+
+    def count() -> str:
+        request = pb.DelayProduceRequest(messages=[message("small", n) for n in range(5)])
+        results = site.stub("admin").DelayProduce(request, timeout=9).results
+        return " ".join(each.error.reason or "ok" for each in results)
+
+    assert count() == "ok ok ok QUOTA_EXCEEDED QUOTA_EXCEEDED"
+    wait_until("the first are counted", lambda: count() == " ".join(["QUOTA_EXCEEDED"] * 5))
+    who = metered.WhoAmI(pb.WhoAmIRequest(), timeout=9)
+    assert who.quota == pb.Quota(messages_per_second=4, in_flight_bytes=1_000_000)
+    shown = site.stub("sender").WhoAmI(pb.WhoAmIRequest(), timeout=9)
+    assert not shown.HasField("quota")
+    assert [each.topics for each in who.topic_quotas] == [["small"], ["unseen"]]
+    assert not shown.topic_quotas
 
 
 def test_nobody_passes_for_a_node(site: Site) -> None:

@@ -208,6 +208,12 @@ class Reason(StrEnum):
         _PASSING,
         "Too much is in flight: retry after the delay in RetryInfo.",
     )
+    QUOTA_EXCEEDED = (
+        "QUOTA_EXCEEDED",
+        _EXHAUSTED,
+        _PASSING,
+        "Retry after the delay in RetryInfo; `delaywheel whoami` shows the quotas.",
+    )
     DRAINING = ("DRAINING", _UNAVAILABLE, _PASSING, "The node is stopping: use another node.")
     NO_WHEEL = (
         "NO_WHEEL",

@@ -2245,6 +2245,8 @@ class WhoAmIResponse(_message.Message):
     PRINCIPAL_FIELD_NUMBER: _builtins.int
     SHOWN_BY_FIELD_NUMBER: _builtins.int
     GRANTS_FIELD_NUMBER: _builtins.int
+    QUOTA_FIELD_NUMBER: _builtins.int
+    TOPIC_QUOTAS_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """The answering node."""
     unlimited: _builtins.bool
@@ -2255,6 +2257,14 @@ class WhoAmIResponse(_message.Message):
     """What shows it: "certificate", "token" or "nothing"."""
     @_builtins.property
     def grants(self) -> _containers.RepeatedCompositeFieldContainer[Global___Grant]: ...
+    @_builtins.property
+    def quota(self) -> Global___Quota:
+        """Absent: the caller may take as much as it likes."""
+
+    @_builtins.property
+    def topic_quotas(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicQuota]:
+        """Of topics that the caller may send to."""
+
     def __init__(
         self,
         *,
@@ -2263,14 +2273,90 @@ class WhoAmIResponse(_message.Message):
         principal: _builtins.str = ...,
         shown_by: _builtins.str = ...,
         grants: _abc.Iterable[Global___Grant] | None = ...,
+        quota: Global___Quota | None = ...,
+        topic_quotas: _abc.Iterable[Global___TopicQuota] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["quota", b"quota"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "node", b"node", "principal", b"principal", "shown_by", b"shown_by", "unlimited", b"unlimited"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grants", b"grants", "node", b"node", "principal", b"principal", "quota", b"quota", "shown_by", b"shown_by", "topic_quotas", b"topic_quotas", "unlimited", b"unlimited"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WhoAmIResponse: _TypeAlias = WhoAmIResponse  # noqa: Y015
+
+@_typing.final
+class Quota(_message.Message):
+    """What a principal may take of each node; what is absent is not limited."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
+    IN_FLIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    messages_per_second: _builtins.int
+    """Messages that it sends, cancels and reschedules."""
+    bytes_per_second: _builtins.int
+    in_flight_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        messages_per_second: _builtins.int | None = ...,
+        bytes_per_second: _builtins.int | None = ...,
+        in_flight_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second", "_in_flight_bytes", b"_in_flight_bytes", "_messages_per_second", b"_messages_per_second", "bytes_per_second", b"bytes_per_second", "in_flight_bytes", b"in_flight_bytes", "messages_per_second", b"messages_per_second"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second", "_in_flight_bytes", b"_in_flight_bytes", "_messages_per_second", b"_messages_per_second", "bytes_per_second", b"bytes_per_second", "in_flight_bytes", b"in_flight_bytes", "messages_per_second", b"messages_per_second"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bytes_per_second: _TypeAlias = _typing.Literal["bytes_per_second"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_second: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__in_flight_bytes: _TypeAlias = _typing.Literal["in_flight_bytes"]  # noqa: Y015
+    _WhichOneofArgType__in_flight_bytes: _TypeAlias = _typing.Literal["_in_flight_bytes", b"_in_flight_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__messages_per_second: _TypeAlias = _typing.Literal["messages_per_second"]  # noqa: Y015
+    _WhichOneofArgType__messages_per_second: _TypeAlias = _typing.Literal["_messages_per_second", b"_messages_per_second"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_second) -> _WhichOneofReturnType__bytes_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__in_flight_bytes) -> _WhichOneofReturnType__in_flight_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__messages_per_second) -> _WhichOneofReturnType__messages_per_second | None: ...
+
+Global___Quota: _TypeAlias = Quota  # noqa: Y015
+
+@_typing.final
+class TopicQuota(_message.Message):
+    """What may be pending in each of some topics, of what a node accepted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: _builtins.int
+    PENDING_MESSAGES_FIELD_NUMBER: _builtins.int
+    PENDING_BYTES_FIELD_NUMBER: _builtins.int
+    pending_messages: _builtins.int
+    pending_bytes: _builtins.int
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+        pending_messages: _builtins.int | None = ...,
+        pending_bytes: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pending_bytes", b"_pending_bytes", "_pending_messages", b"_pending_messages", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pending_bytes", b"_pending_bytes", "_pending_messages", b"_pending_messages", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__pending_bytes: _TypeAlias = _typing.Literal["pending_bytes"]  # noqa: Y015
+    _WhichOneofArgType__pending_bytes: _TypeAlias = _typing.Literal["_pending_bytes", b"_pending_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__pending_messages: _TypeAlias = _typing.Literal["pending_messages"]  # noqa: Y015
+    _WhichOneofArgType__pending_messages: _TypeAlias = _typing.Literal["_pending_messages", b"_pending_messages"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pending_bytes) -> _WhichOneofReturnType__pending_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pending_messages) -> _WhichOneofReturnType__pending_messages | None: ...
+
+Global___TopicQuota: _TypeAlias = TopicQuota  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):

@@ -13,6 +13,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.callers import CallContext
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import (
+    add_quotas,
     refuse_details,
     refuse_unseen,
     searchable,
@@ -87,6 +88,7 @@ class DelayWheelService:
 
     async def Cancel(self, request: pb.CancelRequest, context: CallContext) -> pb.CancelResponse:  # noqa: N802 - gRPC's names
         """See the protocol."""
+        context.caller.spend(len(request.messages), request.ByteSize())
         return await self._changes.cancels.cancel(request, context.caller, left_s=context.left_s)
 
     async def CancelMany(  # noqa: N802 - gRPC's names
@@ -99,6 +101,7 @@ class DelayWheelService:
         self, request: pb.RescheduleRequest, context: CallContext
     ) -> pb.RescheduleResponse:
         """See the protocol."""
+        context.caller.spend(len(request.messages), request.ByteSize())
         return await self._changes.reschedules.reschedule(
             request, context.caller, left_s=context.left_s
         )
@@ -205,4 +208,5 @@ class DelayWheelService:
                 answer.grants.add(
                     may=sorted(granted.may), topics=[each.text for each in granted.topics]
                 )
+            add_quotas(answer, caller)
         return answer

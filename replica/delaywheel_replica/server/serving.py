@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final
 
@@ -31,6 +31,7 @@ from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.access.faults import exposed_ports
+from delaywheel_replica.server.access.spending import TopicRoom, TopicRooms
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
@@ -80,8 +81,14 @@ from delaywheel_replica.server.node.alone import pending_messages
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
 from delaywheel_replica.server.node.counts import NodeCounts
-from delaywheel_replica.server.node.node_view import CleanerRow, NodeView, monotonic_ms, wall_ms
-from delaywheel_replica.server.node.pending_topics import PendingTopics
+from delaywheel_replica.server.node.node_view import (
+    CleanerRow,
+    NodeView,
+    done_slot,
+    monotonic_ms,
+    wall_ms,
+)
+from delaywheel_replica.server.node.pending_topics import QUOTA_TOPICS_AT_MOST, PendingTopics
 from delaywheel_replica.server.node.pulse import Pulse, next_pulse
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.service import Changes, DelayWheelService
@@ -211,6 +218,7 @@ class Server:
             max_bytes=config.max_in_flight_bytes,
             max_caller_bytes=config.max_caller_in_flight_bytes,
             close=close_connections,
+            quota_of=self._access.in_flight_bytes_of if self._access.is_limited else None,
         )
         topics = KnownTopics(
             disk,
@@ -244,6 +252,7 @@ class Server:
             counts=self._counts,
             check_ids=id_checks.check,
             audit=self._audit,
+            room_in=self._topic_rooms(),
         )
         self._producing = Producing(accepting)
         self._handover = HandoverServer(accepting)
@@ -319,6 +328,19 @@ class Server:
             certificates=self._certificates,
         )
 
+    def _topic_rooms(self) -> Callable[[], Callable[[str], TopicRoom | None] | None]:
+        """Returns what says whether topics have quotas, and how much room they leave."""
+        pending = self._counts.pending
+        if pending is None or not self._access.is_limited:
+            return lambda: None
+        cleaner = self._view.cleaner
+
+        def done() -> int:
+            status = cleaner.status
+            return done_slot(None if status is None else status.progress, wall_ms())
+
+        return TopicRooms(self._access.topic_quotas, pending, done).look
+
     def _make_fan_out(self, disk: PosixDisk) -> FanOut:
         own_report = OwnReport(
             started_ms=wall_ms(),
@@ -353,6 +375,7 @@ class Server:
             undeletable=self._store.undeletable,
             certificates=self._certificates,
             max_caller_connections=self._descriptors.connections,
+            access=self._access,
         )
 
     def _heard_cleaner(
@@ -581,11 +604,14 @@ def _member_config(config: Config) -> MemberConfig:
 
 
 def _pending_topics(config: Config) -> PendingTopics | None:
-    """Counts by topic for the metrics, if these are enabled."""
-    if config.metrics_listen is None:
+    """Counts by topic for the metrics and for quotas, if there may be some."""
+    if config.metrics_listen is None and config.grants is None:
         return None
     late_s = config.late_window_seconds
-    return PendingTopics(config.span_seconds + late_s, wall_ms() // 1000 - late_s)
+    ahead_s, done = config.span_seconds + late_s, wall_ms() // 1000 - late_s
+    if config.grants is None:
+        return PendingTopics(ahead_s, done)
+    return PendingTopics(ahead_s, done, most=QUOTA_TOPICS_AT_MOST, counts_bytes=True)
 
 
 def _rules(config: Config) -> IntakeRules:

@@ -48,6 +48,15 @@ def test_a_principal_leaves_room_for_others_however_many_connections_it_has() ->
     admission.admit(CallOrigin("three", "three"), 10)
 
 
+def test_a_principals_quota_bounds_its_bytes_on_all_connections() -> None:
+    admission = Admission(max_bytes=1_000, max_caller_bytes=500, quota_of={"one": 30}.get)
+    with admission.admit(CallOrigin("a", "one"), 40):  # alone any request is taken
+        with pytest.raises(RequestRefusedError, match="QUOTA_EXCEEDED"):
+            admission.admit(CallOrigin("b", "one"), 1)
+        admission.admit(CallOrigin("c", "two"), 100)
+    admission.admit(CallOrigin("b", "one"), 1)
+
+
 async def test_what_the_writer_has_is_counted_until_it_is_written() -> None:
     admission = Admission(max_bytes=50, max_caller_bytes=50)
     answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel_replica.process.topic_counts import OTHERS
 from delaywheel_replica.server.node.pending_topics import BUCKETS, PendingTopics
+from support.wheels.messages import Message, columns_of
 
 START = 1_795_262_400
 AHEAD_S = 7 * 86_400
@@ -19,8 +19,11 @@ TOPICS = [f"topic-{number}" for number in range(5)]
 
 
 def add(pending: PendingTopics, *messages: tuple[int, int]) -> None:
-    numbers, slots = np.array(messages, np.int64).reshape(-1, 2).T
-    pending.add(TOPICS, numbers.astype(np.uint32), slots)
+    made = [
+        Message(slot * 1000, bytes(16), TOPICS[number], value=bytes(number))
+        for number, slot in messages
+    ]
+    pending.add(columns_of(made))
 
 
 # Messages, each with how far ahead of what is done it is due; or how much is done now.
@@ -49,6 +52,26 @@ def test_what_is_reported_is_right_to_a_bucket(reported: list[list[tuple[int, in
             assert surely <= counted.get(topic, 0) <= perhaps
 
 
+@given(st.lists(steps, max_size=20))
+def test_sums_are_those_of_the_seconds_and_bytes_those_of_the_messages(
+    reported: list[list[tuple[int, int]] | int],
+) -> None:
+    """Topic n's messages have n bytes: so its bytes are n times its messages at any moment."""
+    pending = PendingTopics(AHEAD_S, START, counts_bytes=True)
+    done = START
+    for now in reported:
+        if isinstance(now, list):
+            add(pending, *((topic, done + ahead) for topic, ahead in now))
+        else:
+            done = max(done, done + now)
+        for number, topic in enumerate(TOPICS):
+            messages, length_bytes = pending.of(topic, done)
+            assert messages == pending.read(done).get(topic, 0)
+            assert length_bytes == number * messages
+    table = pending._messages
+    assert (table.near.sum(axis=1) + table.far.sum(axis=1) == table.sums).all()
+
+
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, WIDTH - 1)), max_size=50))
 def test_what_is_near_is_exact(ahead: list[tuple[int, int]]) -> None:
     pending = PendingTopics(AHEAD_S, START)
@@ -66,11 +89,14 @@ def test_the_greatest_span_and_a_backlog_stay_within_bounds() -> None:
     assert pending.read(START + 1) == {"topic-0": 1, "topic-1": 1, "topic-2": 0}
     assert pending.read(START + year - 1) == {"topic-0": 1, "topic-1": 1, "topic-2": 0}
     assert sum(pending.read(START + 3 * year).values()) == 0
-    assert pending._far.shape == (101, BUCKETS)
-    assert pending._near.size < 101 * 10_000
+    assert pending._messages.far.shape == (101, BUCKETS)
+    assert pending._messages.near.size < 101 * 10_000
 
 
 def test_further_topics_are_one() -> None:
     pending = PendingTopics(7_200, START, most=2)
     add(pending, *((topic, START + 9) for topic in range(5)))
     assert pending.read(START) == {"topic-0": 1, "topic-1": 1, OTHERS: 3}
+    assert pending.read(START, most=1) == {"topic-0": 1, OTHERS: 4}
+    assert pending.of("topic-1", START)[0] == 1
+    assert pending.of("topic-4", START)[0] == pending.of("any", START)[0] == 3

@@ -21,6 +21,10 @@ def whoami(*, as_json: bool, server: Nodes, timeout_s: float) -> None:
                 "principal": answer.principal or None,
                 "shown_by": answer.shown_by or None,
                 "grants": [{"may": may, "topics": topics} for may, topics in grants],
+                "quota": _numbers(answer.quota) if answer.HasField("quota") else None,
+                "topic_quotas": [
+                    {"topics": list(each.topics), **_numbers(each)} for each in answer.topic_quotas
+                ],
             }
         )
     elif answer.unlimited:
@@ -30,3 +34,15 @@ def whoami(*, as_json: bool, server: Nodes, timeout_s: float) -> None:
         say(f"{answer.principal} (shown {shown}, to node {answer.node})")
         rows = [(", ".join(may), ", ".join(topics)) for may, topics in grants]
         print_table(("may", "in topics"), rows, none="nothing is granted")
+        if answer.HasField("quota"):
+            say(f"quota on each node: {_shown(answer.quota)}")
+        for each in answer.topic_quotas:
+            say(f"quota of each topic {', '.join(each.topics)} on each node: {_shown(each)}")
+
+
+def _numbers(quota: pb.Quota | pb.TopicQuota) -> dict[str, int]:
+    return {field.name: number for field, number in quota.ListFields() if isinstance(number, int)}
+
+
+def _shown(quota: pb.Quota | pb.TopicQuota) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in _numbers(quota).items())

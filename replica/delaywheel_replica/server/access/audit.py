@@ -24,7 +24,7 @@ from google.protobuf.message import Message
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.callers import CallContext
-from delaywheel_replica.server.access.grants import ANONYMOUS
+from delaywheel_replica.server.access.tables import ANONYMOUS
 from delaywheel_replica.server.node.refusals import Refusal
 
 AUDIT_LOGGER: Final = "delaywheel.audit"

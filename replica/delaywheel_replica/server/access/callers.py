@@ -22,10 +22,14 @@ from urllib.parse import unquote
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.config import Config
+from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.server.access.files import WatchedFile
-from delaywheel_replica.server.access.grants import ANONYMOUS, Grants
+from delaywheel_replica.server.access.grants import Grants
 from delaywheel_replica.server.access.needs import NEEDS
+from delaywheel_replica.server.access.quotas import Quota, Quotas, TopicQuota
 from delaywheel_replica.server.access.rights import EVERYTHING, Right, Rights
+from delaywheel_replica.server.access.spending import Spending
+from delaywheel_replica.server.access.tables import ANONYMOUS
 from delaywheel_replica.server.access.tokens import digest_of, parse_tokens
 from delaywheel_replica.server.node.calls_to_nodes import ON_BEHALF, PASSED
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
@@ -46,6 +50,18 @@ class Shown(Protocol):
         """Returns what its connection shows."""
 
 
+class Purse(NamedTuple):
+    """What callers spend from.
+
+    Attributes:
+        quotas: Returns the quotas as they are now.
+        spending: What was spent.
+    """
+
+    quotas: Callable[[], Quotas]
+    spending: Spending
+
+
 class Caller:
     """Who makes a call.
 
@@ -55,7 +71,7 @@ class Caller:
         has_certificate: Whether their connection shows one, whatever they are known by.
     """
 
-    __slots__ = ("_rights", "has_certificate", "how", "principal")
+    __slots__ = ("_purse", "_rights", "has_certificate", "how", "principal")
 
     def __init__(
         self,
@@ -64,7 +80,9 @@ class Caller:
         rights: Callable[[], Rights],
         *,
         has_certificate: bool = False,
+        purse: Purse | None = None,
     ) -> None:
+        self._purse: Final = purse
         self.principal: Final = principal
         self.has_certificate: Final = has_certificate
         self.how: Final = how
@@ -83,6 +101,30 @@ class Caller:
             RefusedError: TOKEN_UNKNOWN: the token is no longer known.
         """
         return self._rights()
+
+    @property
+    def quota(self) -> Quota | None:
+        """What they may take of the node; None: there is no quota."""
+        if self._purse is None or self.principal is None:
+            return None
+        return self._purse.quotas().of(self.principal)
+
+    @property
+    def topic_quotas(self) -> Iterable[tuple[tuple[Pattern, ...], TopicQuota]]:
+        """The quotas of all topics."""
+        return () if self._purse is None else self._purse.quotas().of_topics
+
+    def spend(self, messages: int, length_bytes: int) -> None:
+        """Counts a request against their quota.
+
+        Raises:
+            RefusedError: QUOTA_EXCEEDED.
+        """
+        quota = self.quota
+        if quota is not None:
+            assert self._purse is not None
+            assert self.principal is not None
+            self._purse.spending.spend(self.principal, quota, messages, length_bytes)
 
     def refuse_without(self, right: Right, what: str) -> RequestRefusedError:
         """Returns the refusal for something that they may not do."""
@@ -154,6 +196,9 @@ class Access:
         self._tokens: Final[WatchedFile[Mapping[str, str]] | None] = (
             None if config.tokens is None else WatchedFile("tokens", config.tokens, parse_tokens)
         )
+        self.spending: Final = Spending()
+        """What principals have taken of their quotas."""
+        self._purse: Final = Purse(self._quotas, self.spending)
         self._kinds: Final = [_PROPERTIES[kind] for kind in config.principal_from]
 
     @property
@@ -166,6 +211,20 @@ class Access:
     def is_limited(self) -> bool:
         """Whether there are grants."""
         return self._grants is not None
+
+    def topic_quotas(self) -> Callable[[str], TopicQuota | None] | None:
+        """Returns how to find a topic's quota; None: no topic has one."""
+        quotas = None if self._grants is None else self._grants.current.quotas
+        return quotas.of_topic if quotas and quotas.of_topics else None
+
+    def in_flight_bytes_of(self, principal: str) -> int | None:
+        """Returns how many bytes a principal may have in flight; None: no quota says."""
+        quota = None if self._grants is None else self._grants.current.quotas.of(principal)
+        return None if quota is None else quota.in_flight_bytes
+
+    def _quotas(self) -> Quotas:
+        assert self._grants is not None
+        return self._grants.current.quotas
 
     def admit(self, call: str, shown: Shown) -> Caller:
         """Returns who makes a call, if they may make it at all.
@@ -201,7 +260,7 @@ class Access:
                 behalf = metadata.get(ON_BEHALF)
                 if behalf is None or self._grants is None:
                     return A_NODE
-                return self._named(unquote(_text(behalf)), "node")
+                return self._named(unquote(_text(behalf)), "node", None)
             if self._grants is not None:
                 raise RequestRefusedError(Reason.NODE_UNPROVEN)
         if self._grants is None:
@@ -214,13 +273,13 @@ class Access:
             return self._token_holder(token, has_certificate=has_certificate)
         for kind in self._kinds:
             for name in filter(None, names.get(kind, ())):
-                return self._named(name.decode(errors="replace"), "certificate")
-        return self._named(ANONYMOUS, "nothing")
+                return self._named(name.decode(errors="replace"), "certificate", self._purse)
+        return self._named(ANONYMOUS, "nothing", self._purse)
 
-    def _named(self, principal: str, how: str) -> Caller:
+    def _named(self, principal: str, how: str, purse: Purse | None) -> Caller:
         grants = self._grants
         assert grants is not None
-        return Caller(principal, how, lambda: grants.current.rights_of(principal))
+        return Caller(principal, how, lambda: grants.current.rights_of(principal), purse=purse)
 
     def _token_holder(self, token: str, *, has_certificate: bool) -> Caller:
         digest = digest_of(token)
@@ -239,6 +298,7 @@ class Access:
             "token",
             lambda: grants.current.rights_of(name()),
             has_certificate=has_certificate,
+            purse=self._purse,
         )
 
 

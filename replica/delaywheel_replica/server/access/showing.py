@@ -9,6 +9,7 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.quotas import Quota, TopicQuota
 from delaywheel_replica.server.access.rights import Right, Rights
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
@@ -67,6 +68,30 @@ def refuse_unseen(caller: Caller, topics: frozenset[str] | None) -> None:
     if may_know_of(rights, topics):
         raise caller.refuse_without(Right.INSPECT, "in the topic of this message")
     raise RequestRefusedError(Reason.MESSAGE_NOT_FOUND)
+
+
+def add_quotas(answer: pb.WhoAmIResponse, caller: Caller) -> None:
+    """Adds a caller's quota, and those of topics that it may send to."""
+    if caller.quota is not None:
+        answer.quota.CopyFrom(pb.Quota(**_given(caller.quota)))
+    sending = [
+        pattern
+        for granted in caller.rights.granted
+        if Right.PRODUCE in granted.may
+        for pattern in granted.topics
+    ]
+    for topics, quota in caller.topic_quotas:
+        shown = [
+            each.text
+            for each in topics
+            if any(each.fits(pattern.text) or pattern.fits(each.text) for pattern in sending)
+        ]
+        if shown:
+            answer.topic_quotas.add(topics=shown, **_given(quota))
+
+
+def _given(quota: Quota | TopicQuota) -> dict[str, int]:
+    return {name: number for name, number in quota._asdict().items() if number is not None}
 
 
 def may_know_of(rights: Rights, topics: Iterable[str]) -> bool:

@@ -25,13 +25,14 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import size
 from delaywheel_replica.server.access.callers import CallOrigin
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
 
 _log = get_logger(__name__)
 
 MESSAGE_COST_BYTES: Final = 320
 
 
+_IN_FLIGHT_RETRY_MS: Final = 50
 _LOOK_S: Final = 5.0
 _UNREAD_LOOKS: Final = 12
 _UNREAD_LOOKS_FULL: Final = 2
@@ -60,6 +61,7 @@ class Admission:
         max_bytes: int,
         max_caller_bytes: int,
         close: Callable[[Collection[str]], object] | None = None,
+        quota_of: Callable[[str], int | None] | None = None,
     ) -> None:
         """Begins with nothing in flight.
 
@@ -67,6 +69,7 @@ class Admission:
             max_bytes: Of all callers.
             max_caller_bytes: Of one caller.
             close: Closes the connections of callers that do not read; may be slow.
+            quota_of: Returns how many bytes a principal may have in flight; None: no quota says.
         """
         self._close = close
         self._readers: dict[CallOrigin, _Reader] = {}
@@ -76,6 +79,7 @@ class Admission:
         self._max_caller_bytes = max_caller_bytes
         self._callers: dict[str, int] = {}  # by address
         self._principals: dict[str, int] = {}
+        self._quota_of = quota_of
         self.in_flight_bytes = 0
         self._requests = 0
         self._idle = asyncio.Event()
@@ -98,6 +102,14 @@ class Admission:
         if of_caller and of_caller + length_bytes > self._max_caller_bytes:
             return Refusal(Reason.BACKPRESSURE, f"{size(of_caller)} of this caller are in flight")
         held = self._principals.get(caller.principal, 0)
+        quota = self._quota_of(caller.principal) if held and self._quota_of is not None else None
+        if quota is not None and held + length_bytes > quota:
+            return Refusal(
+                Reason.QUOTA_EXCEEDED,
+                f"{size(held)} of {quoted(caller.principal)} are in flight, of {size(quota)}",
+                after_ms=_IN_FLIGHT_RETRY_MS,
+                principal=caller.principal,
+            )
         if held and held + length_bytes > 2 * (self._max_bytes - self.in_flight_bytes):
             return Refusal(
                 Reason.BACKPRESSURE,

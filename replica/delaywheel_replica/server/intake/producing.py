@@ -23,6 +23,7 @@ from delaywheel.identity import WheelId
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import CallContext, Caller, CallOrigin
+from delaywheel_replica.server.access.spending import TopicRoom
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission, cost_bytes
 from delaywheel_replica.server.intake.calls import StreamContext
@@ -35,6 +36,7 @@ from delaywheel_replica.server.intake.validate import (
     RequestBatch,
     decode_outlined,
     refuse_forbidden,
+    refuse_without_room,
 )
 from delaywheel_replica.server.node.answering import Answer, defect
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -70,6 +72,8 @@ class Accepting:
     # Looks for earlier messages with the ids of those that ask for it; refuses, notes the checked.
     check_ids: Callable[[RequestBatch], Awaitable[None]]
     audit: Audit = field(default_factory=Audit)
+    # How to find how much more may be pending in a topic; None: no topic has a quota.
+    room_in: Callable[[], Callable[[str], TopicRoom | None] | None] = lambda: None
 
 
 class Producing:
@@ -146,6 +150,7 @@ class Producing:
         refusal = parts.refusal()
         if refusal is not None:
             raise RequestRefusedError.of(refusal)
+        caller.spend(outline.messages, len(request))
         with parts.admission.admit(origin, cost_bytes(request, outline.messages)) as ticket:
             is_small = _is_small(request, outline)
             decode = partial(self._decode, request, outline, caller, origin.address)
@@ -177,6 +182,8 @@ class Producing:
         refused = refuse_forbidden(batch, caller)
         if refused:
             parts.audit.refused("DelayProduce", address, next(iter(refused.values())))
+        if (room_in := parts.room_in()) is not None:
+            refuse_without_room(batch, room_in)
         doubtful = [name for name in parts.topics.doubtful(batch) if name not in refused]
         if not doubtful:
             self._judge(batch, ())

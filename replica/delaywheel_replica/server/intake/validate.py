@@ -11,7 +11,7 @@ few go to a thread (producing.py).
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -29,6 +29,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.quantities import about, counted
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Right
+from delaywheel_replica.server.access.spending import TopicRoom
 from delaywheel_replica.server.intake.columnar import (
     NO_ROWS,
     content_lengths,
@@ -285,6 +286,28 @@ def refuse_forbidden(batch: RequestBatch, caller: Caller) -> Mapping[str, Refusa
             refused[topic] = caller.refuse_without(Right.PRODUCE, f"in topic {topic}").refusal
             batch.refuse(batch.rows_for(number), refused[topic])
     return refused
+
+
+def refuse_without_room(batch: RequestBatch, room_in: Callable[[str], TopicRoom | None]) -> None:
+    """Refuses messages beyond what may be pending in their topics: the first that fit are taken.
+
+    What is being written meanwhile is not counted yet, so a topic may get that much more.
+    """
+    for number, topic in enumerate(batch.columns.topics):
+        room = room_in(topic)
+        if room is None:
+            continue
+        rows = batch.rows_for(number)
+        if len(rows) > room.messages:
+            batch.refuse(rows[max(0, room.messages) :], _no_room(topic, "messages"))
+        beyond = np.cumsum(batch.lengths_bytes[rows]) > room.length_bytes
+        if beyond.any():
+            batch.refuse(rows[beyond], _no_room(topic, "bytes"))
+
+
+def _no_room(topic: str, what: str) -> Refusal:
+    text = f"As many {what} are pending in {topic} on this node as its quota allows"
+    return Refusal(Reason.QUOTA_EXCEEDED, text)
 
 
 # --- rows

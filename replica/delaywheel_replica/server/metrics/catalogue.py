@@ -142,6 +142,26 @@ _ACCEPTING: tuple[Spec, ...] = (
         ("call", "reason"),
         _refused_calls,
     ),
+    counters(
+        "quota_messages",
+        "Messages that principals with a quota sent, cancelled and rescheduled.",
+        ("principal",),
+        lambda s: [] if (a := s.sources.access) is None else by_label(a.spending.messages.read()),
+    ),
+    counters(
+        "quota_bytes",
+        "Bytes of their requests.",
+        ("principal",),
+        lambda s: (
+            [] if (a := s.sources.access) is None else by_label(a.spending.length_bytes.read())
+        ),
+    ),
+    counters(
+        "quota_refused_messages",
+        "Messages that were refused because their principal had sent too many a second.",
+        ("principal",),
+        lambda s: [] if (a := s.sources.access) is None else by_label(a.spending.refused.read()),
+    ),
     counter(
         "accepted_cancels",
         "Cancels written into this node's own wheels.",

@@ -77,7 +77,6 @@ class Census:
             began_s = time.thread_time()
             for batch in reader.slot_batches(slot, last_seq):
                 if isinstance(batch, FrameBatch) and batch.kind is Kind.MESSAGES:
-                    columns = batch.columns
-                    self._pending.add(columns.topics, columns.topic_numbers, columns.slots)
+                    self._pending.add(batch.columns)
             if self._ended.wait(_RESTS * (time.thread_time() - began_s)):
                 return

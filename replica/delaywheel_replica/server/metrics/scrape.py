@@ -24,7 +24,9 @@ from delaywheel_replica.core.protocol.codec import MalformedError, from_json
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.peers.states import PeerState
+from delaywheel_replica.process.topic_counts import TOPICS_AT_MOST
 from delaywheel_replica.row_places import server_row_path
+from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.ledger.publisher import BooksState, Publishing
 from delaywheel_replica.server.metrics.processes import Process, look_at
@@ -65,6 +67,7 @@ class Sources:
         pulse: Checks the event loop and the in-sync set.
         undeletable: Knows which files the disk refuses to delete.
         certificates: What callers are shown; None: nothing.
+        access: Knows who may do what, and how much; None: everybody everything.
         max_caller_connections: How many callers may be connected.
         started_s: When the server process started, Unix seconds.
         disk: Where the data folder lies.
@@ -85,6 +88,7 @@ class Sources:
         undeletable: Undeletable,
         max_caller_connections: int,
         certificates: NodeCertificates | None = None,
+        access: Access | None = None,
     ) -> None:
         self.config = config
         self.service = service
@@ -96,6 +100,7 @@ class Sources:
         self.pulse = pulse
         self.undeletable = undeletable
         self.certificates = certificates
+        self.access = access
         self.max_caller_connections = max_caller_connections
         self.started_s = time.time()
         self.disk = PosixDisk()
@@ -191,7 +196,7 @@ class Scrape:
     def pending_by_topic(self) -> Mapping[str, int]:
         """Pending messages that this node accepted, by topic."""
         pending = self.sources.counts.pending
-        return {} if pending is None else pending.read(self._done_slot)
+        return {} if pending is None else pending.read(self._done_slot, most=TOPICS_AT_MOST)
 
     @property
     def _done_slot(self) -> int:

@@ -35,6 +35,7 @@ _OF_MESSAGES: Final = tuple(
         (Reason.TIMESTAMP_INVALID, Reason.SLOT_FULL, Reason.REQUEST_MALFORMED),
         (Reason.ID_TAKEN, Reason.ID_CANCELLED),
         (Reason.TOO_MANY_MESSAGES, Reason.REQUEST_TOO_LARGE, Reason.BACKPRESSURE),
+        (Reason.QUOTA_EXCEEDED,),
         (Reason.DRAINING, Reason.NO_WHEEL, Reason.NOT_ENOUGH_REPLICAS, Reason.DISK_FULL),
         (Reason.DISK_STALLED, Reason.CLOCK_AHEAD, Reason.WHEEL_LOST, Reason.INTERNAL),
     )
@@ -158,7 +159,7 @@ class NodeCounts:
             numbers = columns.topic_numbers[group.order]
             self.topics.add(columns.topics, numbers)
             if self.pending is not None:
-                self.pending.add(columns.topics, numbers, columns.slots[group.order])
+                self.pending.add(columns, group.order)
 
     def waiting(self) -> dict[str, tuple[int, int]]:
         """Returns, by call, how many wait for an answer, and the first of them how long (ms)."""

@@ -1,8 +1,10 @@
-"""Counts pending messages by topic, as they are accepted and as time passes.
+"""Counts pending messages, and their bytes, by topic, as they are accepted and as time passes.
 
-A message counts until its second is done. To keep memory independent of what is pending, near
-seconds are counted one by one, and later ones in buckets: at most 101 topics (as in
-`process/topic_counts.py`) times some 8,400 numbers, 3.5 MB, of which untouched pages cost nothing.
+A message counts until its second is done, also if it is cancelled: it lies on the disk until then.
+To keep memory independent of what is pending, near seconds are counted one by one, and later ones
+in buckets: for each topic some 8,400 numbers, 34 KB of messages and 67 KB of bytes, of which
+untouched pages cost nothing. A hundred topics have rows of their own, or a thousand if topics may
+have quotas; all others share one.
 
     done                  edge
      |  near, by seconds   |  far, by buckets of `width` seconds             |
@@ -10,80 +12,106 @@ seconds are counted one by one, and later ones in buckets: at most 101 topics (a
                                 in the last one                              |
 
 Invariants: done <= edge; edge is a multiple of the width; width < edge - done <= 2 * width once
-`read` has moved both. When a bucket comes near, its messages are spread evenly over its seconds:
-the sum is exact, and the moment when one of them stops counting is off by less than a width.
+`read` has moved both; a row's sum is that of its numbers. When a bucket comes near, its messages
+are spread evenly over its seconds: the sum is exact, and the moment when one of them stops counting
+is off by less than a width.
 """
 
 import threading
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.process.topic_counts import OTHERS, TOPICS_AT_MOST
 
 BUCKETS: Final = 8_192
+QUOTA_TOPICS_AT_MOST: Final = 1_000
 _WIDTH_AT_LEAST_S: Final = 64
 
 
 class PendingTopics:
     """Counts pending messages by topic. For any thread."""
 
-    def __init__(self, ahead_s: int, done_slot: int, *, most: int = TOPICS_AT_MOST) -> None:
+    def __init__(
+        self,
+        ahead_s: int,
+        done_slot: int,
+        *,
+        most: int = TOPICS_AT_MOST,
+        counts_bytes: bool = False,
+    ) -> None:
         """Begins at zero.
 
         Args:
             ahead_s: How far ahead of what is done messages may be due in normal operation.
             done_slot: Everything before this second counts as done.
             most: How many topics are counted by themselves.
+            counts_bytes: Keys, values and headers are counted as well.
         """
         self._width = max(_WIDTH_AT_LEAST_S, -(-ahead_s // (BUCKETS - 2)))
-        self._near = np.zeros((most + 1, 2 * self._width), np.uint32)
-        self._far = np.zeros((most + 1, BUCKETS), np.uint32)
+        self._messages = _Numbers(most + 1, self._width, np.uint32)
+        self._bytes = _Numbers(most + 1, self._width, np.uint64) if counts_bytes else None
         self._done = done_slot
         self._edge = (done_slot // self._width + 2) * self._width
         self._most = most
         self._rows: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def add(
-        self,
-        topics: Sequence[str],
-        numbers: NDArray[np.integer[Any]],
-        slots: NDArray[np.int64],
-    ) -> None:
+    def add(self, columns: Columns, chosen: NDArray[np.intp] | None = None) -> None:
         """Counts messages; those of a finished second count until the next one is finished.
 
         Args:
-            topics: The names.
-            numbers: For each message the index of its topic.
-            slots: Each message's second.
+            columns: The messages.
+            chosen: Those of them that count; None: all.
         """
+        numbers, slots, lengths = columns.topic_numbers, columns.slots, columns.key_lengths
+        lengths_bytes = columns.lengths_bytes if self._bytes is not None else lengths
+        if chosen is not None:
+            numbers, slots = numbers[chosen], slots[chosen]
+            lengths_bytes = lengths_bytes[chosen]
         if not len(numbers):
             return
         with self._lock:
-            rows = np.zeros(len(topics), np.intp)
+            rows = np.zeros(len(columns.topics), np.intp)
             for number in np.flatnonzero(np.bincount(numbers)).tolist():
-                rows[number] = self._row(topics[number])
+                rows[number] = self._row(columns.topics[number])
             rows = rows[numbers]
             slots = np.maximum(slots, self._done)
             is_near = slots < self._edge
-            _count(self._near, rows[is_near], slots[is_near])
             last = self._edge // self._width + BUCKETS - 1
-            buckets = np.minimum(slots[~is_near] // self._width, last)
-            _count(self._far, rows[~is_near], buckets)
+            buckets = np.minimum(slots // self._width, last)
+            self._messages.add(rows, is_near, slots, buckets, np.ones(len(rows), np.uint32))
+            if self._bytes is not None:
+                amounts = lengths_bytes.astype(np.uint64)
+                self._bytes.add(rows, is_near, slots, buckets, amounts)
 
-    def read(self, done_slot: int) -> dict[str, int]:
+    def read(self, done_slot: int, *, most: int | None = None) -> dict[str, int]:
         """Returns the counts of pending messages by topic.
 
         Args:
             done_slot: Everything before this second is done; it never decreases here.
+            most: How many topics are told by themselves; None: all that are counted so.
         """
         with self._lock:
             self._advance(done_slot)
-            sums = self._near.sum(axis=1, dtype=np.int64) + self._far.sum(axis=1, dtype=np.int64)
-            return {topic: int(sums[row]) for topic, row in self._rows.items()}
+            told: dict[str, int] = {}
+            for topic, row in self._rows.items():
+                name = topic if row < (self._most if most is None else most) else OTHERS
+                told[name] = told.get(name, 0) + int(self._messages.sums[row])
+            return told
+
+    def of(self, topic: str, done_slot: int) -> tuple[int, int]:
+        """Returns how many messages are pending in a topic, and their bytes, if they are counted.
+
+        A topic without a row has those of all topics without one.
+        """
+        with self._lock:
+            self._advance(done_slot)
+            row = self._rows.get(topic, self._most)
+            length_bytes = 0 if self._bytes is None else int(self._bytes.sums[row])
+            return int(self._messages.sums[row]), length_bytes
 
     def _row(self, topic: str) -> int:
         row = self._rows.get(topic)
@@ -95,23 +123,64 @@ class PendingTopics:
     def _advance(self, done_slot: int) -> None:
         if done_slot <= self._done:
             return
-        width, near = self._width, self._near.shape[1]
-        gone = np.arange(max(self._done, done_slot - near), done_slot) % near
-        self._near[:, gone] = 0
+        width, rows = self._width, len(self._rows)
+        tables = [self._messages] if self._bytes is None else [self._messages, self._bytes]
+        for table in tables:
+            table.finish(rows, self._done, done_slot)
         self._done = done_slot
         while self._edge - done_slot <= width:
-            place = self._edge // width % BUCKETS
-            counts = self._far[:, place].astype(np.int64)
-            self._far[:, place] = 0
-            slots = np.arange(max(self._edge, done_slot), self._edge + width)
+            begin = max(self._edge, done_slot)
+            slots = np.arange(begin, self._edge + width)
+            for table in tables:
+                table.come_near(rows, self._edge // width, slots)
             self._edge += width
-            if len(slots):
-                each, more = np.divmod(counts[:, None], len(slots))
-                spread = each + (np.arange(len(slots)) < more)
-                self._near[:, slots % near] += spread.astype(np.uint32)
 
 
-def _count(table: NDArray[np.uint32], rows: NDArray[np.intp], numbers: NDArray[np.int64]) -> None:
-    """Adds 1 for each message; by flat indexes, since numpy is five times as slow with pairs."""
+class _Numbers:
+    """One number of each row and second."""
+
+    def __init__(self, rows: int, width: int, kind: type[np.unsignedinteger[Any]]) -> None:
+        self.near: Final = np.zeros((rows, 2 * width), kind)
+        self.far: Final = np.zeros((rows, BUCKETS), kind)
+        self.sums: Final = np.zeros(rows, np.int64)
+
+    def add(
+        self,
+        rows: NDArray[np.intp],
+        is_near: NDArray[np.bool_],
+        slots: NDArray[np.int64],
+        buckets: NDArray[np.int64],
+        amounts: NDArray[Any],
+    ) -> None:
+        """Adds an amount for each message."""
+        is_far = ~is_near
+        _add_at(self.near, rows[is_near], slots[is_near], amounts[is_near])
+        _add_at(self.far, rows[is_far], buckets[is_far], amounts[is_far])
+        np.add.at(self.sums, rows, amounts.astype(np.int64))
+
+    def finish(self, rows: int, done: int, done_slot: int) -> None:
+        """Drops what is before a second; all before `done` is dropped already."""
+        near = self.near.shape[1]
+        gone = np.arange(max(done, done_slot - near), done_slot) % near
+        self.sums[:rows] -= self.near[:rows, gone].sum(axis=1, dtype=np.int64)
+        self.near[:rows, gone] = 0
+
+    def come_near(self, rows: int, bucket: int, slots: NDArray[np.int64]) -> None:
+        """Spreads a bucket over its seconds; if none of them is left, it is dropped."""
+        place = bucket % BUCKETS
+        counts = self.far[:rows, place].astype(np.int64)
+        self.far[:rows, place] = 0
+        if not len(slots):
+            self.sums[:rows] -= counts
+            return
+        each, more = np.divmod(counts[:, None], len(slots))
+        spread = each + (np.arange(len(slots)) < more)
+        self.near[:rows, slots % self.near.shape[1]] += spread.astype(self.near.dtype)
+
+
+def _add_at(
+    table: NDArray[Any], rows: NDArray[np.intp], numbers: NDArray[np.int64], amounts: NDArray[Any]
+) -> None:
+    """Adds an amount for each; by flat indexes, since numpy is five times as slow with pairs."""
     columns = table.shape[1]
-    np.add.at(table.reshape(-1), rows * columns + numbers % columns, np.uint32(1))
+    np.add.at(table.reshape(-1), rows * columns + numbers % columns, amounts)

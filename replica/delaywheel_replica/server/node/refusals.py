@@ -18,6 +18,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 # How long a caller waits before it retries, if waiting helps and nothing better is known.
 _RETRY_DELAY_MS = {
     Reason.BACKPRESSURE: 50,
+    Reason.QUOTA_EXCEEDED: 1000,
     Reason.NO_WHEEL: 200,
     Reason.NOT_ENOUGH_REPLICAS: 200,
     Reason.DISK_FULL: 1000,

@@ -281,10 +281,14 @@ class Endpoints:
                 self._refresh_at_s = min(self._refresh_at_s, now_s + ASK_LEAST_S)
 
     def backoff_s(self, failures: int, retry_delay_s: float | None) -> float:
-        """Returns how long to wait after this many failures; at least what the service requests."""
+        """Returns how long to wait after this many failures; at least what the service requests.
+
+        A little longer, as it asks others for the same.
+        """
         backoff_s = min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0 ** min(failures - 1, 16))
         backoff_s *= self._random.uniform(0.5, 1.0)
-        return max(backoff_s, min(retry_delay_s or 0.0, RETRY_DELAY_MOST_S))
+        asked_s = min(retry_delay_s or 0.0, RETRY_DELAY_MOST_S)
+        return max(backoff_s, asked_s * self._random.uniform(1.0, 1.25))
 
     def _healthy(self, now_s: float, not_before: Mapping[str, float]) -> _Endpoint | None:
         """Returns the preferred address unless this exchange failed there, another one, or None."""

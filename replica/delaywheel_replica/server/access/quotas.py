@@ -1,0 +1,127 @@
+"""The quotas in the file of grants: how much a principal, or a topic, may take of a node.
+
+```toml
+[[quota]]
+who = ["billing"]                # each principal by itself; the first quota that names it counts
+messages_per_second = 500
+bytes_per_second = 1_000_000
+in_flight_bytes = 4_000_000
+
+[[topic_quota]]
+topics = ["orders.*"]            # each topic by itself; the first quota that names it counts
+pending_messages = 1_000_000
+pending_bytes = 1_000_000_000
+```
+
+What a quota does not mention is not limited by it. Each node counts what it takes itself.
+"""
+
+from typing import Any, Final, NamedTuple, Self
+
+from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.server.access.tables import checked, is_meant, patterns, tables_of
+
+_KNOWN_AT_MOST: Final = 8_192
+"""Decisions kept: principals and topics are named by others."""
+
+
+class Quota(NamedTuple):
+    """What a principal may take of a node; None: as much as it likes.
+
+    Attributes:
+        messages_per_second: Messages that it sends, cancels and reschedules.
+        bytes_per_second: Their requests.
+        in_flight_bytes: Requests to send that are not answered, and answers that are not read.
+    """
+
+    messages_per_second: int | None = None
+    bytes_per_second: int | None = None
+    in_flight_bytes: int | None = None
+
+
+class TopicQuota(NamedTuple):
+    """What may be pending in a topic of what a node accepted; None: any number.
+
+    Attributes:
+        pending_messages: Messages that are not due.
+        pending_bytes: Their keys, values and headers.
+    """
+
+    pending_messages: int | None = None
+    pending_bytes: int | None = None
+
+
+class Quotas:
+    """All quotas of a file. For any thread."""
+
+    def __init__(
+        self,
+        principals: list[tuple[tuple[Pattern, ...], Quota]],
+        topics: list[tuple[tuple[Pattern, ...], TopicQuota]],
+    ) -> None:
+        self._principals: Final = principals
+        self.of_topics: Final = topics
+        self._known: dict[str, Quota | None] = {}
+        self._known_topics: dict[str, TopicQuota | None] = {}
+
+    @classmethod
+    def parse(cls, document: dict[str, Any]) -> Self:
+        """Reads the tables of a document.
+
+        Raises:
+            ValueError: They are not in order; says what is wrong.
+        """
+        quotas = tables_of(document, "quota")
+        topic_quotas = tables_of(document, "topic_quota")
+        return cls(
+            [_quota(f"quota {number}", table) for number, table in enumerate(quotas, 1)],
+            [
+                _topic_quota(f"topic_quota {number}", table)
+                for number, table in enumerate(topic_quotas, 1)
+            ],
+        )
+
+    def of(self, principal: str) -> Quota | None:
+        """Returns the quota of a principal."""
+        if not self._principals:
+            return None
+        if principal not in self._known:
+            if len(self._known) >= _KNOWN_AT_MOST:
+                self._known.clear()
+            meant = (quota for who, quota in self._principals if is_meant(who, principal))
+            self._known[principal] = next(meant, None)
+        return self._known.get(principal)
+
+    def of_topic(self, topic: str) -> TopicQuota | None:
+        """Returns the quota of a topic."""
+        if topic not in self._known_topics:
+            if len(self._known_topics) >= _KNOWN_AT_MOST:
+                self._known_topics.clear()
+            meant = (
+                quota
+                for topics, quota in self.of_topics
+                if any(each.fits(topic) for each in topics)
+            )
+            self._known_topics[topic] = next(meant, None)
+        return self._known_topics.get(topic)
+
+
+def _quota(what: str, table: Any) -> tuple[tuple[Pattern, ...], Quota]:
+    fields = checked(what, table, ("who", *Quota._fields))
+    return patterns(what, "who", fields), Quota(**_numbers(what, fields, Quota._fields))
+
+
+def _topic_quota(what: str, table: Any) -> tuple[tuple[Pattern, ...], TopicQuota]:
+    fields = checked(what, table, ("topics", *TopicQuota._fields))
+    numbers = _numbers(what, fields, TopicQuota._fields)
+    return patterns(what, "topics", fields), TopicQuota(**numbers)
+
+
+def _numbers(what: str, table: dict[str, Any], names: tuple[str, ...]) -> dict[str, int]:
+    numbers = {name: table[name] for name in names if name in table}
+    for name, number in numbers.items():
+        if type(number) is not int or number < 1:
+            raise ValueError(f"{what}: {name} must be a whole number of 1 or more")
+    if not numbers:
+        raise ValueError(f"{what}: give one of {', '.join(names)}")
+    return numbers

@@ -1,0 +1,183 @@
+"""What principals and topics have used of their quotas.
+
+A rate is kept as one moment, until which what was taken so far is paid for. A request is taken
+while that moment is not ahead, however large it is, and moves it on by what it takes; an idle
+second is kept, not more. So a principal sends exactly its rate over time, the largest requests
+come through, and a request costs a comparison, not one for each message.
+
+Who is refused is told when to come again. Refused callers are told moments one after the other, as
+if each were taken at its own: otherwise a hundred clients of one principal would come at once for
+the place of one, again and again.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from delaywheel.reasons import Reason
+from delaywheel_replica.process.topic_counts import TopicCounts
+from delaywheel_replica.server.access.quotas import Quota, TopicQuota
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
+
+_KEPT_S: Final = 1.0
+_TOLD_MOST_S: Final = 10.0
+"""Nobody is told a moment further ahead than that after the next request can be taken."""
+_PRINCIPALS_AT_MOST: Final = 4_096
+_NO_LIMIT: Final = 1 << 62
+
+
+class Rate:
+    """One rate of one principal."""
+
+    __slots__ = ("_paid_s", "_told_s")
+
+    def __init__(self) -> None:
+        self._paid_s = self._told_s = 0.0
+
+    def wait_s(self, amount: float, per_s: float, now_s: float) -> float:
+        """Returns for how long a request has to wait; 0: it may be taken."""
+        if self._paid_s <= now_s:
+            return 0.0
+        told_s = max(self._paid_s, self._told_s)
+        self._told_s = min(told_s + amount / per_s, self._paid_s + _TOLD_MOST_S)
+        return told_s - now_s
+
+    def take(self, amount: float, per_s: float, now_s: float) -> None:
+        """Counts a request."""
+        self._paid_s = max(self._paid_s, now_s - _KEPT_S) + amount / per_s
+
+    def is_idle(self, now_s: float) -> bool:
+        """Whether it is as if nothing had been taken yet."""
+        return self._paid_s <= now_s - _KEPT_S
+
+
+class Spending:
+    """What principals have taken. For the event loop's thread; the counts for any.
+
+    Attributes:
+        messages: What was taken by principals with a quota, by principal.
+        length_bytes: The same in bytes.
+        refused: Messages that were refused for it.
+    """
+
+    def __init__(self) -> None:
+        self._rates: dict[str, tuple[Rate, Rate]] = {}
+        self.messages: Final = TopicCounts()
+        self.length_bytes: Final = TopicCounts()
+        self.refused: Final = TopicCounts()
+
+    def spend(
+        self,
+        principal: str,
+        quota: Quota,
+        messages: int,
+        length_bytes: int,
+        now_s: float | None = None,
+    ) -> None:
+        """Counts a request, unless it is beyond the quota.
+
+        Raises:
+            RefusedError: QUOTA_EXCEEDED.
+        """
+        now_s = time.monotonic() if now_s is None else now_s
+        used = [
+            (name, rate, amount, per_s)
+            for name, rate, amount, per_s in zip(
+                Quota._fields[:2],
+                self._rates_of(principal, now_s),
+                (messages, length_bytes),
+                quota[:2],
+                strict=True,
+            )
+            if per_s is not None
+        ]
+        for name, rate, amount, per_s in used:
+            wait_s = rate.wait_s(amount, per_s, now_s)
+            if wait_s:
+                self.refused.add_one(principal, messages)
+                raise RequestRefusedError.of(_beyond(principal, f"{name} {per_s:,}", wait_s))
+        for _, rate, amount, per_s in used:
+            rate.take(amount, per_s, now_s)
+        self.messages.add_one(principal, messages)
+        self.length_bytes.add_one(principal, length_bytes)
+
+    def _rates_of(self, principal: str, now_s: float) -> tuple[Rate, Rate]:
+        rates = self._rates.get(principal)
+        if rates is None:
+            if len(self._rates) >= _PRINCIPALS_AT_MOST:
+                self._forget(now_s)
+            rates = self._rates[principal] = Rate(), Rate()
+        return rates
+
+    def _forget(self, now_s: float) -> None:
+        """Drops those that count for nothing; if there are none, all begin anew."""
+        self._rates = {
+            name: rates
+            for name, rates in self._rates.items()
+            if not all(rate.is_idle(now_s) for rate in rates)
+        }
+        if len(self._rates) >= _PRINCIPALS_AT_MOST:
+            self._rates.clear()
+
+
+def _beyond(principal: str, what: str, wait_s: float) -> Refusal:
+    return Refusal(
+        Reason.QUOTA_EXCEEDED,
+        f"{quoted(principal)}: more than {what}",
+        after_ms=max(1, round(wait_s * 1000)),
+        principal=principal,
+    )
+
+
+class TopicRoom(NamedTuple):
+    """How much more may be pending in a topic."""
+
+    messages: int
+    length_bytes: int
+
+
+class PendingByTopic(Protocol):
+    """Knows what is pending."""
+
+    def of(self, topic: str, done_slot: int) -> tuple[int, int]:
+        """Returns messages and bytes in a topic, while all before a second is done."""
+
+
+class TopicRooms:
+    """How much room topics with quotas have. For any thread."""
+
+    def __init__(
+        self,
+        quota_of: Callable[[], Callable[[str], TopicQuota | None] | None],
+        pending: PendingByTopic,
+        done_slot: Callable[[], int],
+    ) -> None:
+        """Prepares.
+
+        Args:
+            quota_of: Returns how to find a topic's quota now; None: no topic has one.
+            pending: Knows what is pending.
+            done_slot: Returns the second before which all is done.
+        """
+        self._quota_of = quota_of
+        self._pending = pending
+        self._done_slot = done_slot
+
+    def look(self) -> Callable[[str], TopicRoom | None] | None:
+        """Returns how to find a topic's room now; None: no topic has a quota."""
+        quota_of = self._quota_of()
+        if quota_of is None:
+            return None
+        done_slot = self._done_slot()
+
+        def room_in(topic: str) -> TopicRoom | None:
+            quota = quota_of(topic)
+            if quota is None:
+                return None
+            messages, length_bytes = self._pending.of(topic, done_slot)
+            return TopicRoom(
+                (quota.pending_messages or _NO_LIMIT) - messages,
+                (quota.pending_bytes or _NO_LIMIT) - length_bytes,
+            )
+
+        return room_in
