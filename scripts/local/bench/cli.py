@@ -49,6 +49,9 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--short", action="store_true", help="one round of 5 s, nothing is warmed: no figures"
     )
+    parser.add_argument(
+        "--secure", action="store_true", help="mutual TLS on all ports, and grants with a quota"
+    )
     parser.add_argument("--json", type=Path, metavar="F", help="write all figures here")
     parser.add_argument("--page", type=Path, metavar="F", help="write an HTML page here")
     return parser
@@ -74,7 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in names:
             for nodes in WORKLOADS[name].nodes or (asked.nodes,):
-                figures = _measure(name, nodes, asked.cadence_ms / 1000, options)
+                figures = _measure(
+                    name, nodes, asked.cadence_ms / 1000, options, is_secure=asked.secure
+                )
                 document["workloads"].append(figures)
     except KeyboardInterrupt:
         code = 130
@@ -92,7 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _measure(name: str, nodes: int, cadence_s: float, options: Options) -> dict[str, Any]:
+def _measure(
+    name: str, nodes: int, cadence_s: float, options: Options, *, is_secure: bool
+) -> dict[str, Any]:
     workload = WORKLOADS[name]
     _say(f"{name}: {workload.description}; {nodes} node(s)")
     with Stand(
@@ -102,6 +109,7 @@ def _measure(name: str, nodes: int, cadence_s: float, options: Options) -> dict[
         _say,
         topics=workload.topics,
         programs=workload.senders.programs,
+        is_secure=is_secure,
     ) as stand:
         runner = Runner(stand, options, _say, topics=workload.topics)
         warmth_ms = runner.warm()
@@ -110,6 +118,7 @@ def _measure(name: str, nodes: int, cadence_s: float, options: Options) -> dict[
         "name": name,
         "description": workload.description,
         "nodes": nodes,
+        "is_secure": is_secure,
         "pending": workload.pending,
         "warmth_ms": warmth_ms,
         **measured,

@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from delaywheel import AsyncClient, Client
+from delaywheel import AsyncClient, Client, Tls
 from delaywheel.client.exchange.answers import Cancelled
 from delaywheel.client.exchange.pending import PendingResult
 from local.bench.consuming import STAMP, topic_names
@@ -209,14 +209,14 @@ def send_in_background(client: Client, job: Paced, family: str) -> Sent:
     return Sent(messages, seconds, cancelled=cancelling.end())
 
 
-async def send_as_crowd(address: str, job: Paced, family: str) -> Sent:
+async def send_as_crowd(address: str, job: Paced, family: str, tls: Tls | None = None) -> Sent:
     """Sends messages by many clients, each with its own connection, one after another."""
     every_s, started = job.senders.clients / job.program_per_s, time.monotonic()
     times_ms: list[float] = []
 
     async def client_sends(number: int) -> None:
         chance, targets = random.Random(number), Targets(family, job.topics)  # noqa: S311
-        async with AsyncClient(address, timeout=TIMEOUT_S) as client:
+        async with AsyncClient(address, tls=tls, timeout=TIMEOUT_S) as client:
             at_s = started + chance.random() * every_s
             while at_s < started + job.seconds:
                 await asyncio.sleep(at_s - time.monotonic())

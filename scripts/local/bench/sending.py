@@ -38,6 +38,7 @@ from local.bench.jobs import (
 )
 from local.bench.workloads import Accept, Topics
 from local.loopback.cluster import ClusterError
+from local.loopback.secure import SecureFiles
 
 if TYPE_CHECKING:  # `--help` must not load them
     from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -65,20 +66,23 @@ class Sender:
         pid: The process's id.
     """
 
-    def __init__(self, kind: str, address: str, cadence_s: float) -> None:
+    def __init__(
+        self, kind: str, address: str, cadence_s: float, secure: SecureFiles | None = None
+    ) -> None:
         """Prepares.
 
         Args:
-            kind: A name of `WAYS`.
+            kind: `ours`, or a name of `WAYS`.
             address: The address of delaywheel's nodes, or of Kafka.
             cadence_s: The cadence of transactions.
+            secure: The files of TLS of delaywheel's nodes; None: there is none.
         """
         context = multiprocessing.get_context("spawn")
         self._kind = kind
         self._pipe, theirs = context.Pipe()
         self._theirs = theirs
         self._process = context.Process(
-            target=_send, args=(kind, address, cadence_s, theirs), daemon=True
+            target=_send, args=(kind, address, cadence_s, secure, theirs), daemon=True
         )
 
     @property
@@ -122,10 +126,12 @@ class Sender:
         return self.end()
 
 
-def _send(kind: str, address: str, cadence_s: float, orders: Connection) -> None:
+def _send(
+    kind: str, address: str, cadence_s: float, secure: SecureFiles | None, orders: Connection
+) -> None:
     """Runs the child, which does jobs until the other end is closed or its parent dies."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    way: Way = WAYS[kind](address, cadence_s)
+    way: Way = Ours(address, secure) if kind == "ours" else WAYS[kind](address, cadence_s)
     while True:
         try:
             job, topic = orders.recv()
@@ -145,14 +151,15 @@ def _dues_ms(job: At) -> list[int]:
 class Ours:
     """delaywheel's SDK, with one client for each job, which stays with a node for a while."""
 
-    def __init__(self, address: str, _cadence_s: float) -> None:
+    def __init__(self, address: str, secure: SecureFiles | None) -> None:
         self._address = address
+        self._tls = None if secure is None else secure.tls()
 
     def do(self, job: Job, topic: str) -> Sent:
         """See `Way`."""
         if isinstance(job, Paced) and job.senders.clients:
-            return asyncio.run(send_as_crowd(self._address, job, topic))
-        with Client(self._address, timeout=TIMEOUT_S) as client:
+            return asyncio.run(send_as_crowd(self._address, job, topic, self._tls))
+        with Client(self._address, tls=self._tls, timeout=TIMEOUT_S) as client:
             if isinstance(job, Paced):
                 return send_in_background(client, job, topic)
             if isinstance(job, At):
@@ -204,9 +211,10 @@ class Ours:
         return sent
 
     def _raw(self, _client: Client, how: Accept, until: float, topic: str) -> int:
-        import grpc  # noqa: PLC0415 - `--help` must not need it
-
-        from delaywheel.client.exchange.channel import CHANNEL_OPTIONS  # noqa: PLC0415
+        from delaywheel.client.exchange.channel import (  # noqa: PLC0415 - not for `--help`
+            Credentials,
+            open_channel,
+        )
         from delaywheel_proto.v1 import delaywheel_pb2 as pb  # noqa: PLC0415
         from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub  # noqa: PLC0415
 
@@ -222,7 +230,8 @@ class Ours:
             blob=value_of(0) * RAW,
         )
         low_ms, high_ms = (int(seconds * 1000) for seconds in how.ahead_s)
-        with grpc.insecure_channel(self._address.partition(",")[0], CHANNEL_OPTIONS) as channel:
+        credentials = Credentials(0, None if self._tls is None else self._tls.credentials())
+        with open_channel(self._address.partition(",")[0], credentials) as channel:
             stub = DelayWheelStub(channel)
             while time.monotonic() < until:
                 now_ms = time.time_ns() // 1_000_000
@@ -381,12 +390,11 @@ class Transactional:
 
 
 WAYS: Final[dict[str, Any]] = {
-    "ours": Ours,
     "ingress": Ingress,
     "plain": Plain,
     "floor": Transactional,
 }
-"""By name; `floor` is a lower bound of the lateness."""
+"""By name, beside `ours`; `floor` is a lower bound of the lateness."""
 
 
 def _producer(address: str, **settings: str) -> Any:

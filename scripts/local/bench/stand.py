@@ -78,10 +78,11 @@ class Stand:
         *,
         topics: Topics,
         programs: int,
+        is_secure: bool = False,
     ) -> None:
         """Prepares."""
         settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s}
-        self.cluster = LocalCluster(nodes=nodes, settings=settings, say=say)
+        self.cluster = LocalCluster(nodes=nodes, settings=settings, is_secure=is_secure, say=say)
         self._cadence_s = cadence_s
         self._topics = topics
         self._programs = programs
@@ -103,7 +104,12 @@ class Stand:
                 is_ours = kind == "ours"
                 self._senders[kind] = [
                     stack.enter_context(
-                        Sender(kind, node.address if is_ours else cluster.kafka, self._cadence_s)
+                        Sender(
+                            kind,
+                            node.address if is_ours else cluster.kafka,
+                            self._cadence_s,
+                            cluster.secure,
+                        )
                     )
                     for node in islice(cycle(cluster.nodes), self._programs if is_ours else 1)
                 ]

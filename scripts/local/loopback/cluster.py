@@ -30,6 +30,7 @@ from local.loopback.child import end_if_interrupted, interrupt_on_signals
 from local.loopback.kafka import KafkaBroker, claim_port, free_ports, write_ready_file
 from local.loopback.kafka_jars import KafkaError
 from local.loopback.node import Node
+from local.loopback.secure import SecureFiles
 
 if TYPE_CHECKING:
     from delaywheel_proto.v1.delaywheel_pb2 import DescribeClusterResponse
@@ -76,9 +77,10 @@ class LocalCluster:
         folder: Where everything lies.
         keep_folder: Whether it stays after a clean end; True for a folder that was given.
         nodes: The nodes, in order of their ids.
+        secure: The files of TLS and grants; None: there are none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is an option of a script
         self,
         *,
         nodes: int = 1,
@@ -88,6 +90,7 @@ class LocalCluster:
         ready_file: Path | None = None,
         restart: bool = True,
         first_port: int | None = None,
+        is_secure: bool = False,
         say: Callable[[str], None] = print,
     ) -> None:
         """Prepares; nothing runs before the `with` block.
@@ -101,6 +104,7 @@ class LocalCluster:
             restart: Whether a node that died is started again.
             first_port: Where the first node takes calls, the second at the next one, and so on;
                 each that is in use is replaced by another.
+            is_secure: Callers and nodes speak mutual TLS, and the nodes have grants.
             say: Takes a line for people about what happens.
         """
         self.keep_folder = folder is not None
@@ -124,6 +128,9 @@ class LocalCluster:
         self._kafka = kafka
         self._broker: KafkaBroker | None = None
         self._settings = dict(settings or {})
+        self.secure = SecureFiles.make(self.folder) if is_secure else None
+        if self.secure is not None:
+            self._settings |= self.secure.settings(nodes)
         self._ready_file = ready_file
         self._written: dict[str, Any] | None = None
         self._restart = restart
@@ -217,7 +224,7 @@ class LocalCluster:
 
     def _is_accepting(self, node: Node) -> bool:
         """Whether a node sees a leader, and all nodes taking messages."""
-        answer = described(node.address)
+        answer = described(node.address, secure=self.secure)
         if answer is None or not answer.HasField("leader"):
             return False
         return sum(member.accepting for member in answer.members) == len(self.nodes)
@@ -232,7 +239,7 @@ class LocalCluster:
 
     def _has_published(self, node: Node) -> bool:
         """Whether a node reports all frames of its own wheels as published."""
-        answer = described(node.address, details=True)
+        answer = described(node.address, details=True, secure=self.secure)
         reports = [] if answer is None else [m.report for m in answer.members if m.node == node.id]
         return bool(reports) and not reports[0].ledger.lag_frames
 
@@ -250,7 +257,7 @@ class LocalCluster:
     def leader(self) -> Node | None:
         """Returns the leading node according to the first that answers; None if there is none."""
         for node in self.nodes:
-            answer = described(node.address) if node.is_up else None
+            answer = described(node.address, secure=self.secure) if node.is_up else None
             if answer is not None and answer.HasField("leader"):
                 return next((n for n in self.nodes if n.id == answer.leader.node), None)
         return None
@@ -330,15 +337,21 @@ class LocalCluster:
             self._broker.close()
 
 
-def described(address: str, *, details: bool = False) -> DescribeClusterResponse | None:
+def described(
+    address: str, *, details: bool = False, secure: SecureFiles | None = None
+) -> DescribeClusterResponse | None:
     """Returns a node's description of the cluster, with details if wanted; None if it has none."""
     import grpc  # noqa: PLC0415 - `--help` must not need it
 
-    from delaywheel.client.exchange.channel import CHANNEL_OPTIONS  # noqa: PLC0415
+    from delaywheel.client.exchange.channel import (  # noqa: PLC0415
+        Credentials,
+        open_channel,
+    )
     from delaywheel_proto.v1 import delaywheel_pb2 as pb  # noqa: PLC0415
     from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub  # noqa: PLC0415
 
-    with grpc.insecure_channel(address, options=CHANNEL_OPTIONS) as channel:
+    credentials = None if secure is None else secure.tls().credentials()
+    with open_channel(address, Credentials(0, credentials)) as channel:
         request = pb.DescribeClusterRequest(details=details)
         try:
             return DelayWheelStub(channel).DescribeCluster(request, timeout=2)
