@@ -128,6 +128,12 @@ def _leads(address: str) -> bool:
     return leads_elsewhere(f"{host}:1")
 
 
+def is_loopback(address: str) -> bool:
+    """Whether no other machine reaches an address."""
+    host = address.rpartition(":")[0].strip("[]")
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
 def _bounds(config: Config) -> Iterator[Fault]:
     """Checks bounds against each other."""
     message, request = config.max_message_bytes, config.max_request_bytes

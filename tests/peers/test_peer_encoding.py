@@ -24,7 +24,13 @@ from delaywheel_replica.core.protocol.messages import (
     VoteAsk,
     WheelCard,
 )
-from delaywheel_replica.peers.encoding import decode, encode
+from delaywheel_replica.peers.encoding import (
+    AccessTold,
+    decode,
+    decode_told,
+    encode,
+    encode_access,
+)
 from support.core.values import (
     answers,
     heartbeats,
@@ -78,7 +84,14 @@ CARD = WheelCard(WheelId("a", 1), {"a": "disk-a"}, 1, 7200)
 def test_no_message_is_left_out() -> None:
     kinds = {kind.__name__ for kind in PeerMessage.__args__}
     reported = {field.name.replace("_", "") for field in pb.ToPeer.DESCRIPTOR.fields}
-    assert {kind.lower() for kind in kinds} == reported - {"hello"}
+    assert {kind.lower() for kind in kinds} == reported - {"hello", "access"}
+
+
+def test_what_is_told_of_grants_is_for_the_network_alone() -> None:
+    told = encode_access("digest")
+    assert decode_told(told) == AccessTold("digest")
+    with pytest.raises(MalformedError, match="access"):
+        decode(told)
 
 
 @given(messages)

@@ -370,13 +370,34 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
 
 def test_nobody_passes_for_a_node(site: Site) -> None:
     for shown in ("1", "", "0" * 64):
-        metadata = (("dw-passed", shown), ("dw-on-behalf", "admin.example.org"))
+        metadata = (("dw-passed", shown),)
         request = pb.CancelRequest(messages=[BILLS])
         cancel = site.stub("nobody").Cancel
         assert told(lambda: cancel(request, timeout=9, metadata=metadata)) == "NODE_UNPROVEN"  # noqa: B023
     produce = site.stub("nobody").DelayProduce
     sent = pb.DelayProduceRequest(messages=[message("orders", 7)])
     assert told(lambda: produce(sent, timeout=9, metadata=(("dw-passed", "1"),))) == F
+
+
+def test_a_certificate_is_known_by_its_first_name_in_order_of_kinds(site: Site) -> None:
+    """URI before DNS before common name: the default of `principal_from`."""
+    uri, dns, common_name = "spiffe://shop.example/eu", "eu.example.org", "eu common"
+    for number, (names, principal) in enumerate(
+        (
+            ({"uri": uri, "dns": dns, "common_name": common_name}, uri),
+            ({"dns": dns, "common_name": common_name}, dns),
+            ({"uri": uri}, uri),
+            ({"common_name": common_name}, common_name),
+            ({}, "anonymous"),
+        )
+    ):
+        files = site.authority.sign_names(f"names-{number}", **names)
+        tls = Tls(site.authority.file, *files)
+        who = ask(Nodes(site.node.address or "", tls), lambda stub: stub.WhoAmI(pb.WhoAmIRequest()))
+        assert (who.principal, who.shown_by) == (
+            principal,
+            "nothing" if principal == "anonymous" else "certificate",
+        )
 
 
 def test_a_token_says_who_calls(site: Site) -> None:

@@ -169,11 +169,12 @@ def test_a_full_kernel_makes_messages_wait_and_the_newest_heartbeat_win(good: Au
         sending, receiving = Channel(ours, "a"), Channel(theirs, "b")
         accepted = Cipher(theirs, source(True), None)  # noqa: FBT003 - see `Contexts`
         until = receiving.until(time.monotonic() + 60)
-        thread = threading.Thread(target=accepted.shake_hands, args=(until,))
+        thread = threading.Thread(target=accepted.shake_hands, args=(until,), daemon=True)
         thread.start()
         cipher = Cipher(ours, source(False), "127.0.0.1")  # noqa: FBT003 - as above
         cipher.shake_hands(sending.until(time.monotonic() + 60))
-        thread.join()
+        thread.join(60)
+        assert not thread.is_alive(), "the handshake does not end"
         sending.cipher = cipher
         ours.settimeout(0)
         woken: list[int] = []
@@ -187,7 +188,9 @@ def test_a_full_kernel_makes_messages_wait_and_the_newest_heartbeat_win(good: Au
         length_bytes = sum(4 + len(each) for each in wanted)
         came, view = bytearray(), memoryview(bytearray(1 << 20))
         theirs.settimeout(0)
+        deadline_s = time.monotonic() + 60
         while len(came) < length_bytes:
+            assert time.monotonic() < deadline_s, f"{len(came)} of {length_bytes} bytes came"
             outbox.flush()
             with suppress(BlockingIOError):  # less than one record is there
                 came += view[: accepted.read_into(theirs.recv_into, view)]
@@ -214,3 +217,31 @@ def test_peer_tls_needs_certificates(good: Authority, tmp_path: Path) -> None:
     assert told(peer_tls="prefer") == needs
     assert told(peer_tls="prefer", **files) == needs[1:]
     assert told(peer_tls="prefer", **files, tls_ca=str(good.file)) == []
+
+
+def test_streams_are_opened_anew_and_what_was_revoked_ends(
+    good: Authority, other: Authority
+) -> None:
+    """A node that trusts another authority by now refuses a peer that it is connected with."""
+    files = good.sign("node", "127.0.0.1")
+    before, after = contexts(files, good.file), contexts(files, other.file)
+    trusted = [before]
+
+    def trusts(is_dialled: bool) -> ssl.SSLContext:
+        return trusted[0](is_dialled)
+
+    one = PeerSecurity(REQUIRED, trusts, max_age_s=0.5)
+    with two(one, security(REQUIRED, good)) as (a, b):
+        a.wait_connected("n2")
+        b.wait_connected("n1")
+        opened = b.state("n1").counters.connects
+        b.wait("opened anew, both ways", lambda: b.state("n1").counters.connects > opened + 4)
+
+        def arrives() -> bool:
+            a.network.send("n2", VoteAsk(1, 1000))
+            return bool(b.came)
+
+        b.wait("messages arrive", arrives)
+        trusted[0] = after
+        a.wait_refused("n2", PeerReason.TLS_REFUSED)
+        a.wait("it is out", lambda: a.state("n2").connection is Connection.REFUSED)

@@ -49,6 +49,7 @@ class ToPeer(_message.Message):
     PROMISE_FIELD_NUMBER: _builtins.int
     VOTE_ASK_FIELD_NUMBER: _builtins.int
     VOTE_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
     @_builtins.property
@@ -69,6 +70,8 @@ class ToPeer(_message.Message):
     def vote_ask(self) -> Global___VoteAsk: ...
     @_builtins.property
     def vote(self) -> Global___Vote: ...
+    @_builtins.property
+    def access(self) -> Global___Access: ...
     def __init__(
         self,
         *,
@@ -82,16 +85,41 @@ class ToPeer(_message.Message):
         promise: Global___Promise | None = ...,
         vote_ask: Global___VoteAsk | None = ...,
         vote: Global___Vote | None = ...,
+        access: Global___Access | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "fetch", b"fetch", "frames", b"frames", "gossip", b"gossip", "hello", b"hello", "lacks", b"lacks", "message", b"message", "promise", b"promise", "refused", b"refused", "vote", b"vote", "vote_ask", b"vote_ask"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "applied", b"applied", "fetch", b"fetch", "frames", b"frames", "gossip", b"gossip", "hello", b"hello", "lacks", b"lacks", "message", b"message", "promise", b"promise", "refused", b"refused", "vote", b"vote", "vote_ask", b"vote_ask"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "fetch", b"fetch", "frames", b"frames", "gossip", b"gossip", "hello", b"hello", "lacks", b"lacks", "message", b"message", "promise", b"promise", "refused", b"refused", "vote", b"vote", "vote_ask", b"vote_ask"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "applied", b"applied", "fetch", b"fetch", "frames", b"frames", "gossip", b"gossip", "hello", b"hello", "lacks", b"lacks", "message", b"message", "promise", b"promise", "refused", b"refused", "vote", b"vote", "vote_ask", b"vote_ask"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "gossip", "frames", "applied", "refused", "fetch", "lacks", "promise", "vote_ask", "vote"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "gossip", "frames", "applied", "refused", "fetch", "lacks", "promise", "vote_ask", "vote", "access"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___ToPeer: _TypeAlias = ToPeer  # noqa: Y015
+
+@_typing.final
+class Access(_message.Message):
+    """The sender's files of grants and tokens, as they are now: said every few seconds on the control
+    stream, to nodes whose Identity says that they know it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """As Identity.access."""
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Access: _TypeAlias = Access  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
@@ -179,6 +207,7 @@ class Identity(_message.Message):
     CLIENT_TLS_FIELD_NUMBER: _builtins.int
     CALL_SECRET_FIELD_NUMBER: _builtins.int
     TOKEN_ADDRESS_FIELD_NUMBER: _builtins.int
+    ACCESS_FIELD_NUMBER: _builtins.int
     protocol: _builtins.int
     """Comes first: if the protocols differ, the rest is ignored."""
     format: _builtins.int
@@ -208,6 +237,10 @@ class Identity(_message.Message):
     """
     token_address: _builtins.str
     """host:port at which callers with tokens reach the node; empty: at client_address, if at all."""
+    access: _builtins.str
+    """A digest of its files of grants and tokens when it started, "open" without grants. Empty: an
+    older release, which does not compare them.
+    """
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Settings that must be equal on all nodes, as text."""
@@ -229,10 +262,11 @@ class Identity(_message.Message):
         client_tls: _builtins.bool = ...,
         call_secret: _builtins.bytes = ...,
         token_address: _builtins.str = ...,
+        access: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "call_secret", b"call_secret", "client_address", b"client_address", "client_tls", b"client_tls", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage", "token_address", b"token_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "boot", b"boot", "call_secret", b"call_secret", "client_address", b"client_address", "client_tls", b"client_tls", "cluster_id", b"cluster_id", "format", b"format", "node", b"node", "protocol", b"protocol", "reads_from", b"reads_from", "reads_to", b"reads_to", "settings", b"settings", "started_ns", b"started_ns", "storage", b"storage", "token_address", b"token_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,7 +9,7 @@ from typing import Final
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers import sockets
-from delaywheel_replica.peers.encoding import decode
+from delaywheel_replica.peers.encoding import AccessTold, decode_told
 from delaywheel_replica.peers.encryption import PeerSecurity, RefusedHandshakeError
 from delaywheel_replica.peers.framing import PREFACE, IncomingStream, head_of
 from delaywheel_replica.peers.handshake import (
@@ -114,7 +114,7 @@ class Acceptor:
             if stream is Stream.CONTROL:
                 channel.is_control()
             incoming.go_on(channel.unless_silent(), self._most_bytes[stream])
-            self._read(peer, stream, incoming)
+            self._read(peer, stream, incoming, self._security.ends_s(channel, is_dialled=True))
         except MalformedError as error:
             peer.tallies[Way.IN, stream].malformed += 1
             peer.refused(Way.IN, stream, PeerRefusal(PeerReason.MALFORMED, str(error)[:_TEXT]))
@@ -152,14 +152,17 @@ class Acceptor:
             self._strangers.add(refusal)
             _log.warning("stranger refused", reason=refusal.reason.value, text=refusal.text)
 
-    def _read(self, peer: Peer, stream: Stream, incoming: IncomingStream) -> None:
+    def _read(self, peer: Peer, stream: Stream, incoming: IncomingStream, until_s: float) -> None:
         tally = peer.tallies[Way.IN, stream]
-        while (data := _next(peer, incoming)) is not None:
+        while (data := _next(peer, incoming)) is not None and time.monotonic() < until_s:
             if not data:  # a ping
                 continue
-            message = decode(data)
+            message = decode_told(data)
             tally.received += 1
             tally.received_bytes += len(data)
+            if isinstance(message, AccessTold):
+                peer.told_access(message.digest)
+                continue
             # Before, so that a break meanwhile is reported; after, so that a later one is too.
             peer.heard()
             self._on_message(peer.node, message)

@@ -93,8 +93,7 @@ class Dialler:
     def _run(self) -> None:
         while not self._ended.is_set():
             try:
-                self._converse()
-                pause_s = _PAUSE_S
+                pause_s = 0.0 if self._converse() else _PAUSE_S
             except (_RefusedError, RefusedHandshakeError) as error:
                 self._peer.refused(Way.OUT, self._stream, error.refusal)
                 pause_s = _REFUSED_PAUSE_S
@@ -102,8 +101,11 @@ class Dialler:
                 pause_s = _NOBODY_PAUSE_S
             self._ended.wait(pause_s)
 
-    def _converse(self) -> None:
+    def _converse(self) -> bool:
         """Opens the stream and serves it until it ends.
+
+        Returns:
+            Whether it has its greatest age, and is to be opened anew.
 
         Raises:
             OSError: It could not be opened.
@@ -118,10 +120,10 @@ class Dialler:
         try:
             with self._lock:
                 if self._ended.is_set():
-                    return
+                    return False
                 self._channel = channel
             self._greet(channel, outbox)
-            _stay(channel, outbox, room)
+            return _stay(channel, outbox, room, self._security.ends_s(channel, is_dialled=False))
         finally:
             with self._lock:
                 self._channel = None
@@ -160,8 +162,12 @@ class Dialler:
             raise _RefusedError(refusal)
 
 
-def _stay(channel: Channel, outbox: Outbox, room: int) -> None:
-    """Sends waiting messages as soon as possible, until the stream ends."""
+def _stay(channel: Channel, outbox: Outbox, room: int, until_s: float) -> bool:
+    """Sends waiting messages as soon as possible, until the stream ends.
+
+    Returns:
+        Whether that is because of its age; what waits is sent before.
+    """
     poll, number = select.poll(), channel.socket.fileno()
     poll.register(room, select.POLLIN)
     ping_s = sockets.PING_S
@@ -170,11 +176,13 @@ def _stay(channel: Channel, outbox: Outbox, room: int) -> None:
         poll.register(number, wanted)
         events = dict(poll.poll(ping_s * 1_000))
         if events.get(number, 0) & ~select.POLLOUT:
-            return
+            return False
         if room in events:
             os.eventfd_read(room)
         outbox.flush()
         ping_s = outbox.ping(sockets.PING_S)
+        if time.monotonic() >= until_s and not outbox.waits:
+            return True
 
 
 def _no_peer(peer: Peer, began: bytes) -> PeerRefusal:

@@ -6,7 +6,7 @@ format: generated code would copy it twice. Readers see no difference.
 
 from functools import lru_cache
 from itertools import chain, islice
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -116,8 +116,33 @@ def encode_in_parts(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
     return _frames(message) if isinstance(message, Frames) else (encode(message),)
 
 
-def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each message
+class AccessTold(NamedTuple):
+    """Which files of grants and tokens the sender has: for nobody but the network."""
+
+    digest: str
+
+
+def encode_access(digest: str) -> bytes:
+    """Encodes what is told of these files."""
+    return pb.ToPeer(access=pb.Access(digest=digest)).SerializeToString()
+
+
+def decode(data: bytes) -> PeerMessage:
     """Decodes what `encode` wrote.
+
+    Raises:
+        MalformedError: It is something else.
+    """
+    told = decode_told(data)
+    if isinstance(told, AccessTold):
+        raise MalformedError("access, where a message for the member must be")
+    return told
+
+
+def decode_told(  # noqa: C901, PLR0911 - one for each message
+    data: bytes,
+) -> PeerMessage | AccessTold:
+    """Decodes what `encode` and `encode_access` wrote.
 
     Raises:
         MalformedError: It is something else.
@@ -148,6 +173,8 @@ def decode(data: bytes) -> PeerMessage:  # noqa: C901, PLR0911 - one for each me
             return VoteAsk(wire.vote_ask.round, wire.vote_ask.silence_ms)
         case "vote":
             return Vote(wire.vote.round)
+        case "access":
+            return AccessTold(wire.access.digest)
         case other:
             raise MalformedError(f"{other or 'something unknown'}, where a message must be")
 

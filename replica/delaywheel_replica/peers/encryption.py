@@ -17,16 +17,22 @@ A stream's bytes go one way after the handshake (dialling.py takes anything that
 so there are no session tickets. A message is encrypted when it is written, not when it is queued:
 heartbeats that wait are replaced. What is encrypted and not yet taken by the kernel is bounded by
 `_AT_ONCE_BYTES`, and goes before everything else.
+
+A stream with TLS lasts an hour at most, as callers' connections do: what was revoked is out by
+then. The side that dialled opens it anew somewhat sooner, each stream at a time of its own; the
+other ends it if that does not happen. It is a connection that broke, and is there again at once.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import random
 import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
 from enum import StrEnum
+from math import inf
 from typing import Any, Final
 
 from delaywheel_replica.peers.framing import Part
@@ -36,6 +42,7 @@ from delaywheel_replica.peers.states import PeerReason, PeerRefusal
 _AT_ONCE_BYTES: Final = 64 << 10
 _BUFFER_BYTES: Final = 64 << 10
 _HANDSHAKE_S: Final = 2.0
+MAX_AGE_S: Final = 3_600.0
 
 _FIRST_BYTE: Final = b"\x16"
 """Of every TLS connection: a handshake record. A node's preface begins otherwise."""
@@ -176,15 +183,26 @@ class Cipher:
 class PeerSecurity:
     """Decides which connections of peers are encrypted, and whose certificates are accepted."""
 
-    def __init__(self, mode: PeerTls, contexts: Contexts | None) -> None:
+    def __init__(
+        self, mode: PeerTls, contexts: Contexts | None, *, max_age_s: float = MAX_AGE_S
+    ) -> None:
         """Begins without connections.
 
         Args:
             mode: Whether nodes speak TLS.
             contexts: What a handshake needs; None: TLS is off.
+            max_age_s: How long an encrypted connection lasts.
         """
         self.mode: Final = mode
         self._contexts: Final = contexts
+        self._max_age_s: Final = max_age_s
+
+    def ends_s(self, channel: Channel, *, is_dialled: bool) -> float:
+        """Returns when this side has to end a new connection, by the monotonic clock."""
+        if channel.cipher is None:
+            return inf
+        age_s = self._max_age_s * (1 if is_dialled else random.uniform(0.8, 0.95))  # noqa: S311
+        return time.monotonic() + age_s
 
     def dialled(self, dial: Callable[[], Channel], address: str) -> Channel:
         """Returns a new connection to an address, encrypted if it is to be.

@@ -54,6 +54,7 @@ class PeerIdentity:
         client_tls: Whether callers speak TLS there.
         token_address: Where callers with tokens reach it; empty: nowhere else.
         call_secret: By what its own process believes callers that they are nodes.
+        access: A digest of its files of grants and tokens; empty: its release does not say.
         reads_from: With `reads_to`, the versions that it reads, both included.
         reads_to: See `reads_from`.
         started_ns: When it started, by the machine's monotonic clock: within a boot each process
@@ -69,6 +70,7 @@ class PeerIdentity:
     client_tls: bool = False
     token_address: str = ""
     call_secret: bytes = field(default=b"", repr=False)
+    access: str = ""
     protocol: int = PROTOCOL
     format: int = VERSION
     started_ns: int = field(default_factory=time.monotonic_ns)
@@ -273,6 +275,7 @@ def _identity(mine: PeerIdentity) -> pb.Identity:
         client_tls=mine.client_tls,
         call_secret=mine.call_secret,
         token_address=mine.token_address,
+        access=mine.access,
         settings=mine.settings,
         started_ns=mine.started_ns,
         reads_from=mine.reads_from,
@@ -290,6 +293,7 @@ def _read_identity(wire: pb.Identity) -> PeerIdentity:
         client_tls=wire.client_tls,
         call_secret=wire.call_secret,
         token_address=wire.token_address,
+        access=wire.access,
         settings=dict(wire.settings),
         protocol=wire.protocol,
         format=wire.format,

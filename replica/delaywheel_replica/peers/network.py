@@ -18,7 +18,7 @@ from typing import Final
 from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Gossip, PeerMessage
 from delaywheel_replica.peers.accepting import Acceptor
 from delaywheel_replica.peers.dialling import Dialler
-from delaywheel_replica.peers.encoding import encode, encode_in_parts
+from delaywheel_replica.peers.encoding import encode, encode_access, encode_in_parts
 from delaywheel_replica.peers.encryption import PLAIN, PeerSecurity
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
@@ -132,6 +132,13 @@ class PeerNetwork:
         if last is None or last[0] is not message:
             last = self._last_heartbeat = message, encode(message)
         to.send(stream, (last[1],), is_heartbeat=True)
+
+    def tell_access(self, digest: str) -> None:
+        """Tells all peers which files of grants and tokens this node has; may be lost."""
+        message = encode_access(digest)
+        for peer in self._peers.values():
+            if peer.hears_of_access and peer.takes(Stream.CONTROL):
+                peer.send(Stream.CONTROL, (message,), is_heartbeat=False)
 
     def states(self) -> dict[str, PeerState]:
         """Returns the connection state of every other member."""

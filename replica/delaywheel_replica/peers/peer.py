@@ -87,6 +87,7 @@ class Peer:
         self._rolling: str | None = None
         self._refusals: dict[tuple[Way, Stream], tuple[PeerRefusal, float]] = {}
         self._logged: set[PeerRefusal] = set()
+        self._access = ""
         self._is_heard = False
         self._is_left = False
         self._twin_s: float | None = None
@@ -112,6 +113,16 @@ class Peer:
     def heard(self) -> None:
         """Notes a message, after which a break is worth reporting."""
         self._is_heard = True
+
+    def told_access(self, digest: str) -> None:
+        """Notes which files of grants and tokens the peer has."""
+        self._access = digest
+
+    @property
+    def hears_of_access(self) -> bool:
+        """Whether its release knows what is said of these files."""
+        identity = self._identity
+        return identity is not None and bool(identity.access)
 
     # --- streams that this node opens
 
@@ -224,6 +235,7 @@ class Peer:
                 client_tls=identity is not None and identity.client_tls,
                 token_address="" if identity is None else identity.token_address,
                 call_secret=b"" if identity is None else identity.call_secret,
+                access=self._access,
                 storage=None if identity is None else identity.storage,
                 counters=self._counters(),
             )
@@ -259,6 +271,7 @@ class Peer:
 
     def _opened(self, way: Way, stream: Stream, theirs: PeerIdentity) -> None:
         self._identity = theirs
+        self._access = self._access or theirs.access
         self._compare(theirs)
         self.tallies[way, stream].connects += 1
         self._refusals.pop((way, stream), None)

@@ -107,6 +107,7 @@ class PeerState:
         client_tls: Whether they speak TLS there.
         token_address: Where callers with tokens reach it; empty: nowhere else.
         call_secret: What it believes of callers that they are nodes by; empty: it names nothing.
+        access: A digest of its files of grants and tokens, as it last said; empty: it never did.
         storage: The uuid of its data folder, as it last reported; None: never heard from.
         counters: The traffic in both directions.
     """
@@ -120,5 +121,6 @@ class PeerState:
     client_tls: bool = False
     token_address: str = ""
     call_secret: bytes = field(default=b"", repr=False)
+    access: str = ""
     storage: str | None = None
     counters: Counters = field(default_factory=Counters)

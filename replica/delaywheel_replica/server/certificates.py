@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import grpc
 
+from delaywheel.client.exchange.channel import WatchedFiles
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault
 from delaywheel_replica.process.logs import get_logger
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 MAX_CONNECTION_AGE_MS: Final = 3_600_000
-_LOOK_EVERY_S: Final = 1.0
 _log: Final = get_logger(__name__)
 
 
@@ -124,10 +124,10 @@ class NodeCertificates:
         """
         self._config: Final = config
         self._lock: Final = Lock()
-        self._stamp = _stamp(config)
+        files = (config.tls_cert, config.tls_key, config.tls_client_ca, config.tls_ca)
+        self._files: Final = WatchedFiles(files)
         self._current = Certificates.read(config, time.time())
         self._contexts: dict[_Role, tuple[Certificates, ssl.SSLContext]] = {}
-        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
         self.refused: str | None = None
         """Why the files on the disk are not taken; None: they are."""
 
@@ -135,13 +135,8 @@ class NodeCertificates:
     def current(self) -> Certificates:
         """The last ones in order; looks at the files first."""
         with self._lock:
-            now_s = time.monotonic()
-            if now_s >= self._look_at_s:
-                self._look_at_s = now_s + _LOOK_EVERY_S
-                stamp = _stamp(self._config)
-                if stamp != self._stamp:
-                    self._stamp = stamp
-                    self._take()
+            if self._files.have_changed():
+                self._take()
             return self._current
 
     def server_credentials(self, *, asks: bool = True) -> grpc.ServerCredentials:
@@ -269,19 +264,6 @@ def _content(name: str, path: Path) -> bytes:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise CertificateError(f"{name} {path}: {reason}") from error
-
-
-def _stamp(config: Config) -> tuple[object, ...]:
-    """Tells whether a file was replaced or written."""
-    stamp: list[object] = []
-    for path in (config.tls_cert, config.tls_key, config.tls_client_ca, config.tls_ca):
-        try:
-            found = None if path is None else path.stat()
-        except OSError as error:
-            stamp.append(error.errno)
-        else:
-            stamp.append(found and (found.st_ino, found.st_size, found.st_mtime_ns))
-    return tuple(stamp)
 
 
 def _day(unix_s: float) -> str:

@@ -43,6 +43,7 @@ _CALLS_OF_CALLER: Final = 256
 _PENDING_CALLS: Final = 2 * (CALLS.calls + HEALTH.calls)
 # How long calls on a connection that has its greatest age may go on: streams end with it.
 _AGE_GRACE_MS: Final = 60_000
+_HANDSHAKE_MS: Final = 10_000
 # A request above the limit is refused with a reason, unless it is even larger than this.
 _TOO_LARGE_BYTES: Final = 1 << 20
 
@@ -217,6 +218,8 @@ def _options(config: Config, connections: int) -> list[tuple[str, int]]:
         # own bounds refuse calls by name.
         ("grpc.server.max_pending_requests", _PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
+        # A connection counts from its first byte: one that never speaks TLS has this long.
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         # Each needs a descriptor, and the wheel needs descriptors more.
         ("grpc.max_allowed_incoming_connections", connections),
         # Detects callers that vanished; callers' own pings are allowed.

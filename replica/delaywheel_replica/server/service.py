@@ -162,8 +162,8 @@ class DelayWheelService:
     ) -> pb.SearchResponse:
         """See the protocol."""
         with self._counts.calls.timed("search") as outcome:
-            may_find = searchable(context.caller, Right.INSPECT, request.filter)
-            answer = await self._search.search(request, wanted_of(request.filter, may_find))
+            found_in = searchable(context.caller, Right.INSPECT, request.filter)
+            answer = await self._search.search(request, wanted_of(request.filter, found_in.test))
             shown_to(context.caller, answer.messages)
             outcome.append("INCOMPLETE" if answer.looked.incomplete else "COMPLETE")
         return answer

@@ -91,6 +91,7 @@ from delaywheel_replica.server.node.node_view import (
 from delaywheel_replica.server.node.pending_topics import QUOTA_TOPICS_AT_MOST, PendingTopics
 from delaywheel_replica.server.node.pulse import Pulse, next_pulse
 from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.node.same_access import SameAccess
 from delaywheel_replica.server.service import Changes, DelayWheelService
 from delaywheel_replica.server.store.limits import StoreLimits
 from delaywheel_replica.server.store.store import Store
@@ -105,6 +106,7 @@ _CALLS_STOP_S: Final = 0.5
 
 # Peers find the connections of a machine that died within three seconds.
 _TWIN_S: Final = 10.0
+_COMPARED_EVERY_S: Final = 2.0
 
 _log = get_logger(__name__)
 
@@ -187,6 +189,7 @@ class Server:
         )
         self._driver = Driver(_member_config(config), self._store, self._surroundings)
         self._view = NodeView(self._driver, self._surroundings)
+        self._same_access = SameAccess(lambda: self._access.digest, self._view.peers)
         self._pulse = Pulse(self._view.in_sync)
         self._books = self._keep_books(disk, ledger)
         self._upkeep = Upkeep(
@@ -350,6 +353,7 @@ class Server:
             certificates=self._certificates,
             waiting=self._counts.waiting,
             access=self._access,
+            same_access=self._same_access,
             insecure=_lacking(self._config),
         )
         return FanOut(
@@ -376,6 +380,7 @@ class Server:
             certificates=self._certificates,
             max_caller_connections=self._descriptors.connections,
             access=self._access,
+            same_access=self._same_access,
         )
 
     def _heard_cleaner(
@@ -438,6 +443,7 @@ class Server:
                 tasks.create_task(self._hearing.run()),
                 tasks.create_task(self._watch_health()),
                 tasks.create_task(self._watch_for_twin(stop)),
+                tasks.create_task(self._watch_access()),
                 tasks.create_task(self._decisions.run()),
                 tasks.create_task(self._moves.run()),
                 tasks.create_task(self._cancel_groups.run()),
@@ -464,6 +470,7 @@ class Server:
             client_tls=self._certificates is not None,
             token_address=config.token_address,
             call_secret=self._access.call_secret,
+            access=self._access.digest,
             settings=config.agreed,
         )
         network = PeerNetwork(
@@ -494,6 +501,15 @@ class Server:
                 self._has_twin = True
                 stop.set()
                 return
+
+    async def _watch_access(self) -> None:
+        """Tells other nodes which grants and tokens this one has, and hears which they have."""
+        network, at_s = self._surroundings.network, 0.0
+        while network is not None:
+            await next_pulse()
+            if time.monotonic() >= at_s:
+                at_s = time.monotonic() + _COMPARED_EVERY_S
+                network.tell_access(self._same_access.look())
 
     async def _drain(self) -> None:
         _log.info("draining")

@@ -150,6 +150,7 @@ def three_nodes() -> pb.DescribeClusterResponse:
             undeletable_file="/data/1763700001.slot",
             certificate_expires_ms=DUE_MS + 9 * 86_400_000,
             certificate_fault="tls_cert /c.pem: expired",
+            access_differs=["n3"],
             waiting_calls=[
                 pb.WaitingCalls(call="cancel", count=1_700, longest_ms=2_500),
                 pb.WaitingCalls(call="search", count=1, longest_ms=2_500),
@@ -223,6 +224,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "certificate_fault": "tls_cert /c.pem: expired",
         "insecure": None,
         "access_fault": None,
+        "access_differs": ["n3"],
         "waiting_calls": {
             "cancel": {"count": 1_700, "longest_ms": 2_500},
             "search": {"count": 1, "longest_ms": 2_500},

@@ -88,7 +88,7 @@ def test_each_name_is_in_the_prometheus_style(spec: Spec) -> None:
     assert "\n" not in spec.text
     assert set(spec.labels) <= {
         "answer", "call", "cluster", "horizon", "node", "partition", "peer", "process", "reason",
-        "outcome", "role", "stage", "state", "topic", "version",
+        "outcome", "principal", "role", "stage", "state", "topic", "version",
     }  # fmt: skip
 
 

@@ -59,7 +59,10 @@ class Site:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.network.stop()
+        stopping = threading.Thread(target=self.network.stop, daemon=True)
+        stopping.start()
+        stopping.join(60)
+        assert not stopping.is_alive(), f"{self.node} does not stop: {self.network.states()}"
 
     def state(self, peer: str) -> PeerState:
         return self.network.states()[peer]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +32,9 @@ from delaywheel_replica.peers.states import (
     PeerRefusal,
     PeerState,
 )
+from delaywheel_replica.server.access.callers import Access
+from delaywheel_replica.server.access.quotas import Quota
+from delaywheel_replica.server.access.spending import Spending
 from delaywheel_replica.server.certificates import Certificates, NodeCertificates
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.metrics.processes import Process
@@ -38,7 +42,8 @@ from delaywheel_replica.server.metrics.scrape import DiskSpace, Scrape, Sources
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import CleanerView
 from delaywheel_replica.server.node.pulse import LAG_BOUNDS_US
-from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+from delaywheel_replica.server.node.same_access import SameAccess
 from sim.machine.disk import SimulatedDisk
 from support.core.values import heartbeat, wheel_heartbeat
 from support.server.server_process import config_for
@@ -153,6 +158,24 @@ class _Certificates:
     current = Certificates(b"", b"", None, None, 1_800_000_000.0)
 
 
+class _Access:
+    """Grants that are refused, and a principal with a quota."""
+
+    refused = "grants /g.toml: permission denied"
+    is_limited = True
+
+    def __init__(self) -> None:
+        self.spending = Spending()
+        quota = Quota(messages_per_second=1)
+        self.spending.spend("shop", quota, 3, 300, 1_000.0)
+        with suppress(RequestRefusedError):
+            self.spending.spend("shop", quota, 2, 200, 1_000.0)
+
+
+class _SameAccess:
+    differing = ("c",)
+
+
 class _Sources(Sources):
     """A healthy node, without a data folder."""
 
@@ -169,6 +192,8 @@ class _Sources(Sources):
         self.counts = counts()
         self.undeletable = undeletable(2)
         self.certificates = cast("NodeCertificates", _Certificates())
+        self.access = cast("Access", _Access())
+        self.same_access = cast("SameAccess", _SameAccess())
         self.max_caller_connections = 4_096
         self.started_s = 1_699_999_000.5
 

@@ -97,6 +97,7 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "certificate_fault": report.certificate_fault or None,
         "insecure": report.insecure or None,
         "access_fault": report.access_fault or None,
+        "access_differs": list(report.access_differs),
         "waiting_calls": {
             each.call: {"count": each.count, "longest_ms": each.longest_ms}
             for each in report.waiting_calls

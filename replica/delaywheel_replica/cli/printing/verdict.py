@@ -177,6 +177,9 @@ def _about_certificates(node: str, report: pb.MemberReport) -> Iterator[str]:
         yield f"{node} keeps its earlier certificate: {report.certificate_fault}"
     if report.access_fault:
         yield f"{node} keeps earlier rights: {report.access_fault}"
+    if report.access_differs:
+        others = ", ".join(report.access_differs)
+        yield f"{node} has other grants or tokens than {others}: see that all have the same files"
     if report.HasField("certificate_expires_ms"):
         left_ms = report.certificate_expires_ms - report.now_ms
         if left_ms <= 0:

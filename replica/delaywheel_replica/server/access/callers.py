@@ -3,7 +3,6 @@
 | the call shows | the caller is |
 |---|---|
 | the secret of this process (`dw-passed`) | a node, which has judged its own caller: may do all |
-| the same, and a principal (`dw-on-behalf`) | that principal |
 | a bearer token (`authorization`) | the name that `tokens` has for it; TOKEN_UNKNOWN without one |
 | a certificate | its first name of the kinds in `principal_from`, in that order |
 | none of these | `anonymous` |
@@ -17,8 +16,8 @@ token, may be gone since it began.
 import hmac
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol
-from urllib.parse import unquote
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.config import Config
@@ -31,7 +30,7 @@ from delaywheel_replica.server.access.rights import EVERYTHING, Right, Rights
 from delaywheel_replica.server.access.spending import Spending
 from delaywheel_replica.server.access.tables import ANONYMOUS
 from delaywheel_replica.server.access.tokens import digest_of, parse_tokens
-from delaywheel_replica.server.node.calls_to_nodes import ON_BEHALF, PASSED
+from delaywheel_replica.server.node.calls_to_nodes import PASSED
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
 
 _BEARER: Final = "bearer "
@@ -208,6 +207,14 @@ class Access:
         return next((file.refused for file in files if file and file.refused), None)
 
     @property
+    def digest(self) -> str:
+        """Tells the files that are in force from others; "open" without grants."""
+        if self._grants is None:
+            return "open"
+        files = [file.digest for file in (self._grants, self._tokens) if file is not None]
+        return sha256("\n".join([*files, *self._kinds]).encode()).hexdigest()
+
+    @property
     def is_limited(self) -> bool:
         """Whether there are grants."""
         return self._grants is not None
@@ -257,10 +264,7 @@ class Access:
         metadata = dict(shown.invocation_metadata() or ())
         if by_nodes and PASSED in metadata:
             if hmac.compare_digest(_text(metadata[PASSED]), self._shown_by_nodes):
-                behalf = metadata.get(ON_BEHALF)
-                if behalf is None or self._grants is None:
-                    return A_NODE
-                return self._named(unquote(_text(behalf)), "node", None)
+                return A_NODE
             if self._grants is not None:
                 raise RequestRefusedError(Reason.NODE_UNPROVEN)
         if self._grants is None:
@@ -273,13 +277,17 @@ class Access:
             return self._token_holder(token, has_certificate=has_certificate)
         for kind in self._kinds:
             for name in filter(None, names.get(kind, ())):
-                return self._named(name.decode(errors="replace"), "certificate", self._purse)
-        return self._named(ANONYMOUS, "nothing", self._purse)
+                return self._named(name.decode(errors="replace"), "certificate")
+        return self._named(ANONYMOUS, "nothing")
 
-    def _named(self, principal: str, how: str, purse: Purse | None) -> Caller:
+    def _named(self, principal: str, how: str) -> Caller:
         grants = self._grants
         assert grants is not None
-        return Caller(principal, how, lambda: grants.current.rights_of(principal), purse=purse)
+
+        def rights() -> Rights:
+            return grants.current.rights_of(principal)
+
+        return Caller(principal, how, rights, purse=self._purse)
 
     def _token_holder(self, token: str, *, has_certificate: bool) -> Caller:
         digest = digest_of(token)

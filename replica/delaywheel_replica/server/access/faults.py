@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from delaywheel_replica.config import Config
-from delaywheel_replica.config_faults import Fault
+from delaywheel_replica.config_faults import Fault, is_loopback
 from delaywheel_replica.server.access.files import AccessFileError, read_file
 from delaywheel_replica.server.access.grants import Grants
 from delaywheel_replica.server.access.tokens import parse_tokens
@@ -57,16 +57,11 @@ def _exposed(port: ExposedPort) -> Fault:
 def exposed_ports(config: Config) -> Iterator[ExposedPort]:
     """Returns the ports for callers and for peers, if they are exposed."""
     lacks = tuple(name for name in ("tls_cert", "grants") if getattr(config, name) is None)
-    if lacks and not _is_loopback(config.listen):
+    if lacks and not is_loopback(config.listen):
         yield ExposedPort("listen", config.listen, lacks, "do everything")
     if len(config.members) > 1 and config.peer_tls != "required":
         setting = "members" if config.peer_listen is None else "peer_listen"
         address = config.listens_for_peers
-        if not _is_loopback(address):
+        if not is_loopback(address):
             needed = ('peer_tls = "required"',)
             yield ExposedPort(setting, address, needed, "pretend to be a node")
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    return host in {"localhost", "::1"} or host.startswith("127.")

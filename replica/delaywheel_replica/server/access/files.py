@@ -8,15 +8,14 @@
 
 import os
 import stat
-import time
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
-from threading import Lock
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
+from delaywheel.client.exchange.channel import WatchedFiles
 from delaywheel_replica.process.logs import get_logger
 
-_LOOK_EVERY_S: Final = 1.0
 _MOST_BYTES: Final = 16 << 20
 _Content = TypeVar("_Content")
 _log: Final = get_logger(__name__)
@@ -24,6 +23,18 @@ _log: Final = get_logger(__name__)
 
 class AccessFileError(Exception):
     """A file is not in order. The text begins with the setting's name."""
+
+
+class FileRead(NamedTuple, Generic[_Content]):
+    """What was read.
+
+    Attributes:
+        content: What the file says.
+        digest: The SHA-256 of its bytes.
+    """
+
+    content: _Content
+    digest: str
 
 
 class WatchedFile(Generic[_Content]):
@@ -41,29 +52,28 @@ class WatchedFile(Generic[_Content]):
             AccessFileError: It is not in order.
         """
         self._name, self._path, self._parse = name, path, parse
-        self._lock: Final = Lock()
-        self._stamp = _stamp(path)
-        self._current = self._read()
-        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
+        self._files: Final = WatchedFiles([path])
+        self._taken = self._read()
         self.refused: str | None = None
         """Why the file on the disk is not taken; None: it is."""
 
     @property
     def current(self) -> _Content:
         """The last content in order; looks at the file first."""
-        if time.monotonic() >= self._look_at_s:
-            with self._lock:
-                self._look()
-        return self._current
+        self._look()
+        return self._taken.content
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the last content in order; looks at the file first."""
+        self._look()
+        return self._taken.digest
 
     def _look(self) -> None:
-        self._look_at_s = time.monotonic() + _LOOK_EVERY_S
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
+        if not self._files.have_changed():
             return
-        self._stamp = stamp
         try:
-            self._current = self._read()
+            self._taken = self._read()
         except AccessFileError as error:
             self.refused = str(error)
             _log.warning("file refused", setting=self._name, cause=self.refused, stays="earlier")
@@ -71,11 +81,11 @@ class WatchedFile(Generic[_Content]):
             self.refused = None
             _log.info("file read again", setting=self._name, path=str(self._path))
 
-    def _read(self) -> _Content:
+    def _read(self) -> FileRead[_Content]:
         return read_file(self._name, self._path, self._parse)
 
 
-def read_file(name: str, path: Path, parse: Callable[[bytes], _Content]) -> _Content:
+def read_file(name: str, path: Path, parse: Callable[[bytes], _Content]) -> FileRead[_Content]:
     """Reads a file once; see `WatchedFile`."""
     try:
         with path.open("rb") as file:
@@ -83,18 +93,9 @@ def read_file(name: str, path: Path, parse: Callable[[bytes], _Content]) -> _Con
             if mode & stat.S_IRWXO:
                 raise AccessFileError(f"{name} {path}: everybody may use it: chmod o= {path}")
             content = file.read(_MOST_BYTES)
-        return parse(content)
+        return FileRead(parse(content), sha256(content).hexdigest())
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise AccessFileError(f"{name} {path}: {reason}") from error
     except ValueError as error:
         raise AccessFileError(f"{name} {path}: {error}") from error
-
-
-def _stamp(path: Path) -> object:
-    """Tells whether the file was replaced or written."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        return error.errno
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode

@@ -74,6 +74,10 @@ class Rights:
         """Whether it is allowed in all topics, so that nobody has to look which one it is."""
         return any(pattern.fits_all for pattern in self._patterns(right))
 
+    def topics_of(self, right: Right) -> list[str]:
+        """Returns patterns of the topics in which it is allowed."""
+        return [pattern.text for pattern in self._patterns(right)]
+
     def _patterns(self, right: Right) -> Iterator[Pattern]:
         for granted in self.granted:
             if right in granted.may or (right is Right.INSPECT and Right.READ in granted.may):

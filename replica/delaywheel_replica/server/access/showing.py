@@ -4,10 +4,11 @@ A filter by key or header is answered as far as the caller may read: what matche
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.quotas import Quota, TopicQuota
 from delaywheel_replica.server.access.rights import Right, Rights
@@ -29,8 +30,31 @@ def shown_to(caller: Caller, messages: Iterable[pb.StoredMessage]) -> list[pb.St
     return shown
 
 
-def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Callable[[str], bool] | None:
-    """Returns whether a search with a filter finds what is in a topic; None: in all topics.
+class Searchable(NamedTuple):
+    """Where a search finds something: in topics that fit each of these lists of patterns."""
+
+    lists: tuple[tuple[Pattern, ...], ...]
+
+    @property
+    def test(self) -> Callable[[str], bool] | None:
+        """Whether it finds what is in a topic; None: in all topics."""
+        return self._finds if self.lists else None
+
+    def _finds(self, topic: str) -> bool:
+        return all(any(each.fits(topic) for each in patterns) for patterns in self.lists)
+
+    def within(self, given: Iterable[pb.TopicPatterns]) -> Self:
+        """Returns it, limited to what somebody else gave as well."""
+        lists = (tuple(map(Pattern, each.any_of)) for each in given)
+        return self._replace(lists=(*self.lists, *lists))
+
+    def encoded(self) -> list[pb.TopicPatterns]:
+        """Returns what `within` takes."""
+        return [pb.TopicPatterns(any_of=[each.text for each in lists]) for lists in self.lists]
+
+
+def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Searchable:
+    """Returns where a search with a filter finds something.
 
     Args:
         caller: Who searches.
@@ -43,14 +67,13 @@ def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Callable[[str]
     rights = caller.rights
     by_content = asked.HasField("key") or asked.HasField("header")
     needed = [right, Right.READ] if by_content else [right]
-    if all(rights.may_everywhere(each) for each in needed):
-        return None
+    needed = [each for each in needed if not rights.may_everywhere(each)]
     for each in needed:
         if asked.HasField("topic") and not rights.may(each, asked.topic):
             raise caller.refuse_without(each, f"in topic {asked.topic}")
         if not rights.may_somewhere(each):
             raise caller.refuse_without(each, "in any topic, for a filter by key or header")
-    return lambda topic: all(rights.may(each, topic) for each in needed)
+    return Searchable(tuple(tuple(map(Pattern, rights.topics_of(each))) for each in needed))
 
 
 def refuse_unseen(caller: Caller, topics: frozenset[str] | None) -> None:

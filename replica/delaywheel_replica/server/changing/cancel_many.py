@@ -3,6 +3,9 @@
 The messages of a page are cancelled as those of a `Cancel` call that names them (gathering.py). A
 repeated call finds again what is not due yet, with the earlier cancels, and reports the same. So a
 caller that did not receive the answer repeats the call.
+
+The node that is asked judges its caller, as for all calls. It passes on in which topics that may
+change something, so that the leader's node finds nothing else, whatever grants it has itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -63,16 +66,19 @@ class CancelMany:
             RefusedError: FILTER_MISSING, FORBIDDEN, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE, and
                 those of filters.
         """
-        may_find = searchable(caller, Right.CHANGE, request.filter)
-        wanted = wanted_of(request.filter, may_find)
+        found_in = searchable(caller, Right.CHANGE, request.filter).within(request.within)
+        wanted = wanted_of(request.filter, found_in.test)
         if not wanted.names_something:
             raise RequestRefusedError(Reason.FILTER_MISSING)
         if self._view.cleaner.leading() is None:
             address = None if caller.is_node else self._passing.leader_address()
             if address is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
-            principal = None if may_find is None else caller.principal
-            return await self._passing.cancel_many(address, request, principal=principal)
+            passed = pb.CancelManyRequest()
+            passed.CopyFrom(request)
+            del passed.within[:]
+            passed.within.extend(found_in.encoded())
+            return await self._passing.cancel_many(address, passed)
         if self._running >= _RUNNING_AT_MOST:
             raise RequestRefusedError(Reason.SEARCHES_BUSY)
         self._running += 1

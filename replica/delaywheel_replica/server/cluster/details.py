@@ -34,6 +34,7 @@ from delaywheel_replica.server.node.node_view import (
     wall_ms,
 )
 from delaywheel_replica.server.node.pulse import Pulse
+from delaywheel_replica.server.node.same_access import SameAccess
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class OwnReport:
         certificates: What callers are shown; None: nothing.
         waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
         access: Says who may do what; None: nothing is told of its files.
+        same_access: Compares those with other nodes'; None: nobody does.
         insecure: What its ports lack that other machines reach, for people.
     """
 
@@ -58,6 +60,7 @@ class OwnReport:
     certificates: NodeCertificates | None = None
     waiting: Callable[[], Mapping[str, tuple[int, int]]] = dict
     access: Access | None = None
+    same_access: SameAccess | None = None
     insecure: str = ""
 
 
@@ -104,6 +107,7 @@ class Details:
     def _add_security(self, report: pb.MemberReport) -> None:
         own = self._own_report
         report.insecure = own.insecure
+        report.access_differs.extend(own.same_access.differing if own.same_access else ())
         report.access_fault = (own.access and own.access.refused) or ""
         if own.certificates is not None:
             report.certificate_expires_ms = int(own.certificates.current.not_after_s * 1000)

@@ -70,6 +70,11 @@ def _refused_calls(scrape: Scrape) -> Values:
     return [((call, reason.value), calls) for (call, reason), calls in refused.items()]
 
 
+def _access_differs(scrape: Scrape) -> Values:
+    compared = scrape.sources.same_access
+    return [] if compared is None else [((peer,), 1) for peer in compared.differing]
+
+
 _NODE: tuple[Spec, ...] = (
     gauges(
         "build_info",
@@ -304,6 +309,21 @@ _MACHINE: tuple[Spec, ...] = (
         "certificate_refused",
         "1 while the certificate on the disk is not in order, and an earlier one is shown.",
         lambda s: None if (c := s.sources.certificates) is None else c.refused is not None,
+    ),
+    gauge(
+        "access_file_refused",
+        "1 while the file of grants or tokens on the disk is not in order, and earlier ones count.",
+        lambda s: (
+            None
+            if (a := s.sources.access) is None or not a.is_limited
+            else float(a.refused is not None)
+        ),
+    ),
+    gauges(
+        "access_differs",
+        "1 for a peer that has had other grants or tokens than this node for some seconds.",
+        ("peer",),
+        _access_differs,
     ),
     gauges(
         "process_start_time_seconds",

@@ -35,6 +35,7 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.pulse import Pulse
 from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.node.same_access import SameAccess
 
 SERVER: Final = "server"
 CLEANER: Final = "cleaner"
@@ -68,6 +69,7 @@ class Sources:
         undeletable: Knows which files the disk refuses to delete.
         certificates: What callers are shown; None: nothing.
         access: Knows who may do what, and how much; None: everybody everything.
+        same_access: Compares these files with other nodes'; None: nobody does.
         max_caller_connections: How many callers may be connected.
         started_s: When the server process started, Unix seconds.
         disk: Where the data folder lies.
@@ -89,6 +91,7 @@ class Sources:
         max_caller_connections: int,
         certificates: NodeCertificates | None = None,
         access: Access | None = None,
+        same_access: SameAccess | None = None,
     ) -> None:
         self.config = config
         self.service = service
@@ -101,6 +104,7 @@ class Sources:
         self.undeletable = undeletable
         self.certificates = certificates
         self.access = access
+        self.same_access = same_access
         self.max_caller_connections = max_caller_connections
         self.started_s = time.time()
         self.disk = PosixDisk()

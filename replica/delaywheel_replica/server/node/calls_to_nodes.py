@@ -14,7 +14,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias, TypeVar
-from urllib.parse import quote
 
 import grpc
 from google.protobuf import any_pb2
@@ -31,9 +30,6 @@ from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, Reques
 
 PASSED: Final = "dw-passed"
 """Metadata of a call that another node makes: the secret of the node that is called, as hex."""
-
-ON_BEHALF: Final = "dw-on-behalf"
-"""Metadata of a passed call that may do what its caller may: the principal, percent-encoded."""
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -157,23 +153,17 @@ class Passing:
         )
 
     async def cancel_many(
-        self, address: str, request: pb.CancelManyRequest, *, principal: str | None = None
+        self, address: str, request: pb.CancelManyRequest
     ) -> pb.CancelManyResponse:
         """Makes the same call there.
-
-        Args:
-            address: The node's address.
-            request: What is asked.
-            principal: Whose rights decide there which messages are found; None: a node's.
 
         Raises:
             RefusedError: As for `cancel`.
         """
-        behalf = () if principal is None else ((ON_BEHALF, quote(principal)),)
         return await self._change_there(
             address,
             lambda node: node.stub.CancelMany(
-                request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=(*node.metadata, *behalf)
+                request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=node.metadata
             ),
             Reason.CANCEL_UNKNOWN,
         )

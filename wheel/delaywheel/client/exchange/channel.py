@@ -16,7 +16,7 @@ import re
 import socket
 import ssl
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -48,7 +48,7 @@ CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-_LOOK_AT_FILES_EVERY_S: Final = 1.0
+LOOK_EVERY_S: Final = 1.0
 _EXPLAIN_EVERY_S: Final = 10.0
 _EXPLAINING_S: Final = 1.0
 _log: Final = logging.getLogger(__name__)
@@ -153,9 +153,41 @@ class Tls:
         return grpc.composite_channel_credentials(credentials, shown)
 
     @property
-    def stamp(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Tells whether a file was replaced or written."""
-        return tuple(map(_stamp, (self.ca, self.cert, self.key, self.token)))
+    def files(self) -> tuple[TlsFile | None, ...]:
+        """All of them; None where none is given."""
+        return self.ca, self.cert, self.key, self.token
+
+
+class WatchedFiles:
+    """Some files, which are looked at when somebody asks, at most once a second. Thread-safe."""
+
+    def __init__(self, files: Iterable[str | os.PathLike[str] | None]) -> None:
+        """Takes the files as they are now: read them after this, so that no change is missed.
+
+        Args:
+            files: Their paths; None stands for none.
+        """
+        self._files: Final = [Path(file) for file in files if file is not None]
+        self._lock: Final = Lock()
+        self._stamps = self._look()
+        self._look_at_s = monotonic() + LOOK_EVERY_S
+
+    def have_changed(self) -> bool:
+        """Whether one was replaced, written or given other rights since the last time.
+
+        Of several threads that ask, one is told.
+        """
+        if monotonic() < self._look_at_s:
+            return False
+        with self._lock:
+            self._look_at_s = monotonic() + LOOK_EVERY_S
+            stamps = self._look()
+            have_changed = stamps != self._stamps
+            self._stamps = stamps
+            return have_changed
+
+    def _look(self) -> list[object]:
+        return [_stamp(file) for file in self._files]
 
 
 class Credentials(NamedTuple):
@@ -186,29 +218,23 @@ class Security:
 
     def __init__(self, tls: Tls | None) -> None:
         self._tls: Final = tls
-        self._stamp = () if tls is None else tls.stamp
+        self._files: Final = WatchedFiles(() if tls is None else tls.files)
         self._credentials = Credentials(0, None if tls is None else tls.credentials())
-        self._look_at_s = monotonic() + _LOOK_AT_FILES_EVERY_S
         self._explained: Final[dict[str, tuple[float, str | None]]] = {}
         self._lock: Final = Lock()
 
     def credentials(self) -> Credentials:
         """Returns the credentials for new channels."""
-        tls, now_s = self._tls, monotonic()
-        if tls is None or now_s < self._look_at_s:
-            return self._credentials
-        with self._lock:
-            self._look_at_s = now_s + _LOOK_AT_FILES_EVERY_S
-            stamp = tls.stamp
-            if stamp != self._stamp:
-                self._stamp = stamp
+        tls = self._tls
+        if tls is not None and self._files.have_changed():
+            with self._lock:
                 try:
                     self._credentials = Credentials(
                         self._credentials.edition + 1, tls.credentials()
                     )
                 except (OSError, ValueError) as error:
                     _log.warning("the TLS files have changed, and are not taken: %s", error)
-            return self._credentials
+        return self._credentials
 
     def may_explain(self, failure: AttemptFailure) -> bool:
         """Whether a failure is one of those that gRPC does not explain."""
@@ -338,11 +364,9 @@ def _content(file: TlsFile | None) -> bytes | None:
     return None if file is None else Path(file).read_bytes()
 
 
-def _stamp(file: TlsFile | None) -> tuple[int, int, int] | None:
-    if file is None:
-        return None
+def _stamp(file: Path) -> object:
     try:
-        found = Path(file).stat()
-    except OSError:
-        return 0, 0, 0
-    return found.st_ino, found.st_size, found.st_mtime_ns
+        found = file.stat()
+    except OSError as error:
+        return error.errno
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
