@@ -242,6 +242,10 @@ TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = 
         ("ok ok", f"ok {F}", F, F, f"ok {F}", F, F),
     ),
     "DelayProduceStream": (lambda stub: streamed(stub, "bills"), ("ok", F, F, F, F, F, F)),
+    "Commit": (
+        lambda stub: str(stub.Commit(pb.CommitRequest(), timeout=9)),
+        ("HALVES_OFF", "HALVES_OFF", F, F, "HALVES_OFF", F, F),
+    ),
     "GetMessage, orders": (
         lambda stub: got(stub, ORDERS),
         ("orders kv", "orders", "orders", "orders kv", F, F, F),

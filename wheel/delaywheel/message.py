@@ -165,8 +165,8 @@ class Message:
         self.headers: Final[tuple[tuple[str, bytes | None], ...]] = (
             _header_pairs(headers) if headers else ()
         )
-        self._encoded_headers: Final = encode_headers(self.headers) if headers else b""
-        self._length_bytes: Final = len(key or b"") + len(value or b"") + len(self._encoded_headers)
+        self._encoded_headers = encode_headers(self.headers) if headers else b""
+        self._length_bytes = len(key or b"") + len(value or b"") + len(self._encoded_headers)
         if self._length_bytes > LENGTH_MAX:
             raise MessageInvalidError(
                 Reason.MESSAGE_TOO_LARGE, f"{self._length_bytes:,} bytes, at most {LENGTH_MAX:,}"
@@ -200,6 +200,12 @@ class Message:
     def encoded_headers(self) -> bytes:
         """The headers as they are sent."""
         return self._encoded_headers
+
+    def add_service_headers(self, headers: Iterable[tuple[str, bytes | None]]) -> None:
+        """Adds headers that no sender may give it, before it is first sent; not for programs."""
+        encoded = encode_headers(headers)
+        self._encoded_headers += encoded
+        self._length_bytes += len(encoded)
 
     def fix_due(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
         """Fixes the due before the first attempt; has no effect afterwards.

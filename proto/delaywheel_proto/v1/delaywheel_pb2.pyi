@@ -27,6 +27,35 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _CommitOutcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CommitOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommitOutcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    COMMIT_OUTCOME_UNSPECIFIED: _CommitOutcome.ValueType  # 0
+    COMMIT_OUTCOME_COMMITTED: _CommitOutcome.ValueType  # 1
+    """W nodes hold that the half is committed. It is delivered, unless it is rolled back, or its group
+    was asked about it before this counted; then the answer decides.
+    """
+    COMMIT_OUTCOME_LEFT_TO_CHECK: _CommitOutcome.ValueType  # 2
+    """Its hold has ended, or ends within 100 ms; nothing was done. Its group is asked, or was: that is
+    no error.
+    """
+
+class CommitOutcome(_CommitOutcome, metaclass=_CommitOutcomeEnumTypeWrapper): ...
+
+COMMIT_OUTCOME_UNSPECIFIED: CommitOutcome.ValueType  # 0
+COMMIT_OUTCOME_COMMITTED: CommitOutcome.ValueType  # 1
+"""W nodes hold that the half is committed. It is delivered, unless it is rolled back, or its group
+was asked about it before this counted; then the answer decides.
+"""
+COMMIT_OUTCOME_LEFT_TO_CHECK: CommitOutcome.ValueType  # 2
+"""Its hold has ended, or ends within 100 ms; nothing was done. Its group is asked, or was: that is
+no error.
+"""
+Global___CommitOutcome: _TypeAlias = CommitOutcome  # noqa: Y015
+
 class _CancelOutcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -37,7 +66,9 @@ class _CancelOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelO
     CANCEL_OUTCOME_CANCELLED: _CancelOutcome.ValueType  # 1
     """The message will never be delivered."""
     CANCEL_OUTCOME_ALREADY_DELIVERED: _CancelOutcome.ValueType  # 2
-    """The message is in its topic, or is a dead letter: GetMessage reports which, if that was recent."""
+    """The message is in its topic, or is a dead letter: GetMessage reports which, if that was recent.
+    Of a half also: its group is asked, or was.
+    """
     CANCEL_OUTCOME_TOO_LATE: _CancelOutcome.ValueType  # 3
     """Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
     CANCEL_OUTCOME_NOT_FOUND: _CancelOutcome.ValueType  # 4
@@ -51,7 +82,9 @@ CANCEL_OUTCOME_UNSPECIFIED: CancelOutcome.ValueType  # 0
 CANCEL_OUTCOME_CANCELLED: CancelOutcome.ValueType  # 1
 """The message will never be delivered."""
 CANCEL_OUTCOME_ALREADY_DELIVERED: CancelOutcome.ValueType  # 2
-"""The message is in its topic, or is a dead letter: GetMessage reports which, if that was recent."""
+"""The message is in its topic, or is a dead letter: GetMessage reports which, if that was recent.
+Of a half also: its group is asked, or was.
+"""
 CANCEL_OUTCOME_TOO_LATE: CancelOutcome.ValueType  # 3
 """Due within the next 100 ms, or its second is finished and deleted; nothing was done."""
 CANCEL_OUTCOME_NOT_FOUND: CancelOutcome.ValueType  # 4
@@ -255,7 +288,8 @@ class DelayedMessage(_message.Message):
     @_builtins.property
     def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Header]:
         """Order and duplicates are kept. Names that begin with "dw-" are refused, but for
-        "dw-retry-…": those mean something to a retry topic's consumers alone.
+        "dw-retry-…": those mean something to a retry topic's consumers alone; and for "dw-half" and
+        "dw-half-deliver-at", which make a message a half.
         """
 
     def __init__(
@@ -614,6 +648,104 @@ class IdAndDue(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___IdAndDue: _TypeAlias = IdAndDue  # noqa: Y015
+
+@_typing.final
+class CommitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HALVES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def halves(self) -> _containers.RepeatedCompositeFieldContainer[Global___HalfRef]:
+        """1 to 1,000."""
+
+    def __init__(
+        self,
+        *,
+        halves: _abc.Iterable[Global___HalfRef] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["halves", b"halves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitRequest: _TypeAlias = CommitRequest  # noqa: Y015
+
+@_typing.final
+class HalfRef(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    DUE_MS_FIELD_NUMBER: _builtins.int
+    WHEEL_FIELD_NUMBER: _builtins.int
+    id: _builtins.bytes
+    due_ms: _builtins.int
+    """The half's due: the end of its hold."""
+    wheel: _builtins.str
+    """The wheel that accepted it, the first part of its handle. Then its node is told, whichever node
+    is asked, and the message is delivered at once. Without it, a node that did not accept the half
+    has it delivered at the end of its hold.
+    """
+    def __init__(
+        self,
+        *,
+        id: _builtins.bytes = ...,
+        due_ms: _builtins.int = ...,
+        wheel: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "wheel", b"wheel"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HalfRef: _TypeAlias = HalfRef  # noqa: Y015
+
+@_typing.final
+class CommitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___HalfCommitted]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___HalfCommitted] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitResponse: _TypeAlias = CommitResponse  # noqa: Y015
+
+@_typing.final
+class HalfCommitted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    outcome: Global___CommitOutcome.ValueType
+    """UNSPECIFIED when error is set."""
+    @_builtins.property
+    def error(self) -> Global___Error: ...
+    def __init__(
+        self,
+        *,
+        outcome: Global___CommitOutcome.ValueType = ...,
+        error: Global___Error | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "outcome", b"outcome"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HalfCommitted: _TypeAlias = HalfCommitted  # noqa: Y015
 
 @_typing.final
 class CancelRequest(_message.Message):

@@ -44,6 +44,11 @@ class DelayWheelStub(object):
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.DelayProduceRequest.SerializeToString,
                 response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.DelayProduceResponse.FromString,
                 _registered_method=True)
+        self.Commit = channel.unary_unary(
+                '/delaywheel.v1.DelayWheel/Commit',
+                request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CommitRequest.SerializeToString,
+                response_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CommitResponse.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/delaywheel.v1.DelayWheel/Cancel',
                 request_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CancelRequest.SerializeToString,
@@ -103,6 +108,14 @@ class DelayWheelServicer(object):
 
     def DelayProduceStream(self, request_iterator, context):
         """The same, with many requests in flight on one stream; responses come in the order of requests.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Commit(self, request, context):
+        """Commits half messages: messages with the header dw-half, whose senders' local transactions were
+        committed. Any node takes it, and the call may be repeated. What a half is, and how one is rolled back: docs/PROTOCOL.md, "Half messages".
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -187,6 +200,11 @@ def add_DelayWheelServicer_to_server(servicer, server):
                     servicer.DelayProduceStream,
                     request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.DelayProduceRequest.FromString,
                     response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.DelayProduceResponse.SerializeToString,
+            ),
+            'Commit': grpc.unary_unary_rpc_method_handler(
+                    servicer.Commit,
+                    request_deserializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CommitRequest.FromString,
+                    response_serializer=delaywheel__proto_dot_v1_dot_delaywheel__pb2.CommitResponse.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -288,6 +306,33 @@ class DelayWheel(object):
             '/delaywheel.v1.DelayWheel/DelayProduceStream',
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.DelayProduceRequest.SerializeToString,
             delaywheel__proto_dot_v1_dot_delaywheel__pb2.DelayProduceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Commit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/delaywheel.v1.DelayWheel/Commit',
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.CommitRequest.SerializeToString,
+            delaywheel__proto_dot_v1_dot_delaywheel__pb2.CommitResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class DelayWheelStub:
     """Accepts 1..N messages. An acknowledged message is held by every in-sync member."""
     DelayProduceStream: _grpc.StreamStreamMultiCallable[_delaywheel_pb2.DelayProduceRequest, _delaywheel_pb2.DelayProduceResponse]
     """The same, with many requests in flight on one stream; responses come in the order of requests."""
+    Commit: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.CommitRequest, _delaywheel_pb2.CommitResponse]
+    """Commits half messages: messages with the header dw-half, whose senders' local transactions were
+    committed. Any node takes it, and the call may be repeated. What a half is, and how one is rolled back: docs/PROTOCOL.md, "Half messages".
+    """
     Cancel: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelRequest, _delaywheel_pb2.CancelResponse]
     """Withdraws pending messages, each on its own. CANCELLED means that it is never delivered. The
     call may be repeated: it finds what the first attempt did.
@@ -77,6 +81,10 @@ class DelayWheelAsyncStub(DelayWheelStub):
     """Accepts 1..N messages. An acknowledged message is held by every in-sync member."""
     DelayProduceStream: _aio.StreamStreamMultiCallable[_delaywheel_pb2.DelayProduceRequest, _delaywheel_pb2.DelayProduceResponse]  # type: ignore[assignment]
     """The same, with many requests in flight on one stream; responses come in the order of requests."""
+    Commit: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.CommitRequest, _delaywheel_pb2.CommitResponse]  # type: ignore[assignment]
+    """Commits half messages: messages with the header dw-half, whose senders' local transactions were
+    committed. Any node takes it, and the call may be repeated. What a half is, and how one is rolled back: docs/PROTOCOL.md, "Half messages".
+    """
     Cancel: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.CancelRequest, _delaywheel_pb2.CancelResponse]  # type: ignore[assignment]
     """Withdraws pending messages, each on its own. CANCELLED means that it is never delivered. The
     call may be repeated: it finds what the first attempt did.
@@ -120,6 +128,16 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_delaywheel_pb2.DelayProduceResponse], _abc.AsyncIterator[_delaywheel_pb2.DelayProduceResponse]]:
         """The same, with many requests in flight on one stream; responses come in the order of requests."""
+
+    @_abc_1.abstractmethod
+    def Commit(
+        self,
+        request: _delaywheel_pb2.CommitRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_delaywheel_pb2.CommitResponse, _abc.Awaitable[_delaywheel_pb2.CommitResponse]]:
+        """Commits half messages: messages with the header dw-half, whose senders' local transactions were
+        committed. Any node takes it, and the call may be repeated. What a half is, and how one is rolled back: docs/PROTOCOL.md, "Half messages".
+        """
 
     @_abc_1.abstractmethod
     def Cancel(

@@ -21,6 +21,7 @@ from delaywheel_replica.server.access.showing import (
 )
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
+from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.lookup.filters import wanted_of
@@ -42,6 +43,7 @@ _RESULT_BYTES: Final = 256
 class Changes:
     """The parts that change pending messages."""
 
+    commits: HalfCommits
     cancels: Cancels
     cancel_many: CancelMany
     reschedules: Reschedules
@@ -83,8 +85,14 @@ class DelayWheelService:
                 return _LIST_BYTES
             case pb.CancelRequest() | pb.RescheduleRequest():
                 return _SHORT_BYTES + _RESULT_BYTES * len(request.messages)
+            case pb.CommitRequest():
+                return _SHORT_BYTES + _RESULT_BYTES * len(request.halves)
             case _:
                 return _SHORT_BYTES
+
+    async def Commit(self, request: pb.CommitRequest, context: CallContext) -> pb.CommitResponse:  # noqa: N802 - gRPC's names
+        """See the protocol."""
+        return await self._changes.commits.commit(request, context.caller)
 
     async def Cancel(self, request: pb.CancelRequest, context: CallContext) -> pb.CancelResponse:  # noqa: N802 - gRPC's names
         """See the protocol."""

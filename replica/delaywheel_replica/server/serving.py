@@ -19,6 +19,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.config import Config
+from delaywheel_replica.core.leader.halves import KNOWN_SINCE as HALVES_KNOWN_SINCE
 from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import Link, StopRequested, Wake
@@ -37,6 +38,7 @@ from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.id_checks import IdChecks
 from delaywheel_replica.server.changing.moving import Moves
 from delaywheel_replica.server.changing.passed_on import passed_cancels, passed_reschedules
@@ -50,6 +52,7 @@ from delaywheel_replica.server.cluster.operator import (
     wheel_refusal,
 )
 from delaywheel_replica.server.commit.driver import Driver
+from delaywheel_replica.server.commit.own_halves import OwnHalves
 from delaywheel_replica.server.commit.runtime import Surroundings
 from delaywheel_replica.server.commit.threads import HeartbeatThread, StoreThread
 from delaywheel_replica.server.commit.upkeep import Upkeep
@@ -246,9 +249,10 @@ class Server:
         writing = Writing(self._driver)
         sights = Sights(self._view, self._queries, self._passing, places)
         id_checks = IdChecks(self._view, self._queries, sights.moment, self._counts)
+        halves = OwnHalves()
         accepting = Accepting(
             refusal=self.refusal,
-            rules=_rules(config),
+            rules=_rules(config, self._halves_refusal),
             admission=self._admission,
             topics=topics,
             writing=writing,
@@ -256,6 +260,7 @@ class Server:
             check_ids=id_checks.check,
             audit=self._audit,
             room_in=self._topic_rooms(),
+            halves=halves,
         )
         self._producing = Producing(accepting)
         self._handover = HandoverServer(accepting)
@@ -304,7 +309,7 @@ class Server:
         questions = DelayWheelService(
             self._queries,
             self._search,
-            Changes(cancels, cancel_many, reschedules),
+            Changes(self._half_commits(sights, writing, halves), cancels, cancel_many, reschedules),
             self._make_fan_out(disk),
             self._passing,
             places,
@@ -343,6 +348,23 @@ class Server:
             return done_slot(None if status is None else status.progress, wall_ms())
 
         return TopicRooms(self._access.topic_quotas, pending, done).look
+
+    def _half_commits(self, sights: Sights, writing: Writing, halves: OwnHalves) -> HalfCommits:
+        def open_wheel() -> WheelId | None:
+            wheel = self._store.wheel
+            return None if wheel is None else wheel.wheel
+
+        node, refusal = self._config.node_id, self._halves_refusal
+        return HalfCommits(node, sights, self._passing, writing, halves, open_wheel, refusal)
+
+    def _halves_refusal(self) -> Refusal | None:
+        """Why the node takes no half messages now; None if it does."""
+        if not self._config.halves:
+            return Refusal(Reason.HALVES_OFF)
+        status = self._view.cleaner.status
+        if status is None or status.needs < HALVES_KNOWN_SINCE:
+            return Refusal(Reason.HALVES_NOT_READY)
+        return None
 
     def _make_fan_out(self, disk: PosixDisk) -> FanOut:
         own_report = OwnReport(
@@ -630,8 +652,9 @@ def _pending_topics(config: Config) -> PendingTopics | None:
     return PendingTopics(ahead_s, done, most=QUOTA_TOPICS_AT_MOST, counts_bytes=True)
 
 
-def _rules(config: Config) -> IntakeRules:
+def _rules(config: Config, halves_refusal: Callable[[], Refusal | None]) -> IntakeRules:
     return IntakeRules(
+        halves_refusal=halves_refusal,
         span_seconds=config.span_seconds,
         late_window_seconds=config.late_window_seconds,
         clock_skew_ms=config.max_clock_skew_ms,

@@ -1,16 +1,25 @@
-"""A cancelled message is never delivered; a late cancel is answered as late."""
+"""A cancelled message is never delivered; a late cancel is answered as late.
+
+Half messages are delivered at their commit, and not before; without a word their group is asked.
+"""
 
 from __future__ import annotations
 
+import time
 import uuid
 from datetime import UTC, datetime, timedelta
 
+import grpc
 import pytest
 
 from delaywheel import CancelOutcome, RefusedError, TimedOutError
+from delaywheel.headers import decode_headers
+from delaywheel.transactions import CommitOutcome
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from local.loopback.kafka import KafkaBroker
-from support.kafka.read_committed import CommittedReader
-from support.services.service import Service
+from support.kafka.read_committed import CommittedReader, headers_of
+from support.services.service import Service, wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -87,3 +96,79 @@ def test_unknown(service: Service) -> None:
             id=uuid.uuid4().bytes, deliver_at=datetime.now(UTC) + timedelta(seconds=30)
         ).outcome
         assert outcome is CancelOutcome.NOT_FOUND
+
+
+LONG_MS, SHORT_MS = 9_500, 1_500
+
+
+def half(topic: str, hold_ms: int, value: bytes) -> pb.DelayedMessage:
+    return pb.DelayedMessage(
+        id=uuid.uuid4().bytes,
+        topic=topic,
+        value=value,
+        headers=[pb.Header(name="dw-half", value=b"shop")],
+        deliver_at_ms=time.time_ns() // 1_000_000 + hold_ms,
+    )
+
+
+def begun(stub: DelayWheelStub, *halves: pb.DelayedMessage) -> None:
+    """Begins halves; the first one waits until the leader has seen that all nodes know them."""
+
+    def accepted() -> bool:
+        results = stub.DelayProduce(pb.DelayProduceRequest(messages=halves)).results
+        return not any(result.error.reason for result in results)
+
+    wait_until("the halves are accepted", accepted)
+
+
+def half_ref(message: pb.DelayedMessage) -> pb.HalfRef:
+    return pb.HalfRef(id=message.id, due_ms=message.deliver_at_ms)
+
+
+def test_a_committed_half_is_delivered_at_once_and_another_is_asked_about(
+    service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    """By plain calls, as of programs in other languages."""
+    letters = f"delaywheel-{service.cluster_id}-halves"
+    with (
+        grpc.insecure_channel(service.address) as channel,
+        CommittedReader(kafka.address, topic) as reader,
+        CommittedReader(kafka.address, letters) as asked,
+    ):
+        stub = DelayWheelStub(channel)
+        begun(stub, half(topic, SHORT_MS, b"the first waits for the leader"))
+        committed, left = half(topic, LONG_MS, b"committed"), half(topic, SHORT_MS, b"left")
+        begun(stub, committed, left)
+        (told,) = stub.Commit(pb.CommitRequest(halves=[half_ref(committed)])).results
+        assert told.outcome == pb.COMMIT_OUTCOME_COMMITTED
+        reader.wait_for(1)
+        (first,) = reader.messages
+        assert first.value() == b"committed"
+        assert first.timestamp()[1] < committed.deliver_at_ms - 2_000, "not at the end of its hold"
+        assert not any(name.startswith("dw-half") for name, _ in headers_of(first))
+        asked.wait_for(2)
+        assert asked.messages[-1].value() == b"left"
+        assert dict(headers_of(asked.messages[-1]))["dw-half-topic"] == topic.encode()
+        (late,) = stub.Commit(pb.CommitRequest(halves=[half_ref(left)])).results
+        assert late.outcome == pb.COMMIT_OUTCOME_LEFT_TO_CHECK
+        assert len(reader.read_to_end()) == 1
+
+
+def test_a_half_with_a_delay_is_delivered_at_its_due(
+    service: Service, kafka: KafkaBroker, topic: str
+) -> None:
+    """By the SDK. What its block raises leaves it to the check, and a rollback drops it."""
+    with service.client() as client, CommittedReader(kafka.address, topic) as reader:
+        with client.begin(topic, b"delayed", group="shop", hold="9s", delay="2s") as delayed:
+            own_due = dict(decode_headers(delayed.message.encoded_headers))["dw-half-deliver-at"]
+        assert delayed.outcome is CommitOutcome.COMMITTED
+        with client.begin(topic, b"gone", group="shop", hold="9s") as gone:
+            gone.rollback()
+        with pytest.raises(KeyError), client.begin(topic, b"left", group="shop", hold="100ms"):
+            raise KeyError
+        reader.wait_for(1)
+        (record,) = reader.messages
+        headers = dict(headers_of(record))
+        assert (headers["dw-id"], headers["dw-due"]) == (delayed.id.hex().encode(), own_due)
+        assert record.timestamp()[1] >= int(own_due or 0)
+        assert len(reader.read_to_end()) == 1

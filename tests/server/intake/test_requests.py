@@ -121,6 +121,44 @@ def test_rows_and_columns_mean_the_same(messages: list[Message]) -> None:
         assert messages_of(batch.accepted) == [messages[row] for row in kept]
 
 
+GROUP = ("dw-half", b"shop")
+
+
+@pytest.mark.parametrize(
+    ("headers", "hold_ms", "reason"),
+    [
+        ([GROUP], 10_500, None),
+        ([GROUP], -5_000, None),
+        ([("x", b""), GROUP, ("dw-half-deliver-at", b"%d" % (NOW_MS + 60_000))], 3_000, None),
+        ([GROUP], 10_501, Reason.HALF_INVALID),
+        ([GROUP, GROUP], 3_000, Reason.HALF_INVALID),
+        ([("dw-half", None)], 3_000, Reason.HALF_INVALID),
+        ([("dw-half", b"a b")], 3_000, Reason.HALF_INVALID),
+        ([GROUP, ("dw-half-deliver-at", b"soon")], 3_000, Reason.HALF_INVALID),
+        ([GROUP, ("dw-half-deliver-at", b"%d" % (NOW_MS + 9))], 9, Reason.HALF_INVALID),
+        ([GROUP, ("dw-half-deliver-at", b"%d" % (NOW_MS + 10**6))], 9, Reason.DUE_BEYOND_SPAN),
+        ([("dw-half-deliver-at", b"%d" % NOW_MS)], 3_000, Reason.HEADER_RESERVED),
+        ([GROUP, ("dw-id", b"")], 3_000, Reason.HEADER_RESERVED),
+    ],
+)
+def test_what_is_wrong_with_a_half_is_named(
+    headers: list[tuple[str, bytes | None]], hold_ms: int, reason: Reason | None
+) -> None:
+    rules = replace(BIG, halves_refusal=lambda: None)
+    message = Message(NOW_MS + hold_ms, ID, "orders", headers=tuple(headers))
+    for request in (row_request([message]), column_request([message])):
+        batch = decode(request, rules, now_ms=NOW_MS)
+        refusal = batch.refusals.get(0)
+        assert (None if refusal is None else refusal.reason) == reason
+        assert len(batch.accepted_halves()) == (reason is None)
+    if reason is None:
+        assert reason_of_half(message) is Reason.HALVES_OFF
+
+
+def reason_of_half(message: Message) -> Reason:
+    return decode(row_request([message]), BIG, now_ms=NOW_MS).refusals[0].reason
+
+
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [

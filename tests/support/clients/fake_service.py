@@ -216,6 +216,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self.otherwise = otherwise
         self.produced: list[pb.DelayProduceRequest] = []
         self.cancels: list[pb.CancelRequest] = []
+        self.commits: list[pb.CommitRequest] = []
         self.gets: list[pb.GetMessageRequest] = []
         self.searches: list[pb.SearchRequest] = []
         self.reschedules: list[pb.RescheduleRequest] = []
@@ -283,6 +284,14 @@ class FakeService(pb_grpc.DelayWheelServicer):
 
     def DelayProduceStream(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
         raise NotImplementedError
+
+    def Commit(  # noqa: N802
+        self, request: pb.CommitRequest, context: grpc.ServicerContext
+    ) -> pb.CommitResponse:
+        self.commits.append(request)
+        committed = pb.HalfCommitted(outcome=pb.COMMIT_OUTCOME_COMMITTED)
+        response = pb.CommitResponse(results=[committed] * len(request.halves))
+        return self._behave(request, context, answer(response))  # type: ignore[no-any-return]
 
     def Cancel(  # noqa: N802
         self, request: pb.CancelRequest, context: grpc.ServicerContext

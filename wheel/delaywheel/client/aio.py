@@ -23,11 +23,14 @@ from delaywheel.client.lifetime import Birth
 from delaywheel.client.named_changes import (
     AnswerT,
     NamedT,
+    half_id_and_due,
+    half_reference,
     handles_of,
     in_calls,
     many_cancelled,
     many_rescheduled,
     new_dues,
+    outcome_of,
     references_of,
 )
 from delaywheel.client.references import Id, message_ref
@@ -40,6 +43,7 @@ from delaywheel.client.searching import (
     filter_of,
 )
 from delaywheel.errors import ClientClosedError, DelaywheelError, RefusedError, TimedOutError
+from delaywheel.levels import Duration
 from delaywheel.message import (
     Handle,
     Message,
@@ -50,6 +54,13 @@ from delaywheel.message import (
     unix_ms,
 )
 from delaywheel.reasons import Reason
+from delaywheel.transactions.half import (
+    DEFAULT_HOLD,
+    HALF_TIMEOUT_S,
+    AsyncHalf,
+    CommitOutcome,
+    half_message,
+)
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
@@ -100,6 +111,41 @@ class AsyncClient:
         message = Message(topic, value, **options)
         [result] = await self._calls.deliver([message], self._deadline_s(timeout))
         return result.unwrap()
+
+    async def begin(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        group: str,
+        hold: Duration = DEFAULT_HOLD,
+        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        **options: Unpack[MessageOptions],
+    ) -> AsyncHalf:
+        """Sends a half message; see `Client.begin`.
+
+        Example:
+            ::
+
+                async with await client.begin("orders", text, group="shop") as half:
+                    ...
+        """
+        self._check_open()
+        message = half_message(topic, value, group, hold, options)
+        [result] = await self._calls.deliver([message], self._deadline_s(timeout))
+        return AsyncHalf(message, result.unwrap(), self._commit_half, self._cancel_half)
+
+    async def _commit_half(self, half: AsyncHalf) -> CommitOutcome:
+        self._check_open()
+        reference = half_reference(half, half.handle)
+        (result,) = await self._calls.commit([reference], self._deadline_s(HALF_TIMEOUT_S))
+        return outcome_of(result).outcome
+
+    async def _cancel_half(self, half: AsyncHalf) -> None:
+        self._check_open()
+        named, deadline_s = half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S)
+        (result,) = await self._calls.cancel([named], deadline_s)
+        outcome_of(result)
 
     async def produce_many(
         self,

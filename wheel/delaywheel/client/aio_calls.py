@@ -21,7 +21,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.exchange.route import Attempts, NextAttempt
 from delaywheel.client.exchange.settings import ExchangeSettings
-from delaywheel.client.named_changes import CANCEL, RESCHEDULE, NamedChanges
+from delaywheel.client.named_changes import CANCEL, COMMIT, RESCHEDULE, HalfCommitted, NamedChanges
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -130,6 +130,14 @@ class AioCalls:
         """Cancels messages that fit one call; returns what became of each, in order."""
         changes = NamedChanges(CANCEL, messages)
         await self.run(changes, lambda stub: stub.Cancel, deadline_s)
+        return changes.results
+
+    async def commit(
+        self, halves: Sequence[pb.HalfRef], deadline_s: float
+    ) -> list[HalfCommitted | DelaywheelError]:
+        """Commits halves that fit one call; returns what became of each, in order."""
+        changes = NamedChanges(COMMIT, halves)
+        await self.run(changes, lambda stub: stub.Commit, deadline_s)
         return changes.results
 
     async def reschedule(

@@ -17,7 +17,7 @@ is CANCEL_UNKNOWN, or RESCHEDULE_UNKNOWN.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from grpc import StatusCode
 
@@ -35,15 +35,24 @@ from delaywheel.client.searching import ManyCancelled
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import Handle, unix_ms
 from delaywheel.reasons import Reason
+from delaywheel.transactions.half import CommitOutcome
+from delaywheel.transactions.verdict import HalfName
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 MESSAGES_AT_MOST: Final = 1_000
 """How many messages one call names."""
 
-NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue)
+
+class HalfCommitted(NamedTuple):
+    """What became of the commit of a half."""
+
+    outcome: CommitOutcome
+
+
+NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue | pb.HalfRef)
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
-AnswerT = TypeVar("AnswerT", bound=Cancelled | Rescheduled)
+AnswerT = TypeVar("AnswerT", bound=Cancelled | Rescheduled | HalfCommitted)
 
 # The leader's node is asked in the end, whichever node is called.
 _OF_THE_LEADERS_NODE: Final = frozenset({Reason.BACKPRESSURE, Reason.RESCHEDULES_BUSY})
@@ -111,6 +120,25 @@ def _rescheduled_one(result: pb.MessageRescheduled) -> Rescheduled | pb.Error | 
     return Rescheduled(outcome, Handle.parse(result.handle), result.due_ms)
 
 
+def _committed(response: pb.CommitResponse) -> list[HalfCommitted | pb.Error | int]:
+    return [_committed_one(result) for result in response.results]
+
+
+def _committed_one(result: pb.HalfCommitted) -> HalfCommitted | pb.Error | int:
+    if result.HasField("error"):
+        return result.error
+    outcome = _COMMIT_OUTCOMES.get(result.outcome)
+    return result.outcome if outcome is None else HalfCommitted(outcome)
+
+
+_COMMIT_OUTCOMES: Final = {
+    pb.COMMIT_OUTCOME_COMMITTED: CommitOutcome.COMMITTED,
+    pb.COMMIT_OUTCOME_LEFT_TO_CHECK: CommitOutcome.LEFT_TO_CHECK,
+}
+
+COMMIT: Final[Change[pb.HalfRef, pb.CommitRequest, pb.CommitResponse, HalfCommitted]] = Change(
+    lambda halves: pb.CommitRequest(halves=halves), _committed, Reason.WHEEL_LOST
+)
 CANCEL: Final[Change[pb.MessageRef, pb.CancelRequest, pb.CancelResponse, Cancelled]] = Change(
     lambda messages: pb.CancelRequest(messages=messages), _cancelled, Reason.CANCEL_UNKNOWN
 )
@@ -255,6 +283,16 @@ def new_dues(dues: Iterable[tuple[Handle | str, datetime]]) -> list[pb.NewDue]:
             references_of(handles_of(handle for handle, _ in pairs)), pairs, strict=True
         )
     ]
+
+
+def half_reference(half: HalfName, handle: Handle) -> pb.HalfRef:
+    """Returns the reference to a half that was accepted."""
+    return pb.HalfRef(id=half.id, due_ms=half.due_ms, wheel=handle.wheel)
+
+
+def half_id_and_due(half: HalfName) -> pb.MessageRef:
+    """Returns the reference by which a half is cancelled."""
+    return pb.MessageRef(id_and_due=pb.IdAndDue(id=half.id, due_ms=half.due_ms))
 
 
 def in_calls(messages: Sequence[NamedT]) -> list[Sequence[NamedT]]:

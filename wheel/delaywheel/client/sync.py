@@ -21,6 +21,8 @@ from delaywheel.client.lifetime import Birth, let_go
 from delaywheel.client.named_changes import (
     AnswerT,
     NamedT,
+    half_id_and_due,
+    half_reference,
     handles_of,
     in_calls,
     many_cancelled,
@@ -41,6 +43,7 @@ from delaywheel.client.searching import (
 from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
 from delaywheel.errors import ClientClosedError, DelaywheelError, RefusedError, TimedOutError
+from delaywheel.levels import Duration
 from delaywheel.message import (
     Handle,
     Message,
@@ -51,6 +54,13 @@ from delaywheel.message import (
     unix_ms,
 )
 from delaywheel.reasons import Reason
+from delaywheel.transactions.half import (
+    DEFAULT_HOLD,
+    HALF_TIMEOUT_S,
+    CommitOutcome,
+    Half,
+    half_message,
+)
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
@@ -137,6 +147,60 @@ class Client:
         message = Message(topic, value, **options)
         [result] = self._calls.deliver([message], self._deadline_s(timeout))
         return result.unwrap()
+
+    def begin(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        group: str,
+        hold: Duration = DEFAULT_HOLD,
+        timeout: float | None = None,
+        **options: Unpack[MessageOptions],
+    ) -> Half:
+        """Sends a half message: it is delivered if a local transaction commits, or not at all.
+
+        Nobody sees it until it is committed; with a delay, it is delivered at its due. If neither
+        `commit` nor `rollback` is heard before the end of its hold, the group is asked.
+
+        Args:
+            topic: The Kafka topic.
+            value: Bytes, or None for a null.
+            group: Who is asked what became of the transaction: the name of a Kafka consumer group.
+            hold: How long nobody is asked: longer than local transactions take, 10 s at most.
+            timeout: Seconds for all attempts.
+            **options: As for `produce`, but no level; without a delay and a due, the message is due
+                when it is committed.
+
+        Raises:
+            MessageInvalidError: The message is invalid; nothing was sent.
+            RefusedError: The service refused it; HALVES_OFF: it takes no half messages.
+            TimedOutError: It was not acknowledged in time: begin no local transaction with it.
+            CallFailedError: The call failed in a way that no retry helps.
+
+        Example:
+            ::
+
+                with client.begin("orders", text, group="shop", delay="30m") as half:
+                    with db:
+                        db.execute("insert into orders …")
+                        barrier.record(db, half)
+        """
+        self._check_open()
+        message = half_message(topic, value, group, hold, options)
+        [result] = self._calls.deliver([message], self._deadline_s(timeout))
+        return Half(message, result.unwrap(), self._commit_half, self._cancel_half)
+
+    def _commit_half(self, half: Half) -> CommitOutcome:
+        self._check_open()
+        reference = half_reference(half, half.handle)
+        (result,) = self._calls.commit([reference], self._deadline_s(HALF_TIMEOUT_S))
+        return outcome_of(result).outcome
+
+    def _cancel_half(self, half: Half) -> None:
+        self._check_open()
+        (result,) = self._calls.cancel([half_id_and_due(half)], self._deadline_s(HALF_TIMEOUT_S))
+        outcome_of(result)
 
     def produce_many(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -21,7 +21,7 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import AttemptFailure, EndedCall
 from delaywheel.client.exchange.route import Attempts, NextAttempt
 from delaywheel.client.exchange.settings import ExchangeSettings
-from delaywheel.client.named_changes import CANCEL, RESCHEDULE, NamedChanges
+from delaywheel.client.named_changes import CANCEL, COMMIT, RESCHEDULE, HalfCommitted, NamedChanges
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -121,6 +121,14 @@ class Calls:
         """Cancels messages that fit one call; returns what became of each, in order."""
         changes = NamedChanges(CANCEL, messages)
         self.run(changes, lambda stub: stub.Cancel, deadline_s)
+        return changes.results
+
+    def commit(
+        self, halves: Sequence[pb.HalfRef], deadline_s: float
+    ) -> list[HalfCommitted | DelaywheelError]:
+        """Commits halves that fit one call; returns what became of each, in order."""
+        changes = NamedChanges(COMMIT, halves)
+        self.run(changes, lambda stub: stub.Commit, deadline_s)
         return changes.results
 
     def reschedule(

@@ -268,6 +268,10 @@ class _Servicer(pb_grpc.DelayWheelServicer):
     ) -> pb.WhoAmIResponse:
         return pb.WhoAmIResponse(unlimited=True)
 
+    def Commit(self, _request: pb.CommitRequest, context: Any) -> pb.CommitResponse:  # noqa: N802
+        """Refuses: this service takes no half messages."""
+        _abort(context, Reason.HALVES_OFF, "")
+
     def Cancel(self, request: pb.CancelRequest, _context: Any) -> pb.CancelResponse:  # noqa: N802
         with self._lock:
             found = map(self._store.cancel, request.messages)

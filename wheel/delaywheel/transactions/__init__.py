@@ -8,13 +8,17 @@
 from delaywheel.transactions.barrier import BARRIER_TABLE, Barrier
 from delaywheel.transactions.connections import DatabaseConnection
 from delaywheel.transactions.dialects import Dialect
+from delaywheel.transactions.half import AsyncHalf, CommitOutcome, Half
 from delaywheel.transactions.verdict import HalfName, HalfVerdict, RecordRefusedError
 
 __all__ = [
     "BARRIER_TABLE",
+    "AsyncHalf",
     "Barrier",
+    "CommitOutcome",
     "DatabaseConnection",
     "Dialect",
+    "Half",
     "HalfName",
     "HalfVerdict",
     "RecordRefusedError",

@@ -5,7 +5,7 @@ asks about the topics of the messages, and answers as the last column says.
 
 | call | of a message in a topic without the right |
 |---|---|
-| `DelayProduce`, `DelayProduceStream` | FORBIDDEN as the message's result |
+| `DelayProduce`, `DelayProduceStream`, `Commit` | FORBIDDEN as the message's result |
 | `Cancel`, `Reschedule`, `GetMessage` | as if there were none; FORBIDDEN if it may see it |
 | `CancelMany`, `Search`, `GetSlot` | is not found |
 | `ListSlots`, `DescribeCluster` | is counted |
@@ -34,6 +34,7 @@ class Need(NamedTuple):
 NEEDS: Final[Mapping[str, Need]] = {
     "DelayProduce": Need(Right.PRODUCE),
     "DelayProduceStream": Need(Right.PRODUCE),
+    "Commit": Need(Right.PRODUCE, by_nodes=True),
     "Cancel": Need(Right.CHANGE, by_nodes=True),
     "Reschedule": Need(Right.CHANGE, by_nodes=True),
     "CancelMany": Need(Right.CHANGE, by_nodes=True),

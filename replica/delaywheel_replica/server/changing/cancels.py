@@ -10,10 +10,13 @@ from typing import Final
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.changing.awaited import check_some, parsed, within_s_of
+from delaywheel_replica.server.changing.awaited import (
+    check_some,
+    parsed,
+    within_s_of,
+)
 from delaywheel_replica.server.changing.gathering import CancelGroups
-from delaywheel_replica.server.changing.passed_on import PassedChanges
-from delaywheel_replica.server.changing.permitted import change_permitted
+from delaywheel_replica.server.changing.passed_on import PassedChanges, change_permitted
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Answered
 from delaywheel_replica.server.lookup.references import reference_of

@@ -47,8 +47,7 @@ from delaywheel_replica.server.changing.awaited import (
     within_s_of,
 )
 from delaywheel_replica.server.changing.decided import Decisions
-from delaywheel_replica.server.changing.passed_on import PassedChanges
-from delaywheel_replica.server.changing.permitted import change_permitted
+from delaywheel_replica.server.changing.passed_on import PassedChanges, change_permitted
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.references import Reference, reference_of

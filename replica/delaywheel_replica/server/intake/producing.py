@@ -24,6 +24,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import CallContext, Caller, CallOrigin
 from delaywheel_replica.server.access.spending import TopicRoom
+from delaywheel_replica.server.commit.own_halves import OwnHalves
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission, cost_bytes
 from delaywheel_replica.server.intake.calls import StreamContext
@@ -74,6 +75,7 @@ class Accepting:
     audit: Audit = field(default_factory=Audit)
     # How to find how much more may be pending in a topic; None: no topic has a quota.
     room_in: Callable[[], Callable[[str], TopicRoom | None] | None] = lambda: None
+    halves: OwnHalves = field(default_factory=OwnHalves)
 
 
 class Producing:
@@ -171,6 +173,8 @@ class Producing:
                 committed = await asyncio.shield(answer)
                 wheel = committed.wheel
                 batch.refuse_accepted(committed.failed)
+                if batch.halves:
+                    parts.halves.accepted(committed.wheel, batch.accepted_halves(), wall_ms())
         return batch, wheel
 
     def _decode(

@@ -21,11 +21,23 @@ import uuid_utils
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from delaywheel.headers import TooManyHeadersError, check_headers, encode_headers
+from delaywheel.headers import (
+    TooManyHeadersError,
+    check_headers,
+    decode_headers,
+    encode_headers,
+)
 from delaywheel.ingress import is_reserved_topic
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import (
+    HALF_DELIVER_AT,
+    HALF_GROUP,
+    LONGEST_GROUP_BYTES,
+    is_reserved,
+)
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.quantities import about, counted
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Right
@@ -38,6 +50,11 @@ from delaywheel_replica.server.intake.columnar import (
 )
 from delaywheel_replica.server.intake.unpacking import Outline, Span, has_more_fields, outline_of
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
+
+_GROUP = re.compile(rb"[a-zA-Z0-9._-]{1,%d}" % LONGEST_GROUP_BYTES)
+_DUE = re.compile(rb"[1-9][0-9]{11,13}")
+LONGEST_HOLD_MS: Final = 10_000
+"""No half is due later: until then seconds with releases are in memory."""
 
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 MESSAGE_HEADERS: Final = 10_000
@@ -70,6 +87,8 @@ class IntakeRules:
     levels_ms: Mapping[str, int]
     # The service's own topics: forwarding into them could forge its records.
     own_topics: frozenset[str]
+    # Why no half messages are accepted now; None: they are.
+    halves_refusal: Callable[[], Refusal | None] = lambda: Refusal(Reason.HALVES_OFF)
 
 
 class RequestBatch:
@@ -83,12 +102,14 @@ class RequestBatch:
         accepted: Those that were not refused when `accept` was called.
         to_check: The rows whose senders ask for their ids to be checked.
         checked: Those of them for which that was done, unless it refused them.
+        halves: The rows that are half messages.
     """
 
     def __init__(self, columns: Columns, to_check: NDArray[np.intp] = NO_ROWS) -> None:
         self.columns = columns
         self.to_check = to_check
         self.checked: list[int] = []
+        self.halves: list[int] = []
         self.refusals: dict[int, Refusal] = {}
         self.accepted = columns
         # The row of each accepted message; None: all rows.
@@ -132,6 +153,15 @@ class RequestBatch:
         self._rows = np.flatnonzero(good)
         self.accepted = self.columns.take(self._rows).compacted()
         self.columns = replace(self.columns, blob=b"")
+
+    def accepted_halves(self) -> list[MessageKey]:
+        """Returns the halves that were not refused."""
+        columns = self.columns
+        return [
+            (columns.ids[row].tobytes(), int(columns.due_ms[row]))
+            for row in self.halves
+            if row not in self.refusals
+        ]
 
     def refuse_accepted(self, failed: Mapping[int, Refusal]) -> None:
         """Refuses some of the accepted messages after all.
@@ -190,7 +220,7 @@ def _check(batch: RequestBatch, rules: IntakeRules, *, now_ms: int) -> None:
         for row in np.flatnonzero(lengths_bytes > rules.max_message_bytes).tolist():
             batch.refuse([row], _too_large(int(lengths_bytes[row]), rules))
     if columns.headers_lengths.any():
-        _check_headers(batch)
+        _check_headers(batch, rules, now_ms=now_ms)
     if int(columns.partitions.min()) < -1:
         batch.refuse(np.flatnonzero(columns.partitions < -1), Refusal(Reason.PARTITION_INVALID))
     timestamps_ms = columns.timestamps_ms
@@ -235,14 +265,54 @@ def _duration(seconds: int) -> str:
     return f"{seconds // unit_s:,} {name}"
 
 
-def _check_headers(batch: RequestBatch) -> None:
+def _check_headers(batch: RequestBatch, rules: IntakeRules, *, now_ms: int) -> None:
     try:
         found = check_headers(batch.columns, most=MESSAGE_HEADERS, most_of_all=REQUEST_HEADERS)
     except TooManyHeadersError:
         raise _too_many_headers() from None
     batch.refuse(found.too_many, _TOO_MANY_HEADERS)
     batch.refuse(found.malformed, Refusal(Reason.HEADER_INVALID))
-    batch.refuse(found.reserved, Refusal(Reason.HEADER_RESERVED))
+    for row in found.reserved.tolist():
+        refusal = _judge_half(batch.columns, row, rules, now_ms=now_ms)
+        if refusal is None:
+            batch.halves.append(row)
+        else:
+            batch.refuse([row], refusal)
+
+
+def _judge_half(columns: Columns, row: int, rules: IntakeRules, *, now_ms: int) -> Refusal | None:
+    """Why a message with headers of ours is refused; None: they make it a half."""
+    end = int(columns.starts[row] + columns.lengths_bytes[row])
+    headers = bytes(columns.blob[end - int(columns.headers_lengths[row]) : end])
+    ours = [(name, value) for name, value in decode_headers(headers) if is_reserved(name)]
+    given, names = dict(ours), [name for name, _ in ours]
+    if not {HALF_GROUP} <= given.keys() <= {HALF_GROUP, HALF_DELIVER_AT}:
+        return Refusal(Reason.HEADER_RESERVED)
+    refusal = rules.halves_refusal()
+    if refusal is not None:
+        return refusal
+    due_ms = int(columns.due_ms[row])
+    hold_ms = due_ms - now_ms
+    if len(names) > len(given) or not _GROUP.fullmatch(given[HALF_GROUP] or b""):
+        return Refusal(Reason.HALF_INVALID, f"{HALF_GROUP} must be there once, and name a group")
+    if hold_ms > LONGEST_HOLD_MS + rules.clock_skew_ms:
+        return Refusal(Reason.HALF_INVALID, f"It is to be held for {hold_ms:,} ms")
+    return _judge_own_due(given, due_ms, rules, now_ms=now_ms)
+
+
+def _judge_own_due(
+    given: Mapping[str, bytes | None], due_ms: int, rules: IntakeRules, *, now_ms: int
+) -> Refusal | None:
+    if HALF_DELIVER_AT not in given:
+        return None
+    text = given[HALF_DELIVER_AT] or b""
+    deliver_at_ms = int(text) if _DUE.fullmatch(text) else 0
+    if not deliver_at_ms or deliver_at_ms == due_ms:
+        what = f"{HALF_DELIVER_AT} must be Unix milliseconds, and another due than the half's"
+        return Refusal(Reason.HALF_INVALID, what)
+    if deliver_at_ms > now_ms + rules.span_seconds * 1000:
+        return Refusal(Reason.DUE_BEYOND_SPAN, HALF_DELIVER_AT)
+    return None
 
 
 def _too_many_headers() -> RequestRefusedError:

@@ -136,6 +136,22 @@ class Passing:
         peer = self._view.peers().get(leader.node)
         return None if peer is None else peer.client_address
 
+    async def commit(self, node: str, request: pb.CommitRequest) -> pb.CommitResponse | None:
+        """Makes the same call at another node; None: it is not heard, or does not answer soon."""
+        peer = self._view.peers().get(node)
+        if peer is None or not peer.client_address:
+            return None
+        try:
+            return await self.call(
+                peer.client_address,
+                lambda there: there.stub.Commit(
+                    request, timeout=_ASKED_BY_THE_WAY_S, metadata=there.metadata
+                ),
+                unknown=Reason.WHEEL_LOST,
+            )
+        except RequestRefusedError:
+            return None
+
     async def cancel(
         self, address: str, request: pb.CancelRequest, *, within_s: float
     ) -> pb.CancelResponse:

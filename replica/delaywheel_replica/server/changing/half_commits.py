@@ -1,0 +1,178 @@
+"""Commit: half messages that a call names, at whichever node the caller has asked.
+
+Nothing is looked up for a caller that may send to all topics: a commit is one row, which names the
+half by id and due (own_halves.py says which row). It is written with the next group, and answered
+once W members hold it. If the caller names the wheel that has the half, and that is another node's,
+the commit is passed on: only there it is a release. If that node does not answer, it is written
+here.
+
+| the half | the caller gets |
+|---|---|
+| its hold has ended, or nearly; its second is sealed | LEFT_TO_CHECK |
+| lies in a topic that the caller may not send to | FORBIDDEN |
+| lies nowhere here, for a caller that may not send to all topics | NOT_UP_TO_DATE |
+| any other | COMMITTED; or why no row is known to be held |
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.kinds import Kind
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.rights import Right
+from delaywheel_replica.server.changing.awaited import parsed
+from delaywheel_replica.server.changing.sights import Sights
+from delaywheel_replica.server.commit.own_halves import OwnHalves, is_left_to_check
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.lookup.references import Reference, reference_of
+from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.node_view import wall_ms
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+
+_COMMITTED: Final = pb.HalfCommitted(outcome=pb.COMMIT_OUTCOME_COMMITTED)
+_LEFT: Final = pb.HalfCommitted(outcome=pb.COMMIT_OUTCOME_LEFT_TO_CHECK)
+
+
+class HalfCommits:
+    """Commits halves. For the event loop's thread."""
+
+    def __init__(
+        self,
+        node: str,
+        sights: Sights,
+        passing: Passing,
+        writing: Writing,
+        own: OwnHalves,
+        open_wheel: Callable[[], WheelId | None],
+        refusal: Callable[[], Refusal | None],
+    ) -> None:
+        """Begins.
+
+        Args:
+            node: This node's id.
+            sights: Finds messages, for callers that may not send to all topics.
+            passing: Passes commits on to other nodes.
+            writing: Writes rows.
+            own: The halves that this node accepted.
+            open_wheel: Returns the wheel that is written now.
+            refusal: Returns why the node takes no halves; None: it does.
+        """
+        self._node = node
+        self._sights = sights
+        self._passing = passing
+        self._writing = writing
+        self._own = own
+        self._open_wheel = open_wheel
+        self._refusal = refusal
+
+    async def commit(self, request: pb.CommitRequest, caller: Caller) -> pb.CommitResponse:
+        """Commits halves, each on its own.
+
+        Raises:
+            RefusedError: TOO_MANY_MESSAGES, HALVES_OFF, HALVES_NOT_READY.
+        """
+        refusal = self._refusal()
+        if refusal is not None:
+            raise RequestRefusedError.of(refusal)
+        named = parsed(request.halves, _reference_of)
+        results: list[pb.HalfCommitted | None] = [None] * len(named)
+        for row, refused in (await self._refused(named, caller)).items():
+            results[row] = pb.HalfCommitted(error=refused.as_error())
+        if not caller.is_node:
+            await self._pass_on(request.halves, results)
+        now_ms, wheel = wall_ms(), self._open_wheel()
+        rows: dict[Kind, list[int]] = {}
+        for row, each in enumerate(named):
+            if results[row] is not None or isinstance(each, Refusal):
+                continue
+            if is_left_to_check(_key(each)[1], now_ms):
+                results[row] = _LEFT
+            else:
+                rows.setdefault(self._own.row_of(_key(each), wheel), []).append(row)
+        keys = [None if isinstance(each, Refusal) else _key(each) for each in named]
+        writes = [
+            self._write(kind, {row: key for row in some if (key := keys[row])}, wheel)
+            for kind, some in rows.items()
+        ]
+        for written in await asyncio.gather(*writes):
+            for row, result in written.items():
+                results[row] = result
+        return pb.CommitResponse(results=[each or pb.HalfCommitted() for each in results])
+
+    async def _pass_on(
+        self, halves: Sequence[pb.HalfRef], results: list[pb.HalfCommitted | None]
+    ) -> None:
+        """Asks the nodes whose wheels have the halves; fills in what they answer."""
+        rows: dict[str, list[int]] = {}
+        for row, half in enumerate(halves):
+            node = half.wheel.partition(".")[0]
+            if results[row] is None and node not in {"", self._node}:
+                rows.setdefault(node, []).append(row)
+        asked = [
+            self._passing.commit(node, pb.CommitRequest(halves=[halves[row] for row in some]))
+            for node, some in rows.items()
+        ]
+        for some, answer in zip(rows.values(), await asyncio.gather(*asked), strict=True):
+            if answer is not None and len(answer.results) == len(some):
+                for row, result in zip(some, answer.results, strict=True):
+                    results[row] = None if result.HasField("error") else result
+
+    async def _refused(
+        self, named: Sequence[Reference | Refusal], caller: Caller
+    ) -> dict[int, Refusal]:
+        """Returns the rows that are refused before anything is written."""
+        refused = {row: each for row, each in enumerate(named) if isinstance(each, Refusal)}
+        if caller.rights.may_everywhere(Right.PRODUCE):
+            return refused
+        rows = [row for row, each in enumerate(named) if isinstance(each, Reference)]
+        references = [each for each in named if isinstance(each, Reference)]
+        all_topics = await self._sights.topics_of(references)
+        for row, topics in zip(rows, all_topics, strict=True):
+            if not topics:
+                refused[row] = Refusal(Reason.NOT_UP_TO_DATE)
+            elif not all(caller.rights.may(Right.PRODUCE, topic) for topic in topics):
+                error = caller.refuse_without(Right.PRODUCE, "in the topic of this message")
+                refused[row] = error.refusal
+        return refused
+
+    async def _write(
+        self, kind: Kind, keys: Mapping[int, MessageKey], wheel: WheelId | None
+    ) -> dict[int, pb.HalfCommitted]:
+        """Writes rows of one kind; returns what became of each."""
+        ids = np.frombuffer(b"".join(id_ for id_, _ in keys.values()), np.uint8)
+        dues_ms = np.array([due_ms for _, due_ms in keys.values()], np.int64)
+        columns = Columns.of_cancels(dues_ms, ids.reshape(len(keys), -1))
+        try:
+            committed = await asyncio.shield(self._writing.submit(columns, kind))
+            failed = committed.failed
+        except RequestRefusedError as error:
+            failed = dict.fromkeys(range(len(keys)), error.refusal)
+        results = {}
+        for place, (row, key) in enumerate(keys.items()):
+            refusal = failed.get(place)
+            if refusal is None:
+                results[row] = _COMMITTED
+                continue
+            if kind is Kind.RELEASES and wheel is not None and refusal.reason.outcome_known:
+                self._own.not_written(key, wheel)
+            is_late = refusal.reason is Reason.DUE_TOO_OLD
+            results[row] = _LEFT if is_late else pb.HalfCommitted(error=refusal.as_error())
+        return results
+
+
+def _reference_of(half: pb.HalfRef) -> Reference:
+    named = pb.IdAndDue(id=half.id, due_ms=half.due_ms)
+    return reference_of(pb.MessageRef(id_and_due=named))
+
+
+def _key(reference: Reference) -> MessageKey:
+    assert reference.due_ms is not None
+    return reference.id, reference.due_ms

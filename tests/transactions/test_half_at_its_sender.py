@@ -1,0 +1,104 @@
+"""What a half at its sender says, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from delaywheel.errors import MessageInvalidError, TimedOutError
+from delaywheel.headers import decode_headers
+from delaywheel.message import Handle, Message
+from delaywheel.transactions.half import AsyncHalf, CommitOutcome, Half, half_message
+
+
+def message(**options: object) -> Message:
+    return half_message("orders", b"v", "shop", "3s", {**options})  # type: ignore[typeddict-item]
+
+
+def headers_of(half: Message) -> dict[str, bytes | None]:
+    return dict(decode_headers(half.encoded_headers))
+
+
+class Told:
+    """Makes halves, and notes what they say."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.said: list[str] = []
+        self._fails = fails
+
+    def half(self) -> Half:
+        handle = Handle("a.1", 1, bytes(16))
+        return Half(message(), handle, self._say("commit"), self._say("rollback"))
+
+    def _say(self, what: str) -> Callable[[Half], CommitOutcome]:
+        def say(_: Half) -> CommitOutcome:
+            self.said.append(what)
+            if self._fails:
+                raise TimedOutError("nobody answers", outcome_known=False)
+            return CommitOutcome.COMMITTED
+
+        return say
+
+
+def test_a_block_that_ends_commits_once_and_one_that_raises_says_nothing() -> None:
+    told = Told()
+    with told.half() as half:
+        assert told.said == []
+    assert (told.said, half.outcome) == (["commit"], CommitOutcome.COMMITTED)
+    with told.half() as half:
+        half.commit()
+    assert told.said == ["commit"] * 2
+    with pytest.raises(KeyError), told.half():
+        raise KeyError
+    assert told.said == ["commit"] * 2
+    with told.half() as half:
+        half.rollback()
+    assert told.said == ["commit"] * 2 + ["rollback"]
+
+
+def test_a_commit_that_is_not_heard_is_left_to_the_check() -> None:
+    told = Told(fails=True)
+    with told.half() as half:
+        pass
+    assert (told.said, half.outcome) == (["commit"], None)
+    with pytest.raises(TimedOutError):
+        told.half().commit()
+
+
+def test_the_same_for_asyncio() -> None:
+    said: list[str] = []
+
+    async def commit(_: AsyncHalf) -> CommitOutcome:
+        said.append("commit")
+        return CommitOutcome.LEFT_TO_CHECK
+
+    async def rollback(_: AsyncHalf) -> None:
+        said.append("rollback")
+
+    async def send() -> None:
+        handle = Handle("a.1", 1, bytes(16))
+        async with AsyncHalf(message(), handle, commit, rollback) as half:
+            pass
+        assert half.outcome is CommitOutcome.LEFT_TO_CHECK
+        async with AsyncHalf(message(), handle, commit, rollback) as half:
+            await half.rollback()
+
+    asyncio.run(send())
+    assert said == ["commit", "rollback"]
+
+
+def test_a_half_is_due_at_the_end_of_its_hold_and_says_when_its_message_is() -> None:
+    now = message(headers={"x": b"1"})
+    assert headers_of(now) == {"x": b"1", "dw-half": b"shop"}
+    assert now.length_bytes == 1 + len(now.encoded_headers)
+    later = message(delay="30m")
+    assert later.due_ms is not None
+    assert int(headers_of(later)["dw-half-deliver-at"] or 0) - later.due_ms in range(
+        1_796_000, 1_797_001
+    )
+    same = message(delay="3s")
+    assert headers_of(same)["dw-half-deliver-at"] != b"%d" % (same.due_ms or 0)
+    with pytest.raises(MessageInvalidError):
+        message(level="30s")
