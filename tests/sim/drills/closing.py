@@ -56,7 +56,7 @@ def third_party(script: Script) -> None:
 def left_behind(script: Script) -> None:
     """An origin starts again; the leader lacks its last frames, and hears no other answer."""
     at_ms = script.about(5_000, 400)
-    script.flow(2_500, at_ms, 15, "c", delay_ms=30_000)
+    script.flow(2_500, at_ms, 15, "c", delay_ms=9_000)
     script.block(2_500, "a", "c")
     script.mute(at_ms - 150, "Frames", "c", "a", ms=2_000)
     script.mute(at_ms - 150, "Fetch", "a", "bc", ms=2_000)
@@ -70,7 +70,7 @@ def left_behind(script: Script) -> None:
 def last_frames(script: Script) -> None:
     """An origin starts again; no other node has its last frames, and it reports them."""
     at_ms = script.about(5_000, 400)
-    script.flow(2_500, at_ms, 20, "c", delay_ms=30_000)
+    script.flow(2_500, at_ms, 20, "c", delay_ms=9_000)
     script.mute(at_ms - 100, "Frames", "c", "ab", ms=2_500)
     for node in "ab":
         script.mute(at_ms - 100, "Fetch", node, "abc", ms=2_500)
@@ -142,7 +142,7 @@ def _two_hold(script: Script) -> None:
 @CLOSING(r"b +starts .*all_incomplete", r"c +does Acknowledge", r"a +does Save.*fenced=.*c: 2")
 def old_answers(script: Script) -> None:
     """Interleaving 5a: a mirror's report outlives its frames, and the origin does not know."""
-    _lagging_third(script)
+    _lagging_third(script, delay_ms=30_000)
     script.block(3_090, "b", "c")
     script.cut(4_600, "c", "a")
     script.block(4_600, "c", "b")
@@ -152,18 +152,18 @@ def old_answers(script: Script) -> None:
 @CLOSING(r"b +starts .*all_incomplete")
 def old_boots(script: Script) -> None:
     """The same, and the origin does know."""
-    _lagging_third(script)
+    _lagging_third(script, delay_ms=6_000)
     script.mute(3_090, "Frames", "c", "b", ms=2_000)
     script.mute(3_090, "Fetch", "b", "ac", ms=2_000)
     script.until_ms = 6_000
 
 
-def _lagging_third(script: Script) -> None:
+def _lagging_third(script: Script, *, delay_ms: int) -> None:
     """Frames wait for a third mirror while the second one, which has answered, crashes."""
     script.do(2_500, "kafka_down", ms=4_000)
     script.mute(2_900, "Frames", "c", "a", ms=5_000)
     script.mute(2_900, "Fetch", "a", "bc", ms=5_000)
-    script.flow(3_000, 3_060, 10, "c", delay_ms=30_000, timeout_ms=4_000)
+    script.flow(3_000, 3_060, 10, "c", delay_ms=delay_ms, timeout_ms=4_000)
     script.do(script.about(3_100, 60), "crash_machine", node="b", ms=200)
 
 
@@ -171,7 +171,7 @@ def _lagging_third(script: Script) -> None:
 def empty_disk(script: Script) -> None:
     """Interleaving 5b: a replaced mirror is all that an origin has left."""
     script.block(2_500, "a", "c")
-    script.flow(3_000, 9_000, 60, "c")
+    script.flow(3_000, 9_000, 60, "c", delay_ms=9_000)
     script.do(script.about(4_000), "wipe", node="b", ms=300, replaced_ms=700)
     script.until_ms = 10_000
 
@@ -181,7 +181,7 @@ def slow_mirror(script: Script) -> None:
     """A slow mirror is all that an origin has."""
     script.block(2_500, "a", "c")
     script.do(4_000, "slow_disk", node="b", us=script.about(20_000, 80_000), ms=3_000)
-    script.flow(3_000, 6_500, 60, "c")
+    script.flow(3_000, 6_500, 60, "c", delay_ms=6_000)
     script.until_ms = 7_000
 
 

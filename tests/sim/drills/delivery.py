@@ -262,9 +262,9 @@ def unheard_of(script: Script) -> None:
     """
     script.mute(2_500, "Frames", "c", "a")
     script.mute(2_500, "Applied Gossip", "a", "c")
-    script.flow(2_600, 5_000, 200, "c")
+    script.flow(2_600, 5_000, 200, "c", delay_ms=12_000)
     for at_ms in range(5_000, 10_000, 250):
-        number = script.send(at_ms, "c", delay_ms=20_000, patience_ms=500)
+        number = script.send(at_ms, "c", delay_ms=12_000, patience_ms=500)
         script.cancel(script.about(at_ms + 10, 70), number, "a")
     script.until_ms = 12_000
 

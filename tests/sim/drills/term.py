@@ -142,10 +142,10 @@ def _only_a_reaches_kafka(script: Script, at_ms: int, ms: int) -> None:
 @TERM(r"loses the control topic", r"init .* epoch 1", r"has the control .*again", r"delivers")
 def lost_end(script: Script) -> None:
     """The control topic loses less than a second: messages forwarded then would be repeated."""
-    script.flow(2_500, 30_000, 40, "abc", delay_ms=script.about(300, 600), patience_ms=4_000)
+    script.flow(2_500, 25_000, 90, "abc", delay_ms=script.about(300, 600), patience_ms=4_000)
     lost_ms = script.about(350, 500)
     script.do(script.about(8_000, 1_000), "lose_end", lost_ms=lost_ms, ms=script.about(12_000))
-    script.until_ms = 32_000
+    script.until_ms = 27_000
 
 
 @TERM(r"slow_start node=a", r"crash_machine node=a", r"a +starts", r"init .* epoch 1")
