@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delaywheel.consumer.records import Partition
+from delaywheel.consumer.records import FetchedRecords, Incoming, Partition, Place, fetched_of
 from support.consumer.driven import DrivenConsumer
 from support.consumer.fake_kafka import FakeKafka
 
@@ -57,6 +57,32 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning(anew: int, meets:
     # And once is enough.
     join(kafka, consumer)
     assert handle(consumer) == []
+
+
+def test_no_record_of_a_topic_that_was_made_anew_has_two_outcomes() -> None:
+    kafka = FakeKafka(partitions=1)
+    consumer = start(kafka)
+    assert len(send(kafka, "old", 5)) == len(handle(consumer))
+    kafka.make_anew()
+    sent = send(kafka, "new", 20)  # the client goes on among them, at offset 5
+    for _ in range(40):
+        consumer.turn()
+        for message in consumer.take(10):
+            message.dead("BY_HAND")
+    assert sorted(one.value or b"" for one in kafka.committed_records) == sorted(sent)
+
+
+def test_offsets_that_go_back_within_what_was_fetched_begin_anew() -> None:
+    kafka = FakeKafka(partitions=1)
+    book = start(kafka).engine._book
+    at = Partition(kafka.source, 0)
+
+    def fetched(*offsets: int) -> list[FetchedRecords]:
+        return fetched_of(Incoming(Place(*at, n, 1), b"k", b"v", []) for n in offsets)
+
+    assert book.going_back(fetched(0, 1, 5)) == set()
+    assert book.going_back(fetched(4, 5, 0, 1)) == {at}
+    assert book.going_back([*fetched(4, 5), *fetched(0, 1)]) == {at}
 
 
 def test_a_partition_that_lost_its_end_is_read_from_its_beginning() -> None:

@@ -113,3 +113,14 @@ def test_a_batch_that_stops_at_what_means_no_outcome_raises_that() -> None:
     with pytest.raises(BatchItemError), batch:
         raise BatchItemError(1) from KeyError("x")
     assert [one.state for one in batch] == [State.SETTLED, State.IN_HAND, State.WAITING]
+
+
+def test_a_batch_leaves_alone_what_is_handed_out_again() -> None:
+    consumer = filled(3, 1)
+    batch = consumer.engine.desk.hand_out(3)
+    with batch:
+        assert batch[1].nack()
+        [again] = consumer.take()
+    assert [one.state for one in batch] == [State.SETTLED, State.FORGOTTEN, State.SETTLED]
+    assert again.state is State.IN_HAND
+    assert again.done()

@@ -6,7 +6,7 @@ be committed and not say so; a member may have lost its partitions before it hea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -251,14 +251,15 @@ class FakeBroker:
         self._call_back()
         return fetched_of(found[:most])
 
-    def topics(self) -> dict[str, ConsumedTopic]:
+    def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
         count = self.kafka.partitions
-        return {
+        known = {
             self.kafka.source: ConsumedTopic(self.kafka.topic_id, count),
             self.kafka.retry: ConsumedTopic("of retries", self.kafka.retry_partitions or count),
             **{name: ConsumedTopic(topic_id, count) for name, topic_id in self.kafka.more.items()},
         }
+        return {name: one for name, one in known.items() if names is None or name in names}
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """See `Broker`."""

@@ -214,6 +214,8 @@ class Book:
         self._held = 0
         self._held_bytes = 0
         self._settled = 0
+        self.taken = 0
+        """How many blocks were taken in since it was made."""
 
     @property
     def partitions(self) -> list[Partition]:
@@ -276,6 +278,12 @@ class Book:
         """Whether a transaction would have anything to commit."""
         shelves = self._shelves.values()
         return any(shelf.first_state is State.SETTLED for shelf in shelves)
+
+    @property
+    def settled_topics(self) -> frozenset[str]:
+        """The topics of which a transaction would have something to commit."""
+        shelves = self._shelves.items()
+        return frozenset(at.topic for at, shelf in shelves if shelf.first_state is State.SETTLED)
 
     @property
     def is_worth_a_commit(self) -> bool:
@@ -372,6 +380,7 @@ class Book:
             shelf = self._shelves.get(block.at)
             if shelf is None:
                 continue
+            self.taken += 1
             count, length_bytes = len(block), block.length_bytes(0, len(block))
             shelf.position = block.offsets[-1] + 1
             shelf.blocks.append(block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -165,8 +165,8 @@ class Broker(Protocol):
         """
         ...
 
-    def topics(self) -> dict[str, ConsumedTopic]:
-        """Returns the topics that are read, as far as they exist.
+    def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
+        """Returns these of the topics that are read, or all of them, as far as they exist.
 
         Raises:
             KafkaAway: Try again.

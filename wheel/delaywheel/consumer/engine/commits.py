@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 from delaywheel.consumer.book import CUT_RECORDS, Cut
 from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
@@ -42,6 +43,9 @@ class Commits:
         self._failures = 0
         self._recover_at_s = 0.0
         self._cut_most: int | None = None
+        self._confirmed: tuple[int, AbstractSet[str]] = (0, frozenset())
+        self.is_outdated = False
+        """Whether a topic was made anew: what is settled cannot be told from what is gone."""
         self.last_s = 0.0
         self.next_s = 0.0
 
@@ -104,7 +108,7 @@ class Commits:
     def commit(self) -> None:
         """Commits settled records, in as many transactions as that takes."""
         state = self._state
-        while not state.must_recover:
+        while not state.must_recover and self._is_confirmed():
             with state.changed:
                 cut = self._book.cut(self._cut_most)
                 self._dispatcher.wants_commit = False
@@ -128,6 +132,23 @@ class Commits:
                 break
         self.last_s = time.monotonic()
         self.next_s = self.last_s + state.settings.commit_every_ms / 1000
+
+    def _is_confirmed(self) -> bool:
+        """Whether what was fetched is of the topics that its offsets are to be committed for.
+
+        The client goes on in a topic that is made anew, at the old offset. Committed for the old
+        one, its records would be read from the beginning once more, and have two outcomes.
+        """
+        self.is_outdated = False
+        with self._state.changed:
+            asked = self._book.taken, self._book.settled_topics
+        if not asked[1] or asked == self._confirmed:
+            return True
+        is_current = self._positions.are_current(asked[1])
+        self.is_outdated = is_current is False
+        if is_current:
+            self._confirmed = asked
+        return bool(is_current)
 
     def _try(self, cut: Cut) -> TransactionFailure | None:
         membership = self._membership()
@@ -250,8 +271,8 @@ class Commits:
             if not state.must_recover:
                 self.commit()
             with state.changed:
-                if not self._book.can_cut or time.monotonic() >= deadline_s:
+                is_over = self.is_outdated or time.monotonic() >= deadline_s
+                if is_over or not self._book.can_cut:
                     break
-            if state.must_recover:
-                time.sleep(FIRST_BACKOFF_S)
+            time.sleep(FIRST_BACKOFF_S)
         state.give_up_s = None

@@ -229,6 +229,8 @@ class Engine:
         if now_s >= self._look_at_s:
             self._look()
         self._commits.turn()
+        if self._commits.is_outdated:
+            self._look()
 
     def _without_moved(self, fetched: Sequence[FetchedRecords]) -> Sequence[FetchedRecords]:
         """Returns what is certainly of the present assignment; the rest is read again.

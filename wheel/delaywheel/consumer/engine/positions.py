@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from delaywheel.consumer.engine.lookout import Lookout
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
 from delaywheel.consumer.records import Partition, Passed
+from delaywheel.consumer.watching.health import ConsumerTrouble
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -48,6 +49,19 @@ class Positions:
             for one in self._state.ours
             if one.topic in topics
         )
+
+    def are_current(self, topics: Collection[str]) -> bool | None:
+        """Whether topics are still those that positions were found for; None: nobody says.
+
+        Then all that was fetched before is of them, since no id comes back.
+        """
+        if not any(one.id for one in self._topics.values()):
+            return True  # Kafka does not say ids
+        try:
+            return not self.are_of_other_topics(self._broker.topics(topics))
+        except KafkaUnavailable as away:
+            self._state.note_trouble(ConsumerTrouble.KAFKA_AWAY, f"no answer about topics: {away}")
+            return None
 
     def find(
         self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]

@@ -29,7 +29,7 @@ import re
 import struct
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
 
@@ -265,10 +265,11 @@ class KafkaBroker:
             )
         return limits_of(self._ingress_group, self._ingress)
 
-    def topics(self) -> dict[str, ConsumedTopic]:
+    def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
         try:
-            return topics_now(self._asking, self._settings.topics.read_topics)
+            asked = self._settings.topics.read_topics if names is None else names
+            return topics_now(self._asking, sorted(asked))
         except KafkaException as exception:
             raise away(exception) from exception
 
