@@ -10,16 +10,21 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import GONE_ROW
-from delaywheel_replica.core.node.events import Effect, Mirror, Mirrored, Received, Repair
+from delaywheel_replica.core.node.events import Effect, Mirror, Mirrored, Received, Repair, Saved
 from delaywheel_replica.core.protocol.control import NodeRecord
 from delaywheel_replica.core.protocol.messages import Fetch, Frames, Gossip
-from delaywheel_replica.core.wheels.mirrors import COPIED_FRAMES_S, COPIED_ROWS_S, CREDIT_MS
+from delaywheel_replica.core.wheels.mirrors import (
+    COPIED_FRAMES_S,
+    COPIED_ROWS_S,
+    CREDIT_MS,
+    UNWRITABLE_MS,
+)
 from support.core.member_talk import heartbeat_of, messages
 from support.core.member_world import FakeNode, disk_of, frames_of, held_of, record_of
 from support.core.values import heartbeat, wheel_heartbeat
 from support.wheels.copies import bundled, copy_of
 
-B1 = WheelId("b", 1)
+B1, B2 = WheelId("b", 1), WheelId("b", 2)
 MIB = 1 << 20
 
 
@@ -87,6 +92,25 @@ def test_no_more_waits_than_its_frames() -> None:
         pushed = frames_of(B1, first, first + 3_999)
         mirroring.step(Received("b", pushed, mirroring.node.now_ms, mirroring.node.wall_ms))
     assert mirroring.written() == list(range(1, 8_002))
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_wheel_is_promised_away_that_cannot_be_written_while_the_medium_takes_other_writes(
+    *, saves: bool
+) -> None:
+    node = FakeNode("a")
+    node.cleaner_reports(node.cleaner(dict.fromkeys((B1, B2), record_of())))
+    node.store.refuses.add(Mirror)
+    for wheel in (B1, B2):
+        for number in range(2 * UNWRITABLE_MS // 500):
+            named = heartbeat_of("b", open=wheel, count=100 * wheel.number + number)
+            node.receive("b", Gossip(named))
+            node.receive("b", Frames(held_of(wheel, 0).card, bundled([copy_of(1, b"x")])))
+            if saves:
+                node.step(Saved(node.store.state))
+            node.tick(500)
+    # Not both: the next one follows after a minute at the earliest.
+    assert node.store.state.fenced.get("b", 0) == int(saves)
 
 
 A1, A2, A3 = (WheelId("a", number) for number in (1, 2, 3))

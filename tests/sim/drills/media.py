@@ -161,3 +161,15 @@ def worn_rows_alone(script: Script) -> None:
     script.do(at_ms, "worn_sector", node="a", what="index", choice=script.about(50, 50))
     script.do(at_ms + 50, "absence", node="a", ms=300)
     script.until_ms = 16_000
+
+
+@MEDIA(r"a +a bad sector in slot", r"a +failed Mirror", r"c +does LeaveWheel", r"c\.2 up to")
+def unwritable_copy(script: Script) -> None:
+    """The only mirror has bad sectors where the next frames of seconds go that are far away."""
+    script.cluster("ac", 2)
+    script.flow(2_500, 14_000, 50, "c", delay_ms=20_000)
+    for at_ms in (4_000, 4_100, 4_200):
+        script.do(
+            at_ms, "bad_sector", node="a", what="slot", choice=script.random.randrange(90, 99)
+        )
+    script.until_ms = 18_000

@@ -94,8 +94,15 @@ class _Content:
     def is_bad(self, offset: int, length: int) -> bool:
         return bool(_touched(self.bad_pages, offset, min(offset + length, len(self.now))))
 
-    def is_worn(self, offset: int, length: int) -> bool:
-        return bool(_touched(self.worn_pages, offset, offset + length))
+    def refuses(self, offset: int, length: int) -> bool:
+        """Whether a write is refused: a page is read before a part of it is written."""
+        end = offset + length
+        for page in _touched(self.bad_pages | self.worn_pages, offset, end):
+            page_end = min((page + 1) * _PAGE_LENGTH_BYTES, len(self.now))
+            is_whole = offset <= page * _PAGE_LENGTH_BYTES and page_end <= end
+            if page in self.worn_pages or not is_whole:
+                return True
+        return False
 
     def mend(self, offset: int, length: int) -> None:
         self.bad_pages -= _touched(self.bad_pages - self.worn_pages, offset, offset + length)
@@ -624,7 +631,7 @@ class SimulatedFile:
         except _FaultError as failure:
             self._write(data[: failure.fault.written_bytes], offset)
             raise
-        if self._content.is_worn(offset, len(data)):
+        if self._content.refuses(offset, len(data)):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
         try:
             self._disk._effect()

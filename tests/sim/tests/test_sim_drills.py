@@ -96,6 +96,7 @@ FOUND = {
     "restored_later",
     "worn_rows",
     "worn_rows_alone",
+    "unwritable_copy",
     "undeletable_files",
     "days_ahead",
     "corrected_alone",

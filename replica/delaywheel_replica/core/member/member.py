@@ -300,6 +300,7 @@ class Member:
         self._current.tick()
         cleaner = known.living_cleaner
         self._prevote.wished(None if cleaner is None else cleaner.vote_wish)
+        self._peers.promise_away(self._mirrors.unwritable())
         return [
             *self._current.pushes(),
             *self._mirrors.tick(),
@@ -324,6 +325,7 @@ class Member:
 
     def _saved(self, state: NodeState) -> list[Effect]:
         effects = self._node_file.saved(state)
+        self._mirrors.saved()
         for heartbeat in self._hearing.terms(self._known.now_ms):
             effects += self._peers.answer_leader(heartbeat)
         return [WriteStatus(), *effects]
@@ -336,6 +338,8 @@ class Member:
         for dropped in self._pending.failed(effect):
             if isinstance(dropped, Mirror | Repair):
                 self._mirrors.failed(dropped.card.wheel)
+                if dropped is effect and isinstance(dropped, Mirror):
+                    self._mirrors.not_written(dropped.card.wheel)
             elif isinstance(dropped, VerifyWheel):
                 self._verifying.failed(dropped.wheel, self._known.now_ms)
             elif isinstance(dropped, DeleteWheel):

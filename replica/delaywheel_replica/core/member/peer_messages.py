@@ -5,6 +5,7 @@ Part of the member machine (member.py), which steps it: only `Member.step` handl
 
 from collections.abc import Iterable
 
+from delaywheel.identity import WheelId
 from delaywheel_replica.core.member.parts import Parts
 from delaywheel_replica.core.node.events import (
     Effect,
@@ -95,6 +96,10 @@ class PeerMessages:
     def _asked(self, fences: Iterable[Fence]) -> None:
         if self._fencing.asked(fences, self._known.state):
             self._node_file.changed()
+
+    def promise_away(self, wheels: Iterable[WheelId]) -> None:
+        """Fences wheels of other nodes that cannot be written here: their origins leave them."""
+        self._asked([Fence(wheel.node, wheel.number) for wheel in wheels])
 
     def _gossiped(self, sender: str, gossip: Gossip) -> list[Effect]:
         known, now_ms = self._known, self._known.now_ms

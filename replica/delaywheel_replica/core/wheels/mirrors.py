@@ -14,6 +14,11 @@ Frames that are missing below are fetched as well, and frames of any node's whee
 could not read. While the disk accepts no frames, nothing is accepted or fetched; nor of a wheel
 that is not verified.
 
+A wheel that another node writes is *unwritable* here once writes of its frames have failed for
+`UNWRITABLE_MS`, while node.json could be saved: the medium takes other writes, so a bad sector is
+where the wheel's next frames go. It is promised away. Its origin leaves it for its spare, whose
+files are new here too; otherwise this member would count for nothing until that second is over.
+
 A folder is deleted when its wheel is no longer registered: everything up to its end was finished
 then, and what lies beyond does not count.
 
@@ -68,6 +73,12 @@ COPIED_ROWS_S: Final = 50_000
 
 CREDIT_MS: Final = 100
 """Copying may begin again this much earlier, after rests that were longer than they had to be."""
+
+UNWRITABLE_MS: Final = 5_000
+"""An origin goes on with its wheel for so long though this node cannot write it."""
+
+UNWRITABLE_AGAIN_MS: Final = 60_000
+"""It loses no further wheel to this node before: each is kept until its last message is done."""
 
 WAITING_BYTES: Final = 32 << 20
 """How much content of a wheel waits for the store at most; a longer message waits alone."""
@@ -150,6 +161,9 @@ class Mirrors:
         self._shown: dict[WheelId, int] = {}
         self._delete_after_ms: dict[WheelId, int] = {}
         self._copying_rests_until_ms = 0
+        self._not_written_since_ms: dict[WheelId, int] = {}
+        self._saved_ms = -1
+        self._promised_ms: dict[str, int] = {}
 
     # --- frames
 
@@ -182,6 +196,8 @@ class Mirrors:
         if isinstance(written, Repair):
             seqs = SeqSet.of(written.frames.seqs.tolist())
             self._inventory.repaired(wheel, seqs, self._known.now_ms)
+        elif isinstance(written, Mirror):
+            self._not_written_since_ms.pop(wheel, None)
         self._inventory.put(held)
         return [*self._report_to_origin(wheel), *self._go_on(wheel)]
 
@@ -190,6 +206,31 @@ class Mirrors:
         self._waiting.pop(wheel, None)
         self._catching_up.discard(wheel)
         self._pushed.discard(wheel)
+
+    def not_written(self, wheel: WheelId) -> None:
+        """Notes that frames behind the last one could not be written."""
+        self._not_written_since_ms.setdefault(wheel, self._known.now_ms)
+
+    def saved(self) -> None:
+        """Notes that the medium has taken node.json."""
+        self._saved_ms = self._known.now_ms
+
+    def unwritable(self) -> list[WheelId]:
+        """Returns wheels that are to be promised away, so that their origins leave them; once."""
+        known, found = self._known, []
+        heartbeats = self._hearing.heartbeats()
+        for wheel, since_ms in list(self._not_written_since_ms.items()):
+            heartbeat = heartbeats.get(wheel.node)
+            if heartbeat is None or heartbeat.open != wheel:
+                del self._not_written_since_ms[wheel]
+                continue
+            again_ms = self._promised_ms.get(wheel.node, -UNWRITABLE_AGAIN_MS) + UNWRITABLE_AGAIN_MS
+            is_due = known.now_ms >= max(since_ms + UNWRITABLE_MS, again_ms)
+            if is_due and self._saved_ms > since_ms and not known.disk.is_out:
+                self._promised_ms[wheel.node] = known.now_ms
+                del self._not_written_since_ms[wheel]
+                found.append(wheel)
+        return found
 
     def not_deleted(self, wheel: WheelId) -> None:
         """Notes that a folder could not be deleted; it is tried again later."""
