@@ -445,3 +445,23 @@ def slow_files(script: Script) -> None:
     script.do(script.about(9_000, 1_000), "kafka_down", ms=8_000)
     script.do(script.about(7_000, 2_000), "kill_server", node=script.random.choice("abc"))
     script.until_ms = 29_000
+
+
+@DELIVERY(r"delivers m1 ", r"reports asked", r"reports cancelled", r"pause node=a", r"delivers")
+def halves_and_words(script: Script) -> None:
+    """Halves that are committed, rolled back, or left; some are committed and cancelled at once.
+
+    Some are committed at another node than the one that has them. In the end their leader rests.
+    """
+    script.cluster("abc", 2, halves=True)
+    script.half(4_000, "a", hold_ms=8_000)
+    for at_ms in range(4_200, 16_000, 1_200):
+        script.half(at_ms, "a", hold_ms=3_000, told="b")
+        for ends in ("commit", "rollback"):
+            script.half(at_ms, "b", hold_ms=1_000, ends=ends, says=False)
+        script.half(at_ms, "c", hold_ms=3_000, ends="rollback", after_ms=300)
+        for turn, node in enumerate("abcabc"):
+            both = script.half(at_ms + turn, node, hold_ms=2_000, after_ms=100 * turn + 50)
+            script.cancel(at_ms + turn + 100 * turn + script.random.randrange(100), both, node)
+    script.do(script.about(14_000), "pause", node="a", part="cleaner", ms=9_000)
+    script.until_ms = 30_000

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from sim.plans.plan import Draft, HalfOrder, Request, Settings
+from sim.plans.plan import CancelOrder, Draft, HalfOrder, Request, Settings, Step
 
 FIRST = 5_000
 """Numbers of halves begin here, apart from those of other messages."""
 
 
-def halves(random: Random, settings: Settings, until_ms: int) -> Iterator[HalfOrder]:
-    """Yields halves of a run."""
+def halves(random: Random, settings: Settings, until_ms: int) -> Iterator[Step]:
+    """Yields halves of a run; some are cancelled by others at about their commit."""
     per_s = random.choice((1.0, 3.0, 6.0))
     number, at_ms = FIRST, 2_000.0
     while at_ms < until_ms:
@@ -23,6 +23,7 @@ def halves(random: Random, settings: Settings, until_ms: int) -> Iterator[HalfOr
         told = list(nodes)
         if random.random() < 0.2:
             random.shuffle(told)
+        after_ms = random.choice((1, 20, 100, hold_ms - 100, hold_ms, hold_ms + 300))
         draft = Draft(number, hold_ms, random.choice((-1, 0, 8, 300)), is_half=True)
         yield HalfOrder(
             at_ms=round(at_ms),
@@ -35,7 +36,10 @@ def halves(random: Random, settings: Settings, until_ms: int) -> Iterator[HalfOr
             ),
             ends=random.choice(("commit", "commit", "commit", "rollback")),
             says=random.random() < 0.8,
-            after_ms=random.choice((1, 20, 100, hold_ms - 100, hold_ms, hold_ms + 300)),
+            after_ms=after_ms,
             nodes=tuple(told),
         )
+        if random.random() < 0.2:
+            cancel_ms = round(at_ms) + max(5, after_ms + random.randrange(-200, 200))
+            yield CancelOrder(cancel_ms, number, tuple(nodes), random.choice((500, 3_000)))
         number += 1

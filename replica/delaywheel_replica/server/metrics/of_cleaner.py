@@ -159,6 +159,11 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     _counted("forwarded_messages", "Messages committed to their topics by this node.", "forwarded"),
     _counted("cancelled_messages", "Messages cancelled by their callers.", "cancelled"),
     _counted("duplicate_messages", "Retries dropped at their due.", "duplicates"),
+    _counted(
+        "asked_halves",
+        "Half messages that nobody committed in time: letters to their groups.",
+        "halves_asked",
+    ),
     counters(
         "topic_forwarded_messages",
         "Forwarded messages by topic.",
