@@ -63,6 +63,23 @@ def test_missing_message_is_lost(tally: Tally) -> None:
     assert not verdict.is_clean
 
 
+@pytest.mark.parametrize("outcome", ["CANCELLED", "UNKNOWN", "TOO_LATE"])
+def test_what_is_cancelled_must_not_come_and_what_is_not_must(tally: Tally, outcome: str) -> None:
+    tally.answered(message(1)[0], outcome)
+    came = tally.verdict([arrived(n) for n in range(3)])
+    stayed_away = tally.verdict([arrived(0), arrived(2)])
+    assert (came.is_clean, came.cancelled_delivered) == (
+        outcome != "CANCELLED",
+        outcome == "CANCELLED",
+    )
+    assert (stayed_away.is_clean, stayed_away.lost) == (
+        outcome != "TOO_LATE",
+        outcome == "TOO_LATE",
+    )
+    assert dict(came.cancels) == {outcome: 1}
+    assert tally.cancelled == (outcome == "CANCELLED")
+
+
 def test_second_copy_is_duplicated(tally: Tally) -> None:
     verdict = tally.verdict([arrived(0), arrived(1), arrived(2), arrived(1)])
     assert (verdict.duplicated, verdict.lost) == (1, 0)
