@@ -230,18 +230,42 @@ def test_streams_are_opened_anew_and_what_was_revoked_ends(
     def trusts(is_dialled: bool) -> ssl.SSLContext:
         return trusted[0](is_dialled)
 
-    one = PeerSecurity(REQUIRED, trusts, max_age_s=0.5)
-    with two(one, security(REQUIRED, good)) as (a, b):
+    one = PeerSecurity(REQUIRED, trusts, max_age_s=4)
+    another = PeerSecurity(REQUIRED, before, max_age_s=4)
+    with two(one, another) as (a, b):
         a.wait_connected("n2")
         b.wait_connected("n1")
-        opened = b.state("n1").counters.connects
-        b.wait("opened anew, both ways", lambda: b.state("n1").counters.connects > opened + 4)
+        opened, since_ms = b.state("n1").counters.connects, a.state("n2").since_ms
+        b.wait("opened anew, both ways", lambda: b.state("n1").counters.connects >= opened + 4)
 
         def arrives() -> bool:
             a.network.send("n2", VoteAsk(1, 1000))
             return bool(b.came)
 
         b.wait("messages arrive", arrives)
+        assert a.state("n2").since_ms == since_ms, "they stay connected meanwhile"
         trusted[0] = after
         a.wait_refused("n2", PeerReason.TLS_REFUSED)
         a.wait("it is out", lambda: a.state("n2").connection is Connection.REFUSED)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_which_grants_a_node_has_is_told_to_those_who_know_of_it(knows: bool) -> None:
+    """An older release would take it for garbage, and end the stream."""
+    members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), 1)}
+    with (
+        Site(identity("n1", access="old"), members) as a,
+        Site(identity("n2", access="other" if knows else ""), members) as b,
+    ):
+        a.wait_connected("n2")
+        b.wait_connected("n1")
+        assert b.state("n1").access == "old"
+
+        def told() -> bool:
+            a.network.tell_access("new")
+            a.network.send("n2", VoteAsk(1, 1000))
+            return bool(b.came) and b.state("n1").access == ("new" if knows else "old")
+
+        b.wait("it is heard", told)
+        assert a.state("n2").access == ("other" if knows else "")
+        assert b.broken == []

@@ -10,6 +10,7 @@ import select
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from delaywheel_replica.core.protocol.codec import MalformedError
@@ -70,6 +71,8 @@ class Dialler:
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._channel: Channel | None = None
+        # Closes the connection that another is to replace, since it has its greatest age.
+        self._close_earlier: Callable[[], None] = _nothing
         self._thread = threading.Thread(
             target=self._run, name=f"peer-to-{peer.node}-{stream.lower()}", daemon=True
         )
@@ -99,13 +102,21 @@ class Dialler:
                 pause_s = _REFUSED_PAUSE_S
             except OSError:
                 pause_s = _NOBODY_PAUSE_S
-            self._ended.wait(pause_s)
+            if pause_s:
+                self._replaced()
+                self._ended.wait(pause_s)
+        self._replaced()
+
+    def _replaced(self) -> None:
+        """Closes the earlier connection, whether another has come in its place or not."""
+        close, self._close_earlier = self._close_earlier, _nothing
+        close()
 
     def _converse(self) -> bool:
         """Opens the stream and serves it until it ends.
 
         Returns:
-            Whether it has its greatest age, and is to be opened anew.
+            Whether it has its greatest age: it stays until another is open in its place.
 
         Raises:
             OSError: It could not be opened.
@@ -117,20 +128,30 @@ class Dialler:
         room = os.eventfd(0, os.EFD_NONBLOCK)
         tally = self._peer.tallies[Way.OUT, self._stream]
         outbox = Outbox(channel, self._max_bytes, tally, wake=lambda: os.eventfd_write(room, 1))
+
+        def close() -> None:
+            outbox.close()
+            self._peer.left(self._stream, outbox)
+            channel.close()
+            os.close(room)
+
+        is_old = False
         try:
             with self._lock:
                 if self._ended.is_set():
                     return False
                 self._channel = channel
             self._greet(channel, outbox)
-            return _stay(channel, outbox, room, self._security.ends_s(channel, is_dialled=False))
+            self._replaced()
+            is_old = _stay(channel, outbox, room, self._security.ends_s(channel, is_dialled=False))
         finally:
-            with self._lock:
-                self._channel = None
-            outbox.close()
-            self._peer.left(self._stream, outbox)
-            channel.close()
-            os.close(room)
+            if is_old:
+                self._close_earlier = close
+            else:
+                with self._lock:
+                    self._channel = None
+                close()
+        return is_old
 
     def _greet(self, channel: Channel, outbox: Outbox) -> None:
         if self._stream is Stream.CONTROL:
@@ -174,7 +195,8 @@ def _stay(channel: Channel, outbox: Outbox, room: int, until_s: float) -> bool:
     while True:
         wanted = select.POLLIN | (select.POLLOUT if outbox.waits else 0)
         poll.register(number, wanted)
-        events = dict(poll.poll(ping_s * 1_000))
+        left_s = until_s - time.monotonic()
+        events = dict(poll.poll((min(ping_s, left_s) if left_s > 0 else ping_s) * 1_000))
         if events.get(number, 0) & ~select.POLLOUT:
             return False
         if room in events:
@@ -192,6 +214,10 @@ def _no_peer(peer: Peer, began: bytes) -> PeerRefusal:
         " there, or is of a version whose nodes spoke gRPC with one another"
     )
     return PeerRefusal(PeerReason.WRONG_PORT, text)
+
+
+def _nothing() -> None:
+    """Closes nothing: there is no earlier connection."""
 
 
 class _RefusedError(Exception):

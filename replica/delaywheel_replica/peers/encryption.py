@@ -19,8 +19,8 @@ heartbeats that wait are replaced. What is encrypted and not yet taken by the ke
 `_AT_ONCE_BYTES`, and goes before everything else.
 
 A stream with TLS lasts an hour at most, as callers' connections do: what was revoked is out by
-then. The side that dialled opens it anew somewhat sooner, each stream at a time of its own; the
-other ends it if that does not happen. It is a connection that broke, and is there again at once.
+then. The side that dialled opens another in its place somewhat sooner, each stream at a time of its
+own, and closes it when that is open, or refused; the other side ends it if that does not happen.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class PeerSecurity:
         """Returns when this side has to end a new connection, by the monotonic clock."""
         if channel.cipher is None:
             return inf
-        age_s = self._max_age_s * (1 if is_dialled else random.uniform(0.8, 0.95))  # noqa: S311
+        age_s = self._max_age_s * (1 if is_dialled else random.uniform(0.5, 0.75))  # noqa: S311
         return time.monotonic() + age_s
 
     def dialled(self, dial: Callable[[], Channel], address: str) -> Channel:
