@@ -274,7 +274,7 @@ def test_files_that_are_not_in_order_later_leave_the_earlier_ones(
 ) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     now_s = 0.0
-    monkeypatch.setattr("delaywheel_replica.server.certificates.time.monotonic", lambda: now_s)
+    monkeypatch.setattr("delaywheel.client.exchange.channel.monotonic", lambda: now_s)
 
     def put(days: float) -> None:
         for path, new in zip((cert, key), good.sign("n", "localhost", days=days), strict=True):
