@@ -1,4 +1,4 @@
-"""Transactions in Kafka: settings of producers, and a watch for transactions that stay open.
+"""Transactions in Kafka: settings of producers, errors, a watch for transactions that stay open.
 
 The settings are those of nodes, of consumers, and of replays of letters.
 
@@ -67,6 +67,24 @@ def unrepeated(transactional_id: str) -> dict[str, Any]:
         # Not the default 30 s: a missing topic would hold up its transaction for so long.
         "topic.metadata.propagation.max.ms": 1_000,
     }
+
+
+# librdkafka does not reuse the numbers of a refused batch, and notices the gap at the next batch
+# for that partition. The abort that follows begins a new producer epoch.
+_AFTERMATH: Final = "OUT_OF_ORDER_SEQUENCE_NUMBER"
+
+
+def is_aftermath(cause: str | None) -> bool:
+    """Whether a transaction failed only because of an earlier one, and will not fail again.
+
+    Args:
+        cause: In Kafka's words, beginning with its name of the error; None: not known.
+
+    Example:
+        >>> is_aftermath("OUT_OF_ORDER_SEQUENCE_NUMBER: 7 instead of 3")
+        True
+    """
+    return cause is not None and cause.startswith(_AFTERMATH)
 
 
 _At = TypeVar("_At")

@@ -22,6 +22,7 @@ from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Letter, LetterPlace, OutgoingRecord
 from delaywheel.deadletters.marks import LetterState, Marks, make_marks, make_positions
 from delaywheel.deadletters.writing import LetterWriter
+from delaywheel.transactional import is_aftermath
 
 BATCH_LETTERS: Final = 500
 BATCH_BYTES: Final = 4_000_000
@@ -143,7 +144,7 @@ class Settling:
         records = [one.record for one in batch if one.record is not None]
         written = [*self._marks_of(batch), *positions]
         ended = self._writer.transact(records, written)
-        if ended is not None and ended.is_aftermath:
+        if ended is not None and is_aftermath(ended.why):
             ended = self._writer.transact(records, written)
         if ended is None:
             for one in batch:

@@ -63,11 +63,6 @@ class RefusedTransaction:
     why: str
     number: int | None
 
-    @property
-    def is_aftermath(self) -> bool:
-        """Whether the cause is an earlier aborted transaction: a retry will not meet it again."""
-        return self.why.startswith("OUT_OF_ORDER_SEQUENCE_NUMBER")
-
 
 class LetterWriter:
     """The producer of one claim. After any error that it raises it is unusable."""

@@ -29,6 +29,7 @@ import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.reading.cancels import Budget, CancelLook
+from delaywheel.transactional import is_aftermath
 from delaywheel_replica.cleaner.delivery import halves, outcomes
 from delaywheel_replica.cleaner.delivery.dead_letters import (
     Condemned,
@@ -44,7 +45,7 @@ from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.direct import joined_with
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
 from delaywheel_replica.cleaner.ingress.term import Ingress
-from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record, is_aftermath
+from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.ingress.moment import TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound

@@ -13,7 +13,7 @@ they show:
 |   | EndTxn |
 | a record that failed inside the client: its topic went away | `commit_transaction` raises |
 |   | `_INCONSISTENT` after its own flush, before it sends an EndTxn |
-| the same partition again, after a refused batch | as a refused batch: `AFTERMATH`; the abort |
+| the same partition again, after a refused batch | as a refused batch: an aftermath; the abort |
 |   | heals it |
 | no answer | `flush` leaves records behind, or `_TIMED_OUT` |
 | fenced | any call: `_FENCED`, fatal |

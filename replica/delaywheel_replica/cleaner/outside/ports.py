@@ -31,16 +31,6 @@ ANY_PARTITION = -1
 NOW = -1
 
 
-# librdkafka does not reuse the numbers of a refused batch, and notices the gap at the next batch
-# for that partition. The abort that follows begins a new producer epoch.
-AFTERMATH = "OUT_OF_ORDER_SEQUENCE_NUMBER"
-
-
-def is_aftermath(cause: str | None) -> bool:
-    """Whether a transaction failed only because of an earlier one, and will not fail again."""
-    return cause is not None and cause.startswith(AFTERMATH)
-
-
 class Record(NamedTuple):
     """A whole record to be produced."""
 
