@@ -152,6 +152,8 @@ class SeqSet(Collection[int]):
 
     def end_from(self, seq: int) -> int:
         """Returns the seq before the next one after `seq` that is not in the set."""
+        if not self.spans:  # the usual case: nothing is lost
+            return seq
         span = self.span_of(seq + 1)
         return seq if span is None else span[1]
 

@@ -284,6 +284,11 @@ class Leadership:
         leader, server = self._follower.state.leader(self._config.ids), self._server
         return leader is not None and server is not None and leader.node != server.heartbeat.node
 
+    @property
+    def role(self) -> Role:
+        """What this cleaner does."""
+        return self._election.phase.role
+
     def view(self) -> View:
         """Returns this cleaner's part of the status."""
         forwarder = self._forwarder
@@ -294,7 +299,7 @@ class Leadership:
         self._note_progress()
         error = self._why_not(forwarder)
         return View(
-            role=self._election.phase.role,
+            role=self.role,
             epoch=self._election.epoch,
             leader=self._shown.leader(self._config.ids),
             state=self._shown,
@@ -332,7 +337,7 @@ class Leadership:
         """Returns why the progress does not move, if this leader's clock has long passed it."""
         forwarder, progress = self._forwarder, self._shown.progress
         seen_s, wall_s = self._seen_at
-        is_leading = self._election.phase.role is Role.LEADING
+        is_leading = self.role is Role.LEADING
         if forwarder is None or progress is None or not is_leading:
             return None
         behind_s = self._clock.wall_ms() / 1000 - progress.due_ms / 1000

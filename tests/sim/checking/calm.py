@@ -159,7 +159,7 @@ def leaderless(world: World) -> Iterator[str]:
     )
     since_ms = now_ms - max(ends_ms, default=0)
     cleaners = [node.cleaner for node in world.living() if node.cleaner is not None]
-    is_led = any(each.leadership.view().role in LEADERS for each in cleaners)
+    is_led = any(each.leadership.role in LEADERS for each in cleaners)
     if since_ms > LEADERLESS_MS and not is_led:
         yield f"no node leads {since_ms / 1000:.1f} s after all clocks were corrected"
 

@@ -28,8 +28,9 @@ _NOTHING = WheelHeartbeat(0, 0, 0, 0, 0, -1)
 def held_prefix(state: ControlState, wheel: WheelId, heartbeat: Heartbeat) -> int:
     """Returns the seq up to which a node holds every frame of a wheel, except lost ones."""
     reported, lost = heartbeat.wheels.get(wheel, _NOTHING), state.lost.seqs(wheel)
-    missing = reported.missing - lost
-    return missing.first - 1 if missing else lost.end_from(reported.applied)
+    if reported.missing and (missing := reported.missing - lost):
+        return missing.first - 1
+    return lost.end_from(reported.applied)
 
 
 def member_heartbeats(
