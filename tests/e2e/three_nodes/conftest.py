@@ -19,7 +19,7 @@ def started(
     folder = tmp_path_factory.mktemp("three") / "cluster"
     with (
         KafkaProxy(kafka) as proxy,
-        Trio(kafka.proxy_address, folder, f"t{uuid.uuid4().hex[:12]}") as trio,
+        Trio(kafka.proxy_address, folder, f"t{uuid.uuid4().hex[:12]}", halves=True) as trio,
     ):
         yield proxy, trio
 

@@ -6,6 +6,7 @@ import errno
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from delaywheel.identity import WheelId
@@ -17,6 +18,7 @@ from delaywheel_replica.core.node.events import Broken, Written
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.messages import Applied, Gossip
 from delaywheel_replica.core.protocol.status_files import Role
+from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
 from delaywheel_replica.server.commit.outside import GroupJob
 from delaywheel_replica.server.node.refusals import Refusal
 from sim.machine.disk import Fault, SimulatedDisk
@@ -298,3 +300,17 @@ def test_a_caller_that_waits_too_long_for_members_hears_that_the_outcome_is_unkn
     third = pair.produce(message(3), kind=kind)
     hear_other(pair, held=3)
     assert third.said == "n1.1"
+
+
+def test_a_release_is_written_to_the_wheel_of_its_half_or_not_at_all(node: Driven) -> None:
+    """In another wheel it would count as another message that is not to come."""
+    said: list[Outcome] = []
+    named = Columns.of_cancels(np.array([BASE_SLOT * 1000]), np.zeros((1, 16), np.uint8))
+    for wheel in (ONE, WheelId("n1", 2), ONE):
+        node.driver.submit(Request(named, Kind.RELEASES, said.append, wheel))
+    node.work()
+    outcomes = [outcome for outcome in said if isinstance(outcome, Committed)]
+    assert [dict(outcome.failed) for outcome in outcomes].count({}) == 2
+    ((refused,),) = [outcome.failed.values() for outcome in outcomes if outcome.failed]
+    assert (refused.reason, refused.reason.outcome_known) == (Reason.NO_WHEEL, True)
+    assert node.row.heartbeat.wheels[ONE].applied == 1

@@ -322,7 +322,8 @@ class Halves:
 
         ids = np.frombuffer(id_, np.uint8).reshape(1, -1)
         columns = Columns.of_cancels(np.array([due_ms], np.int64), ids)
-        self._server.write(Request(columns, kind, answered))
+        bound = wheel if kind is Kind.RELEASES else None
+        self._server.write(Request(columns, kind, answered, bound))
 
 
 def _cancels_of(keys: list[Key]) -> Columns:

@@ -151,7 +151,8 @@ class HalfCommits:
         dues_ms = np.array([due_ms for _, due_ms in keys.values()], np.int64)
         columns = Columns.of_cancels(dues_ms, ids.reshape(len(keys), -1))
         try:
-            committed = await asyncio.shield(self._writing.submit(columns, kind))
+            bound = wheel if kind is Kind.RELEASES else None
+            committed = await asyncio.shield(self._writing.submit(columns, kind, bound))
             failed = committed.failed
         except RequestRefusedError as error:
             failed = dict.fromkeys(range(len(keys)), error.refusal)

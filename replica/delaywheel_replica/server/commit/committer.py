@@ -90,11 +90,13 @@ class Request:
         columns: What to write.
         kind: What the rows are.
         on_answer: Called once.
+        wheel: The only wheel that it may be written to; None: whichever is open.
     """
 
     columns: Columns
     kind: Kind
     on_answer: Callable[[Outcome], None]
+    wheel: WheelId | None = None
 
 
 Answers: TypeAlias = list[tuple[Request, Outcome]]
@@ -130,12 +132,21 @@ class Group:
             group.refuse(sealed, Refusal(Reason.DUE_TOO_OLD, "Its second is sealed"))
         if last_slot < int(columns.due_ms.max()) // 1000:
             group.refuse(columns.slots > last_slot, Refusal(Reason.CLOCK_AHEAD))
+        if group.kind is Kind.RELEASES:  # all other rows may go to any wheel
+            group.refuse_of_other_wheels()
         return group
 
     @property
     def kind(self) -> Kind:
         """The kind of all requests in the group."""
         return self.requests[0].kind
+
+    def refuse_of_other_wheels(self) -> None:
+        """Refuses requests that may only be written to another wheel than this group's."""
+        for request, place in self.places():
+            if request.wheel is not None and request.wheel != self.admission.wheel:
+                rows = np.arange(place.start, place.stop)
+                self.refuse(rows, Refusal(Reason.NO_WHEEL, "The half's wheel was left"))
 
     def refuse(self, messages: NDArray[np.bool_] | NDArray[np.intp], refusal: Refusal) -> None:
         """Refuses these messages."""

@@ -10,6 +10,7 @@ from functools import partial
 from math import inf
 from typing import Final
 
+from delaywheel.identity import WheelId
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.process.defects import fatal
@@ -29,14 +30,16 @@ class Writing:
         self._begun_s = -inf
         self._gathered: list[Request] = []
 
-    def submit(self, columns: Columns, kind: Kind = Kind.MESSAGES) -> "asyncio.Future[Committed]":
+    def submit(
+        self, columns: Columns, kind: Kind = Kind.MESSAGES, wheel: WheelId | None = None
+    ) -> "asyncio.Future[Committed]":
         """Submits a request's messages; returns the answer once they may be acknowledged.
 
         The answer is a RefusedError if none of them was accepted, or (WHEEL_LOST) if that is
         unknown.
         """
         answer: asyncio.Future[Committed] = self._loop.create_future()
-        self._gathered.append(Request(columns, kind, partial(_settle, answer)))
+        self._gathered.append(Request(columns, kind, partial(_settle, answer), wheel))
         if len(self._gathered) == 1:
             begin_s = self._begun_s + APART_S
             if begin_s <= self._loop.time():

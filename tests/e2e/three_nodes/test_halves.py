@@ -1,0 +1,58 @@
+"""A half is released by the node that has it, whichever node hears that it is committed."""
+
+from __future__ import annotations
+
+import time
+import uuid
+
+import grpc
+import pytest
+
+from delaywheel.message import Handle
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
+from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import CommittedReader
+from support.services.service import wait_until
+from support.services.trio import Trio
+
+pytestmark = pytest.mark.kafka
+
+HOLD_MS = 9_500
+
+
+def begun(stub: DelayWheelStub, topic: str) -> pb.HalfRef:
+    """Begins a half at a node, and returns what it is committed by."""
+
+    def accepted() -> pb.HalfRef | None:
+        message = pb.DelayedMessage(
+            id=uuid.uuid4().bytes,
+            topic=topic,
+            headers=[pb.Header(name="dw-half", value=b"shop")],
+            deliver_at_ms=time.time_ns() // 1_000_000 + HOLD_MS,
+        )
+        (result,) = stub.DelayProduce(pb.DelayProduceRequest(messages=[message])).results
+        if result.error.reason:
+            assert result.error.reason == "HALVES_NOT_READY"
+            return None
+        wheel = Handle.parse(result.handle).wheel
+        return pb.HalfRef(id=message.id, due_ms=message.deliver_at_ms, wheel=wheel)
+
+    return wait_until("all nodes know halves", accepted)
+
+
+def test_a_commit_goes_to_the_node_that_has_the_half(
+    trio: Trio, kafka: KafkaBroker, topic: str
+) -> None:
+    first, second, _ = trio.nodes
+    with (
+        grpc.insecure_channel(first.address) as one,
+        grpc.insecure_channel(second.address) as other,
+        CommittedReader(kafka.address, topic) as reader,
+    ):
+        half = begun(DelayWheelStub(one), topic)
+        begun(DelayWheelStub(other), topic)  # that node knows by now, too; nobody commits this one
+        (result,) = DelayWheelStub(other).Commit(pb.CommitRequest(halves=[half])).results
+        assert result.outcome == pb.COMMIT_OUTCOME_COMMITTED
+        reader.wait_for(1)
+        assert reader.messages[0].timestamp()[1] < half.due_ms - 1_000, "not at the end of its hold"
