@@ -257,17 +257,22 @@ def _make_ingress(address: str, cluster: str) -> None:
     from delaywheel.ingress import ingress_topic  # noqa: PLC0415
 
     name = ingress_topic(cluster)
-    AdminClient({"bootstrap.servers": address}).create_topics([NewTopic(name, 1)])[name].result()
+    admin = AdminClient({"bootstrap.servers": address})
+    admin.create_topics([NewTopic(name, 1)])[name].result()
 
 
 def _measure(given: argparse.Namespace, address: str) -> None:
-    stand = Stand(address, given.cluster, f"consumer-cost-{uuid.uuid4().hex[:8]}")
-    fill(stand, given.records)
+    name = f"consumer-cost-{uuid.uuid4().hex[:8]}"
+    # Of a topic with more records than are handled, all would be fetched meanwhile.
+    stands = {n: Stand(address, given.cluster, f"{name}-{n}") for n in (given.records, given.calls)}
+    for count, stand in stands.items():
+        fill(stand, count)
     plain: Cost | None = None
     for way in WAYS:
         if given.only not in way.__name__:
             continue
-        cost = way(stand, given.calls if "asyncio" in way.__name__ else given.records)
+        count = given.calls if "asyncio" in way.__name__ else given.records
+        cost = way(stands[count], count)
         plain = plain or cost
         if given.json:
             print(json.dumps(asdict(cost)), flush=True)

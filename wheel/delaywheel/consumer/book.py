@@ -529,6 +529,11 @@ class Book:
         if settlement is not DONE:
             message.block.settlements[message.index] = settlement
 
+    def settle_one_done(self, message: ReceivedMessage) -> None:
+        """Settles a record as done that a handler has. Not if order is kept."""
+        message.block.states[message.index] = State.SETTLED
+        self._settled += 1
+
     def settle_done(self, run: RecordRun) -> int:
         """Settles those as done that handlers have; returns how many. Not if order is kept."""
         block, begin, end = run

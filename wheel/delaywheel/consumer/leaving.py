@@ -67,8 +67,7 @@ def leave_one(message: ReceivedMessage, error: BaseException | None) -> bool:
     """Settles what a block of one message has not; returns whether its exception is handled."""
     if error is not None:
         return leave_by([message], error)
-    if message.is_taken_back or not message.is_settled:
-        message.desk.done(message)
+    message.block.desk.leave(message)
     return False
 
 

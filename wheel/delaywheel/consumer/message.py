@@ -153,6 +153,10 @@ class Desk(Protocol):
         """Settles a record as handled."""
         ...
 
+    def leave(self, message: ReceivedMessage) -> None:
+        """Settles a record as handled whose block was left, unless it is settled."""
+        ...
+
     def all_done(self, runs: Sequence[RecordRun]) -> None:
         """Settles those as handled that are not settled."""
         ...

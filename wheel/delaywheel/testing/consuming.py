@@ -247,6 +247,11 @@ class MemoryConsumer:
         """See `ReceivedMessage.done`."""
         return self._settle(message, DONE)
 
+    def leave(self, message: ReceivedMessage) -> None:
+        """See `Desk`."""
+        if not message.is_settled:
+            self._settle(message, DONE)
+
     def all_done(self, runs: Sequence[RecordRun]) -> None:
         """See `Desk`."""
         for run in runs:

@@ -226,6 +226,22 @@ class Dispatcher:
         """See `ReceivedMessage.done`."""
         return self._settle(message, DONE)
 
+    def leave(self, message: ReceivedMessage) -> None:
+        """See `Desk`."""
+        with self._changed:
+            if message.is_taken_back:
+                message.has_returned = True
+                return
+            if message.state is not State.IN_HAND:
+                return
+            if self._order is None:
+                self._book.settle_one_done(message)
+            else:
+                self._note(message, DONE)
+            self._handler_times.add(time.monotonic() - message.handed_s)
+            if self._state.is_draining:
+                self._changed.notify_all()
+
     def all_done(self, runs: Sequence[RecordRun]) -> None:
         """See `Desk`."""
         now_s = time.monotonic()
