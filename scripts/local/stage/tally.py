@@ -182,7 +182,7 @@ class Tally:
             in_health=Spread.of(health),
             across_kill=Spread.of(across) if killed_at_ms is not None else None,
             silence_ms=silence_ms if killed_at_ms is not None else None,
-            cancels=Counter(self._cancels.values()),
+            cancels=dict(Counter(self._cancels.values())),
             cancelled_delivered=sum(
                 outcome == _CANCELLED and message_id in copies
                 for message_id, outcome in self._cancels.items()
