@@ -18,6 +18,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel.testing.rows import SentMessage
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -195,6 +196,8 @@ class MemoryStore:
                 yield kept
 
     def _refusal(self, sent: SentMessage) -> tuple[Reason, str] | None:
+        if any(name == HALF_GROUP for name, _ in sent.headers):
+            return Reason.HALVES_OFF, "This service in memory takes no half messages"
         limits = self.limits
         if limits.topics is not None and sent.topic not in limits.topics:
             return Reason.TOPIC_UNKNOWN, sent.topic
