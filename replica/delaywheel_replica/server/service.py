@@ -9,6 +9,7 @@ from typing import Final
 from google.protobuf.message import Message
 
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.access.callers import CallContext
 from delaywheel_replica.server.access.rights import Right
@@ -153,6 +154,9 @@ class DelayWheelService:
             if was_withdrawn is not None:
                 cancelled, delivered = pb.MESSAGE_STATE_CANCELLED, pb.MESSAGE_STATE_DELIVERED
                 message.state = cancelled if was_withdrawn else delivered
+        is_half = any(header.name == HALF_GROUP for header in message.headers)
+        if is_half and message.state == pb.MESSAGE_STATE_DELIVERED:
+            message.state = pb.MESSAGE_STATE_DONE  # or its group is asked: its place shows it
         if request.find_place:
             await self._places.add_place(message)
         return message

@@ -149,6 +149,9 @@ def test_a_committed_half_is_delivered_at_once_and_another_is_asked_about(
         asked.wait_for(2)
         assert asked.messages[-1].value() == b"left"
         assert dict(headers_of(asked.messages[-1]))["dw-half-topic"] == topic.encode()
+        at = pb.IdAndDue(id=left.id, due_ms=left.deliver_at_ms)
+        question = pb.GetMessageRequest(message=pb.MessageRef(id_and_due=at))
+        assert stub.GetMessage(question).message.state == pb.MESSAGE_STATE_DONE, "not delivered"
         (late,) = stub.Commit(pb.CommitRequest(halves=[half_ref(left)])).results
         assert late.outcome == pb.COMMIT_OUTCOME_LEFT_TO_CHECK
         assert len(reader.read_to_end()) == 1
