@@ -343,6 +343,12 @@ class Reason(StrEnum):
         _PASSING,
         "A leader has still to see that all nodes know half messages: retry.",
     )
+    HALF_KEEPS_DUE = (
+        "HALF_KEEPS_DUE",
+        _PRECONDITION,
+        _FINAL,
+        "A commit names the half by its due: cancel it, and begin another with the due you want.",
+    )
     SLOT_INVALID = ("SLOT_INVALID", _INVALID, _FINAL, "Give a slot in Unix seconds above 0.")
     PAGE_TOKEN_INVALID = (
         "PAGE_TOKEN_INVALID",

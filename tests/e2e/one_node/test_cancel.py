@@ -5,6 +5,7 @@ Half messages are delivered at their commit, and not before; without a word thei
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ import pytest
 
 from delaywheel import CancelOutcome, RefusedError, TimedOutError
 from delaywheel.headers import decode_headers
+from delaywheel.reasons import Reason
 from delaywheel.transactions import CommitOutcome
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
@@ -121,6 +123,10 @@ def begun(stub: DelayWheelStub, *halves: pb.DelayedMessage) -> None:
     wait_until("the halves are accepted", accepted)
 
 
+def name_of(half: pb.DelayedMessage) -> pb.MessageRef:
+    return pb.MessageRef(id_and_due=pb.IdAndDue(id=half.id, due_ms=half.deliver_at_ms))
+
+
 def half_ref(message: pb.DelayedMessage) -> pb.HalfRef:
     return pb.HalfRef(id=message.id, due_ms=message.deliver_at_ms)
 
@@ -139,6 +145,9 @@ def test_a_committed_half_is_delivered_at_once_and_another_is_asked_about(
         begun(stub, half(topic, SHORT_MS, b"the first waits for the leader"))
         committed, left = half(topic, LONG_MS, b"committed"), half(topic, SHORT_MS, b"left")
         begun(stub, committed, left)
+        moved = pb.NewDue(message=name_of(committed), deliver_at_ms=committed.deliver_at_ms + 1000)
+        with pytest.raises(grpc.RpcError, match=re.escape(Reason.HALF_KEEPS_DUE.advice)):
+            stub.Reschedule(pb.RescheduleRequest(messages=[moved]))
         (told,) = stub.Commit(pb.CommitRequest(halves=[half_ref(committed)])).results
         assert told.outcome == pb.COMMIT_OUTCOME_COMMITTED
         reader.wait_for(1)
@@ -149,8 +158,7 @@ def test_a_committed_half_is_delivered_at_once_and_another_is_asked_about(
         asked.wait_for(2)
         assert asked.messages[-1].value() == b"left"
         assert dict(headers_of(asked.messages[-1]))["dw-half-topic"] == topic.encode()
-        at = pb.IdAndDue(id=left.id, due_ms=left.deliver_at_ms)
-        question = pb.GetMessageRequest(message=pb.MessageRef(id_and_due=at))
+        question = pb.GetMessageRequest(message=name_of(left))
         assert stub.GetMessage(question).message.state == pb.MESSAGE_STATE_DONE, "not delivered"
         (late,) = stub.Commit(pb.CommitRequest(halves=[half_ref(left)])).results
         assert late.outcome == pb.COMMIT_OUTCOME_LEFT_TO_CHECK

@@ -50,6 +50,7 @@ from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.passed_on import PassedChanges, change_permitted
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Decided, Subject
+from delaywheel_replica.server.intake.validate import LONGEST_HOLD_MS
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.answering import defect
@@ -196,7 +197,7 @@ class Reschedules:
             RefusedError: TOO_MANY_MESSAGES, and what concerns every message: NO_LEADER,
                 RESCHEDULES_BUSY, BACKPRESSURE; of a single message also those of references,
                 NOT_UP_TO_DATE, DUE_INVALID, DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD,
-                RESCHEDULES_RESTING, RESCHEDULE_UNKNOWN.
+                RESCHEDULES_RESTING, HALF_KEEPS_DUE, RESCHEDULE_UNKNOWN.
         """
         wanted = parsed(request.messages, self._wanted)
         within_s = within_s_of(left_s)
@@ -393,11 +394,17 @@ class Reschedules:
     async def _wish(self, subject: Subject, to_ms: int, there: Found) -> RescheduleWish:
         """Returns a wish to announce, unless it is known that it would not be decided."""
         self._check_releases()
+        if self._may_be_half(subject.key[1]) and await self._sights.is_half(subject):
+            raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
         progress = self._sights.moment().progress
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
         await self._check_free(subject.reference.id, to_ms, there)
         return RescheduleWish(subject.key, to_ms, self._sights.place(subject.found))
+
+    def _may_be_half(self, due_ms: int) -> bool:
+        """Whether a message is due so soon that it may be a half, by any two nodes' clocks."""
+        return due_ms - wall_ms() <= LONGEST_HOLD_MS + 2 * self._span.clock_skew_ms
 
     def _handle(self, subject: Subject, moved_ms: int) -> str:
         """Returns a handle of the message at the new due: any wheel finds it."""

@@ -11,6 +11,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.reasons import Reason
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import (
@@ -299,6 +301,18 @@ class Sights:
                     decided = _not_confirmed(decision)
             results.append((subject, decided))
         return results
+
+    async def is_half(self, subject: Subject) -> bool:
+        """Whether a message that was found is a half, as its headers say.
+
+        Raises:
+            RefusedError: NOT_UP_TO_DATE: its frame cannot be read here for now.
+        """
+        place = self.place(subject.found)
+        columns = await self._queries.message(subject.reference.slot, place)
+        if columns is None:
+            raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
+        return any(name == HALF_GROUP for name, _ in columns.headers(0))
 
     async def resolve(self, subject: Subject) -> Decided:
         """Looks in Kafka for what became of a message of which progress shows no order any more.
