@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -17,56 +11,12 @@ from confluent_kafka import Producer
 from delaywheel.consumer import ConsumerReason, ConsumerTrouble, DeadLetterReason
 from delaywheel.consumer.settings import Options
 from local.loopback.kafka import KafkaBroker
+from support.consumer.documents import DOCS, PATIENCE_S, Program, program_of
 from support.kafka.read_committed import CommittedReader, create_topic, headers_of
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "CONSUMERS.md"
-PATIENCE_S = 60.0
+DOCUMENT = "CONSUMERS.md"
 
 Record = tuple[bytes, list[tuple[str, str | bytes | None]]]
-
-
-def program(holding: str) -> str:
-    text = DOCUMENT.read_text(encoding="utf-8")
-    blocks: list[str] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    (found,) = [block for block in blocks if holding in block]
-    return found
-
-
-class Program:
-    """A program of the document, on its own topic and cluster, while the block runs."""
-
-    def __init__(self, code: str, topic: str) -> None:
-        self.lines: list[str] = []
-        self.topic = topic
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self._enough = threading.Condition()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with self._process.stdout as output:
-            for line in output:
-                with self._enough:
-                    self.lines.append(line.strip())
-                    self._enough.notify()
-
-    def wait_for(self, count: int) -> list[str]:
-        with self._enough:
-            assert self._enough.wait_for(lambda: len(self.lines) >= count, PATIENCE_S), self.lines
-        return self.lines
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
-        assert self._process.wait(PATIENCE_S) == 0
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
 
 
 @pytest.fixture
@@ -78,10 +28,10 @@ def run(kafka: KafkaBroker, cluster: str, orders: str) -> Iterator[Callable[...,
         for value, headers in records:
             producer.produce(orders, value, partition=0, headers=headers)
         assert producer.flush(PATIENCE_S) == 0
-        code = program(holding).replace("localhost:9092", kafka.address)
+        code = program_of(DOCUMENT, holding).replace("localhost:9092", kafka.address)
         code = code.replace('"orders"', f'"{orders}"')
         code = code.replace('bootstrap="', f'cluster="{cluster}", bootstrap="')
-        started.append(Program(code, orders))
+        started.append(Program(code))
         return started[-1]
 
     yield start
@@ -99,10 +49,10 @@ def test_the_loop(run: Callable[..., Program]) -> None:
 
 
 @pytest.mark.kafka
-def test_by_hand(kafka: KafkaBroker, run: Callable[..., Program]) -> None:
+def test_by_hand(kafka: KafkaBroker, orders: str, run: Callable[..., Program]) -> None:
     running = run("out of stock", (b"later", []), (b"broken", []))
     assert running.wait_for(3) == ["later 1 None", "broken 1 None", "later 2 out of stock"]
-    with CommittedReader(kafka.address, f"{running.topic}-dead-stock", partitions=2) as reader:
+    with CommittedReader(kafka.address, f"{orders}-dead-stock", partitions=2) as reader:
         (letter,) = reader.wait_for(1)
     running.stop()  # not before: what is not committed by then comes again with the next start
     reported = dict(headers_of(letter))
@@ -165,9 +115,9 @@ def test_delays(run: Callable[..., Program]) -> None:
 
 
 @pytest.mark.kafka
-def test_watching(run: Callable[..., Program]) -> None:
+def test_watching(orders: str, run: Callable[..., Program]) -> None:
     running = run("ConsumerMetrics", (b"x", []))
-    expected = f"given up: {running.topic}/0/0 ATTEMPTS_EXHAUSTED: ValueError: no such order"
+    expected = f"given up: {orders}/0/0 ATTEMPTS_EXHAUSTED: ValueError: no such order"
     assert running.wait_for(1) == [expected]
     running.stop()
 
@@ -181,8 +131,8 @@ def test_handlers_of_letters(kafka: KafkaBroker, orders: str) -> None:
         headers = [("dw-dead-reason", reason), ("dw-dead-topic", orders)]
         producer.produce(name, value, headers=headers)  # type: ignore[arg-type]
     assert producer.flush(PATIENCE_S) == 0
-    code = program("DeadLetterConsumer").replace("localhost:9092", kafka.address)
-    running = Program(code.replace("orders-dead-watched", name), orders)
+    code = program_of(DOCUMENT, "DeadLetterConsumer").replace("localhost:9092", kafka.address)
+    running = Program(code.replace("orders-dead-watched", name))
     try:
         assert running.wait_for(2) == ["given up: b'1'", "again: b'2'"]
         with CommittedReader(kafka.address, orders, partitions=2) as reader:
@@ -194,7 +144,9 @@ def test_handlers_of_letters(kafka: KafkaBroker, orders: str) -> None:
 
 
 def test_reasons_and_options_are_all_reported() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
+    text = "".join(
+        (DOCS / name).read_text(encoding="utf-8") for name in (DOCUMENT, "TRANSACTIONS.md")
+    )
     rows = set(re.findall(r"`([a-zA-Z_]+)`", text))
     assert {reason.value for reason in ConsumerReason} <= rows
     assert {reason.value for reason in DeadLetterReason} <= rows

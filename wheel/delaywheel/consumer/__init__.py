@@ -22,6 +22,8 @@ except ModuleNotFoundError as missing:
 from delaywheel.consumer.aio import AsyncRetryConsumer
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.book import Counts
+from delaywheel.consumer.checking.checker import HalfChecker
+from delaywheel.consumer.checking.letters import AskedHalf
 from delaywheel.consumer.leaving import BatchItemError, UnreadableError
 from delaywheel.consumer.message import (
     ConsumerError,
@@ -42,6 +44,7 @@ from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
 
 __all__ = [
+    "AskedHalf",
     "AsyncRetryConsumer",
     "Batch",
     "BatchItemError",
@@ -54,6 +57,7 @@ __all__ = [
     "DeadLetterReason",
     "ExponentialBackoff",
     "GroupTopic",
+    "HalfChecker",
     "HandlerTimeoutError",
     "Middleware",
     "Partition",

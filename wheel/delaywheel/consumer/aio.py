@@ -11,7 +11,7 @@ from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.message import HandlerTimeoutError, ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped
-from delaywheel.consumer.settings import Options
+from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.consumer.sync import WAIT_S, BaseConsumer
 from delaywheel.levels import Duration, length_ms
 
@@ -39,7 +39,7 @@ class AsyncRetryConsumer(BaseConsumer):
         bootstrap: str,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(topics, group=group, bootstrap=bootstrap, **options)
+        super().__init__(read_settings(topics, group, bootstrap, options))
         check_middleware(self._settings.middleware, is_awaited=True)
         self._ready = asyncio.Event()
         self._engine.desk.cancel_s = 1.0

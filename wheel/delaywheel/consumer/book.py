@@ -81,6 +81,7 @@ class Counts:
         skipped: Records of another route.
         expired: Records whose time to live was over.
         parked: Records that were sent to come back because an earlier one of their key will.
+        forwarded: Records that another one was written for, to the ingress topic: committed halves.
         forgotten: Records that were held here and are delivered again.
         commits: Transactions that were committed.
         failed_commits: Transactions that failed, or may have.
@@ -94,6 +95,7 @@ class Counts:
     skipped: int = 0
     expired: int = 0
     parked: int = 0
+    forwarded: int = 0
     forgotten: int = 0
     commits: int = 0
     failed_commits: int = 0
@@ -587,6 +589,7 @@ class Book:
         counts.skipped += counted[Outcome.SKIPPED]
         counts.expired += counted[Outcome.EXPIRED]
         counts.parked += counted[Outcome.PARKED]
+        counts.forwarded += counted[Outcome.FORWARDED]
 
     def _count_reason(self, reason: str) -> None:
         """Counts a dead letter by its reason; handlers may name many, and a metric must not."""

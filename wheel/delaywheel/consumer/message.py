@@ -49,6 +49,7 @@ class Outcome(IntEnum):
     SKIPPED = 3
     EXPIRED = 4
     PARKED = 5
+    FORWARDED = 6
 
 
 class ConsumerReason(StrEnum):
@@ -182,6 +183,10 @@ class Desk(Protocol):
         self, message: ReceivedMessage, reason: str, error: BaseException | str | None
     ) -> bool:
         """Settles a record as a dead letter."""
+        ...
+
+    def forward(self, message: ReceivedMessage, record: Outgoing) -> bool:
+        """Settles a record by writing another one, for the ingress topic."""
         ...
 
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:

@@ -43,20 +43,69 @@ KEPT_SETTINGS: Final = frozenset(
 """Settings of the Kafka clients that the promises rest on; callers cannot change them."""
 
 
-class Options(TypedDict, total=False):
-    """Options of a consumer besides its topics, group and Kafka.
+class GroupOptions(TypedDict, total=False):
+    """Options of whatever reads topics as a group, retries, and writes dead letters.
 
     Attributes:
-        cluster: The delaywheel cluster's id; needed only where several use the same Kafka.
         retry: The delay before each further attempt: a list (empty: failed records are dead at
             once), an `ExponentialBackoff`, or a function of message and error that returns a delay,
             or None for dead.
+        jitter: By how much of itself a delay becomes longer at most, so that what failed together
+            does not come back together. Not for `retry(after=…)`.
+        stuck_after: How long the first record of a partition may be in hand, and hold up that
+            partition's commits, before `trouble` says so.
+        handler_timeout: How long a handler may have a message, or a batch. Then it has failed with
+            `HandlerTimeoutError`: retried or dead by the options. `AsyncRetryConsumer.run` cancels
+            it; a thread cannot be ended, and is a trouble while it goes on. None: no limit.
+        max_deliveries: After how many deliveries that ended with the process, alone in hand, a
+            record is a dead letter (POISON). None: never.
+        commit_every: How long settled records may wait for their transaction.
+        drain: How long a rebalance, or the end, waits for records in hand to be settled.
+        max_held_bytes: How much may be held, in hand or not, before fetching pauses.
+        max_held: The same as a number of records.
+        create_topics: Whether to create missing retry and dead-letter topics.
+        retry_topic: The name of the group's topic of retries, and how it is created: `GroupTopic`.
+        dead_topic: The same for dead letters.
+        events: What the program does when something happens: `ConsumerEvents`.
+        rebalances: How the group gives partitions out. `eager`: all are given up and assigned anew
+            (Kafka's classic protocol, `range`). `cooperative`: only those that move are given up
+            (classic, `cooperative-sticky`). `consumer`: so do they, and the broker decides
+            (KIP-848, Kafka 4). All members of a group need the same; `ordered` needs `eager`,
+            and `instance` excludes `cooperative`.
+        instance: A name that no other consumer of the group has, and that this one keeps over
+            restarts (a static member, in Kafka's words). After a crash it gets its partitions back
+            at once, and transactions it had begun are ended at once; but other consumers get its
+            partitions only after `session.timeout.ms`, even if it was stopped.
+        kafka: Further settings for the Kafka clients, as librdkafka names them.
+    """
+
+    retry: Backoff
+    jitter: float
+    stuck_after: Duration
+    handler_timeout: Duration | None
+    max_deliveries: int | None
+    commit_every: Duration
+    drain: Duration
+    max_held_bytes: int
+    max_held: int
+    create_topics: bool
+    retry_topic: GroupTopic
+    dead_topic: GroupTopic
+    events: ConsumerEvents | None
+    rebalances: Literal["eager", "cooperative", "consumer"]
+    instance: str | None
+    kafka: Mapping[str, Any]
+
+
+class Options(GroupOptions, total=False):
+    """Options of a consumer besides its topics, group and Kafka: these, and `GroupOptions`.
+
+    Attributes:
+        cluster: The delaywheel cluster's id; needed only where several use the same Kafka.
         retry_by: Other back-offs, by class of the exception: the first counts of which the error,
             or what it was raised from, is an instance.
         retry_for: No retry comes later than so long after the record's timestamp: it is dead then.
             None: no such limit.
-        jitter: By how much of itself a delay becomes longer at most, so that what failed together
-            does not come back together. Not for `retry(after=…)`.
         retry_on: Exceptions that are retried.
         dead_on: Exceptions that are not retried, even if `retry_on` includes them: the record is
             dead at once. Any other exception is raised out of the `with` block, and the record
@@ -80,39 +129,12 @@ class Options(TypedDict, total=False):
             not come back. Then its key goes on without it.
         start: Where a group begins that has never committed anything; with a pattern, only
             `earliest`.
-        stuck_after: How long the first record of a partition may be in hand, and hold up that
-            partition's commits, before `trouble` says so.
-        handler_timeout: How long a handler may have a message, or a batch. Then it has failed with
-            `HandlerTimeoutError`: retried or dead by the options. `AsyncRetryConsumer.run` cancels
-            it; a thread cannot be ended, and is a trouble while it goes on. None: no limit.
-        max_deliveries: After how many deliveries that ended with the process, alone in hand, a
-            record is a dead letter (POISON). None: never.
-        commit_every: How long settled records may wait for their transaction.
-        drain: How long a rebalance, or the end, waits for records in hand to be settled.
-        max_held_bytes: How much may be held, in hand or not, before fetching pauses.
-        max_held: The same as a number of records.
-        create_topics: Whether to create missing retry and dead-letter topics.
-        retry_topic: The name of the group's topic of retries, and how it is created: `GroupTopic`.
-        dead_topic: The same for dead letters.
-        order_topic: The same for the order of keys.
-        events: What the program does when something happens: `ConsumerEvents`.
-        rebalances: How the group gives partitions out. `eager`: all are given up and assigned anew
-            (Kafka's classic protocol, `range`). `cooperative`: only those that move are given up
-            (classic, `cooperative-sticky`). `consumer`: so do they, and the broker decides
-            (KIP-848, Kafka 4). All members of a group need the same; `ordered` needs `eager`,
-            and `instance` excludes `cooperative`.
-        instance: A name that no other consumer of the group has, and that this one keeps over
-            restarts (a static member, in Kafka's words). After a crash it gets its partitions back
-            at once, and transactions it had begun are ended at once; but other consumers get its
-            partitions only after `session.timeout.ms`, even if it was stopped.
-        kafka: Further settings for the Kafka clients, as librdkafka names them.
+        order_topic: As `retry_topic`, for the order of keys.
     """
 
     cluster: str | None
-    retry: Backoff
     retry_by: Mapping[type[Exception], Backoff]
     retry_for: Duration | None
-    jitter: float
     retry_on: type[Exception] | Sequence[type[Exception]]
     dead_on: type[Exception] | Sequence[type[Exception]]
     route: Iterable[str] | None
@@ -126,26 +148,17 @@ class Options(TypedDict, total=False):
     max_away_bytes: int
     lost_after: Duration
     start: Literal["earliest", "latest"]
-    stuck_after: Duration
-    handler_timeout: Duration | None
-    max_deliveries: int | None
-    commit_every: Duration
-    drain: Duration
-    max_held_bytes: int
-    max_held: int
-    create_topics: bool
-    retry_topic: GroupTopic
-    dead_topic: GroupTopic
     order_topic: GroupTopic
-    events: ConsumerEvents | None
-    rebalances: Literal["eager", "cooperative", "consumer"]
-    instance: str | None
-    kafka: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
-    """The checked `Options`; durations in milliseconds."""
+    """The checked `Options`; durations in milliseconds.
+
+    Attributes:
+        meant_for: A header, and what it holds in records that are read; others are skipped.
+        asks_about_halves: Whether what fails to the end is UNDECIDED.
+    """
 
     topics: Subscription
     group: str
@@ -180,6 +193,8 @@ class ConsumerSettings:
     instance: str | None = None
     kafka: Mapping[str, Any] = field(default_factory=dict)
     made: Mapping[str, GroupTopic] = field(default_factory=dict)
+    meant_for: tuple[str, bytes] | None = None
+    asks_about_halves: bool = False
 
     def made_topics(self, names: TopicNames) -> dict[str, GroupTopic]:
         """Returns the topics that belong to this source topic and are created if missing."""

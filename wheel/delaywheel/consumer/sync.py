@@ -15,7 +15,7 @@ from delaywheel.consumer.kafka import KafkaBroker
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped
-from delaywheel.consumer.settings import Options, read_settings
+from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
 from delaywheel.consumer.watching.figures import Figures
 from delaywheel.consumer.watching.health import ConsumerHealth
 from delaywheel.levels import Duration, length_ms
@@ -27,18 +27,11 @@ WAIT_S = 0.5
 
 
 class BaseConsumer:
-    """The common part of both consumers: their options, and all that does not wait."""
+    """The common part of all consumers: their settings, and all that does not wait."""
 
-    def __init__(
-        self,
-        topics: str | Iterable[str],
-        *,
-        group: str,
-        bootstrap: str,
-        **options: Unpack[Options],
-    ) -> None:
-        self._settings = read_settings(topics, group, bootstrap, options)
-        self._engine = Engine(self._settings, KafkaBroker(self._settings))
+    def __init__(self, settings: ConsumerSettings) -> None:
+        self._settings = settings
+        self._engine = Engine(settings, KafkaBroker(settings))
 
     def pause(self, *partitions: Partition) -> None:
         """Stops handing out and fetching until `resume`; the consumer stays in its group.
@@ -99,7 +92,55 @@ class BaseConsumer:
         return next(iter(self.health.troubles.values()), None)
 
 
-class RetryConsumer(BaseConsumer):
+class ThreadedConsumer(BaseConsumer):
+    """The common part of consumers for threads: a `with` block, and handlers that wait."""
+
+    def __enter__(self) -> Self:
+        self._engine.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._engine.stop()
+        if error is None:
+            self._engine.join()
+        else:
+            self._engine.join_quietly()
+
+    def flush(self, timeout_s: float = 30.0) -> bool:
+        """Waits until settled records are committed; returns whether they are.
+
+        A settled record behind an unsettled one of its partition cannot be committed, and is not
+        waited for.
+        """
+        return self._engine.desk.flush(timeout_s)
+
+    def _received(self, take: Callable[[], _T], timeout_s: float | None) -> _T:
+        found = take()
+        if found:  # usually, and without a look at the clock
+            return found
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = WAIT_S if deadline is None else deadline - time.monotonic()
+            if found or left_s <= 0 or self._engine.has_ended:
+                return found
+            self._engine.desk.wait(min(left_s, WAIT_S))
+            found = take()
+
+    def _run(self, handle: Callable[[ReceivedMessage], object], concurrency: int) -> None:
+        """Handles each message within `with message`, on so many threads, until `stop`."""
+        HandlerThreads(handle, concurrency).run(
+            lambda most: self._received(lambda: self._engine.desk.hand_out(most), WAIT_S),
+            lambda: self._engine.has_ended,
+            self._engine.desk.hand_back,
+        )
+
+
+class RetryConsumer(ThreadedConsumer):
     """Reads topics, with the group's retry topics, as one stream; sends back what fails.
 
     Each record ends as exactly one of done, retried and dead, committed in one Kafka transaction
@@ -138,24 +179,8 @@ class RetryConsumer(BaseConsumer):
         bootstrap: str,
         **options: Unpack[Options],
     ) -> None:
-        super().__init__(topics, group=group, bootstrap=bootstrap, **options)
+        super().__init__(read_settings(topics, group, bootstrap, options))
         check_middleware(self._settings.middleware, is_awaited=False)
-
-    def __enter__(self) -> Self:
-        self._engine.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._engine.stop()
-        if error is None:
-            self._engine.join()
-        else:
-            self._engine.join_quietly()
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Yields messages until `stop`."""
@@ -199,12 +224,7 @@ class RetryConsumer(BaseConsumer):
             BaseException: An exception from a handler that means neither retry nor dead; handlers
                 that have begun are waited for.
         """
-        threads = HandlerThreads(wrapped(handle, self._settings.middleware), concurrency)
-        threads.run(
-            lambda most: self.receive_batch(most, WAIT_S),
-            lambda: self._engine.has_ended,
-            self._engine.desk.hand_back,
-        )
+        self._run(wrapped(handle, self._settings.middleware), concurrency)
 
     def run_batches(
         self, handle: Callable[[Batch], object], most: int = 100, *, wait: Duration = "100ms"
@@ -227,18 +247,6 @@ class RetryConsumer(BaseConsumer):
         """Returns available messages, as soon as there are any, up to this number."""
         return self._received(lambda: self._engine.desk.hand_out(most), timeout_s)
 
-    def _received(self, take: Callable[[], _T], timeout_s: float | None) -> _T:
-        found = take()
-        if found:  # usually, and without a look at the clock
-            return found
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            left_s = WAIT_S if deadline is None else deadline - time.monotonic()
-            if found or left_s <= 0 or self._engine.has_ended:
-                return found
-            self._engine.desk.wait(min(left_s, WAIT_S))
-            found = take()
-
     def seek(self, partition: Partition, offset: int) -> None:
         """Reads a partition from this offset on, and commits that.
 
@@ -250,11 +258,3 @@ class RetryConsumer(BaseConsumer):
             ConsumerError: The consumer has stopped.
         """
         self._engine.seek(partition, offset)
-
-    def flush(self, timeout_s: float = 30.0) -> bool:
-        """Waits until settled records are committed; returns whether they are.
-
-        A settled record behind an unsettled one of its partition cannot be committed, and is not
-        waited for.
-        """
-        return self._engine.desk.flush(timeout_s)

@@ -292,6 +292,10 @@ class MemoryConsumer:
         """See `ReceivedMessage.dead`."""
         return self._settle(message, self._policy.dead(message, reason, error))
 
+    def forward(self, message: ReceivedMessage, record: Outgoing) -> bool:
+        """See `Desk`."""
+        return self._settle(message, self._policy.forward(message, record))
+
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:
         """See `ReceivedMessage.fail`."""
         settlement = self._policy.failed(message, error, self._source.now_ms)
@@ -327,8 +331,8 @@ class MemoryConsumer:
         self._freed.extendleft(reversed(freed))
         _set(message, State.COMMITTED)
         self._outcomes[settlement.outcome] += 1
-        comes_back = settlement.outcome in (Outcome.RETRIED, Outcome.PARKED)
-        if comes_back and settlement.record is not None:
+        is_sent = settlement.outcome in (Outcome.RETRIED, Outcome.PARKED, Outcome.FORWARDED)
+        if is_sent and settlement.record is not None:
             self._source.accept(_delayed(settlement.record))
         elif settlement.record is not None:
             self.dead_letters.append(settlement.record)

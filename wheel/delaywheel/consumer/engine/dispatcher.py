@@ -19,7 +19,7 @@ from delaywheel.consumer.message import (
     Settlement,
     State,
 )
-from delaywheel.consumer.records import Partition
+from delaywheel.consumer.records import Outgoing, Partition
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.policy import DeadLetterReason
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes
@@ -143,7 +143,8 @@ class Dispatcher:
 
     def _is_plain(self, block: RecordBlock) -> bool:
         """Whether there is nothing to look at before records are handed out."""
-        is_for_all = self._order is None and self._state.settings.route is None
+        settings = self._state.settings
+        is_for_all = self._order is None and settings.route is None and settings.meant_for is None
         return is_for_all and not block.has_headers
 
     def _for_handlers(self, run: RecordRun, now_ms: int) -> Sequence[RecordRun]:
@@ -304,6 +305,10 @@ class Dispatcher:
     ) -> bool:
         """See `ReceivedMessage.dead`."""
         return self._settle(message, self._state.policy.dead(message, reason, error))
+
+    def forward(self, message: ReceivedMessage, record: Outgoing) -> bool:
+        """See `Desk`."""
+        return self._settle(message, self._state.policy.forward(message, record))
 
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:
         """See `ReceivedMessage.fail`."""

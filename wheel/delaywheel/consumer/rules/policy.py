@@ -19,7 +19,8 @@ A record whose time to live has passed, or would pass before it came back, has e
 skipped, or dead with EXPIRED. A retry that is too large for the ingress topic, for what ingress
 takes or for the topic of retries is dead, MESSAGE_TOO_LARGE; one that is due later than ingress
 takes, DELAY_BEYOND_SPAN: sent all the same, it would become delaywheel's dead letter, and leave its
-group. If Kafka refuses a retry all the same, it is dead, RETRY_REFUSED. A letter that is too large
+group. If Kafka refuses a retry all the same, it is dead, RETRY_REFUSED; a record that another one
+is written for, FORWARD_REFUSED. A letter that is too large
 for its topic omits the value, or also the headers, or also the key, and `dw-dead-omitted`
 names them: they stay where the letter's origin says. A record with a header whose name is not UTF-8
 is dead before it is handled, HEADER_INVALID: no client reads the headers of such a record.
@@ -71,11 +72,13 @@ class DeadLetterReason(StrEnum):
     EXPIRED = "EXPIRED"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     RETRY_REFUSED = "RETRY_REFUSED"
+    FORWARD_REFUSED = "FORWARD_REFUSED"
     HEADER_INVALID = "HEADER_INVALID"
     DELAY_BEYOND_SPAN = "DELAY_BEYOND_SPAN"
     UNREADABLE = "UNREADABLE"
     POISON = "POISON"
     HANDLER_TIMEOUT = "HANDLER_TIMEOUT"
+    UNDECIDED = "UNDECIDED"
 
 
 class Policy:
@@ -161,6 +164,8 @@ class Policy:
         delay_ms = delays.after(message, error)
         if delay_ms is not None:
             return with_jitter(delay_ms, message, self._settings.jitter)
+        if self._settings.asks_about_halves:
+            return DeadLetterReason.UNDECIDED
         if delays.is_chosen:
             return DeadLetterReason.NOT_RETRIABLE
         return DeadLetterReason.ATTEMPTS_EXHAUSTED
@@ -184,6 +189,12 @@ class Policy:
         if record is None:
             return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE)
         return Settlement(Outcome.PARKED, record, due_ms)
+
+    def forward(self, message: ReceivedMessage, record: Outgoing) -> Settlement:
+        """Returns the settlement that writes another record, to the ingress topic."""
+        if len(record.headers) > HEADERS_MOST or not self._fits(record):
+            return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE)
+        return Settlement(Outcome.FORWARDED, record)
 
     def _coming_back(self, message: ReceivedMessage, trip: Trip, due_ms: int) -> Outgoing | None:
         names = self._settings.topics.names_of(message.place.topic)
@@ -232,6 +243,8 @@ class Policy:
         """
         if refused.outcome in (Outcome.RETRIED, Outcome.PARKED):
             return self.dead(message, DeadLetterReason.RETRY_REFUSED, why)
+        if refused.outcome is Outcome.FORWARDED:
+            return self.dead(message, DeadLetterReason.FORWARD_REFUSED, why)
         letter = refused.record
         if letter is None or letter.value is None:
             topic = "Kafka" if letter is None else letter.topic
@@ -282,6 +295,9 @@ class Policy:
             return self.dead(
                 message, DeadLetterReason.HEADER_INVALID, "a header's name is not UTF-8"
             )
+        meant_for = self._settings.meant_for
+        if meant_for is not None and message.header(meant_for[0]) != meant_for[1]:
+            return Settlement(Outcome.SKIPPED)
         route = self._settings.route
         # What came back was for us when it first came, whatever the patterns are now.
         is_new = message.place.topic == message.origin.topic

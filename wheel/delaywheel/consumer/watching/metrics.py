@@ -17,7 +17,7 @@ from delaywheel.consumer.sync import BaseConsumer
 from delaywheel.consumer.watching.figures import HANDLER_BOUNDS_S
 from delaywheel.consumer.watching.health import ConsumerTrouble
 
-_OUTCOMES = ("done", "retried", "skipped", "expired", "parked")
+_OUTCOMES = ("done", "retried", "skipped", "expired", "parked", "forwarded")
 _PREFIX = "delaywheel_consumer"
 
 

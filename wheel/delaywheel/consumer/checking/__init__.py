@@ -1,0 +1,1 @@
+"""A consumer that answers for half messages: what letters ask, its settings, and its loop."""

@@ -1,0 +1,97 @@
+"""The consumer that answers for a group's half messages whose senders did not.
+
+It is a consumer like any other: letters are its records, and a check is its handler. What the check
+says is written in one transaction with the letter's offset:
+
+| the check | then | counted as |
+|---|---|---|
+| returns COMMIT | the message goes to the ingress topic, with its own due | forwarded |
+| returns ROLLBACK | nothing is written | done |
+| returns UNKNOWN, or raises | the letter comes back after the next delay of `retry` | retried |
+| the same, after the last delay | a dead letter, UNDECIDED: replayed, it is asked again | dead |
+
+So nobody decides but the check: a process that dies in between is asked again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Final, Unpack
+
+from delaywheel.consumer.checking.letters import AskedHalf, committed_record, half_of
+from delaywheel.consumer.checking.settings import checker_settings
+from delaywheel.consumer.message import ReceivedMessage
+from delaywheel.consumer.settings import GroupOptions
+from delaywheel.consumer.sync import ThreadedConsumer
+from delaywheel.ingress import ingress_topic
+from delaywheel.transactions import HalfVerdict
+
+
+class HalfChecker(ThreadedConsumer, ABC):
+    """Answers what became of the local transactions of a group's half messages.
+
+    Derive from it, with a `check`. Any number of processes may run one; each half is asked about in
+    one of them at a time, and may be asked about again.
+
+    Args:
+        group: The group that the halves name. It is also the consumer group.
+        bootstrap: Kafka's addresses.
+        cluster: The delaywheel cluster's id.
+        **options: See `GroupOptions`.
+
+    Raises:
+        ValueError: An argument is invalid.
+        ConsumerError: Raised by `run`: why the consumer has stopped.
+
+    Example:
+        With the barrier::
+
+            class Shop(HalfChecker):
+                def check(self, half):
+                    with connect() as db:
+                        return BARRIER.verdict(db, half)
+
+            with Shop(group="shop", bootstrap="localhost:9092", cluster="main") as shop:
+                signal.signal(signal.SIGTERM, lambda *_: shop.stop())
+                shop.run()
+    """
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        bootstrap: str,
+        cluster: str,
+        **options: Unpack[GroupOptions],
+    ) -> None:
+        super().__init__(checker_settings(group, bootstrap, cluster, options))
+        self._ingress_topic: Final = ingress_topic(cluster)
+
+    @abstractmethod
+    def check(self, half: AskedHalf) -> HalfVerdict:
+        """Returns what became of the local transaction.
+
+        Without the barrier, ROLLBACK must mean that the transaction will never commit: "not found"
+        is UNKNOWN for as long as it may still be open. What this raises counts as UNKNOWN.
+        """
+
+    def run(self, *, concurrency: int = 1) -> None:
+        """Checks until `stop`, on so many threads.
+
+        Raises:
+            ValueError: `concurrency` is below 1.
+            ConsumerError: The consumer has stopped.
+            BaseException: What a check raised that is no Exception.
+        """
+        self._run(self._answer, concurrency)
+
+    def _answer(self, letter: ReceivedMessage) -> None:
+        verdict: object = self.check(half_of(letter))
+        if verdict is HalfVerdict.COMMIT:
+            letter.desk.forward(letter, committed_record(letter, self._ingress_topic))
+        elif verdict is HalfVerdict.ROLLBACK:
+            letter.done()
+        elif verdict is HalfVerdict.UNKNOWN:
+            letter.retry(error="the check says unknown")
+        else:
+            raise TypeError(f"{self.check!r} returned {verdict!r}, which is no HalfVerdict")

@@ -1,0 +1,33 @@
+"""Settings of a checker: those of a consumer that mean something here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Final, cast
+
+from delaywheel.consumer.settings import ConsumerSettings, GroupOptions, Options, read_settings
+from delaywheel.ingress import halves_topic
+from delaywheel.record_headers import HALF_GROUP
+
+GROUP_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,200}")
+
+
+def checker_settings(
+    group: str, bootstrap: str, cluster: str, options: GroupOptions
+) -> ConsumerSettings:
+    """Returns the settings of the consumer that reads a group's letters.
+
+    Raises:
+        ValueError: A setting is invalid.
+        TypeError: An unknown option, or one that checks do not have.
+    """
+    if GROUP_NAME.fullmatch(group) is None:
+        raise ValueError(f"group={group!r}: 1 to 200 letters, digits, '.', '_' and '-'")
+    unknown = sorted(set(options) - set(GroupOptions.__annotations__))
+    if unknown:
+        raise TypeError(f"not options of a checker: {', '.join(unknown)}")
+    # What the message says to its own consumers means nothing here.
+    given = {**options, "cluster": cluster, "ttl_header": None}
+    settings = read_settings(halves_topic(cluster), group, bootstrap, cast("Options", given))
+    return replace(settings, meant_for=(HALF_GROUP, group.encode()), asks_about_halves=True)
