@@ -72,6 +72,23 @@ def test_a_record_of_an_ingress_topic_goes_back_with_what_it_asked_for() -> None
     assert again.headers[:-1] == list(asked)
 
 
+def test_a_half_that_nobody_decided_is_asked_again_or_sent_elsewhere_as_the_message() -> None:
+    half = (("dw-id", b"1"), ("dw-half", b"shop"), ("dw-half-topic", b"orders"))
+    undecided = letter(
+        ("trace", b"t"),
+        *half,
+        ("dw-dead-reason", b"UNDECIDED"),
+        ("dw-dead-topic", b"halves-retry-shop"),
+        ("dw-dead-group", b"shop"),
+        ("dw-dead-origin", b"halves/0/9"),
+    )
+    asked = undecided.again(DEAD, to=None, as_new=True)
+    kept = [(f"dw-retry-kept-{name}", value) for name, value in half]
+    assert asked.headers[:-1] == [("trace", b"t"), *kept]
+    sent = undecided.again(DEAD, to="orders", as_new=False)
+    assert sent.headers[:-1] == [("trace", b"t")]
+
+
 def test_a_letter_of_a_consumer_is_the_next_retry_of_its_record() -> None:
     dead = letter(
         ("trace", b"t"),

@@ -8,6 +8,7 @@ could not be delayed has none, but a `dw-dead-origin`: it goes back to where it 
 |---|---|
 | `dw-dead-…` | no |
 | `dw-id`, `dw-due`, `dw-accepted`, `dw-wheel`, `dw-forwarded` | no: the copy is not an accepted message. To an ingress topic yes: a `dw-id` there was its sender's |
+| `dw-half…`, of a letter that asks about a half message | no: sent elsewhere it is the message. To the group's retry topic yes: it is asked again |
 | any other | yes |
 | `dw-dead-replayed` | added: `<topic>/<partition>/<offset>` of the letter |
 
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 from delaywheel.record_headers import (
+    HALF_GROUP,
     OMITTED_HEADER,
     RETRY_ATTEMPT,
     RETRY_FIRST_ERROR,
@@ -236,7 +238,7 @@ class Letter:
         """Returns the record's headers, and for its group what a retry says about itself."""
         if not is_retry:
             own = self.own_headers
-            return [each for each in own if self.is_of_ingress or each[0] not in FORWARDING_HEADERS]
+            return own if self.is_of_ingress else [each for each in own if not _is_ours(each[0])]
         sent = [
             (f"{RETRY_KEPT}{name}" if name.startswith("dw-") else name, value)
             for name, value in self.own_headers
@@ -253,6 +255,10 @@ class Letter:
 
     def _text(self, name: str) -> str:
         return self.dw_headers.get(name, b"").decode(errors="replace")
+
+
+def _is_ours(name: str) -> bool:
+    return name in FORWARDING_HEADERS or name.startswith(HALF_GROUP)
 
 
 def _content_bytes(
