@@ -19,18 +19,26 @@ NODES = int(os.environ.get("DELAYWHEEL_DRILL_NODES", "1"))
 
 
 @pytest.fixture(scope="package")
-def cluster(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The id of a running delaywheel cluster that reads its ingress topic."""
+def nodes(
+    kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str]]:
+    """A running delaywheel cluster that reads its ingress topic: its id, and a node's address."""
     name = f"t{uuid.uuid4().hex[:12]}"
     folder = tmp_path_factory.mktemp("delaywheel")
-    settings = {"cluster_id": name, **NO_METRICS}
+    settings = {"cluster_id": name, "halves": True, **NO_METRICS}
     with LocalCluster(
         nodes=NODES, kafka=kafka.address, folder=folder, settings=settings
     ) as running:
         running.wait_until_accepting()
         topic = ingress.ingress_topic(name)
         wait_until("there is an ingress topic", lambda: topic_exists(kafka.address, topic))
-        yield name
+        yield name, running.nodes[0].address
+
+
+@pytest.fixture(scope="package")
+def cluster(nodes: tuple[str, str]) -> str:
+    """The id of the running cluster."""
+    return nodes[0]
 
 
 @pytest.fixture

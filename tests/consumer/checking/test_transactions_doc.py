@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from delaywheel.transactions import Barrier, Dialect
 from local.loopback.kafka import KafkaBroker
 from support.consumer.documents import DOCS, PATIENCE_S, Program, program_of
 from support.consumer.half_letters import SentHalf
-from support.kafka.read_committed import CommittedReader, create_topic, headers_of, topic_exists
+from support.kafka.read_committed import CommittedReader, headers_of
 
 DOCUMENT = "TRANSACTIONS.md"
-DELAY_MS = 2_000
 
 
 def write_letters(address: str, topic: str, *halves: SentHalf) -> None:
@@ -33,61 +31,58 @@ def write_letters(address: str, topic: str, *halves: SentHalf) -> None:
 
 
 @pytest.mark.kafka
-def test_each_half_ends_as_its_local_transaction(
-    kafka: KafkaBroker, cluster: str, orders: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_one_is_committed_one_rolled_back_and_one_decided_by_the_check(
+    kafka: KafkaBroker, nodes: tuple[str, str], orders: str, tmp_path: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    ordering: dict[str, Any] = {}
-    exec(compile(program_of(DOCUMENT, "def order("), DOCUMENT, "exec"), ordering)
-    now_ms = time.time_ns() // 1_000_000
+    cluster, address = nodes
+    group = f"shop-{orders}"
 
-    def half(value: bytes, delay_ms: int = 0) -> SentHalf:
-        return SentHalf(
-            orders, value, own=[("trace", b"1")], group="shop", delay_ms=delay_ms, due_ms=now_ms
-        )
+    def program(holding: str) -> Program:
+        code = program_of(DOCUMENT, holding)
+        for written, here in (
+            ("localhost:9092", kafka.address),
+            ("localhost:7420", address),
+            ('cluster="main"', f'cluster="{cluster}"'),
+            ('"orders"', f'"{orders}"'),
+            ('group="shop"', f'group="{group}"'),
+            ('connect("shop.db")', 'connect("shop.db", timeout=0.1)'),
+        ):
+            code = code.replace(written, here)
+        return Program(code, folder=tmp_path)
 
-    ordered, later, dropped, open_ = half(b"1"), half(b"2", DELAY_MS), half(b"3"), half(b"4")
-    with closing(sqlite3.connect("shop.db")) as db:
-        ordering["order"](db, ordered, 1)
-        ordering["order"](db, later, 2)
-    halves = halves_topic(cluster)
-    if not topic_exists(kafka.address, halves):
-        create_topic(kafka.address, halves)
-    write_letters(kafka.address, halves, ordered, later, dropped, SentHalf(orders, b"5", group="b"))
-    code = program_of(DOCUMENT, "HalfChecker").replace("localhost:9092", kafka.address)
-    code = code.replace('connect("shop.db")', 'connect("shop.db", timeout=0.1)')
-    shop = Program(code.replace('cluster="main"', f'cluster="{cluster}"'), folder=tmp_path)
+    sender, shop = program("client.begin("), program("HalfChecker")
     try:
-        expected = [f"{orders} 1 commit", f"{orders} 2 commit", f"{orders} 3 rollback"]
-        assert sorted(shop.wait_for(3)) == expected
+        assert sender.wait_for(1) == ["order 1 COMMITTED"]
+        expected = [f"{orders} order 2 rollback", f"{orders} order 3 commit"]
+        assert sorted(shop.wait_for(2)) == expected
         with CommittedReader(kafka.address, orders, partitions=2) as reader:
             first, second = reader.wait_for(2)
-        assert (first.value(), second.value()) == (b"1", b"2")
-        for message, sent in ((first, ordered), (second, later)):
-            check_message(message, sent)
-        # A table that is locked for ever: asked three times, and then somebody has to look.
-        with closing(sqlite3.connect("shop.db")) as db:
+        assert (first.value(), second.value()) == (b"order 1", b"order 3")
+        assert not [name for name, _ in headers_of(second) if name.startswith("dw-half")]
+        # A table that stays locked: it is asked three times, and then somebody has to look.
+        undecided = SentHalf(orders, b"4", own=[("trace", b"1")], group=group)
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
             db.execute("BEGIN IMMEDIATE")
-            write_letters(kafka.address, halves, open_)
-            assert shop.wait_for(6)[3:] == [f"{orders} 4 unknown"] * 3
-            dead = f"{halves}-dead-shop"
+            write_letters(kafka.address, halves_topic(cluster), undecided)
+            assert shop.wait_for(5)[2:] == [f"{orders} 4 unknown"] * 3
+            dead = f"{halves_topic(cluster)}-dead-{group}"
             with CommittedReader(kafka.address, dead) as reader:
                 (letter,) = reader.wait_for(1)
             assert dict(headers_of(letter))["dw-dead-reason"] == b"UNDECIDED"
-            ordering["Barrier"]().record(db, open_)
+            Barrier().record(db, undecided)
             db.commit()
-        client = {"bootstrap.servers": kafka.address}
-        with DeadLetterTopic(dead, client) as topic:
+        with DeadLetterTopic(dead, {"bootstrap.servers": kafka.address}) as topic:
             assert topic.replay(Selection(reason="UNDECIDED")).done == 1
-        assert shop.wait_for(7)[6:] == [f"{orders} 4 commit"]
+        assert shop.wait_for(6)[5:] == [f"{orders} 4 commit"]
         with CommittedReader(kafka.address, orders, partitions=2) as reader:
-            check_message(reader.wait_for(3)[2], open_)
+            check_message(reader.wait_for(3)[2], undecided)
         shop.stop()
+        cleaning = program("BARRIER.clean")
+        assert cleaning.wait_for(1) == ["deleted: 0"]
+        cleaning.kill()
     finally:
+        sender.kill()
         shop.kill()
-    cleaning = Program(program_of(DOCUMENT, "BARRIER.clean"), folder=tmp_path)
-    assert cleaning.wait_for(1) == ["deleted: 0"]
-    cleaning.kill()
 
 
 def check_message(message: Message, sent: SentHalf) -> None:
