@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from confluent_kafka.admin import AdminClient
+
+# Its stubs re-export these without saying so.
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from delaywheel_replica.cleaner.kafka.brokers import (
     check_brokers,
@@ -96,6 +100,11 @@ def test_an_unsuited_topic_of_our_own_is_refused_by_name(
 
 @pytest.mark.kafka
 def test_topics_that_are_made_are_not_refused(settings: KafkaSettings, admin: AdminClient) -> None:
+    """And letters about half messages are kept until somebody answers them."""
+    settings = replace(settings, halves=True)
     for _ in range(2):
         check_brokers(admin, [1])
         ensure_topics(admin, settings, brokers=1, has_wheels=False)
+    halves = ConfigResource(ResourceType.TOPIC, settings.names.halves)
+    (described,) = admin.describe_configs([halves]).values()
+    assert described.result()["retention.ms"].value == "-1"

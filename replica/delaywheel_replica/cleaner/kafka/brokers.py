@@ -68,7 +68,8 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         OwnTopic(names.control, control, compacted=True),
         OwnTopic(names.outcomes, kept),
         OwnTopic(names.dead, kept),
-        *([OwnTopic(names.halves, kept)] if settings.halves else []),
+        # A letter that goes before its group reads it would be a half that nobody decided.
+        *([OwnTopic(names.halves, {**kept, "retention.ms": "-1"})] if settings.halves else []),
     )
 
 
