@@ -111,6 +111,7 @@ FOUND = {
     "set_back_in_a_millisecond",
     "set_back_short",
     "set_back_twice",
+    "halves_and_words",
     "put_off_ahead",
 }
 """What the simulation found beyond these."""
