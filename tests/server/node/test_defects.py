@@ -97,7 +97,7 @@ def test_what_a_peers_message_raises_reaches_the_peers_thread(
             listens_for_peers="",
             token_address="",
         ),
-        _access=SimpleNamespace(call_secret=b""),
+        _access=SimpleNamespace(call_secret=b"", digest=b""),
         _store=SimpleNamespace(state=SimpleNamespace(storage="s")),
         _boot_id="b",
         _address="",
