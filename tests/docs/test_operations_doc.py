@@ -115,7 +115,7 @@ def test_columns_of_the_ledger() -> None:
 def test_names_in_kafka() -> None:
     names = KafkaNames("<cluster>")
     topics = [code(row[0]) for row in rows_under("topic, made if missing")]
-    assert topics == [names.control, names.outcomes, names.dead]
+    assert topics == [names.control, names.outcomes, names.dead, names.halves]
     leader, trial = names.leader_id(0), names.trial_id(0)
     assert f"`{leader}`, `-{IDS - 1}`, and `{trial}` to `-{TRIAL_IDS - 1}`" in FLAT
 
