@@ -209,6 +209,20 @@ async def test_who_asks_again_joins_the_first_attempt() -> None:
     assert groups.kept == 0
 
 
+async def test_who_asks_again_joins_a_group_in_which_a_message_has_two_names() -> None:
+    site = Site()
+    site.goes_on.set()
+    other = Reference(DUE_MS // 1000, named(1).id, DUE_MS, OWN)
+    async with site.serving() as groups:
+        calls = [asyncio.create_task(groups.cancel([named(1), other, named(2)], 9))]
+        await site.until(lambda: site.written == [2])
+        calls += [asyncio.create_task(groups.cancel([name], 9)) for name in (named(2), other)]
+        await asyncio.sleep(0)
+        site.reach(100)
+        assert [await call for call in calls] == [cancelled(3), cancelled(), cancelled()]
+    assert (site.looked_up, groups.kept, groups._named) == ([3], 0, {})
+
+
 async def test_what_one_look_does_not_confirm_is_looked_at_alone() -> None:
     """The others of its group are answered; who joined any of them is, too."""
     site = Site(doubtful={named(2).id})

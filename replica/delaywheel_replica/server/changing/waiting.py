@@ -216,7 +216,8 @@ class Cohort:
     set_backs: int = 0
     written_ms: int = 0
     _joined: dict[MessageKey, tuple[list[Caller], list[Reference]]] = field(default_factory=dict)
-    _by_name: dict[Reference, MessageKey] = field(default_factory=dict)
+    _first_names: dict[Reference, MessageKey] = field(default_factory=dict)
+    _other_names: dict[Reference, MessageKey] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """The number of messages."""
@@ -240,10 +241,12 @@ class Cohort:
         self.is_open = np.ones(len(due_ms), np.bool_)
 
     def key_of(self, named: Reference) -> MessageKey:
-        """Returns the id and due of one of them, by any of its names."""
-        if not self._by_name:  # a call that comes again names many
-            self._by_name.update(zip(self.named, self.keys, strict=True))
-        return self._by_name[named]
+        """Returns the id and due of one of them, by any of its names, once all are added."""
+        if (key := self._other_names.get(named)) is not None:
+            return key
+        if not self._first_names:  # a call that comes again names many
+            self._first_names.update(zip(self.named, self.keys, strict=True))
+        return self._first_names[named]
 
     def join(self, key: MessageKey, callers: Sequence[Caller], name: Reference | None) -> None:
         """Adds who waits for one of them too, and what they call it, if that is another name."""
@@ -251,8 +254,7 @@ class Cohort:
         all_callers += callers
         if name is not None:
             names.append(name)
-            self._by_name.update(zip(self.named, self.keys, strict=True))
-            self._by_name[name] = key
+            self._other_names[name] = key
 
     def names(self, row: int) -> list[Reference]:
         """Returns all that callers call one of them."""
