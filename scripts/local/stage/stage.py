@@ -18,7 +18,7 @@ from local.loopback.cluster import LocalCluster
 from local.stage.mirrors import Mirrors, compare
 from local.stage.observer import Observer, Record
 from local.stage.tally import Tally, Verdict
-from local.stage.traffic import CancelledTraffic, Planned, Sending
+from local.stage.traffic import CancelledTraffic, Planned, Sending, Traffic
 from local.stage.view import Sample, View
 
 TOPIC = "demo"
@@ -60,7 +60,7 @@ class Stage:
         self._observer = observer
         self._tally = Tally()
         self._sample = Sample(cluster.nodes, self._tally, observer.records)
-        self._sendings: list[Sending | CancelledTraffic] = []
+        self._sendings: list[Traffic] = []
         self._began_at = self._quiet_since = time.monotonic()
         self._arrived = 0
 

@@ -7,6 +7,7 @@ import itertools
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
@@ -73,37 +74,31 @@ def content_of(number: int, chance: random.Random) -> Content:
     return Content(key, value, tuple(headers))
 
 
-class Sending:
-    """Makes each message on schedule, and sends it in the background, from a thread."""
+class Traffic(ABC):
+    """Sends messages from a thread of its own, until all are made or it is stopped."""
 
-    def __init__(
-        self, client: Client, topic: str, planned: Iterable[Planned], tally: Tally
-    ) -> None:
+    def __init__(self, topic: str, tally: Tally) -> None:
         """Prepares; nothing is sent before `start`.
 
         Args:
-            client: Sends; retries while a node is away.
             topic: Where to.
-            planned: In the order of sending; may be without end.
             tally: Notes what is sent, and what became of it.
         """
-        self._client = client
         self._topic = topic
-        self._planned = planned
         self._tally = tally
-        self._thread = threading.Thread(target=self._run, name="sending", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
         self._stopped = threading.Event()
         self._failure: Exception | None = None
         self.started_at = 0.0
 
     def start(self) -> None:
-        """Starts; the plan's times count from now."""
+        """Starts; what is planned counts from now."""
         self.started_at = time.time()
         self._thread.start()
 
     @property
     def is_made(self) -> bool:
-        """Whether the last message was made.
+        """Whether the thread has ended.
 
         Raises:
             Exception: What went wrong in the thread.
@@ -113,18 +108,44 @@ class Sending:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Stops making messages; sent ones are still retried."""
+        """Stops making messages; what is sent is still retried, or cancelled."""
         self._stopped.set()
 
     def _run(self) -> None:
         try:
-            for planned in self._planned:
-                wait_s = self.started_at + planned.send_after_s - time.time()
-                if self._stopped.wait(wait_s) if wait_s > 0 else self._stopped.is_set():
-                    return
-                self._send(planned)
+            self._make()
         except Exception as error:  # noqa: BLE001 - raised again in the main thread
             self._failure = error
+
+    @abstractmethod
+    def _make(self) -> None:
+        """Makes messages until all are made, or `stop` was called."""
+
+
+class Sending(Traffic):
+    """Makes each message on schedule, and sends it in the background."""
+
+    def __init__(
+        self, client: Client, topic: str, planned: Iterable[Planned], tally: Tally
+    ) -> None:
+        """Prepares.
+
+        Args:
+            client: Sends; retries while a node is away.
+            topic: Where to.
+            planned: In the order of sending; may be without end.
+            tally: Notes what is sent, and what became of it.
+        """
+        super().__init__(topic, tally)
+        self._client = client
+        self._planned = planned
+
+    def _make(self) -> None:
+        for planned in self._planned:
+            wait_s = self.started_at + planned.send_after_s - time.time()
+            if self._stopped.wait(wait_s) if wait_s > 0 else self._stopped.is_set():
+                return
+            self._send(planned)
 
     def _send(self, planned: Planned) -> None:
         due_ms = round((self.started_at + planned.due_after_s) * 1000)
@@ -146,49 +167,24 @@ class Sending:
             self._tally.not_acknowledged()
 
 
-class CancelledTraffic:
+class CancelledTraffic(Traffic):
     """Sends messages at a rate, and cancels each at some time before its due, or just after it.
 
-    From a thread with an event loop; each cancel is awaited, whatever becomes of those before.
+    Its thread has an event loop, and ends once the last cancel is answered: each is awaited,
+    whatever becomes of those before.
     """
 
     def __init__(
         self, addresses: Sequence[str], topic: str, rate_per_s: float, tally: Tally
     ) -> None:
-        """Prepares; nothing is sent before `start`."""
+        """Prepares."""
+        super().__init__(topic, tally)
         self._addresses = addresses
-        self._topic = topic
         self._rate_per_s = rate_per_s
-        self._tally = tally
-        self._thread = threading.Thread(target=self._run, name="cancelling", daemon=True)
-        self._stopped = threading.Event()
-        self._failure: Exception | None = None
         self._chance = random.Random()  # noqa: S311 - no secret
 
-    def start(self) -> None:
-        """Starts."""
-        self._thread.start()
-
-    @property
-    def is_made(self) -> bool:
-        """Whether the last cancel was answered.
-
-        Raises:
-            Exception: What went wrong in the thread.
-        """
-        if self._failure is not None:
-            raise self._failure
-        return not self._thread.is_alive()
-
-    def stop(self) -> None:
-        """Stops making messages; those that are sent are cancelled."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._send_all())
-        except Exception as error:  # noqa: BLE001 - raised again in the main thread
-            self._failure = error
+    def _make(self) -> None:
+        asyncio.run(self._send_all())
 
     async def _send_all(self) -> None:
         began_s, made = time.monotonic(), 0
