@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import cast
@@ -61,6 +62,7 @@ may = ["produce", "change"]
 [[quota]]
 who = ["metered.example.org"]
 messages_per_second = 4
+questions_per_second = 1
 in_flight_bytes = 1_000_000
 
 [[topic_quota]]
@@ -356,6 +358,12 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
         client.produce("bills", b"v", delay="1h")
         client.produce("bills", b"v", delay="1h")
     assert time.monotonic() - began_s > 0.2
+    for is_question in (False, True):
+        many = pb.CancelManyRequest(
+            filter=pb.Filter(topic="bills", key=b"of nobody"), dry_run=is_question
+        )
+        question = partial(metered.CancelMany, many, timeout=9)
+        assert "QUOTA_EXCEEDED" in {told(question) for _ in range(20)}
 
     def count() -> str:
         request = pb.DelayProduceRequest(messages=[message("small", n) for n in range(5)])
@@ -365,7 +373,9 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
     assert count() == "ok ok ok QUOTA_EXCEEDED QUOTA_EXCEEDED"
     wait_until("the first are counted", lambda: count() == " ".join(["QUOTA_EXCEEDED"] * 5))
     who = metered.WhoAmI(pb.WhoAmIRequest(), timeout=9)
-    assert who.quota == pb.Quota(messages_per_second=4, in_flight_bytes=1_000_000)
+    assert who.quota == pb.Quota(
+        messages_per_second=4, questions_per_second=1, in_flight_bytes=1_000_000
+    )
     shown = site.stub("sender").WhoAmI(pb.WhoAmIRequest(), timeout=9)
     assert not shown.HasField("quota")
     assert [each.topics for each in who.topic_quotas] == [["small"], ["unseen"]]

@@ -99,3 +99,21 @@ def test_each_rate_of_a_quota_counts_and_a_refused_request_takes_of_none() -> No
     assert spending.length_bytes.read() == {"shop": 200}
     assert spending.refused.read() == {"shop": 1}
     spending.spend("another", quota, 1, 1, 1_000.0)
+
+
+def test_questions_have_a_rate_of_their_own() -> None:
+    spending, quota = Spending(), Quota(messages_per_second=1, questions_per_second=1)
+    assert spent(spending, quota, 10, 1_000.0) == 0
+    for _ in range(2):  # one was saved up
+        spending.spend("shop", quota, 0, 1, 1_000.0, questions=1)
+    with pytest.raises(RequestRefusedError, match="questions_per_second 1"):
+        spending.spend("shop", quota, 0, 1, 1_000.0, questions=1)
+    assert spending.refused.read() == {"shop": 1}
+
+
+def test_what_a_request_turns_out_to_concern_is_paid_before_the_next_one() -> None:
+    spending, quota = Spending(), Quota(messages_per_second=100)
+    assert spent(spending, quota, 1, 1_000.0) == 0
+    spending.charge("shop", quota, 299, 1_000.0)
+    assert spent(spending, quota, 1, 1_000.0) == 2_000
+    assert spending.messages.read() == {"shop": 300}

@@ -2461,20 +2461,24 @@ class Quota(_message.Message):
     MESSAGES_PER_SECOND_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     IN_FLIGHT_BYTES_FIELD_NUMBER: _builtins.int
+    QUESTIONS_PER_SECOND_FIELD_NUMBER: _builtins.int
     messages_per_second: _builtins.int
-    """Messages that it sends, cancels and reschedules."""
+    """Messages that it sends, cancels, reschedules and commits."""
     bytes_per_second: _builtins.int
     in_flight_bytes: _builtins.int
+    questions_per_second: _builtins.int
+    """Calls that look for messages or seconds; of a search, each page."""
     def __init__(
         self,
         *,
         messages_per_second: _builtins.int | None = ...,
         bytes_per_second: _builtins.int | None = ...,
         in_flight_bytes: _builtins.int | None = ...,
+        questions_per_second: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second", "_in_flight_bytes", b"_in_flight_bytes", "_messages_per_second", b"_messages_per_second", "bytes_per_second", b"bytes_per_second", "in_flight_bytes", b"in_flight_bytes", "messages_per_second", b"messages_per_second"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second", "_in_flight_bytes", b"_in_flight_bytes", "_messages_per_second", b"_messages_per_second", "_questions_per_second", b"_questions_per_second", "bytes_per_second", b"bytes_per_second", "in_flight_bytes", b"in_flight_bytes", "messages_per_second", b"messages_per_second", "questions_per_second", b"questions_per_second"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second", "_in_flight_bytes", b"_in_flight_bytes", "_messages_per_second", b"_messages_per_second", "bytes_per_second", b"bytes_per_second", "in_flight_bytes", b"in_flight_bytes", "messages_per_second", b"messages_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second", "_in_flight_bytes", b"_in_flight_bytes", "_messages_per_second", b"_messages_per_second", "_questions_per_second", b"_questions_per_second", "bytes_per_second", b"bytes_per_second", "in_flight_bytes", b"in_flight_bytes", "messages_per_second", b"messages_per_second", "questions_per_second", b"questions_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bytes_per_second: _TypeAlias = _typing.Literal["bytes_per_second"]  # noqa: Y015
     _WhichOneofArgType__bytes_per_second: _TypeAlias = _typing.Literal["_bytes_per_second", b"_bytes_per_second"]  # noqa: Y015
@@ -2482,12 +2486,16 @@ class Quota(_message.Message):
     _WhichOneofArgType__in_flight_bytes: _TypeAlias = _typing.Literal["_in_flight_bytes", b"_in_flight_bytes"]  # noqa: Y015
     _WhichOneofReturnType__messages_per_second: _TypeAlias = _typing.Literal["messages_per_second"]  # noqa: Y015
     _WhichOneofArgType__messages_per_second: _TypeAlias = _typing.Literal["_messages_per_second", b"_messages_per_second"]  # noqa: Y015
+    _WhichOneofReturnType__questions_per_second: _TypeAlias = _typing.Literal["questions_per_second"]  # noqa: Y015
+    _WhichOneofArgType__questions_per_second: _TypeAlias = _typing.Literal["_questions_per_second", b"_questions_per_second"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_second) -> _WhichOneofReturnType__bytes_per_second | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__in_flight_bytes) -> _WhichOneofReturnType__in_flight_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__messages_per_second) -> _WhichOneofReturnType__messages_per_second | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__questions_per_second) -> _WhichOneofReturnType__questions_per_second | None: ...
 
 Global___Quota: _TypeAlias = Quota  # noqa: Y015
 

@@ -1,32 +1,31 @@
-"""Which nodes a command asks, and by which TLS files: options, a profile, the environment.
+"""The options by which a command is told which nodes to ask, and by which TLS files.
 
-| first | then | then |
-|---|---|---|
-| the option | the profile that `--profile` or `DELAYWHEEL_PROFILE` names | the variable |
-
-A profile is a table of `~/.config/delaywheel/profiles.toml` with `server`, `tls`, `tls_ca`,
-`tls_cert`, `tls_key`.
+What they leave open, a profile or the environment says (delaywheel/client/profiles.py).
 """
 
 from __future__ import annotations
 
-import os
-import stat
-import tomllib
-from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from delaywheel.client.profiles import (
+    DEFAULT_ADDRESS,
+    PROFILE_VARIABLE,
+    VARIABLES,
+    Destination,
+    ProfileInvalidError,
+    destination,
+)
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import ArgumentGroup, Parser
 
 if TYPE_CHECKING:
     from delaywheel.client.exchange.channel import Tls
 
-SERVER_VARIABLE: Final = "DELAYWHEEL_SERVER"
-PROFILE_VARIABLE: Final = "DELAYWHEEL_PROFILE"
-DEFAULT_SERVER: Final = "127.0.0.1:7420"
-_FILES: Final = ("ca", "cert", "key")
+_FILES: Final = {
+    "ca": "speak TLS with nodes whose certificates these have signed",
+    "cert": "this user's certificate, for nodes that want one",
+    "key": "its private key, which only the user and the group may read",
+}
 
 
 class Nodes(NamedTuple):
@@ -43,9 +42,7 @@ class Nodes(NamedTuple):
 
 def asked_server() -> str:
     """Returns the nodes to ask where the command line names none."""
-    name = os.environ.get(PROFILE_VARIABLE)
-    server: str = (_profile(name) if name else {}).get("server", "")
-    return server or os.environ.get(SERVER_VARIABLE) or DEFAULT_SERVER
+    return _destination({}, None).addresses
 
 
 def add_options(parser: Parser, group: ArgumentGroup) -> None:
@@ -55,7 +52,7 @@ def add_options(parser: Parser, group: ArgumentGroup) -> None:
         group=group,
         metavar="ADDRESS",
         help="nodes, HOST:PORT separated by commas; the first that answers counts "
-        f"(else {SERVER_VARIABLE}, else {DEFAULT_SERVER})",
+        f"(else {VARIABLES['server']}, else {DEFAULT_ADDRESS})",
     )
     parser.argument(
         "--profile",
@@ -71,84 +68,36 @@ def add_options(parser: Parser, group: ArgumentGroup) -> None:
         default=None,
         help="speak TLS with nodes whose certificates a public authority has signed",
     )
-    for name, what in (
-        ("ca", "speak TLS with nodes whose certificates these have signed"),
-        ("cert", "this user's certificate, for nodes that want one"),
-        ("key", "its private key, which only the user and the group may read"),
-    ):
+    for name, what in _FILES.items():
         parser.argument(
             f"--tls-{name}",
             group=group,
             metavar="FILE",
-            help=f"{what} (else {_variable(name)})",
+            help=f"{what} (else {VARIABLES[f'tls_{name}']})",
         )
     parser.argument(
         "--token-file",
         group=group,
         metavar="FILE",
         help="this user's bearer token, which only the user and the group may read "
-        f"(else {_variable('token_file')})",
+        f"(else {VARIABLES['token_file']})",
     )
     uses = ("profile", "tls", "token_file", *(f"tls_{name}" for name in _FILES))
     parser.after(_combine, uses=uses)
 
 
 def _combine(named: dict[str, Any]) -> None:
-    name = named.pop("profile") or os.environ.get(PROFILE_VARIABLE)
-    profile = _profile(name) if name else {}
-
-    def wanted(option: str, variable: str) -> Any:
-        value = named.pop(option)
-        if value is None:
-            value = profile.get(option)
-        return os.environ.get(variable) if value is None else value
-
-    addresses = wanted("server", SERVER_VARIABLE) or DEFAULT_SERVER
-    speaks_tls = wanted("tls", _variable("tls")) in {True, "1", "true"}
-    files = {name: wanted(f"tls_{name}", _variable(name)) or None for name in _FILES}
-    files["token"] = wanted("token_file", _variable("token_file")) or None
-    named["server"] = Nodes(addresses, _tls(files) if speaks_tls or any(files.values()) else None)
-
-
-def _tls(files: Mapping[str, str | None]) -> Tls:
-    # Only here: it imports gRPC.
-    from delaywheel.client.exchange.channel import Tls  # noqa: PLC0415
-
+    profile = named.pop("profile")
+    found = _destination({name: named.pop(name) for name in VARIABLES}, profile)
     try:
-        return Tls(**files)
+        tls = None if found.tls_files is None else found.tls()
     except ValueError as error:
         raise CommandFailure("TLS_INVALID", str(error), ExitCode.USAGE) from error
+    named["server"] = Nodes(found.addresses, tls)
 
 
-def _profile(name: str) -> Mapping[str, Any]:
-    path = _file()
+def _destination(given: dict[str, Any], profile: str | None) -> Destination:
     try:
-        with path.open("rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IRWXO:
-                raise _invalid(f"{path}: everybody may read it: chmod o= {path}")
-            profiles = tomllib.load(file)
-    except OSError as error:
-        raise _invalid(f"{path}: {(error.strerror or str(error)).lower()}") from error
-    except ValueError as error:
-        raise _invalid(f"{path}: {error}") from error
-    profile = profiles.get(name)
-    if not isinstance(profile, dict):
-        raise _invalid(f"{path} has no table [{name}]; it has {', '.join(profiles) or 'none'}")
-    known = {"server", "tls", "token_file", *(f"tls_{each}" for each in _FILES)}
-    if unknown := profile.keys() - known:
-        raise _invalid(f"{path}: [{name}] has {', '.join(sorted(unknown))}, which is no option")
-    return profile
-
-
-def _invalid(text: str) -> CommandFailure:
-    return CommandFailure("PROFILE_INVALID", text, ExitCode.USAGE)
-
-
-def _file() -> Path:
-    home = Path(os.environ.get("HOME", "/"))
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
-    return folder / "delaywheel" / "profiles.toml"
-
-
-def _variable(name: str) -> str:
-    return f"DELAYWHEEL_CLIENT_{name.upper()}"
+        return destination(given, profile)
+    except ProfileInvalidError as error:
+        raise CommandFailure("PROFILE_INVALID", str(error), ExitCode.USAGE) from error

@@ -93,6 +93,7 @@ class DelayWheelService:
 
     async def Commit(self, request: pb.CommitRequest, context: CallContext) -> pb.CommitResponse:  # noqa: N802 - gRPC's names
         """See the protocol."""
+        context.caller.spend(len(request.halves), request.ByteSize())
         return await self._changes.commits.commit(request, context.caller)
 
     async def Cancel(self, request: pb.CancelRequest, context: CallContext) -> pb.CancelResponse:  # noqa: N802 - gRPC's names
@@ -103,8 +104,19 @@ class DelayWheelService:
     async def CancelMany(  # noqa: N802 - gRPC's names
         self, request: pb.CancelManyRequest, context: CallContext
     ) -> pb.CancelManyResponse:
-        """See the protocol."""
-        return await self._changes.cancel_many.cancel_many(request, context.caller)
+        """See the protocol.
+
+        How many messages a page has is known once it was cancelled: they count then.
+        """
+        caller = context.caller
+        if request.dry_run:
+            _count_question(request, context)
+        else:
+            caller.spend(1, request.ByteSize())
+        answer = await self._changes.cancel_many.cancel_many(request, caller)
+        if not request.dry_run:
+            caller.charge(len(answer.results) - 1)
+        return answer
 
     async def Reschedule(  # noqa: N802 - gRPC's names
         self, request: pb.RescheduleRequest, context: CallContext
@@ -119,6 +131,7 @@ class DelayWheelService:
         self, request: pb.GetMessageRequest, context: CallContext
     ) -> pb.GetMessageResponse:
         """See the protocol."""
+        _count_question(request, context)
         with self._counts.calls.timed("get") as outcome:
             if not context.caller.rights.may_everywhere(Right.INSPECT):
                 (topics,) = await self._queries.topics_of([reference_of(request.message)])
@@ -173,6 +186,7 @@ class DelayWheelService:
         self, request: pb.SearchRequest, context: CallContext
     ) -> pb.SearchResponse:
         """See the protocol."""
+        _count_question(request, context)
         with self._counts.calls.timed("search") as outcome:
             found_in = searchable(context.caller, Right.INSPECT, request.filter)
             answer = await self._search.search(request, wanted_of(request.filter, found_in.test))
@@ -184,12 +198,14 @@ class DelayWheelService:
         self, request: pb.ListSlotsRequest, context: CallContext
     ) -> pb.ListSlotsResponse:
         """See the protocol."""
+        _count_question(request, context)
         return await self._fan_out.list_slots(request, context.left_s)
 
     async def GetSlot(  # noqa: N802 - gRPC's names
         self, request: pb.GetSlotRequest, context: CallContext
     ) -> pb.GetSlotResponse:
         """See the protocol."""
+        _count_question(request, context)
         answer = await self._queries.get_slot(request)
         if context.caller.rights.may_everywhere(Right.READ):
             return answer
@@ -222,3 +238,12 @@ class DelayWheelService:
                 )
             add_quotas(answer, caller)
         return answer
+
+
+def _count_question(request: Message, context: CallContext) -> None:
+    """Counts a question against the caller's quota.
+
+    Raises:
+        RefusedError: QUOTA_EXCEEDED.
+    """
+    context.caller.spend(0, request.ByteSize(), questions=1)

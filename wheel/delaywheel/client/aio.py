@@ -17,7 +17,7 @@ from delaywheel.client.exchange.answers import (
 )
 from delaywheel.client.exchange.channel import Tls, parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
-from delaywheel.client.exchange.question import get_question
+from delaywheel.client.exchange.question import Id, get_question, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
 from delaywheel.client.lifetime import Birth
 from delaywheel.client.named_changes import (
@@ -33,7 +33,7 @@ from delaywheel.client.named_changes import (
     outcome_of,
     references_of,
 )
-from delaywheel.client.references import Id, message_ref
+from delaywheel.client.profiles import reached
 from delaywheel.client.searching import (
     CancellingMany,
     FilterOptions,
@@ -80,14 +80,16 @@ class AsyncClient:
 
     def __init__(
         self,
-        addresses: str | Sequence[str],
+        addresses: str | Sequence[str] | None = None,
         *,
         timeout: float = 30.0,
         attempt_timeout: float = 5.0,
         past_due: PastDue = "deliver",
         queue: Queue = DEFAULT_QUEUE,
         tls: Tls | None = None,
+        profile: str | None = None,
     ) -> None:
+        addresses, tls = reached(addresses, tls, profile)
         settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls)
         self._birth: Final = Birth()
         self._settings: Final = settings

@@ -5,8 +5,7 @@ from datetime import datetime
 from typing import Final, TypedDict
 
 from delaywheel.client.exchange.answers import StoredMessage
-from delaywheel.client.exchange.question import Question, cancel_many_question, search_question
-from delaywheel.client.references import Id
+from delaywheel.client.exchange.question import Id, Question, cancel_many_question, search_question
 from delaywheel.message import Handle, checked_bytes, checked_id, unix_ms
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 

@@ -15,7 +15,7 @@ from delaywheel.client.exchange.answers import (
 )
 from delaywheel.client.exchange.channel import Tls, parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
-from delaywheel.client.exchange.question import get_question
+from delaywheel.client.exchange.question import Id, get_question, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
 from delaywheel.client.lifetime import Birth, let_go
 from delaywheel.client.named_changes import (
@@ -31,7 +31,7 @@ from delaywheel.client.named_changes import (
     outcome_of,
     references_of,
 )
-from delaywheel.client.references import Id, message_ref
+from delaywheel.client.profiles import reached
 from delaywheel.client.searching import (
     CancellingMany,
     FilterOptions,
@@ -74,13 +74,16 @@ class Client:
     Args:
         addresses: `"host:port,host:port"` or a sequence; one live address is enough, since that
             node names the others. Requests stay with a node until it fails, or for half a minute.
+            None: those of the profile, else of `DELAYWHEEL_SERVER`, else `127.0.0.1:7420`.
         timeout: Seconds for a call with all its attempts, unless the call gives its own. A client
             that has never reached a node fails after 2 s if no address accepts connections.
         attempt_timeout: Seconds after which an attempt that hangs is abandoned for another one.
         past_due: `"deliver"`: a due that has passed when its message is first sent becomes now.
             `"reject"`: such a message is refused, DUE_PASSED.
         queue: The bounds of `produce_async`, and of requests under way.
-        tls: The files for TLS; None: plain text.
+        tls: The files for TLS; None: those of the profile; plain text, if there is none.
+        profile: A table of `~/.config/delaywheel/profiles.toml`, as for the command line; None: if
+            `addresses` is None too, that of `DELAYWHEEL_PROFILE`, else `DELAYWHEEL_CLIENT_…`.
 
     If the program forks, make the client after forking: gRPC does not survive it. If the program
     ends without `close`, what `produce_async` has taken is sent first, within `timeout`.
@@ -97,14 +100,16 @@ class Client:
 
     def __init__(
         self,
-        addresses: str | Sequence[str],
+        addresses: str | Sequence[str] | None = None,
         *,
         timeout: float = 30.0,
         attempt_timeout: float = 5.0,
         past_due: PastDue = "deliver",
         queue: Queue = DEFAULT_QUEUE,
         tls: Tls | None = None,
+        profile: str | None = None,
     ) -> None:
+        addresses, tls = reached(addresses, tls, profile)
         settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls)
         self._birth: Final = Birth()
         self._settings: Final = settings

@@ -113,7 +113,7 @@ class Caller:
         """The quotas of all topics."""
         return () if self._purse is None else self._purse.quotas().of_topics
 
-    def spend(self, messages: int, length_bytes: int) -> None:
+    def spend(self, messages: int, length_bytes: int, *, questions: int = 0) -> None:
         """Counts a request against their quota.
 
         Raises:
@@ -123,7 +123,17 @@ class Caller:
         if quota is not None:
             assert self._purse is not None
             assert self.principal is not None
-            self._purse.spending.spend(self.principal, quota, messages, length_bytes)
+            self._purse.spending.spend(
+                self.principal, quota, messages, length_bytes, questions=questions
+            )
+
+    def charge(self, messages: int) -> None:
+        """Counts messages that a request turned out to concern besides."""
+        quota = self.quota
+        if quota is not None and messages > 0:
+            assert self._purse is not None
+            assert self.principal is not None
+            self._purse.spending.charge(self.principal, quota, messages)
 
     def refuse_without(self, right: Right, what: str) -> RequestRefusedError:
         """Returns the refusal for something that they may not do."""

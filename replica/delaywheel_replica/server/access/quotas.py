@@ -5,6 +5,7 @@
 who = ["billing"]                # each principal by itself; the first quota that names it counts
 messages_per_second = 500
 bytes_per_second = 1_000_000
+questions_per_second = 20
 in_flight_bytes = 4_000_000
 
 [[topic_quota]]
@@ -29,13 +30,15 @@ class Quota(NamedTuple):
     """What a principal may take of a node; None: as much as it likes.
 
     Attributes:
-        messages_per_second: Messages that it sends, cancels and reschedules.
-        bytes_per_second: Their requests.
+        messages_per_second: Messages that it sends, cancels, reschedules and commits.
+        bytes_per_second: All of its requests that have a rate.
+        questions_per_second: Calls that look for messages or seconds; of a search, each page.
         in_flight_bytes: Requests to send that are not answered, and answers that are not read.
     """
 
     messages_per_second: int | None = None
     bytes_per_second: int | None = None
+    questions_per_second: int | None = None
     in_flight_bytes: int | None = None
 
 

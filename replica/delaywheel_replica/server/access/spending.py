@@ -24,6 +24,7 @@ _TOLD_MOST_S: Final = 10.0
 """Nobody is told a moment further ahead than that after the next request can be taken."""
 _PRINCIPALS_AT_MOST: Final = 4_096
 _NO_LIMIT: Final = 1 << 62
+_RATES: Final = ("messages_per_second", "bytes_per_second", "questions_per_second")
 
 
 class Rate:
@@ -57,11 +58,11 @@ class Spending:
     Attributes:
         messages: What was taken by principals with a quota, by principal.
         length_bytes: The same in bytes.
-        refused: Messages that were refused for it.
+        refused: Messages and questions that were refused for it.
     """
 
     def __init__(self) -> None:
-        self._rates: dict[str, tuple[Rate, Rate]] = {}
+        self._rates: dict[str, tuple[Rate, ...]] = {}
         self.messages: Final = TopicCounts()
         self.length_bytes: Final = TopicCounts()
         self.refused: Final = TopicCounts()
@@ -73,6 +74,8 @@ class Spending:
         messages: int,
         length_bytes: int,
         now_s: float | None = None,
+        *,
+        questions: int = 0,
     ) -> None:
         """Counts a request, unless it is beyond the quota.
 
@@ -83,30 +86,40 @@ class Spending:
         used = [
             (name, rate, amount, per_s)
             for name, rate, amount, per_s in zip(
-                Quota._fields[:2],
+                _RATES,
                 self._rates_of(principal, now_s),
-                (messages, length_bytes),
-                quota[:2],
+                (messages, length_bytes, questions),
+                (getattr(quota, name) for name in _RATES),
                 strict=True,
             )
-            if per_s is not None
+            if per_s is not None and amount
         ]
         for name, rate, amount, per_s in used:
             wait_s = rate.wait_s(amount, per_s, now_s)
             if wait_s:
-                self.refused.add_one(principal, messages)
+                self.refused.add_one(principal, messages + questions)
                 raise RequestRefusedError.of(_beyond(principal, f"{name} {per_s:,}", wait_s))
         for _, rate, amount, per_s in used:
             rate.take(amount, per_s, now_s)
         self.messages.add_one(principal, messages)
         self.length_bytes.add_one(principal, length_bytes)
 
-    def _rates_of(self, principal: str, now_s: float) -> tuple[Rate, Rate]:
+    def charge(
+        self, principal: str, quota: Quota, messages: int, now_s: float | None = None
+    ) -> None:
+        """Counts messages that a request turned out to concern: the next ones wait for that."""
+        now_s = time.monotonic() if now_s is None else now_s
+        if quota.messages_per_second is not None:
+            rate = self._rates_of(principal, now_s)[0]
+            rate.take(messages, quota.messages_per_second, now_s)
+        self.messages.add_one(principal, messages)
+
+    def _rates_of(self, principal: str, now_s: float) -> tuple[Rate, ...]:
         rates = self._rates.get(principal)
         if rates is None:
             if len(self._rates) >= _PRINCIPALS_AT_MOST:
                 self._forget(now_s)
-            rates = self._rates[principal] = Rate(), Rate()
+            rates = self._rates[principal] = tuple(Rate() for _ in _RATES)
         return rates
 
     def _forget(self, now_s: float) -> None:

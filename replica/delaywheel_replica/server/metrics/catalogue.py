@@ -149,7 +149,7 @@ _ACCEPTING: tuple[Spec, ...] = (
     ),
     counters(
         "quota_messages",
-        "Messages that principals with a quota sent, cancelled and rescheduled.",
+        "Messages that principals with a quota sent, cancelled, rescheduled and committed.",
         ("principal",),
         lambda s: [] if (a := s.sources.access) is None else by_label(a.spending.messages.read()),
     ),
@@ -163,7 +163,7 @@ _ACCEPTING: tuple[Spec, ...] = (
     ),
     counters(
         "quota_refused_messages",
-        "Messages that were refused because their principal had sent too many a second.",
+        "Messages and questions that were refused since their principal had sent too many.",
         ("principal",),
         lambda s: [] if (a := s.sources.access) is None else by_label(a.spending.refused.read()),
     ),

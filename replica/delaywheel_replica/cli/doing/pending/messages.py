@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from delaywheel.client.references import message_ref
+from delaywheel.client.exchange.question import message_ref
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask

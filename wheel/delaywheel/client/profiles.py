@@ -1,0 +1,130 @@
+"""Which nodes are asked, and by which TLS files: by a profile, or the environment.
+
+What the program, or the command line, gives wins over the profile that it names, or that
+`DELAYWHEEL_PROFILE` names; the profile over the variables; these over `DEFAULT_ADDRESS` and plain
+text.
+
+A profile is a table of `~/.config/delaywheel/profiles.toml`. Clients and the command line read both
+alike.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+if TYPE_CHECKING:  # the command line reads profiles without gRPC
+    from delaywheel.client.exchange.channel import Tls
+
+PROFILE_VARIABLE: Final = "DELAYWHEEL_PROFILE"
+DEFAULT_ADDRESS: Final = "127.0.0.1:7420"
+VARIABLES: Final = {
+    "server": "DELAYWHEEL_SERVER",
+    "tls": "DELAYWHEEL_CLIENT_TLS",
+    "tls_ca": "DELAYWHEEL_CLIENT_CA",
+    "tls_cert": "DELAYWHEEL_CLIENT_CERT",
+    "tls_key": "DELAYWHEEL_CLIENT_KEY",
+    "token_file": "DELAYWHEEL_CLIENT_TOKEN_FILE",
+}
+"""What a profile may have, with the variable that counts where it does not."""
+
+_FILES: Final = {"tls_ca": "ca", "tls_cert": "cert", "tls_key": "key", "token_file": "token"}
+
+
+class ProfileInvalidError(ValueError):
+    """A profile is not there, or not in order."""
+
+
+class Destination(NamedTuple):
+    """Which nodes to ask, and how.
+
+    Attributes:
+        addresses: HOST:PORT, separated by commas.
+        tls_files: The arguments of `Tls`; None: plain text.
+    """
+
+    addresses: str
+    tls_files: Mapping[str, str | None] | None
+
+    def tls(self) -> Tls | None:
+        """Checks the files.
+
+        Raises:
+            ValueError: A file is missing, is not what it should be, or does not fit the others.
+        """
+        from delaywheel.client.exchange.channel import Tls  # noqa: PLC0415 - it imports gRPC
+
+        return None if self.tls_files is None else Tls(**self.tls_files)
+
+
+def destination(given: Mapping[str, Any] | None = None, profile: str | None = None) -> Destination:
+    """Returns which nodes to ask.
+
+    Args:
+        given: What is said already, by the names in `VARIABLES`; None stands for what is not.
+        profile: Which profile to use; None: that of `DELAYWHEEL_PROFILE`, if it names one.
+
+    Raises:
+        ProfileInvalidError: The profile is not there, or not in order.
+    """
+    given = given or {}
+    profile = profile or os.environ.get(PROFILE_VARIABLE)
+    read = _profile(profile) if profile else {}
+
+    def wanted(name: str) -> Any:
+        value = given.get(name)
+        if value is None:
+            value = read.get(name)
+        return os.environ.get(VARIABLES[name]) if value is None else value
+
+    files = {argument: wanted(name) or None for name, argument in _FILES.items()}
+    speaks_tls = wanted("tls") in {True, "1", "true"} or any(files.values())
+    return Destination(wanted("server") or DEFAULT_ADDRESS, files if speaks_tls else None)
+
+
+def reached(
+    addresses: str | Sequence[str] | None, tls: Tls | None, profile: str | None
+) -> tuple[str | Sequence[str], Tls | None]:
+    """Returns the addresses and files of a client, whose program need not give all of them.
+
+    A program that gives addresses and names no profile means just these: no variable changes
+    whether its client speaks TLS.
+
+    Raises:
+        ValueError: The profile, or a file, is not in order.
+    """
+    if addresses is not None and profile is None:
+        return addresses, tls
+    found = destination(profile=profile)
+    return found.addresses if addresses is None else addresses, tls or found.tls()
+
+
+def _profile(name: str) -> Mapping[str, Any]:
+    path = _file()
+    try:
+        with path.open("rb") as file:
+            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IRWXO:
+                raise ProfileInvalidError(f"{path}: everybody may read it: chmod o= {path}")
+            profiles = tomllib.load(file)
+    except OSError as error:
+        raise ProfileInvalidError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileInvalidError(f"{path}: {error}") from error
+    profile = profiles.get(name)
+    if not isinstance(profile, dict):
+        names = ", ".join(profiles) or "none"
+        raise ProfileInvalidError(f"{path} has no table [{name}]; it has {names}")
+    if unknown := profile.keys() - VARIABLES.keys():
+        wrong = ", ".join(sorted(unknown))
+        raise ProfileInvalidError(f"{path}: [{name}] has {wrong}, which is no option")
+    return profile
+
+
+def _file() -> Path:
+    home = Path(os.environ.get("HOME", "/"))
+    folder = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
+    return folder / "delaywheel" / "profiles.toml"
