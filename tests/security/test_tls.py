@@ -151,6 +151,23 @@ def test_renewed_files_are_shown_to_new_callers_and_the_old_stay_connected(
             assert before.get(HANDLE) is None, "its connection goes on"
 
 
+def test_who_was_revoked_makes_no_new_connection(
+    good: Authority, other: Authority, tmp_path: Path
+) -> None:
+    """The connections that are there last for an hour at most: see SECURITY."""
+    callers = tmp_path / "callers.pem"
+    callers.write_bytes(good.file.read_bytes())
+    cert, key = good.sign("node", "127.0.0.1")
+    settings = {"tls_cert": cert, "tls_key": key, "tls_client_ca": callers, "tls_ca": good.file}
+    mine = Tls(good.file, *good.sign("shop", "shop@example.org"))
+    theirs = Tls(good.file, *other.sign("shop", "shop@example.org"))
+    with ServerProcess(tmp_path / "n1", **{k: str(v) for k, v in settings.items()}) as node:
+        assert outcome_for(node, mine, timeout_s=30).startswith("in")
+        callers.write_bytes(other.file.read_bytes())
+        wait_until("the other authority counts", lambda: outcome_for(node, theirs)[:2] == "in")
+        assert_kept_out("does not accept this program's certificate", node, mine)
+
+
 def test_a_client_takes_renewed_files(good: Authority, other: Authority, tmp_path: Path) -> None:
     """What it shows, and whom it trusts, may both change while it lives."""
     cert, key, ca = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem"

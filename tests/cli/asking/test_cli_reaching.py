@@ -63,12 +63,20 @@ def test_options_win_over_a_profile_and_a_profile_over_variables(
     assert asked_server() == "profile:1"
 
 
+@pytest.mark.usefixtures("ca")
+def test_paths_of_a_profile_are_relative_to_its_file(home: Path) -> None:
+    put_profiles(home, '[prod]\nserver = ["a:1", "b:1"]\ntls_ca = "../ca.pem"\n')
+    assert read("--profile", "prod") == Nodes("a:1,b:1", Tls(str(home / "../ca.pem")))
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("[test]\n", "has no table [prod]; it has test"),
         ("[prod]\nsrever = 1\n", "[prod] has srever, which is no option"),
         ("[prod\n", "profiles.toml: "),
+        ("[prod]\nserver = 7420\n", "server = 7420: write a text"),
+        ('[prod]\ntls = "yes"\n', "tls = 'yes': write true or false"),
     ],
 )
 def test_a_wrong_profile_is_told(home: Path, text: str, told: str) -> None:

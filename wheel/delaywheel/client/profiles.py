@@ -4,8 +4,8 @@ What the program, or the command line, gives wins over the profile that it names
 `DELAYWHEEL_PROFILE` names; the profile over the variables; these over `DEFAULT_ADDRESS` and plain
 text.
 
-A profile is a table of `~/.config/delaywheel/profiles.toml`. Clients and the command line read both
-alike.
+A profile is a table of `~/.config/delaywheel/profiles.toml`; paths in it are relative to the folder
+of that file. Clients and the command line read both alike.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _profile(name: str) -> Mapping[str, Any]:
             profiles = tomllib.load(file)
     except OSError as error:
         raise ProfileInvalidError(f"{path}: {(error.strerror or str(error)).lower()}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ProfileInvalidError(f"{path}: {error}") from error
     profile = profiles.get(name)
     if not isinstance(profile, dict):
@@ -121,7 +121,18 @@ def _profile(name: str) -> Mapping[str, Any]:
     if unknown := profile.keys() - VARIABLES.keys():
         wrong = ", ".join(sorted(unknown))
         raise ProfileInvalidError(f"{path}: [{name}] has {wrong}, which is no option")
-    return profile
+    return {name: _checked(name, value, path) for name, value in profile.items()}
+
+
+def _checked(name: str, value: object, path: Path) -> str | bool:
+    if name == "tls" and isinstance(value, bool):
+        return value
+    if name == "server" and isinstance(value, list):
+        value = ",".join(map(str, value))
+    if name == "tls" or not isinstance(value, str):
+        wanted = "true or false" if name == "tls" else "a text in quotation marks"
+        raise ProfileInvalidError(f"{path}: {name} = {value!r}: write {wanted}")
+    return str(path.parent / Path(value).expanduser()) if name in _FILES and value else value
 
 
 def _file() -> Path:
