@@ -15,6 +15,7 @@ from delaywheel.consumer.order import Away, fold
 from delaywheel.consumer.port import (
     ConsumedTopic,
     KafkaUnavailable,
+    MissingRight,
     OnPartitions,
     Start,
     TransactionFailure,
@@ -50,6 +51,7 @@ class FakeKafka:
     Attributes:
         more: The ids of further topics, by name.
         refused: The sources for which the group cannot have topics.
+        denied: The topics that the members may not read, or write to.
     """
 
     partitions: int = 2
@@ -66,6 +68,7 @@ class FakeKafka:
     retry_partitions: int | None = None
     more: dict[str, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
+    denied: set[str] = field(default_factory=set)
     held_up: set[Partition] = field(default_factory=set)
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
@@ -147,6 +150,7 @@ class FakeBroker:
         self._generation = 0
         self._is_broken = False
         self._away = 0
+        self._refusal: str | None = None
 
     @property
     def is_current(self) -> bool:
@@ -242,7 +246,11 @@ class FakeBroker:
         """See `Broker`: records first, so that some come with a rebalance."""
         found: list[Incoming] = []
         for partition, position in list(self._positions.items()):
-            if partition not in self._paused:
+            if partition in self._paused:
+                continue
+            if partition.topic in self.kafka.denied:
+                self._refusal = f"{partition}: Topic authorization failed"
+            else:
                 log = self.kafka.logs.get(partition, [])
                 at = 0 if position > len(log) else position  # as `auto.offset.reset` says
                 taken = log[at : at + 3]
@@ -250,6 +258,15 @@ class FakeBroker:
                 self._positions[partition] = at + len(taken)
         self._call_back()
         return fetched_of(found[:most])
+
+    def refusal(self) -> str | None:
+        """See `Broker`."""
+        refusal, self._refusal = self._refusal, None
+        return refusal
+
+    def missing_rights(self) -> list[MissingRight]:
+        """See `Broker`."""
+        return [MissingRight(topic, "Read") for topic in sorted(self.kafka.denied)]
 
     def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
@@ -327,6 +344,10 @@ class FakeBroker:
     ) -> TransactionFailure | None:
         """See `Broker`."""
         assert not self._is_broken, "a producer that failed was used again"
+        touched = {one.topic for one in records} | {at.topic for at in offsets}
+        if denied := sorted(touched & self.kafka.denied):
+            self._is_broken = True
+            return TransactionFailure(denied[0], is_forbidden=True, has_begun_to_end=False)
         too_large = [one for one in records if one.length_bytes > self.kafka.most_bytes]
         if too_large:
             self._is_broken = True

@@ -79,6 +79,8 @@ class Plan:
                 # its session ends.
                 instance=instance if self.rebalances == "eager" else None,
                 rebalances=self.rebalances,
+                # They are killed each second: three such deaths in a row prove nothing here.
+                max_deliveries=50,
                 ordered=self.ordered,
                 kafka=self.kafka,
             ) as consumer,

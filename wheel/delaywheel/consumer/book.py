@@ -213,6 +213,8 @@ class Book:
         self._waiting: deque[RecordRun] = deque()
         # Of paused partitions, what is not waiting until they are resumed.
         self._aside: dict[Partition, deque[RecordRun]] = {}
+        self._paused: set[Partition] = set()
+        self._withheld: AbstractSet[str] = frozenset()
         self._held = 0
         self._held_bytes = 0
         self._settled = 0
@@ -278,14 +280,22 @@ class Book:
     @property
     def can_cut(self) -> bool:
         """Whether a transaction would have anything to commit."""
+        return bool(self.settled_topics)
+
+    @property
+    def has_ended_records(self) -> bool:
+        """Whether anything could be committed, if no topic were withheld."""
         shelves = self._shelves.values()
         return any(shelf.first_state is State.SETTLED for shelf in shelves)
 
     @property
     def settled_topics(self) -> frozenset[str]:
         """The topics of which a transaction would have something to commit."""
-        shelves = self._shelves.items()
-        return frozenset(at.topic for at, shelf in shelves if shelf.first_state is State.SETTLED)
+        return frozenset(
+            at.topic
+            for at, shelf in self._shelves.items()
+            if shelf.first_state is State.SETTLED and not self.is_withheld(at)
+        )
 
     @property
     def is_worth_a_commit(self) -> bool:
@@ -341,6 +351,8 @@ class Book:
         in_hand = self.forget(positions)
         for partition, position in positions.items():
             self._shelves[partition] = _Shelf(position)
+            if self.is_withheld(partition):
+                self._aside[partition] = deque()
         return in_hand
 
     def forget(self, partitions: Iterable[Partition]) -> list[ReceivedMessage]:
@@ -349,6 +361,7 @@ class Book:
         for partition in list(partitions):
             shelf = self._shelves.pop(partition, None)
             self._aside.pop(partition, None)
+            self._paused.discard(partition)
             if shelf is None:
                 continue
             for block in shelf.blocks:
@@ -484,12 +497,31 @@ class Book:
     def pause(self, partitions: Iterable[Partition]) -> None:
         """Hands out nothing of these partitions until `resume`, or until they are forgotten."""
         for partition in partitions:
+            self._paused.add(partition)
             self._aside.setdefault(partition, deque())
 
     def resume(self, partitions: Iterable[Partition]) -> None:
         """Ends `pause`."""
-        for partition in partitions:
-            self._waiting.extendleft(reversed(self._aside.pop(partition, ())))
+        self._paused -= set(partitions)
+        self._hand_out_aside()
+
+    def withhold(self, topics: AbstractSet[str]) -> None:
+        """Hands out and cuts nothing of these topics, until they are no longer among them."""
+        self._withheld = topics
+        for partition in self._shelves:
+            if self.is_withheld(partition):
+                self._aside.setdefault(partition, deque())
+        self._hand_out_aside()
+
+    def is_withheld(self, partition: Partition) -> bool:
+        """Whether nothing of a partition is handed out or cut."""
+        return partition.topic in self._withheld
+
+    def _hand_out_aside(self) -> None:
+        """Lets what is neither paused nor withheld be handed out again."""
+        for partition in list(self._aside):
+            if partition not in self._paused and not self.is_withheld(partition):
+                self._waiting.extendleft(reversed(self._aside.pop(partition)))
 
     def hand_out_again(self, message: ReceivedMessage) -> ReceivedMessage:
         """Puts a record in hand back, to be handed out first; returns it as it will be.
@@ -559,8 +591,8 @@ class Book:
             most: The most records that it may settle.
         """
         cut = Cut() if most is None else Cut(most=most)
-        for shelf in self._shelves.values():
-            for block in shelf.blocks:
+        for at, shelf in self._shelves.items():
+            for block in () if self.is_withheld(at) else shelf.blocks:
                 end = block.settled_end()
                 if end > block.begin:
                     end = cut.add(block, block.begin, end)

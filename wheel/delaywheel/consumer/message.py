@@ -103,11 +103,13 @@ class ConsumerError(DelaywheelError):
 
     Attributes:
         reason: Why it stopped.
+        text: What it is about, in Kafka's words if it has any.
     """
 
     def __init__(self, reason: ConsumerReason, text: str) -> None:
         super().__init__(f"{reason}: {text}: {reason.advice}", outcome_known=True)
         self.reason = reason
+        self.text = text
 
 
 class HandlerTimeoutError(TimeoutError):

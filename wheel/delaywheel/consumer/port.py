@@ -27,8 +27,14 @@ class KafkaUnavailable(Exception):  # noqa: N818 - a state of Kafka, not a defec
     """Kafka does not answer; retrying may help."""
 
 
+class RightMissing(KafkaUnavailable):
+    """These credentials may not do that now; retrying may help, as the right is waited for."""
+
+
 def insist(
-    ask: Callable[[], _T], note: Callable[[str | None], None], gives_up: Callable[[], bool]
+    ask: Callable[[], _T],
+    note: Callable[[KafkaUnavailable | None], None],
+    gives_up: Callable[[], bool],
 ) -> _T | None:
     """Asks until Kafka answers, at growing intervals; None if the caller gave up meanwhile."""
     backoff_s = FIRST_BACKOFF_S
@@ -36,7 +42,7 @@ def insist(
         try:
             answer = ask()
         except KafkaUnavailable as away:
-            note(str(away))
+            note(away)
             _LOG.warning("Kafka does not answer, or not now: %s", away)
         else:
             note(None)
@@ -91,10 +97,26 @@ class TransactionFailure(NamedTuple):
     Attributes:
         text: In Kafka's words.
         is_refusal: It is certainly not committed, since a topic does not take one of its records.
+        is_forbidden: These credentials lack a right that it needs.
+        has_begun_to_end: Its end was requested, so it may be committed.
     """
 
     text: str
     is_refusal: bool = False
+    is_forbidden: bool = False
+    has_begun_to_end: bool = True
+
+
+class MissingRight(NamedTuple):
+    """Something that these credentials may not do, and that the consumer does.
+
+    Attributes:
+        topic: Where; None: in the group.
+        operation: What, in Kafka's words. Without Describe a topic is not seen at all.
+    """
+
+    topic: str | None
+    operation: str
 
 
 class Broker(Protocol):
@@ -154,6 +176,18 @@ class Broker(Protocol):
 
         Raises:
             ConsumerError: The client has failed for good.
+        """
+        ...
+
+    def refusal(self) -> str | None:
+        """Returns what `fetch` was refused for want of a right since this was asked last."""
+        ...
+
+    def missing_rights(self) -> list[MissingRight]:
+        """Returns what these credentials may not do, as far as Kafka says so.
+
+        Raises:
+            KafkaAway: Try again.
         """
         ...
 
@@ -243,9 +277,6 @@ class Broker(Protocol):
 
         Returns:
             None: It is committed.
-
-        Raises:
-            ConsumerError: Kafka does not permit it, nor another one.
         """
         ...
 

@@ -63,6 +63,9 @@ class GroupOptions(TypedDict, total=False):
         drain: How long a rebalance, or the end, waits for records in hand to be settled.
         max_held_bytes: How much may be held, in hand or not, before fetching pauses.
         max_held: The same as a number of records.
+        wait_for_rights: How long a right that these credentials lack is waited for: what needs it
+            waits, the rest goes on, and `health` names it (NOT_AUTHORIZED). None: the consumer
+            stops at once.
         create_topics: Whether to create missing retry and dead-letter topics.
         retry_topic: The name of the group's topic of retries, and how it is created: `GroupTopic`.
         dead_topic: The same for dead letters.
@@ -88,6 +91,7 @@ class GroupOptions(TypedDict, total=False):
     drain: Duration
     max_held_bytes: int
     max_held: int
+    wait_for_rights: Duration | None
     create_topics: bool
     retry_topic: GroupTopic
     dead_topic: GroupTopic
@@ -187,6 +191,7 @@ class ConsumerSettings:
     drain_ms: int = 10_000
     max_held_bytes: int = 16_000_000
     max_held: int = 50_000
+    wait_for_rights_ms: int | None = None
     create_topics: bool = True
     events: ConsumerEvents | None = None
     rebalances: Literal["eager", "cooperative", "consumer"] = "eager"
@@ -229,6 +234,7 @@ def read_settings(
     start = options.get("start", "earliest")
     most, timeout = options.get("max_deliveries", 3), options.get("handler_timeout")
     retry_for, jitter = options.get("retry_for"), options.get("jitter", 0.0)
+    waits = options.get("wait_for_rights")
     if not 0 <= jitter <= 1:
         raise ValueError(f"jitter={jitter}: from 0 to 1")
     if expired not in ("skip", "dead"):
@@ -277,6 +283,7 @@ def read_settings(
         drain_ms=length_ms(options.get("drain", "10s")),
         max_held_bytes=_positive("max_held_bytes", options.get("max_held_bytes", 16_000_000)),
         max_held=_positive("max_held", options.get("max_held", 50_000)),
+        wait_for_rights_ms=None if waits is None else length_ms(waits),
         create_topics=options.get("create_topics", True),
         events=options.get("events"),
         rebalances=_rebalances(options),

@@ -15,6 +15,7 @@ bound, partitions are paused.
 |   | and what is held is kept: its handlers have begun, or are spared |
 | it is refused because of its records | half as many are committed at once; one alone gets |
 |   | another outcome: a dead letter, or one without its value |
+| Kafka refuses something for want of a right | `rights_watch` has the table |
 | Kafka is away | the same again, a little later each time |
 
 | file | part |
@@ -26,6 +27,7 @@ bound, partitions are paused.
 | `flow` | which partitions are paused |
 | `lookout` | what keeps records from being handled |
 | `pattern_watch` | which topics patterns match now |
+| `rights_watch` | which rights are missing, and what waits for them |
 | `loop` | the thread, and what the group tells it |
 """
 

@@ -11,6 +11,7 @@ from delaywheel.consumer.book import CUT_RECORDS, Cut
 from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.positions import Positions
+from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.port import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, TransactionFailure
 from delaywheel.consumer.records import Partition
@@ -33,8 +34,10 @@ class Commits:
         positions: Positions,
         dispatcher: Dispatcher,
         deliveries: Deliveries,
+        rights: RightsWatch,
     ) -> None:
         self._state = state
+        self._rights = rights
         self._deliveries = deliveries
         self._book = state.book
         self._positions = positions
@@ -85,6 +88,9 @@ class Commits:
         membership = self._membership() if marks else None
         if state.must_recover or membership is None:
             return
+        marks = {at: mark for at, mark in marks.items() if not self._book.is_withheld(at)}
+        if not marks:
+            return
         passed = {
             at: one._replace(deliveries=marks[at].deliveries, suspect_until=marks[at].suspect_until)
             for at, one in self._positions.passed(
@@ -98,6 +104,7 @@ class Commits:
                 state.notify()
                 return
         _LOG.warning("deliveries were not noted: %s", failure.text)
+        self._note_refusal(failure)
         state.must_recover = True
         self._back_off()
 
@@ -164,6 +171,7 @@ class Commits:
         return state.membership
 
     def _committed(self, cut: Cut) -> Told:
+        self._state.is_commit_refused = False
         told = self._state.teller.worth_telling(cut)
         self._book.committed(cut)
         self._deliveries.committed(cut.offsets)
@@ -172,14 +180,27 @@ class Commits:
     def _fail(self, failure: TransactionFailure, cut: Cut) -> None:
         """Stops handing out until Kafka has shown what happened."""
         _LOG.warning("a transaction of %d records failed: %s", cut.count, failure.text)
-        self._state.health.note(ConsumerTrouble.COMMIT_FAILED, failure.text)
+        if not self._note_refusal(failure):
+            self._state.health.note(ConsumerTrouble.COMMIT_FAILED, failure.text)
         self._state.must_recover = True
         self._book.counts.failed_commits += 1
         if failure.is_refusal:
             self._narrow(failure, cut)
             return
-        self._doubtful = cut
+        if failure.has_begun_to_end or not failure.is_forbidden:
+            self._doubtful = cut
         self._back_off()
+
+    def _note_refusal(self, failure: TransactionFailure) -> bool:
+        """Notes that a right is missing, if it is; returns whether.
+
+        Raises:
+            ConsumerError: It is not waited for.
+        """
+        if failure.is_forbidden:
+            self._state.is_commit_refused = True
+            self._state.refused(failure.text)
+        return failure.is_forbidden
 
     def _back_off(self) -> None:
         """Waits before the next recovery, longer each time."""
@@ -266,6 +287,8 @@ class Commits:
         state = self._state
         state.give_up_s = deadline_s
         while True:
+            if self._rights.has_news:
+                self._rights.look()
             if state.must_recover:
                 self.recover()
             if not state.must_recover:

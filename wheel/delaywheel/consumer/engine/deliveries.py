@@ -131,7 +131,8 @@ class Deliveries:
         if self._current is not None:
             return None
         for at, one in self._watched.items():
-            message = self._book.first_kept(at) if one.is_suspect else None
+            is_next = one.is_suspect and not self._book.is_withheld(at)
+            message = self._book.first_kept(at) if is_next else None
             if message is not None:
                 assert self._most is not None
                 if one.deliveries >= self._most:

@@ -157,8 +157,8 @@ class Dispatcher:
         """Settles a record as dead that ends each process that handles it."""
         policy, times = self._state.policy, self._state.settings.max_deliveries
         why = (
-            f"the process has ended, or lost its session, {times} times while it handled this"
-            " record alone"
+            f"the process has ended, or lost its session, {times} times after this record alone"
+            " was handed out"
         )
         settlement = policy.dead(message, DeadLetterReason.POISON, why)
         with self._changed:
@@ -212,7 +212,7 @@ class Dispatcher:
         """Waits until settled records are committed, as far as can be; returns whether all are."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while self._book.can_cut and not self._state.has_ended:
+            while self._book.has_ended_records and not self._state.has_ended:
                 self.wants_commit = True
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:

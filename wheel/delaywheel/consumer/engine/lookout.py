@@ -21,7 +21,8 @@ def note_missing(state: EngineState, existing: Collection[str]) -> None:
         existing: The topics that are there, of those that are named at least.
     """
     topics = state.settings.topics
-    texts = [f"topic {name} does not exist" for name in sorted(topics.named - set(existing))]
+    missing = topics.named - set(existing) - state.unseen
+    texts = [f"topic {name} does not exist" for name in sorted(missing)]
     texts += [f"no topic matches {pattern!r}" for pattern in topics.matching_nothing]
     state.note_trouble(ConsumerTrouble.NO_TOPIC, "; ".join(texts) or None)
 
@@ -65,13 +66,12 @@ class Lookout:
     def look_at_topics(self) -> dict[str, ConsumedTopic] | None:
         """Takes in what the topics are now, and what ingress takes; None: Kafka does not answer."""
         try:
-            topics = self._broker.topics()
-            limits = self._broker.limits()
+            topics = self._state.ask(lambda: self._broker.topics(self._state.seen_topics))
+            limits = self._state.ask(self._broker.limits)
         except KafkaUnavailable as away:
-            text = f"no answer about the topics: {away}"
-            self._state.health.note(ConsumerTrouble.KAFKA_AWAY, text)
+            self._state.note_away("no answer about the topics", away)
             return None
-        self._state.health.note(ConsumerTrouble.KAFKA_AWAY, None)
+        self._state.note_away("", None)
         self._state.policy.learn_limits(limits)
         self.learn_partitions(topics)
         note_missing(self._state, topics)

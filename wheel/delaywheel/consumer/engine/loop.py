@@ -17,6 +17,7 @@ from delaywheel.consumer.engine.flow import Flow
 from delaywheel.consumer.engine.lookout import Lookout
 from delaywheel.consumer.engine.pattern_watch import PatternWatch
 from delaywheel.consumer.engine.positions import FoundPositions, Positions
+from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState, tell_lost
 from delaywheel.consumer.order import whole_lanes
 from delaywheel.consumer.port import Broker
@@ -60,9 +61,10 @@ class Engine:
         self._flow = Flow(state)
         self._lookout = Lookout(state)
         self._patterns = PatternWatch(state)
+        self._rights = RightsWatch(state)
         self._deliveries = Deliveries(state.book, settings.max_deliveries)
         self._positions = Positions(state, self._lookout, self._deliveries)
-        self._commits = Commits(state, self._positions, self.desk, self._deliveries)
+        self._commits = Commits(state, self._positions, self.desk, self._deliveries, self._rights)
         self._called_back: set[Partition] = set()
         self._seeks: list[tuple[Partition, int]] = []
         self._look_at_s = 0.0
@@ -225,8 +227,10 @@ class Engine:
         if self._called_back and fetched:
             fetched = self._without_moved(fetched)
         self._take(fetched)
+        if (refusal := self._broker.refusal()) is not None:
+            self._state.refused(refusal)
         self.desk.take_back_late()
-        if now_s >= self._look_at_s:
+        if now_s >= self._look_at_s or self._rights.has_news:
             self._look()
         self._commits.turn()
         if self._commits.is_outdated:
@@ -289,7 +293,8 @@ class Engine:
             rest_s -= self._state.clock_ms() / 1000 % _LOOK_S
         self._look_at_s = time.monotonic() + rest_s
         self._lookout.look_at_hand()
-        if self._patterns.look():
+        self._rights.look()
+        if self._patterns.look() or self._rights.joins_again:
             self._subscribe_again()
         if not self._state.ours:
             return
@@ -304,6 +309,7 @@ class Engine:
         What is held of a deleted topic is forgotten at once: no transaction with an offset of it
         commits, and others' outcomes would wait for that.
         """
+        self._rights.joins_again = False
         read_topics = self._state.settings.topics.read_topics
         gone = [one for one in self._state.ours if one.topic not in read_topics]
         if gone:

@@ -52,12 +52,11 @@ class PatternWatch:
         if not self._topics.has_patterns:
             return False
         try:
-            is_changed = self._follow()
+            is_changed = self._state.ask(self._follow)
         except KafkaUnavailable as away:
-            text = f"no answer about the topics that there are: {away}"
-            self._state.note_trouble(ConsumerTrouble.KAFKA_AWAY, text)
+            self._state.note_away("no answer about the topics that there are", away)
             return False
-        self._state.note_trouble(ConsumerTrouble.KAFKA_AWAY, None)
+        self._state.note_away("", None)
         return is_changed
 
     def _follow(self) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from typing import NamedTuple
 
 from delaywheel.consumer.engine.deliveries import Deliveries
 from delaywheel.consumer.engine.lookout import Lookout
 from delaywheel.consumer.engine.state import EngineState
+from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
 from delaywheel.consumer.records import Partition, Passed
-from delaywheel.consumer.watching.health import ConsumerTrouble
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -58,9 +59,10 @@ class Positions:
         if not any(one.id for one in self._topics.values()):
             return True  # Kafka does not say ids
         try:
-            return not self.are_of_other_topics(self._broker.topics(topics))
+            now = self._state.ask(partial(self._broker.topics, topics))
+            return not self.are_of_other_topics(now)
         except KafkaUnavailable as away:
-            self._state.note_trouble(ConsumerTrouble.KAFKA_AWAY, f"no answer about topics: {away}")
+            self._state.note_away("no answer about topics", away)
             return None
 
     def find(
@@ -72,6 +74,7 @@ class Positions:
 
         A topic that does not exist is read where the group was in it, should it come back, until
         it is seen that it did. With `ordered` it is not read meanwhile: what is away is not known.
+        Nor is what these credentials may not describe: the group is joined again once they may.
 
         If a group begins at the end, that position is committed before it is used: later records
         are not skipped, even if this consumer dies at once.
@@ -79,7 +82,8 @@ class Positions:
         Raises:
             KafkaAway: Try again.
         """
-        topics = self._broker.topics()
+        topics = self._broker.topics(self._state.seen_topics)
+        partitions = [one for one in partitions if one.topic not in self._state.unseen]
         if self._state.order is not None:
             partitions = self._lanes_that_exist(partitions, topics)
         known = self._broker.committed(partitions)
@@ -142,6 +146,8 @@ class Positions:
         failure = self._broker.commit((), self.passed(ends), state.membership)
         if failure is not None:
             self._broker.renew_producer()
+            if failure.is_forbidden:
+                raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, failure.text)
             raise KafkaUnavailable(failure.text)
         return ends
 

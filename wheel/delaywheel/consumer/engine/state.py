@@ -6,12 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from delaywheel.consumer.book import Book
-from delaywheel.consumer.message import ConsumerError, ReceivedMessage
+from delaywheel.consumer.message import ConsumerError, ConsumerReason, ReceivedMessage
 from delaywheel.consumer.order import KeyOrder
-from delaywheel.consumer.port import Broker, insist
+from delaywheel.consumer.port import Broker, KafkaUnavailable, RightMissing, insist
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
@@ -36,6 +37,10 @@ class EngineState:
         is_stopping: Whether the end was asked for.
         has_ended: Whether the thread has ended.
         give_up_s: When to stop insisting, on the monotonic clock; None: when the end is asked for.
+        refused_since_s: Since when a right is missing, on the monotonic clock; None: none is.
+        refusals: How often Kafka has refused something for want of a right.
+        is_commit_refused: Whether the last transaction was refused for want of a right.
+        unseen: The topics that these credentials may not even describe now.
         error: What ended the thread.
     """
 
@@ -59,6 +64,10 @@ class EngineState:
         self.has_ended = False
         self.is_paused_by_caller = False
         self.give_up_s: float | None = None
+        self.refused_since_s: float | None = None
+        self.refusals = 0
+        self.is_commit_refused = False
+        self.unseen: frozenset[str] = frozenset()
         self.error: BaseException | None = None
         self._policy: Policy | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -106,19 +115,59 @@ class EngineState:
             _LOG.error("%s: %s", trouble, text)
         self.health.note(trouble, text)
 
+    @property
+    def seen_topics(self) -> Sequence[str]:
+        """The topics that are read, without those that these credentials may not describe."""
+        return [one for one in self.settings.topics.read_topics if one not in self.unseen]
+
+    def refused(self, text: str) -> None:
+        """Takes in that Kafka refuses something for want of a right.
+
+        Raises:
+            ConsumerError: It is not waited for, or was for long enough.
+        """
+        now_s, wait_ms = time.monotonic(), self.settings.wait_for_rights_ms
+        if self.refused_since_s is None:
+            self.refused_since_s = now_s
+        if wait_ms is None or now_s - self.refused_since_s > wait_ms / 1000:
+            raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, text)
+        self.refusals += 1
+        self.note_trouble(ConsumerTrouble.NOT_AUTHORIZED, text)
+
+    def ask(self, ask: Callable[[], _T]) -> _T:
+        """Asks Kafka.
+
+        Raises:
+            KafkaUnavailable: Try again; RightMissing, for a right that is waited for, is one.
+            ConsumerError: It is impossible.
+        """
+        try:
+            return ask()
+        except ConsumerError as error:
+            if error.reason is not ConsumerReason.NOT_AUTHORIZED:
+                raise
+            self.refused(error.text)
+            raise RightMissing(error.text) from error
+
+    def note_away(self, what: str, away: KafkaUnavailable | None) -> None:
+        """Notes that Kafka does not answer this, or that it does."""
+        if not isinstance(away, RightMissing):
+            self.note_trouble(
+                ConsumerTrouble.KAFKA_AWAY, None if away is None else f"{what}: {away}"
+            )
+
     def insist(self, what: str, ask: Callable[[], _T]) -> _T | None:
         """Asks until Kafka answers; None if the end came meanwhile."""
 
-        def note(trouble: str | None) -> None:
-            text = None if trouble is None else f"{what}: {trouble}"
-            self.health.note(ConsumerTrouble.KAFKA_AWAY, text)
+        def note(trouble: KafkaUnavailable | None) -> None:
+            self.note_away(what, trouble)
 
         def gives_up() -> bool:
             if self.give_up_s is not None:
                 return time.monotonic() >= self.give_up_s
             return self.is_stopping
 
-        return insist(ask, note, gives_up)
+        return insist(partial(self.ask, ask), note, gives_up)
 
     def raise_error(self) -> None:
         """Raises what ended the thread, if anything did.

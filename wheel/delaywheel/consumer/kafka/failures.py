@@ -2,7 +2,8 @@
 
 | Kafka says | then |
 |---|---|
-| a topic, the group or the transactional id is not permitted | the consumer stops, NOT_AUTHORIZED |
+| a topic, the group or the transactional id is not permitted | the consumer stops, |
+|   | NOT_AUTHORIZED; or waits, with `wait_for_rights` |
 | a topic does not take a record as it is | that record alone gets another outcome |
 | a client does not know a setting, or not its value | the consumer stops, SETTING_INVALID |
 | anything else | asked again, later each time |
@@ -59,16 +60,13 @@ def failure_of(
         raised: The error of the client's call.
         refused: The topics and errors of records that were not delivered.
         is_before_end: Whether the end of the transaction was not requested yet.
-
-    Raises:
-        ConsumerError: No transaction like this one will succeed.
     """
     causes = [(f"{topic}: {error.str()}", error) for topic, error in refused]
     if isinstance(raised, KafkaException) and isinstance(raised.args[0], KafkaError):
         causes.append((raised.args[0].str(), raised.args[0]))
     for text, error in causes:
         if error.code() in REFUSALS:
-            raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, text) from raised
+            return TransactionFailure(text, is_forbidden=True, has_begun_to_end=not is_before_end)
     for text, error in causes:
         if is_before_end and error.code() in _OF_RECORDS:
             return TransactionFailure(text, is_refusal=True)

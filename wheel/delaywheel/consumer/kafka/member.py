@@ -56,7 +56,9 @@ from delaywheel.consumer.kafka.topics import (
     ends_of,
     limits_of,
     make_topics,
+    may_read_group,
     partitions_of,
+    rights_missing,
     topics_now,
 )
 from delaywheel.consumer.kafka.transaction import CALL_S, RETRY_BACKOFF_MS, Transaction, read_note
@@ -65,6 +67,7 @@ from delaywheel.consumer.order import Away, check_partitions
 from delaywheel.consumer.port import (
     ConsumedTopic,
     KafkaUnavailable,
+    MissingRight,
     OnPartitions,
     Start,
     TransactionFailure,
@@ -105,6 +108,7 @@ class KafkaBroker:
         self._consumer: Consumer | None = None
         self._callbacks: dict[str, Callable[[Consumer, list[TopicPartition]], None]] = {}
         self._raised: Exception | None = None
+        self._refusal: str | None = None
         self._producer: Producer | None = None
         self._is_copy_loose = False
         self._ingress: str | None = None
@@ -159,7 +163,7 @@ class KafkaBroker:
         if ordered:
             check_partitions(topics, known)
         check_policies(admin, topics, ordered=ordered)
-        check_rights(admin, topics, self._ingress, ordered=ordered)
+        self._check_rights(topics)
         return check_sizes(admin, topics, self._ingress)
 
     def subscribe(
@@ -237,8 +241,25 @@ class KafkaBroker:
             messages = [one for one in messages if self._is_record(one)]
         return in_columns(messages)
 
-    @staticmethod
-    def _is_record(message: Message) -> bool:
+    def refusal(self) -> str | None:
+        """See `Broker`."""
+        refusal, self._refusal = self._refusal, None
+        return refusal
+
+    def missing_rights(self) -> list[MissingRight]:
+        """See `Broker`."""
+        assert self._ingress is not None
+        group, ordered = self._settings.group, self._settings.ordered
+        topics = list(self._settings.topics)
+        try:
+            missing = rights_missing(self._asking, topics, self._ingress, ordered=ordered)
+            if not may_read_group(self._asking, group):
+                missing.append(MissingRight(None, "Read"))
+        except KafkaException as exception:
+            raise away(exception) from exception
+        return missing
+
+    def _is_record(self, message: Message) -> bool:
         """Whether it is a record, and not an error that is worth a line in the log.
 
         Raises:
@@ -250,7 +271,8 @@ class KafkaBroker:
         if error.fatal():
             raise ConsumerError(ConsumerReason.KAFKA_FATAL, error.str())
         if error.code() in REFUSALS:
-            raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
+            self._refusal = error.str()
+            return False
         if error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
             raise ConsumerError(ConsumerReason.GROUP_DIFFERS, error.str())
         _LOG.warning("Kafka: %s", error.str())
@@ -285,7 +307,7 @@ class KafkaBroker:
         found: dict[Partition, Passed | None] = {}
         for one in answer:
             if one.error is not None:
-                raise KafkaUnavailable(one.error.str())
+                raise away(KafkaException(one.error))
             at = Partition(one.topic, one.partition)
             found[at] = read_note(one.offset, one.metadata) if one.offset >= 0 else None
         return found
@@ -403,12 +425,17 @@ class KafkaBroker:
             known = partitions_of(self._asking)
         except KafkaException as exception:
             raise away(exception) from exception
-        if self._ingress not in known:
-            raise _no_ingress(self._ingress)
         topics = self._settings.topics
         # A topic that a pattern matched may be deleted with all that belongs to it.
         there = [one for one in topics if one.source in known or one.source in topics.named]
-        self._check_made(there, known)
+        try:
+            if self._ingress not in known:
+                raise _no_ingress(self._ingress)
+            self._check_made(there, known)
+        except ConsumerError:
+            # What these credentials may not describe looks like what does not exist.
+            self._check_rights(there)
+            raise
 
     def _replace_producer(self) -> None:
         self._drop_producer()
@@ -466,6 +493,14 @@ class KafkaBroker:
         if len(found) > 1:
             raise ConsumerError(ConsumerReason.CLUSTER_AMBIGUOUS, ", ".join(sorted(found)))
         return found[0]
+
+    def _check_rights(self, topics: Sequence[TopicNames]) -> None:
+        assert self._ingress is not None
+        ordered = self._settings.ordered
+        try:
+            check_rights(self._asking, topics, self._ingress, ordered=ordered)
+        except KafkaException as exception:
+            raise away(exception) from exception
 
     def _check_made(self, topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
         missing = [

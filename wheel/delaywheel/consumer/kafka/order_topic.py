@@ -7,6 +7,7 @@ records that ended meanwhile may have been compacted away without a trace.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +19,12 @@ from delaywheel.consumer.order import Away, fold
 from delaywheel.consumer.port import KafkaUnavailable
 from delaywheel.consumer.records import Partition
 
+_LOG = logging.getLogger("delaywheel.consumer")
+
 STANDSTILL_S = 30.0
 """Reading is given up, and begun again, after this time without any progress."""
+TOLD_S = 5.0
+"""How often reading that takes long is told."""
 FETCH_RECORDS = 5_000
 FETCH_S = 0.05
 TRACE_MS = 600_000
@@ -100,7 +105,12 @@ class OrderTopics:
                 [TopicPartition(*at, self._known[at].position or OFFSET_BEGINNING) for at in left]
             )
             deadline = time.monotonic() + STANDSTILL_S
+            told_s = time.monotonic()
             while left:
+                if time.monotonic() - told_s > TOLD_S:
+                    told_s = time.monotonic()
+                    unread = sum(end - self._known[at].position for at, end in left.items())
+                    _LOG.warning("nothing is handled yet: %d records of order are unread", unread)
                 for message in reader.consume(FETCH_RECORDS, FETCH_S):
                     if self._take(message, left):
                         deadline = time.monotonic() + STANDSTILL_S

@@ -23,7 +23,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.consumer.kafka.failures import REFUSALS, away
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
-from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
+from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable, MissingRight
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
@@ -131,6 +131,16 @@ def check_rights(
     Raises:
         ConsumerError: NOT_AUTHORIZED, with the topic and what is missing.
     """
+    for missing in rights_missing(admin, topics, ingress, ordered=ordered):
+        raise ConsumerError(
+            ConsumerReason.NOT_AUTHORIZED, f"{missing.operation} on topic {missing.topic}"
+        )
+
+
+def rights_missing(
+    admin: AdminClient, topics: Iterable[TopicNames], ingress: str, *, ordered: bool
+) -> list[MissingRight]:
+    """Returns which of the topics these credentials may not read or write, if Kafka says so."""
     wanted = {ingress: AclOperation.WRITE}
     for names in topics:
         wanted |= {names.source: AclOperation.READ, names.retry: AclOperation.READ}
@@ -140,12 +150,36 @@ def check_rights(
     described = admin.describe_topics(
         TopicCollection(list(wanted)), include_authorized_operations=True, request_timeout=ASK_S
     )
+    found: list[MissingRight] = []
     for name, operation in wanted.items():
-        allowed = described[name].result().authorized_operations
-        if allowed and operation not in allowed:
-            raise ConsumerError(
-                ConsumerReason.NOT_AUTHORIZED, f"{operation.name.capitalize()} on topic {name}"
-            )
+        try:
+            allowed = described[name].result().authorized_operations
+        except KafkaException as exception:
+            code = exception.args[0].code()
+            if code in REFUSALS:
+                found.append(MissingRight(name, "Describe"))
+            elif code != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
+        else:
+            if allowed and operation not in allowed:
+                found.append(MissingRight(name, operation.name.capitalize()))
+    return found
+
+
+def may_read_group(admin: AdminClient, group: str) -> bool:
+    """Whether these credentials may be members of a group, as far as Kafka says so."""
+    asked = admin.describe_consumer_groups(
+        [group], include_authorized_operations=True, request_timeout=ASK_S
+    )
+    try:
+        allowed = asked[group].result().authorized_operations
+    except KafkaException as exception:
+        if exception.args[0].code() in REFUSALS:
+            return False
+        if exception.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return True
+        raise
+    return not allowed or AclOperation.READ in allowed
 
 
 def check_policies(admin: AdminClient, topics: Iterable[TopicNames], *, ordered: bool) -> None:

@@ -68,11 +68,7 @@ class Transaction:
         offsets: Mapping[Partition, Passed],
         membership: bytes,
     ) -> TransactionFailure | None:
-        """Writes records and offsets; None: they are committed.
-
-        Raises:
-            ConsumerError: Kafka does not permit it.
-        """
+        """Writes records and offsets; None: they are committed."""
         passed = [
             TopicPartition(at.topic, at.number, passed.offset, _note(passed))
             for at, passed in offsets.items()

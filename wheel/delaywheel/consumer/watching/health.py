@@ -13,6 +13,7 @@
 | PARTITIONS_DIFFER | `ordered` or `keep_partition`, and the topic of retries has fewer | it has |
 |   | as many |
 | TRANSACTION_OPEN | a partition stands still behind a producer's open transaction | it goes on |
+| NOT_AUTHORIZED | with `wait_for_rights`, a right is missing | it is there |
 | STOPPED | an error has ended the consumer | never |
 """
 
@@ -44,6 +45,8 @@ class ConsumerTrouble(StrEnum):
     needs as many: add partitions to it."""
     TRANSACTION_OPEN = "TRANSACTION_OPEN"
     """A producer has left a transaction open in what is read: nobody reads what comes after it."""
+    NOT_AUTHORIZED = "NOT_AUTHORIZED"
+    """These credentials lack a right, which is waited for: see `wait_for_rights`."""
     STOPPED = "STOPPED"
     """An error has ended the consumer: it is raised where messages are taken."""
 

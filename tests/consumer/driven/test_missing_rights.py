@@ -1,0 +1,91 @@
+"""Rights that are taken away and given back: what needs them waits, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from delaywheel.consumer import ConsumerError, ConsumerReason, ConsumerTrouble
+from delaywheel.consumer.records import Partition
+from support.consumer.driven import DrivenConsumer
+from support.consumer.fake_kafka import INGRESS, FakeKafka
+
+BESIDE = "beside"
+
+
+def two_topics(**options: object) -> tuple[FakeKafka, DrivenConsumer]:
+    """A consumer of two topics, each with five records."""
+    more = {BESIDE: "1", f"{BESIDE}-retry-g": "2", f"{BESIDE}-dead-g": "3"}
+    kafka = FakeKafka(partitions=1, more=more)
+    consumer = DrivenConsumer(kafka, [kafka.source, BESIDE], **options)
+    topics = (kafka.source, kafka.retry, BESIDE, f"{BESIDE}-retry-g")
+    kafka.rebalance({consumer.broker: [Partition(topic, 0) for topic in topics]})
+    for number in range(5):
+        for topic in (kafka.source, BESIDE):
+            kafka._append(Partition(topic, 0), None, b"%d" % number, [])
+    for _ in range(3):
+        consumer.turn()
+    return kafka, consumer
+
+
+def turn(consumer: DrivenConsumer, times: int = 9) -> None:
+    """Handles all that is handed out."""
+    for _ in range(times):
+        consumer.engine._look_at_s = 0.0
+        consumer.engine._commits._recover_at_s = 0.0
+        consumer.turn()
+        for message in consumer.take(100):
+            message.done()
+
+
+@pytest.mark.parametrize("denied", ["orders", "orders-dead-g", INGRESS])
+def test_what_needs_a_missing_right_waits_and_the_rest_goes_on(denied: str) -> None:
+    kafka, consumer = two_topics(wait_for_rights="1h")
+    held = consumer.take(1)[0]
+    assert held.topic == kafka.source
+    kafka.denied = {denied}
+    is_ingress = denied == INGRESS
+    if is_ingress:
+        held.retry(after="1h")
+    else:
+        held.dead("UNREADABLE")
+    turn(consumer)
+    assert denied in consumer.engine.health.troubles[ConsumerTrouble.NOT_AUTHORIZED]
+    assert kafka.offsets.get(Partition(kafka.source, 0), 0) == 0
+    assert kafka.offsets.get(Partition(BESIDE, 0), 0) == (0 if is_ingress else 5)
+    kafka.denied = set()
+    turn(consumer)
+    assert kafka.offsets[Partition(kafka.source, 0)] == 5
+    assert kafka.offsets[Partition(BESIDE, 0)] == 5
+    assert len(kafka.committed_records) == 1
+    assert consumer.engine.health.is_well
+    assert consumer.engine.counts.forgotten == 0
+
+
+def test_a_missing_right_stops_the_consumer_unless_it_is_waited_for() -> None:
+    kafka, consumer = two_topics()
+    kafka.denied = {kafka.source}
+    with pytest.raises(ConsumerError, match="orders") as raised:
+        turn(consumer)
+    assert raised.value.reason is ConsumerReason.NOT_AUTHORIZED
+
+
+def test_a_missing_right_is_not_waited_for_longer_than_asked() -> None:
+    kafka, consumer = two_topics(wait_for_rights="0s")
+    kafka.denied = {kafka.source}
+    with pytest.raises(ConsumerError) as raised:
+        turn(consumer)
+    assert raised.value.reason is ConsumerReason.NOT_AUTHORIZED
+
+
+def test_what_is_paused_and_withheld_is_handed_out_once_it_is_neither() -> None:
+    kafka, consumer = two_topics(wait_for_rights="1h")
+    at = Partition(kafka.source, 0)
+    kafka.denied = {kafka.source}
+    turn(consumer, 2)
+    consumer.engine.pause([at], on=True)
+    kafka.denied = set()
+    turn(consumer)
+    assert kafka.offsets.get(at, 0) == 0
+    consumer.engine.pause([at], on=False)
+    turn(consumer)
+    assert kafka.offsets[at] == 5

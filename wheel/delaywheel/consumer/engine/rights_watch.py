@@ -1,0 +1,95 @@
+"""Waits for rights that these credentials lack, if `wait_for_rights` says so.
+
+| Kafka refuses something | then |
+|---|---|
+| and `wait_for_rights` is None, or is over | the consumer stops, NOT_AUTHORIZED |
+| otherwise | it is a trouble, and which rights are missing is asked: at once, then at each look |
+| for want of a right to one of a source's topics | that source and its retries are withheld: not |
+|   | fetched, not handed out, not committed; others go on |
+| for want of one to the ingress topic, or to the group | all topics are withheld |
+| and no right is missing that Kafka would name | that is tried again, later each time |
+
+| then | what was withheld |
+|---|---|
+| the right is there again | goes on where it stood: what is held is kept |
+| the topic could not even be described: the client has dropped it | is assigned anew |
+
+The trouble ends at the first look at which no right is missing, if nothing was refused since the
+look before, and no transaction since the last one that was committed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from delaywheel.consumer.engine.state import EngineState
+from delaywheel.consumer.port import KafkaUnavailable, MissingRight
+from delaywheel.consumer.watching.health import ConsumerTrouble
+
+_LOG = logging.getLogger("delaywheel.consumer")
+
+
+class RightsWatch:
+    """Withholds the topics for which a right is missing: on the engine's thread."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._known = 0
+        self.joins_again = False
+        """Whether the group is to be joined again, for topics that the client has dropped."""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something was refused since the last look."""
+        return self._state.refusals != self._known
+
+    def look(self) -> None:
+        """Looks for what is missing, if anything was."""
+        state = self._state
+        if state.refused_since_s is None:
+            return
+        had_news, self._known = self.has_news, state.refusals
+        try:
+            missing = state.ask(state.broker.missing_rights)
+        except KafkaUnavailable as away:
+            state.note_away("no answer about rights", away)
+            return
+        if missing:
+            state.refused(_text_of(missing))
+            self._known = state.refusals
+        elif not had_news and not state.is_commit_refused:
+            state.refused_since_s = None
+            state.note_trouble(ConsumerTrouble.NOT_AUTHORIZED, None)
+            _LOG.info("no right is missing any more")
+        with state.changed:
+            state.book.withhold(self._withheld(missing))
+            state.notify()
+        before, state.unseen = state.unseen, _unseen(missing)
+        self.joins_again |= bool(before - state.unseen)
+
+    def _withheld(self, missing: list[MissingRight]) -> frozenset[str]:
+        topics = self._state.settings.topics
+        lacking = {one.topic for one in missing}
+        own = {topic for names in topics for topic in (names.source, *names.own)}
+        if lacking - own:  # the ingress topic, or the group
+            return frozenset(topics.read_topics)
+        return frozenset(
+            topic
+            for names in topics
+            if lacking & {names.source, *names.own}
+            for topic in (names.source, names.retry)
+        )
+
+
+def _unseen(missing: list[MissingRight]) -> frozenset[str]:
+    return frozenset(
+        one.topic for one in missing if one.topic is not None and one.operation == "Describe"
+    )
+
+
+def _text_of(missing: list[MissingRight]) -> str:
+    texts = [
+        f"{one.operation} on {'the group' if one.topic is None else f'topic {one.topic}'}"
+        for one in missing[:10]
+    ]
+    return ", ".join(texts) + (f", and {len(missing) - 10} more" if missing[10:] else "")
