@@ -27,7 +27,8 @@ class Group(RuleBasedStateMachine):
         super().__init__()
         self.kafka = FakeKafka(partitions=PARTITIONS, is_incremental=self.moves_alone)
         self.consumers = [
-            DrivenConsumer(self.kafka, max_deliveries=1_000) for _ in range(CONSUMERS)
+            DrivenConsumer(self.kafka, max_deliveries=1_000, wait_for_rights="1h")
+            for _ in range(CONSUMERS)
         ]
         self.sent = 0
         self.handed_out: set[Place] = set()
@@ -68,6 +69,14 @@ class Group(RuleBasedStateMachine):
     @rule(who=st.integers(0, CONSUMERS - 1), fault=st.sampled_from(Fault))
     def fail_next(self, who: int, fault: Fault) -> None:
         self.consumers[who].broker.fault = fault
+
+    @rule(which=st.frozensets(st.integers(0, 3)))
+    def deny(self, which: frozenset[int]) -> None:
+        """Takes rights away, and gives the others back."""
+        topics = (self.kafka.source, self.kafka.retry, self.kafka.dead, INGRESS)
+        self.kafka.denied = {topics[number] for number in which}
+        for consumer in self.consumers:
+            be_prompt(consumer)
 
     @rule(who=st.integers(0, CONSUMERS - 1))
     def turn(self, who: int) -> None:
@@ -113,9 +122,11 @@ class Group(RuleBasedStateMachine):
         """In the end, without failures, everything has ended, and once."""
         for consumer in self.consumers:
             consumer.broker.fault = None
+        self.deny(frozenset())
         self._rebalance([0] * len(self.partitions), frozenset(range(CONSUMERS)))
         consumer = self.consumers[0]
         for _ in range(40 + 20 * self.sent):
+            be_prompt(consumer)
             consumer.turn()
             for message in consumer.take(100):
                 self.handed_out.add(message.place)
@@ -128,6 +139,12 @@ class Group(RuleBasedStateMachine):
             one.turn()
             assert one.engine._book.held_bytes == 0
         self.nothing_is_written_twice()
+
+
+def be_prompt(consumer: DrivenConsumer) -> None:
+    """Lets the next turn look for rights, and recover: no time passes here."""
+    consumer.engine._look_at_s = 0.0
+    consumer.engine._commits._recover_at_s = 0.0
 
 
 def settle(message: ReceivedMessage, how: str) -> None:
