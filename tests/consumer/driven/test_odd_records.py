@@ -139,12 +139,14 @@ def test_each_retry_and_each_dead_letter_is_a_line(
         consumer.turn()
         consumer.turn()
         with consumer.take()[0]:
-            raise OSError("down")
+            raise OSError("down\x1b[2J\n")
     lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
     assert [one.levelno for one in lines] == [logging.WARNING, logging.ERROR]
-    assert re.search(r" is retried at \d{4}-.+Z: OSError: down$", lines[0].getMessage())
+    assert re.search(r" is retried at \d{4}-.+Z: OSError: down\\x1b\[2J\\n$", lines[0].getMessage())
     for part in ("orders/0/0 attempt=2", kafka.dead, "ATTEMPTS_EXHAUSTED"):
         assert part in lines[1].getMessage()
+    # What a sender wrote may be in the error.
+    assert all(one.getMessage().isprintable() for one in lines)
     assert "secret" not in caplog.text
 
 

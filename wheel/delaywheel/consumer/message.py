@@ -323,7 +323,9 @@ class ReceivedMessage:
 
         Of the key its first 64 bytes, as text that a terminal can show.
         """
-        key = None if self.key is None else _shown(self.key[:64])
+        key = (
+            None if self.key is None else printable(self.key[:64].decode(errors="backslashreplace"))
+        )
         return {
             "topic": self.topic,
             "partition": self.origin.partition,
@@ -493,9 +495,8 @@ class ReceivedMessage:
         return True
 
 
-def _shown(content: bytes) -> str:
-    """Returns bytes as text in which each character shows itself."""
-    text = content.decode(errors="backslashreplace")
+def printable(text: str) -> str:
+    """Returns a text in which each character shows itself, in one line."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )

@@ -18,6 +18,7 @@ from delaywheel.consumer.message import (
     SettledError,
     Settlement,
     State,
+    printable,
 )
 from delaywheel.consumer.records import Outgoing, Partition
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
@@ -366,10 +367,11 @@ class Dispatcher:
 def _log_outcome(message: ReceivedMessage, settlement: Settlement) -> None:
     """Says what failed: one line for each retry and each dead letter."""
     outcome, record = settlement.outcome, settlement.record
+    why = printable(settlement.why)  # errors hold what senders wrote
     if outcome is Outcome.RETRIED:
         due = time_text(settlement.due_ms)
-        _LOG.warning("%r is retried at %s: %s", message, due, settlement.why)
+        _LOG.warning("%r is retried at %s: %s", message, due, why)
     elif outcome is Outcome.DEAD and record is not None:
-        _LOG.error("%r is a dead letter in %s: %s", message, record.topic, settlement.why)
+        _LOG.error("%r is a dead letter in %s: %s", message, record.topic, why)
     elif outcome is Outcome.EXPIRED:
-        _LOG.warning("%r has expired: %s", message, settlement.why)
+        _LOG.warning("%r has expired: %s", message, why)
