@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import cast
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from delaywheel import transactional
@@ -14,6 +15,7 @@ from delaywheel.consumer.engine import loop
 from delaywheel.consumer.kafka import KafkaBroker as ConsumersKafka
 from delaywheel.consumer.kafka.order_topic import OrderTopics
 from delaywheel.consumer.kafka.topics import ends_of
+from delaywheel.consumer.kafka.transaction import Transaction
 from delaywheel.consumer.order import Away
 from delaywheel.consumer.records import Outgoing, Passed
 from delaywheel.consumer.settings import read_settings
@@ -128,6 +130,39 @@ def test_a_record_that_its_topic_does_not_take_is_known_as_the_cause(
     assert consumers.commit([fits], {where: Passed(1)}, membership) is None
     consumers.close()
     group.close()
+
+
+class DroppingProducer:
+    """A client whose transaction fails before its records are sent: it says that it drops them."""
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[KafkaError, object], None]] = []
+
+    def begin_transaction(self) -> None:
+        """All is well."""
+
+    def produce(
+        self, *_: object, on_delivery: Callable[[KafkaError, object], None], **__: object
+    ) -> None:
+        self._calls.append(on_delivery)
+
+    def flush(self, _: float) -> int:
+        for call in self._calls:
+            call(KafkaError(KafkaError._PURGE_QUEUE), None)
+        return 0
+
+    def send_offsets_to_transaction(self, *_: object) -> None:
+        raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "not permitted"))
+
+
+def test_a_missing_right_is_known_though_records_are_only_said_to_be_dropped() -> None:
+    transaction = Transaction(cast("Producer", DroppingProducer()))
+    failure = transaction.commit(
+        [Outgoing("dead", None, b"v", [])], {Partition("a", 0): Passed(1)}, b""
+    )
+    assert failure is not None
+    assert (failure.is_forbidden, failure.has_begun_to_end) == (True, False)
+    assert "not permitted" in failure.text
 
 
 def test_an_order_topic_is_read_from_what_is_left_of_it_and_then_on(

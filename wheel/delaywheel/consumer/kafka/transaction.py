@@ -20,6 +20,9 @@ LOOK_S = 0.2
 
 RETRY_BACKOFF_MS = 250
 """How long the client waits before it repeats a request, give or take a fifth."""
+_DROPPED = frozenset(
+    {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their names in the library
+)
 _END_REPEATED_S = 0.8 * RETRY_BACKOFF_MS / 1000
 """The end of a transaction is not repeated sooner than this."""
 _OFFSETS_REPEATED_S = 0.5
@@ -85,12 +88,31 @@ class Transaction:
             is_before_end = False
             self._producer.commit_transaction(CALL_S)
         except (KafkaException, BufferError, KafkaUnavailable) as exception:
-            return failure_of(exception, self._refused, is_before_end=is_before_end)
+            cause = self._cause_of(exception, passed, membership)
+            return failure_of(cause, self._refused, is_before_end=is_before_end)
         ended_s = time.monotonic()
         self.is_copy_loose = (
             ending_s - began_s >= _OFFSETS_REPEATED_S or ended_s - ending_s >= _END_REPEATED_S
         )
         return None
+
+    def _cause_of(
+        self, raised: Exception, passed: list[TopicPartition], membership: bytes
+    ) -> Exception:
+        """Returns why the records were dropped, if the client says no more of them than that.
+
+        It drops the records of a transaction that has failed otherwise, for want of a right for
+        example. What that was, the next call of the transaction is refused with; were it not
+        refused, nothing would be committed by it.
+        """
+        if not self._refused or any(error.code() not in _DROPPED for _, error in self._refused):
+            return raised
+        self._refused.clear()
+        try:
+            _send_offsets(self._producer, passed, membership)
+        except (KafkaException, KafkaUnavailable) as cause:
+            return cause
+        return raised
 
     def _write(self, record: Outgoing) -> None:
         def note(error: KafkaError | None, _: object) -> None:
