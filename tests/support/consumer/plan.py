@@ -37,6 +37,7 @@ class Plan:
         ordered: Whether keys keep their order.
         kafka: Settings of its clients.
         rebalances: How its partitions move.
+        wait_for_rights: How long rights that are taken away are waited for.
     """
 
     bootstrap: str
@@ -48,6 +49,7 @@ class Plan:
     ordered: bool = False
     kafka: Mapping[str, str] = field(default_factory=dict)
     rebalances: Literal["eager", "cooperative", "consumer"] = "eager"
+    wait_for_rights: str | None = None
 
     def failures(self, number: int) -> int:
         """How many attempts at this message fail; one more than the number of levels: it dies."""
@@ -81,6 +83,7 @@ class Plan:
                 rebalances=self.rebalances,
                 # They are killed each second: three such deaths in a row prove nothing here.
                 max_deliveries=50,
+                wait_for_rights=self.wait_for_rights,
                 ordered=self.ordered,
                 kafka=self.kafka,
             ) as consumer,
