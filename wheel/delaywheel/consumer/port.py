@@ -111,11 +111,11 @@ class MissingRight(NamedTuple):
     """Something that these credentials may not do, and that the consumer does.
 
     Attributes:
-        topic: Where; None: in the group.
+        topic: Where.
         operation: What, in Kafka's words. Without Describe a topic is not seen at all.
     """
 
-    topic: str | None
+    topic: str
     operation: str
 
 
@@ -184,7 +184,10 @@ class Broker(Protocol):
         ...
 
     def missing_rights(self) -> list[MissingRight]:
-        """Returns what these credentials may not do, as far as Kafka says so.
+        """Returns what these credentials may not do with topics, as far as Kafka says so.
+
+        Nobody is asked about the group: an admin client that asks its coordinator may end the
+        process (librdkafka's issues 4605 and 5397).
 
         Raises:
             KafkaAway: Try again.

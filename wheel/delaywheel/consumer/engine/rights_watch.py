@@ -6,8 +6,8 @@
 | otherwise | it is a trouble, and which rights are missing is asked: at once, then at each look |
 | for want of a right to one of a source's topics | that source and its retries are withheld: not |
 |   | fetched, not handed out, not committed; others go on |
-| for want of one to the ingress topic, or to the group | all topics are withheld |
-| and no right is missing that Kafka would name | that is tried again, later each time |
+| for want of one to the ingress topic | all topics are withheld |
+| for another: of the group, or of the transactional id | that is tried again, later each time |
 
 | then | what was withheld |
 |---|---|
@@ -71,7 +71,7 @@ class RightsWatch:
         topics = self._state.settings.topics
         lacking = {one.topic for one in missing}
         own = {topic for names in topics for topic in (names.source, *names.own)}
-        if lacking - own:  # the ingress topic, or the group
+        if lacking - own:  # the ingress topic
             return frozenset(topics.read_topics)
         return frozenset(
             topic
@@ -82,14 +82,9 @@ class RightsWatch:
 
 
 def _unseen(missing: list[MissingRight]) -> frozenset[str]:
-    return frozenset(
-        one.topic for one in missing if one.topic is not None and one.operation == "Describe"
-    )
+    return frozenset(one.topic for one in missing if one.operation == "Describe")
 
 
 def _text_of(missing: list[MissingRight]) -> str:
-    texts = [
-        f"{one.operation} on {'the group' if one.topic is None else f'topic {one.topic}'}"
-        for one in missing[:10]
-    ]
+    texts = [f"{one.operation} on topic {one.topic}" for one in missing[:10]]
     return ", ".join(texts) + (f", and {len(missing) - 10} more" if missing[10:] else "")

@@ -56,7 +56,6 @@ from delaywheel.consumer.kafka.topics import (
     ends_of,
     limits_of,
     make_topics,
-    may_read_group,
     partitions_of,
     rights_missing,
     topics_now,
@@ -249,15 +248,11 @@ class KafkaBroker:
     def missing_rights(self) -> list[MissingRight]:
         """See `Broker`."""
         assert self._ingress is not None
-        group, ordered = self._settings.group, self._settings.ordered
-        topics = list(self._settings.topics)
+        topics, ordered = list(self._settings.topics), self._settings.ordered
         try:
-            missing = rights_missing(self._asking, topics, self._ingress, ordered=ordered)
-            if not may_read_group(self._asking, group):
-                missing.append(MissingRight(None, "Read"))
+            return rights_missing(self._asking, topics, self._ingress, ordered=ordered)
         except KafkaException as exception:
             raise away(exception) from exception
-        return missing
 
     def _is_record(self, message: Message) -> bool:
         """Whether it is a record, and not an error that is worth a line in the log.

@@ -166,22 +166,6 @@ def rights_missing(
     return found
 
 
-def may_read_group(admin: AdminClient, group: str) -> bool:
-    """Whether these credentials may be members of a group, as far as Kafka says so."""
-    asked = admin.describe_consumer_groups(
-        [group], include_authorized_operations=True, request_timeout=ASK_S
-    )
-    try:
-        allowed = asked[group].result().authorized_operations
-    except KafkaException as exception:
-        if exception.args[0].code() in REFUSALS:
-            return False
-        if exception.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-            return True
-        raise
-    return not allowed or AclOperation.READ in allowed
-
-
 def check_policies(admin: AdminClient, topics: Iterable[TopicNames], *, ordered: bool) -> None:
     """Checks that the topics of retries and letters keep all records, and those of orders the last.
 
