@@ -89,3 +89,17 @@ def test_what_is_paused_and_withheld_is_handed_out_once_it_is_neither() -> None:
     consumer.engine.pause([at], on=False)
     turn(consumer)
     assert kafka.offsets[at] == 5
+
+
+def test_a_topic_that_was_hidden_is_assigned_anew_and_not_called_deleted() -> None:
+    kafka, consumer = two_topics(wait_for_rights="1h")
+    subscribed = list(consumer.broker.subscribed)
+    kafka.denied = kafka.hidden = {BESIDE}
+    turn(consumer)
+    assert consumer.engine.health.troubles.keys() == {ConsumerTrouble.NOT_AUTHORIZED}
+    assert consumer.broker.subscribed == subscribed
+    kafka.denied = kafka.hidden = set()
+    turn(consumer)
+    assert consumer.broker.subscribed == subscribed * 2
+    assert consumer.engine.health.is_well
+    assert kafka.offsets[Partition(BESIDE, 0)] == 5

@@ -52,6 +52,7 @@ class FakeKafka:
         more: The ids of further topics, by name.
         refused: The sources for which the group cannot have topics.
         denied: The topics that the members may not read, or write to.
+        hidden: Those of them that they may not even describe.
     """
 
     partitions: int = 2
@@ -69,6 +70,7 @@ class FakeKafka:
     more: dict[str, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
+    hidden: set[str] = field(default_factory=set)
     held_up: set[Partition] = field(default_factory=set)
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
@@ -266,7 +268,11 @@ class FakeBroker:
 
     def missing_rights(self) -> list[MissingRight]:
         """See `Broker`."""
-        return [MissingRight(topic, "Read") for topic in sorted(self.kafka.denied)]
+        hidden = self.kafka.hidden
+        return [
+            MissingRight(topic, "Describe" if topic in hidden else "Read")
+            for topic in sorted(self.kafka.denied | hidden)
+        ]
 
     def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
         """See `Broker`."""

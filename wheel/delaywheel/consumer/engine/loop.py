@@ -294,7 +294,10 @@ class Engine:
         self._look_at_s = time.monotonic() + rest_s
         self._lookout.look_at_hand()
         self._rights.look()
-        if self._patterns.look() or self._rights.joins_again:
+        if self._rights.joins_again:
+            self._subscribe_again()
+            return
+        if self._patterns.look():
             self._subscribe_again()
         if not self._state.ours:
             return
