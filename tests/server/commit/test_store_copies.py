@@ -652,6 +652,21 @@ def test_a_frame_that_was_written_and_cannot_be_read_is_still_missing() -> None:
     assert (held.missing, held.not_returned) == (NO_SEQS, NO_SEQS)
 
 
+def test_a_frame_that_the_medium_refuses_keeps_no_other_one_missing() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = bundled(written_elsewhere())
+    store.mirror(CARD, copies)
+    for slot in (0, 2):
+        disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + slot), 70)
+    disk.faults.append(Fault("write", errno.EIO, ".slot"))
+    held = store.repair(CARD, copies)
+    assert (held.missing, held.not_returned) == (SeqSet.of([1]), SeqSet.of([1]))
+    disk.faults.append(Fault("write", errno.ENOSPC, ".slot"))
+    with pytest.raises(OSError, match="space"):
+        store.repair(CARD, copies)
+
+
 def test_rows_that_are_lost_while_a_node_runs_are_restored() -> None:
     disk = SimulatedDisk()
     store = opened(disk)

@@ -115,7 +115,7 @@ class HeldWheel:
         top_slot: The greatest slot of a frame; -1: none.
         missing: Seqs up to `applied` that cannot be read.
         final_seq: T once it is closed.
-        not_returned: Those of `missing` that were written nevertheless, and not read again since.
+        not_returned: Those of `missing` that were repaired in vain, and not read again since.
     """
 
     card: WheelCard

@@ -61,7 +61,7 @@ from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
 from delaywheel.storage.frames.checking import good_frames
-from delaywheel.storage.frames.format import FrameDamaged
+from delaywheel.storage.frames.format import DamageReason, FrameDamaged
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import (
     GONE_ROW,
@@ -117,7 +117,7 @@ class MirrorWheel:
         self._searched = NO_SEQS  # missing frames that were looked for in all slot files
         # And in all but some: by the greatest slot whose file could not be read.
         self._searched_but: dict[int, SeqSet] = {}
-        self._not_returned = NO_SEQS  # missing frames that were written nevertheless
+        self._not_returned = NO_SEQS  # missing frames that were repaired in vain
         self._occupied = Occupied(self._reader)
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
         self.meta = meta
@@ -184,9 +184,10 @@ class MirrorWheel:
 
     @property
     def not_returned(self) -> SeqSet:
-        """Missing frames that were written in their places, and not read again since.
+        """Missing frames that `repair` could not mend, and that were not read again since.
 
-        It is no use to fetch them once more before that: the medium takes what it does not return.
+        It is no use to fetch them once more before that: the medium does not take them, or does not
+        return what it has taken.
         """
         return self._not_returned & self._missing.seqs
 
@@ -251,10 +252,10 @@ class MirrorWheel:
             between: Called after each one: others may want the disk.
 
         Returns:
-            The faults of those that were damaged.
+            The faults of those that were damaged, or that the medium refused.
 
         Raises:
-            OSError: The medium reported an error; frames written before stay.
+            OSError: It cannot be gone on with any of them; frames written before stay.
         """
         places: list[FramePlace] = []
         refused = []
@@ -286,18 +287,20 @@ class MirrorWheel:
         self._missing.add(seqs)
         with self._medium.lock:
             self._medium.note_missing(seqs)
-        unread = set()
+        unread = {}
         for place in damaged:
-            if place.seq not in taken and not self._mend(place):
-                unread.add(place.seq)
+            fault = None if place.seq in taken else self._mend(place)
+            if fault is not None:
+                unread[place.seq] = fault
             between()
         self._not_returned |= SeqSet.of(unread)
+        refused += unread.values()
         # Also of frames whose rows could not be read when this was opened, and can be now.
         self.top_slot = max([self.top_slot, *(place.slot for place in places)])
         refused += [lies_there(seq) for seq in sorted(taken)]
         whole = SeqSet.of({place.seq for place in places}) - seqs
         self._take_over(self._missing.seqs & whole)
-        self._missing.remove(SeqSet.of({place.seq for place in places} - taken - unread))
+        self._missing.remove(SeqSet.of({place.seq for place in places} - taken - unread.keys()))
         return refused
 
     def reading_again(self, seqs: SeqSet) -> Steps[SeqSet]:
@@ -608,21 +611,27 @@ class MirrorWheel:
         if self._dial is not None:
             self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
 
-    def _mend(self, place: FramePlace) -> bool:
-        """Writes one missing frame and its row; returns whether they can be read.
+    def _mend(self, place: FramePlace) -> FrameDamaged | None:
+        """Writes one missing frame and its row; returns why that was in vain, if it was.
 
-        Otherwise it stays missing: who does not get back what is due has to let another node lead.
+        What cannot be read stays missing: who does not get back what is due has to let another node
+        lead.
         """
-        self._write(place)
-        self._write_row(place)
+        try:
+            self._write(place)
+            self._write_row(place)
+        except OSError as error:
+            if not is_medium_error(error):
+                raise
+            return FrameDamaged(DamageReason.UNREADABLE, f"seq {place.seq}: {error}")
         # In this order: a reader that looks at both in between must find it in one.
         seqs = SeqSet.of([place.seq])
         self._medium.rewritten(seqs)
         found = next(self.copies(place.seq, place.seq, floor=self._floor), None)
         if isinstance(found, DamagedFrame):
-            return False
+            return FrameDamaged(found.reason, f"seq {place.seq}: written, and not returned")
         self._missing.remove(seqs)
-        return True
+        return None
 
     def _write_row(self, place: FramePlace) -> None:
         old = self._reader.rows(place.seq, place.seq)
