@@ -19,7 +19,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.leader.halves import KNOWN_SINCE as HALVES_KNOWN_SINCE
+from delaywheel_replica.core.leader.halves import are_known
 from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import Link, StopRequested, Wake
@@ -40,7 +40,7 @@ from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.id_checks import IdChecks
-from delaywheel_replica.server.changing.moving import Moves
+from delaywheel_replica.server.changing.moving import keep_moving
 from delaywheel_replica.server.changing.passed_on import passed_cancels, passed_reschedules
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.changing.sights import Sights
@@ -290,7 +290,8 @@ class Server:
             report=self._link.send,
             next_change=self._hearing.next_change,
         )
-        self._moves = Moves(
+        self._keep_moving = partial(
+            keep_moving,
             self._view,
             sights,
             announce=self._link.send,
@@ -362,7 +363,7 @@ class Server:
         if not self._config.halves:
             return Refusal(Reason.HALVES_OFF)
         status = self._view.cleaner.status
-        if status is None or status.needs < HALVES_KNOWN_SINCE:
+        if status is None or not are_known(status.needs):
             return Refusal(Reason.HALVES_NOT_READY)
         return None
 
@@ -467,7 +468,7 @@ class Server:
                 tasks.create_task(self._watch_for_twin(stop)),
                 tasks.create_task(self._watch_access()),
                 tasks.create_task(self._decisions.run()),
-                tasks.create_task(self._moves.run()),
+                tasks.create_task(self._keep_moving()),
                 tasks.create_task(self._cancel_groups.run()),
             ]
             report_ready(bound)

@@ -16,13 +16,13 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.core.leader.rescheduling import nearer_due_ms, to_move
 from delaywheel_replica.core.protocol.reschedules import (
     Reschedule,
     RescheduleWish,
     RescheduleWritten,
     mark_of,
 )
+from delaywheel_replica.server.changing.moving import Moves
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
 from delaywheel_replica.server.lookup.scan import Found
 from sim.checking.truth import Key
@@ -57,7 +57,7 @@ class Reschedules:
         self._waiting: list[_Waiting] = []
         self._busy: set[Key] = set()
         self._written: dict[Key, RescheduleWritten] = {}
-        self._asked_ms = 0
+        self._moves = Moves()
 
     def ask(self, key: Key, to_ms: int, on_answer: OnDecision) -> None:
         """Handles a caller's wish for another due."""
@@ -95,16 +95,13 @@ class Reschedules:
         self._write_all()
 
     def _move_all(self) -> None:
-        """Asks for nearer dues, as `delaywheel_replica.server.changing.moving` does."""
-        status, now_ms = self._cancels.leading(), self._server.now_ms()
-        if status is None or status.progress is None or now_ms - self._asked_ms < LOOK_MS:
-            return
-        for key, stands in to_move(status.reschedules, status.progress).items():
-            found = self._cancels.find(key)
-            if self._cancels.before_writing(key, found) is CancelDecision.WRITE:
-                to_ms = nearer_due_ms(stands, status.progress, self._server.wall_ms())
-                self._server.node.send_to_cleaner(RescheduleWish(key, to_ms, found.copies[0]))
-            self._asked_ms = now_ms
+        """Asks for nearer dues."""
+        for move in self._moves.due(self._cancels.leading(), self._server.now_ms()):
+            found = self._cancels.find(move.key)
+            decision = self._cancels.before_writing(move.key, found)
+            wish = move.wish(found, decision, self._server.wall_ms())
+            if wish is not None:
+                self._server.node.send_to_cleaner(wish)
 
     def _look_again(self, each: _Waiting) -> None:
         each.found = self._cancels.find(each.wish.key)

@@ -5,75 +5,109 @@ The server of the leader's node asks its cleaner to give it another one, until t
 (core/leader/rescheduling.py).
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import nearer_due_ms, to_move
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.changing.sights import Sights
+from delaywheel_replica.server.changing.sights import Sights, place_in
 from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.answering import defect
-from delaywheel_replica.server.node.node_view import NodeView, wall_ms
+from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
-_AGAIN_S: Final = 0.5
+AGAIN_MS: Final = 500
 """How often it is asked again: what one transaction does not decide, it forgets."""
 
 _log = get_logger(__name__)
 
 
-class Moves:
-    """Asks while this node's cleaner leads. For the event loop's thread."""
+class NearerDue(NamedTuple):
+    """A message that needs a nearer due.
 
-    def __init__(
-        self,
-        view: NodeView,
-        sights: Sights,
-        *,
-        announce: Callable[[RescheduleWish], object],
-        next_change: Callable[[], Awaitable[object]],
-    ) -> None:
-        """Prepares; `run` asks.
+    Attributes:
+        key: Its id, and the due that a caller chose.
+        stands: Its reschedule, as committed.
+        progress: Committed.
+    """
+
+    key: MessageKey
+    stands: Reschedule
+    progress: Progress
+
+    @property
+    def reference(self) -> Reference:
+        """Where the message is looked for."""
+        id_, due_ms = self.key
+        return Reference(due_ms // 1000, id_, due_ms)
+
+    def wish(self, found: Found, decision: CancelDecision, now_ms: int) -> RescheduleWish | None:
+        """Returns what to ask for; None if somebody has cancelled it, or given it another due.
 
         Args:
-            view: What the parts know of the node.
-            sights: Finds messages, and examines them.
-            announce: Sends a wish to the cleaner.
-            next_change: Waits for a new progress or role in the cleaner's row.
+            found: What was found of it.
+            decision: What follows from that.
+            now_ms: The wall clock.
         """
-        self._view = view
-        self._sights = sights
-        self._announce = announce
-        self._next_change = next_change
+        if decision is not CancelDecision.WRITE:
+            return None
+        to_ms = nearer_due_ms(self.stands, self.progress, now_ms)
+        return RescheduleWish(self.key, to_ms, place_in(found, self.progress))
 
-    async def run(self) -> None:
-        """Asks until the task is cancelled."""
-        while True:
-            await self._next_change()
-            leading = self._view.cleaner.leading()
-            if leading is None or leading.progress is None:
-                continue
-            moving = to_move(leading.reschedules, leading.progress)
-            for key, stands in moving.items():
-                try:
-                    await self._ask(key, stands, leading.progress)
-                except RequestRefusedError as error:
-                    reason = error.refusal.reason.value
-                    _log.info("a message is not moved yet", reason=reason, due_ms=key[1])
-                except Exception as error:  # noqa: BLE001 - it is named, and tried again
-                    defect(error)
-            if moving:
-                await asyncio.sleep(_AGAIN_S)
 
-    async def _ask(self, key: MessageKey, stands: Reschedule, progress: Progress) -> None:
-        """Asks, unless somebody has cancelled the message, or given it another due."""
-        id_, due_ms = key
-        subject = await self._sights.find(Reference(due_ms // 1000, id_, due_ms))
-        decided = await self._sights.decide(subject)
-        if decided.decision is CancelDecision.WRITE:
-            to_ms = nearer_due_ms(stands, progress, wall_ms())
-            self._announce(RescheduleWish(key, to_ms, self._sights.place(subject.found)))
+class Moves:
+    """Says when which messages are asked for."""
+
+    def __init__(self) -> None:
+        self._again_ms = 0
+
+    def due(self, leading: CleanerStatus | None, now_ms: int) -> list[NearerDue]:
+        """Returns the messages to ask for now.
+
+        Args:
+            leading: The status of this node's cleaner; None if it does not lead.
+            now_ms: The monotonic clock.
+        """
+        if leading is None or leading.progress is None or now_ms < self._again_ms:
+            return []
+        moving = to_move(leading.reschedules, leading.progress)
+        if moving:
+            self._again_ms = now_ms + AGAIN_MS
+        return [NearerDue(key, stands, leading.progress) for key, stands in moving.items()]
+
+
+async def keep_moving(
+    view: NodeView,
+    sights: Sights,
+    *,
+    announce: Callable[[RescheduleWish], object],
+    next_change: Callable[[], Awaitable[object]],
+) -> None:
+    """Asks while this node's cleaner leads, until the task is cancelled.
+
+    Args:
+        view: What the parts know of the node.
+        sights: Finds messages, and examines them.
+        announce: Sends a wish to the cleaner.
+        next_change: Waits for a new progress or role in the cleaner's row.
+    """
+    moves = Moves()
+    while True:
+        await next_change()
+        for move in moves.due(view.cleaner.leading(), monotonic_ms()):
+            try:
+                subject = await sights.find(move.reference)
+                decided = await sights.decide(subject)
+                wish = move.wish(subject.found, decided.decision, wall_ms())
+                if wish is not None:
+                    announce(wish)
+            except RequestRefusedError as error:
+                reason = error.refusal.reason.value
+                _log.info("a message is not moved yet", reason=reason, due_ms=move.key[1])
+            except Exception as error:  # noqa: BLE001 - it is named, and tried again
+                defect(error)

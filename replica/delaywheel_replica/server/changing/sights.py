@@ -240,15 +240,9 @@ class Sights:
         return subject
 
     def place(self, found: Found) -> Position:
-        """Returns a copy that progress covers, if there is one yet, otherwise any copy."""
+        """See `place_in`, by the progress that is committed now."""
         status = self._view.cleaner.status
-        progress = None if status is None else status.progress
-        in_v = [
-            copy
-            for copy in found.copies
-            if progress is not None and copy.seq <= progress.seq(copy.wheel)
-        ]
-        return (in_v or found.copies)[0]
+        return place_in(found, None if status is None else status.progress)
 
     async def look_for_cancels(self, subject: Subject) -> None:
         """Looks for new cancels of the message, and for the mark of a reschedule."""
@@ -354,6 +348,16 @@ class Sights:
         cleaner = self._view.cleaner.status
         wheels = () if cleaner is None else cleaner.wheels.values()
         return await self._passing.others_have_none(_as_named(named), wanted=others_to_ask(wheels))
+
+
+def place_in(found: Found, progress: Progress | None) -> Position:
+    """Returns a copy that progress covers, if there is one yet, otherwise any copy."""
+    in_v = [
+        copy
+        for copy in found.copies
+        if progress is not None and copy.seq <= progress.seq(copy.wheel)
+    ]
+    return (in_v or found.copies)[0]
 
 
 def _not_confirmed(decision: CancelDecision) -> Decided:
