@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 
 from delaywheel.headers import encode_headers
-from delaywheel.record_headers import HALF_GROUP
+from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP
 from delaywheel.storage.frames.columns import Columns, content_starts
 from delaywheel.ttl import TTL_HEADER
 from sim.checking.truth import Key
@@ -55,6 +55,8 @@ class Entry:
         is_half: it is a half message, due at the end of its hold.
         committed: whether the local transaction of a half was committed; None: it is under way.
         committed_us: when a caller was answered that its commit is recorded.
+        deliver_at_ms: when the message of a half is due that has a delay.
+        unknowns: how many checks of a half do not reach the database.
     """
 
     number: int
@@ -75,6 +77,8 @@ class Entry:
     is_half: bool = False
     committed: bool | None = None
     committed_us: int = -1
+    deliver_at_ms: int | None = None
+    unknowns: int = 0
 
     @property
     def due_ms(self) -> int:
@@ -155,6 +159,7 @@ class Book:
             ttl_s=draft.ttl_s,
             ttl_header=self.ttl_header,
             is_half=draft.is_half,
+            deliver_at_ms=None if draft.later_ms is None else EPOCH_MS + at_ms + draft.later_ms,
         )
         self.entries[draft.number] = entry
         self.by_key[entry.key] = entry
@@ -168,10 +173,7 @@ def _content(number: int, length_bytes: int) -> bytes:
 
 def columns_of(entries: list[Entry]) -> Columns:
     """A request as the server decodes it."""
-    headers = [
-        encode_headers([*entry.headers, *([(HALF_GROUP, GROUP)] if entry.is_half else [])])
-        for entry in entries
-    ]
+    headers = [encode_headers([*entry.headers, *_half_headers(entry)]) for entry in entries]
     parts = [
         (entry.record_key or b"") + (entry.value or b"") + encoded
         for entry, encoded in zip(entries, headers, strict=True)
@@ -193,6 +195,15 @@ def columns_of(entries: list[Entry]) -> Columns:
         blob=b"".join(parts),
         starts=content_starts(lengths),
     )
+
+
+def _half_headers(entry: Entry) -> list[tuple[str, bytes | None]]:
+    """What makes a message a half."""
+    if not entry.is_half:
+        return []
+    if entry.deliver_at_ms is None:
+        return [(HALF_GROUP, GROUP)]
+    return [(HALF_GROUP, GROUP), (HALF_DELIVER_AT, b"%d" % entry.deliver_at_ms)]
 
 
 def _lengths(values: list[bytes | None]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:

@@ -16,8 +16,13 @@ from sim.plans.plan import Action, Plan
 if TYPE_CHECKING:
     from sim.nodes.world import World
 
-HARMLESS = frozenset({"lost_answers", "ledger_away", "slow_first_init"})
+HARMLESS = frozenset({"lost_answers", "ledger_away", "slow_first_init", "checker_dies"})
 """None of these faults gives a node a reason to stand, or to leave a wheel."""
+
+CALM_AFTER_MS = 1_500
+"""So long after a fault has ended nodes still may feel it."""
+
+FOREVER_MS = 1_000_000
 
 CLOCKS_ALONE = HARMLESS | {"clocks_ahead", "set_back"}
 
@@ -51,6 +56,16 @@ FLOOR_BEHIND_S = 15
 def is_calm(plan: Plan) -> bool:
     """Whether nothing happens to the cluster that it would notice."""
     return all(step.kind in HARMLESS for step in plan.steps if isinstance(step, Action))
+
+
+def is_calm_from(plan: Plan, from_us: int) -> bool:
+    """Whether all faults were over some time before this, and none follows."""
+    actions = [step for step in plan.steps if isinstance(step, Action)]
+    return all(
+        step.kind in HARMLESS
+        or (step.at_ms + step.arguments.get("ms", FOREVER_MS) + CALM_AFTER_MS) * US_PER_MS < from_us
+        for step in actions
+    )
 
 
 def is_calm_beside(plan: Plan, *kinds: str) -> bool:

@@ -54,7 +54,6 @@ from sim.checking.calm import (
     wrong_candidacies,
     wrong_closes,
 )
-from sim.checking.halves import HalvesChecks
 from sim.checking.held_up import held_up, held_up_by_media, wrong_report
 from sim.checking.letters import has_expired_long_ago, wrong_letter
 from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError, index_of
@@ -100,7 +99,7 @@ class Checks:
         self._world = world
         self._truth = world.truth
         self._book = world.book
-        self._halves = HalvesChecks(world)
+        self._halves = world.halves
         self._ingress = world.ingress
         self.control = ControlState()
         self.outcomes: defaultdict[Key, list[str]] = defaultdict(list)
@@ -328,6 +327,7 @@ class Checks:
 
     def caller_acknowledged(self, entry: Entry) -> None:
         """Checks an accepted message."""
+        self._halves.acknowledged(entry)
         if not self._truth.copies[entry.key]:
             self._fail(f"{entry} is acknowledged and was never written")
         if entry.slot < self.floor:
@@ -342,9 +342,10 @@ class Checks:
             self._cancelled_by[entry.key] = list(self._truth.cancels[entry.key])
             if self._deliveries(entry) and not self._gone(self._truth.cancels[entry.key]):
                 self._fail(f"{entry} is reported cancelled after it was delivered")
+            self._halves.cancelled(entry)
         elif decision is CancelDecision.ALREADY_DELIVERED:
-            is_asked = "asked" in self.outcomes[entry.key]
-            if not (self._delivered[entry.key] or is_asked or self._excused(entry.key)):
+            is_elsewhere = not {"asked", "committed"}.isdisjoint(self.outcomes[entry.key])
+            if not (self._delivered[entry.key] or is_elsewhere or self._excused(entry.key)):
                 self._fail(f"{entry} is reported delivered and is not")
         elif decision is CancelDecision.NOT_FOUND and self._was_known(entry, asked_us):
             self._fail(f"{entry} is reported not found")
@@ -410,6 +411,8 @@ class Checks:
                 self._dead(entry)
             elif entry.topic == names.halves:
                 self._halves.asked(entry)
+            elif entry.topic == names.ingress:
+                self._halves.passed_on(entry)
             elif entry.topic != names.control:
                 self._deliver(entry)
             else:
@@ -696,8 +699,8 @@ class Checks:
         return self._ingress.is_done(key) if entry is None else self._is_done(entry)
 
     def _is_done(self, entry: Entry) -> bool:
-        ends = self.outcomes[entry.key]
-        return bool(self._delivered[entry.key]) or "cancelled" in ends or "asked" in ends
+        ends = {"cancelled", "asked", "committed"}
+        return bool(self._delivered[entry.key]) or not ends.isdisjoint(self.outcomes[entry.key])
 
     def _excused(self, key: Key) -> bool:
         """Whether no disk has any copy of it any more."""

@@ -272,8 +272,15 @@ class IngressChecks:
         return self._world.names.control
 
     def _sent(self, entry: LogEntry) -> Sent | None:
-        number = next((value for name, value in entry.headers if name == NUMBER), None)
-        return None if number is None else self.book.by_number.get(int(number))
+        headers = dict(entry.headers)
+        number = headers.get(NUMBER)
+        if number is not None:
+            return self.book.by_number.get(int(number))
+        id_, due_ms = (headers.get(name) or b"" for name in ("dw-id", "dw-due"))
+        if not (id_ and due_ms):
+            return None
+        found = self.book.by_message.get((bytes.fromhex(id_.decode()), int(due_ms)))
+        return found[-1] if found else None
 
     def _at(self, origin: str) -> Sent | None:
         """The latest record at this place."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from delaywheel import ingress
 from delaywheel.ttl import TTL_HEADER
+from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import UnfitReason
 from sim.checking.book import TOPICS, Book
@@ -30,7 +31,12 @@ PARTITIONS = 3
 FAR_MS = 1_000_000
 """A due beyond the span."""
 
+FIRST_ANSWER = 1_000_000
+"""Numbers of records about halves begin here."""
+
 Headers = list[tuple[str, bytes | None]]
+
+_REQUESTS = (ingress.TOPIC, ingress.ID, ingress.DELIVER_AT, ingress.PARTITION, ingress.TIMESTAMP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,7 @@ class Sent:
         is_committed: it is committed; None: unknown as yet.
         excuse: why it need not come to its end; None: it has to.
         settled_us: when the offset passed it; -1: not yet.
+        is_numbered: a header has its number; otherwise it is known by id and due.
     """
 
     draft: IngressDraft
@@ -99,6 +106,7 @@ class Sent:
     is_committed: bool | None = None
     excuse: str | None = None
     settled_us: int = -1
+    is_numbered: bool = True
 
     @property
     def number(self) -> int:
@@ -113,7 +121,8 @@ class Sent:
     @property
     def passed(self) -> Headers:
         """The headers that arrive."""
-        return [(NUMBER, b"%d" % self.number), *self.asked.passed]
+        number = [(NUMBER, b"%d" % self.number)] if self.is_numbered else []
+        return [*number, *self.asked.passed]
 
     @property
     def headers(self) -> Headers:
@@ -174,6 +183,46 @@ class IngressBook:
         if asked.delay_ms is not None:
             sent.due_ms = now_ms + asked.delay_ms
         self.by_number[draft.number] = sent
+        return sent
+
+    def answer(
+        self,
+        record: Record,
+        topic_id: str,
+        place: IngressPlace,
+        own: Headers | None,
+        now_us: int,
+    ) -> Sent:
+        """Adds a record about a half message.
+
+        Args:
+            record: What was sent.
+            topic_id: Of the topic where it lies.
+            place: Where it lies.
+            own: The headers that arrive; None: those that make no request.
+            now_us: When the brokers took it.
+        """
+        asks = {name: value or b"" for name, value in record.headers if name in _REQUESTS}
+        rest = [(name, value) for name, value in record.headers if name not in _REQUESTS]
+        given = asks.get(ingress.ID)
+        asked = Asked(
+            record.headers,
+            id=None if given is None else bytes.fromhex(given.decode()),
+            due_ms=int(asks[ingress.DELIVER_AT]),
+            passed=rest if own is None else own,
+        )
+        number = FIRST_ANSWER + len(self.by_number)
+        sent = self.by_number[number] = Sent(
+            draft=IngressDraft(number, "answer"),
+            asked=asked,
+            topic=asks[ingress.TOPIC].decode(),
+            key=record.key,
+            value=record.value,
+            timestamp_ms=record.timestamp_ms,
+            due_ms=asked.due_ms,
+            is_numbered=False,
+        )
+        self.taken(sent, topic_id, place, now_us)
         return sent
 
     def taken(self, sent: Sent, topic_id: str, place: IngressPlace, now_us: int) -> None:

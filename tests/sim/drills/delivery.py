@@ -465,3 +465,43 @@ def halves_and_words(script: Script) -> None:
             script.cancel(at_ms + turn + 100 * turn + script.random.randrange(100), both, node)
     script.do(script.about(14_000), "pause", node="a", part="cleaner", ms=9_000)
     script.until_ms = 30_000
+
+
+@DELIVERY(
+    r"HALVES_NOT_READY",
+    r"attempt 1 at m\d+: RETRIED",
+    r"checker +dies",
+    r"attempt 2 at m\d+: FORWARDED",
+    r"attempt 4 at m\d+: UNDECIDED",
+)
+def halves_answered(script: Script) -> None:
+    """Groups answer for halves whose senders did not: at once, later, or never.
+
+    The first ones are refused, as one node has a release that does not know them. Some have a
+    delay, some were committed when their second was in memory.
+    """
+    script.cluster("abc", 2, halves=True)
+    script.do(-1, "old_release", node="c", ms=4_500)
+    for at_ms in (3_200, 3_600, 4_000):
+        script.half(at_ms, "a", hold_ms=3_000)
+    for at_ms in range(6_500, 9_500, 700):
+        for ends in ("commit", "rollback"):
+            for unknowns in (0, 1, 2, 9):
+                later_ms = script.random.choice((None, 900, 6_000))
+                script.half(at_ms, "a", hold_ms=800, later_ms=later_ms, ends=ends, says=False,
+                            unknowns=unknowns)  # fmt: skip
+        script.half(at_ms, "a", hold_ms=2_500, told="b", after_ms=script.about(1_800))
+        script.half(at_ms, "b", hold_ms=2_500, later_ms=script.about(5_000), after_ms=300)
+    for at_ms in (8_100, 9_300, 10_700):
+        script.do(script.about(at_ms, 500), "checker_dies", ms=script.about(10, 700))
+    script.until_ms = 22_000
+
+
+@DELIVERY(r"commits m1 at b", r"reports asked m1", r"FORWARDED is the answer on m1")
+def halves_released_late(script: Script) -> None:
+    """A release is held by W nodes only after its half was asked about."""
+    script.cluster("abc", 2, halves=True)
+    for at_ms in range(5_000, 12_000, 1_500):
+        script.half(at_ms, "b", hold_ms=1_000, after_ms=script.about(780), patience_ms=600)
+        script.mute(at_ms + 700, "Frames", "b", "ac", ms=1_200)
+    script.until_ms = 18_000

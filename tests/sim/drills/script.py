@@ -133,10 +133,20 @@ class Script:
         for at_ms in range(begin_ms, end_ms, every_ms):
             self.send(at_ms, node, **{"delay_ms": 20_000, "patience_ms": 500, **rest})
 
-    def half(self, at_ms: int, nodes: str, *, hold_ms: int, told: str = "", **rest: Any) -> int:
+    def half(
+        self,
+        at_ms: int,
+        nodes: str,
+        *,
+        hold_ms: int,
+        told: str = "",
+        later_ms: int | None = None,
+        **rest: Any,
+    ) -> int:
         """Begins a half; its caller says to the nodes `told`, or the same, how it went."""
         self._messages += 1
-        begin = Request(at_ms, (Draft(self._messages, hold_ms, is_half=True),), tuple(nodes))
+        draft = Draft(self._messages, hold_ms, is_half=True, later_ms=later_ms)
+        begin = Request(at_ms, (draft,), tuple(nodes))
         usual: dict[str, Any] = {"ends": "commit", "says": True, "after_ms": 20}
         order = HalfOrder(at_ms, begin, nodes=tuple(told or nodes), **{**usual, **rest})
         self._steps.append(order)

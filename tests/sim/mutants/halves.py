@@ -7,22 +7,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.record_headers import HALF_GROUP
+from delaywheel.consumer import records
+from delaywheel.consumer.checking import letters
+from delaywheel.consumer.checking.checker import HalfChecker
+from delaywheel.consumer.message import ReceivedMessage
+from delaywheel.record_headers import HALF_GROUP, is_reserved
+from delaywheel.transactions import HalfVerdict
 from delaywheel_replica.cleaner.delivery import halves
 from delaywheel_replica.cleaner.due import seconds
 from delaywheel_replica.cleaner.due.rows import DueMessage, MessageOutcome, Records
 from delaywheel_replica.cleaner.due.runs import Runs
 from delaywheel_replica.cleaner.due.seconds import FORWARDED, Bounds, Second
-from sim.mutants.mutant import Mutant, Patch, instead
+from delaywheel_replica.core.leader import halves as core_halves
+from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 
 def commit_beats_cancel() -> list[Patch]:
     real = Second.outcomes
 
-    def outcomes(self: Second, rows: Any, records: Records, bounds: Bounds) -> Any:
-        found, differ = real(self, rows, records, bounds)
-        committed = seconds._named_by(self._commits, records, bounds)
-        among = np.isin(np.arange(len(records)), committed) & (records["half"] > 0)
+    def outcomes(self: Second, rows: Any, taken: Records, bounds: Bounds) -> Any:
+        found, differ = real(self, rows, taken, bounds)
+        committed = seconds._named_by(self._commits, taken, bounds)
+        among = np.isin(np.arange(len(taken)), committed) & (taken["half"] > 0)
         found[among & (found == MessageOutcome.CANCELLED)] = FORWARDED
         return found, differ
 
@@ -32,8 +38,8 @@ def commit_beats_cancel() -> list[Patch]:
 def asked_is_forwarded() -> list[Patch]:
     real = Second.outcomes
 
-    def outcomes(self: Second, rows: Any, records: Records, bounds: Bounds) -> Any:
-        found, differ = real(self, rows, records, bounds)
+    def outcomes(self: Second, *arguments: Any) -> Any:
+        found, differ = real(self, *arguments)
         found[found == MessageOutcome.ASKED] = FORWARDED
         return found, differ
 
@@ -57,6 +63,59 @@ def header_is_left() -> list[Patch]:
         return [(HALF_GROUP, group), *own], group, deliver_at_ms
 
     return [instead(halves, "_parted", parted)]
+
+
+def decided_at_loading() -> list[Patch]:
+    """What names messages counts as it was when the second had its first frame."""
+    add, outcomes = Second.add, Second.outcomes
+
+    def add_first(self: Second, batches: Any) -> Any:
+        found = add(self, batches)
+        vars(self).setdefault("_first_commits", self._commits)
+        return found
+
+    def outcomes_of_first(self: Second, *arguments: Any) -> Any:
+        commits = self._commits
+        self._commits = vars(self)["_first_commits"]
+        try:
+            return outcomes(self, *arguments)
+        finally:
+            self._commits = commits
+
+    return [instead(Second, "add", add_first), instead(Second, "outcomes", outcomes_of_first)]
+
+
+def released_after_its_due() -> list[Patch]:
+    def later_than(self: Second, rows: NDArray[np.intp], due_ms: int) -> NDArray[np.intp]:
+        del self, due_ms
+        return rows
+
+    return [instead(Second, "later_than", later_than)]
+
+
+def no_gate() -> list[Patch]:
+    return [everywhere(core_halves.are_known, lambda _needs: True)]
+
+
+def header_is_sent_on() -> list[Patch]:
+    return [instead(letters, "is_reserved", lambda name: is_reserved(name) and name != HALF_GROUP)]
+
+
+def letter_is_no_letter_any_more() -> list[Patch]:
+    real = records._means_something
+    return [instead(records, "_means_something", lambda name: real(name) and name != HALF_GROUP)]
+
+
+def unknown_is_rolled_back() -> list[Patch]:
+    real = HalfChecker._answer
+
+    def answer(self: HalfChecker, letter: ReceivedMessage) -> None:
+        if self.check(letters.half_of(letter)) is HalfVerdict.UNKNOWN:
+            letter.done()
+        else:
+            real(self, letter)
+
+    return [instead(HalfChecker, "_answer", answer)]
 
 
 HALVES = {
@@ -83,5 +142,41 @@ HALVES = {
         header_is_left,
         "with other bytes|other headers",
         ("halves_and_words",),
+    ),
+    "a half is decided when its second is loaded": Mutant(
+        "what its sender says later does not count",
+        decided_at_loading,
+        "was committed in time, and its group is asked",
+        ("halves_answered",),
+    ),
+    "a release counts after the due": Mutant(
+        "a half that was asked about is delivered for a release that came later",
+        released_after_its_due,
+        "second end|delivered twice",
+        ("halves_released_late",),
+    ),
+    "halves have no gate": Mutant(
+        "halves are accepted while a release that does not know them may lead",
+        no_gate,
+        "an older release would lead past the half",
+        ("halves_answered",),
+    ),
+    "the header of a half is sent on": Mutant(
+        "what its group has decided is a half once more",
+        header_is_sent_on,
+        "answer",
+        ("halves_answered",),
+    ),
+    "a letter comes back as another record": Mutant(
+        "a letter that was UNKNOWN comes back without what it is about",
+        letter_is_no_letter_any_more,
+        "answer|for no group",
+        ("halves_answered",),
+    ),
+    "an unknown half is rolled back": Mutant(
+        "a checker that does not reach its database drops the message",
+        unknown_is_rolled_back,
+        "dropped, and its transaction was committed|expected",
+        ("halves_answered",),
     ),
 }

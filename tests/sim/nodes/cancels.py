@@ -21,7 +21,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.cancel import CancelDecision, directly_before, others_to_ask
-from delaywheel_replica.core.leader.halves import KNOWN_SINCE
+from delaywheel_replica.core.leader.halves import are_known
 from delaywheel_replica.core.leader.holders import holds_progress, knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -287,7 +287,7 @@ class Halves:
     def are_taken(self) -> bool:
         """Whether every leader knows halves."""
         status = self._server.cleaner_row
-        return status is not None and status.needs >= KNOWN_SINCE
+        return status is not None and are_known(status.needs)
 
     def note(self, entries: list[Entry], verdicts: Verdicts, outcome: Outcome) -> None:
         """Notes the halves among acknowledged messages."""

@@ -131,6 +131,7 @@ class Clients:
         now_ms = self.scheduler.now_us // US_PER_MS
         (draft,) = order.begin.drafts
         entry = self._entered(draft, now_ms)
+        entry.unknowns = order.unknowns
         _Beginner(self, order, entry).start()
 
     def _entered(self, draft: Draft, now_ms: int) -> Entry:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,9 @@ if TYPE_CHECKING:
     from sim.nodes.node import SimNode
 
 TICK_US = 100 * US_PER_MS
+OLD_CONTROL_VERSION = 2
+"""Of a release that knows of reschedules, and of no half messages."""
+
 CHECKPOINT_US = 1_000 * US_PER_MS
 LOOK_US = 1_000 * US_PER_MS
 # Few messages, so that slots have entries in the table, and rows behind it.
@@ -310,6 +314,9 @@ class SimServer:
         self._live_on(Send(peer, message))
         if not isinstance(message, Gossip):
             self.trace(f"-> {peer}", message)
+        elif self.node.name in self.world.old_releases:
+            older = replace(message.heartbeat, control_version=OLD_CONTROL_VERSION)
+            message = replace(message, heartbeat=older)
         self.world.network.send(self.node.name, peer, message)
 
     def write_status(self) -> None:

@@ -31,6 +31,8 @@ from sim.checking.ingress import IngressChecks
 from sim.checking.ingress_book import PARTITIONS as INGRESS_PARTITIONS
 from sim.checking.moments import Moments
 from sim.checking.truth import Truth
+from sim.halves.checker import Checker
+from sim.halves.checks import HalvesChecks
 from sim.kafka.brokers import SimKafka
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.locks import SimLock
@@ -104,6 +106,7 @@ class World:
         self.ledger_away = False
         self.replacements: dict[str, str] = {}
         self.removals: set[str] = set()
+        self.old_releases: set[str] = set()
         self.set_back_from: int | None = None
         self.cut_off: set[IngressPartition] = set()
         self.handover_us = HANDOVER_US
@@ -115,12 +118,14 @@ class World:
         self.truth = Truth()
         self.book = Book(plan.settings.ttl_header)
         self.ingress = IngressChecks(self)
+        self.halves = HalvesChecks(self)
         self.checks = Checks(self)
         self.kafka.on_decided(self.checks.decided)
         self.kafka.on_visible(self.checks.visible)
         self.frontend = Frontend(self)
         self.clients = Clients(self.scheduler, self.frontend, self.book, self, self.trace)
         self.senders = Senders(self)
+        self.checker = Checker(self)
         self.nodes: dict[str, SimNode] = {}
         self._undos: dict[int, Callable[[], None]] = {}
         self._undo_count = 0
@@ -246,10 +251,13 @@ class World:
     # --- the run
 
     def _run(self) -> None:
+        early = [step for step in self.plan.steps if step.at_ms < 0]
+        for step in early:
+            self._do(step)  # before any node starts
         for name in self.settings.nodes:
             self._add_node(name)
         self.scheduler.call_later(LOOK_US, self._look)
-        for step in self.plan.steps:
+        for step in self.plan.steps[len(early) :]:
             self.scheduler.call_at(step.at_ms * US_PER_MS, self._do, step)
         self._go_on_until(self.plan.faults_end_ms / 1000)
         self._heal()

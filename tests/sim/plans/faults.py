@@ -114,6 +114,20 @@ def pause(world: World, node: str, part: str, ms: int) -> None:
     world.later(ms, resume)
 
 
+@_fault
+def old_release(world: World, node: str, ms: int) -> None:
+    """Lets a node say that its release knows nothing of half messages, until it is updated."""
+    world.old_releases.add(node)
+    world.later(ms, lambda: world.old_releases.discard(node))
+
+
+@_fault
+def checker_dies(world: World, ms: int) -> None:
+    """Kills the program that is asked about half messages, and starts it after a while."""
+    world.checker.die()
+    world.later(ms, world.checker.begin)
+
+
 # --- machines
 
 

@@ -65,6 +65,7 @@ class Draft:
         topic: its topic; None: chosen by its number.
         ttl_s: its time to live; None: unlimited.
         is_half: it is a half message.
+        later_ms: when the message of a half is due, counted as `delay_ms`; None: at its commit.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Draft:
     topic: str | None = None
     ttl_s: int | None = None
     is_half: bool = False
+    later_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +166,7 @@ class HalfOrder:
         after_ms: how long the transaction takes.
         nodes: the nodes to tell, in turns.
         patience_ms: how long the caller retries.
+        unknowns: how many checks of it do not reach the database.
     """
 
     at_ms: int
@@ -173,11 +176,15 @@ class HalfOrder:
     after_ms: int
     nodes: tuple[str, ...]
     patience_ms: int = 4_000
+    unknowns: int = 0
 
     def __str__(self) -> str:
         (draft,) = self.begin.drafts
         said = f"{self.ends} after {self.after_ms} ms, {'' if self.says else 'not '}said"
-        return f"{self.at_ms / 1000:8.3f} half m{draft.number}+{draft.delay_ms}ms: {said}"
+        due = "" if draft.later_ms is None else f" for +{draft.later_ms}ms"
+        unknowns = f", {self.unknowns} checks UNKNOWN" if self.unknowns else ""
+        what = f"half m{draft.number}+{draft.delay_ms}ms{due}"
+        return f"{self.at_ms / 1000:8.3f} {what}: {said}{unknowns}"
 
 
 @dataclass(frozen=True, slots=True)

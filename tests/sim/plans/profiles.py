@@ -13,11 +13,11 @@ from typing import Any
 from delaywheel.ttl import TTL_HEADER
 from sim.checking.book import TOPICS
 from sim.checking.ingress_book import OTHER_TTL_HEADER
+from sim.halves.plans import halves
 from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.network import Quality
 from sim.plans import ingress
 from sim.plans.changes import changes
-from sim.plans.halves import halves
 from sim.plans.plan import (
     Action,
     CancelManyOrder,

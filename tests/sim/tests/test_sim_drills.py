@@ -112,6 +112,8 @@ FOUND = {
     "set_back_short",
     "set_back_twice",
     "halves_and_words",
+    "halves_answered",
+    "halves_released_late",
     "put_off_ahead",
 }
 """What the simulation found beyond these."""

@@ -45,6 +45,11 @@ KNOWN_SINCE: Final = 3
 """The version of control records that knows of half messages."""
 
 
+def are_known(needs: int) -> bool:
+    """Whether no leader can be without halves: the control topic says what each has to know."""
+    return needs >= KNOWN_SINCE
+
+
 class HalfEnd(StrEnum):
     """What becomes of one copy of a half."""
 

@@ -1,11 +1,14 @@
-"""Draws half messages: how long each is held, how its local transaction ends, who says so."""
+"""Draws half messages: how long each is held, how its local transaction ends, who says so.
+
+And what their group's checker meets: a database that it does not reach, and its own death.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from random import Random
 
-from sim.plans.plan import CancelOrder, Draft, HalfOrder, Request, Settings, Step
+from sim.plans.plan import Action, CancelOrder, Draft, HalfOrder, Request, Settings, Step
 
 FIRST = 5_000
 """Numbers of halves begin here, apart from those of other messages."""
@@ -24,7 +27,10 @@ def halves(random: Random, settings: Settings, until_ms: int) -> Iterator[Step]:
         if random.random() < 0.2:
             random.shuffle(told)
         after_ms = random.choice((1, 20, 100, hold_ms - 100, hold_ms, hold_ms + 300))
-        draft = Draft(number, hold_ms, random.choice((-1, 0, 8, 300)), is_half=True)
+        # Due at its commit, at about the end of the hold, or long after it.
+        later_ms = random.choice((None, None, hold_ms + random.randrange(1, 300), 12_000))
+        length_bytes = random.choice((-1, 0, 8, 300))
+        draft = Draft(number, hold_ms, length_bytes, is_half=True, later_ms=later_ms)
         yield HalfOrder(
             at_ms=round(at_ms),
             begin=Request(
@@ -38,8 +44,13 @@ def halves(random: Random, settings: Settings, until_ms: int) -> Iterator[Step]:
             says=random.random() < 0.8,
             after_ms=after_ms,
             nodes=tuple(told),
+            unknowns=random.choice((0, 0, 0, 1, 2, 9)),
         )
         if random.random() < 0.2:
             cancel_ms = round(at_ms) + max(5, after_ms + random.randrange(-200, 200))
             yield CancelOrder(cancel_ms, number, tuple(nodes), random.choice((500, 3_000)))
         number += 1
+    if random.random() < 0.4:
+        for _ in range(random.choice((1, 3))):
+            at = random.randrange(4_000, until_ms - 1_000)
+            yield Action(at, "checker_dies", {"ms": random.choice((1, 300, 5_000))})

@@ -1,0 +1,230 @@
+"""Checks of half messages, against what became of each one's local transaction.
+
+| | invariant | checked at |
+|---|---|---|
+| 1 | sent on only if its local transaction was committed, whatever is lost | each commit |
+| 2 | one end: delivered, passed on, a dead letter, cancelled or asked | each commit |
+| 3 | recorded as committed in time: nobody is asked, unless something was wrong | the end |
+| 4 | the letter is the message, and says what its group must know | each commit |
+| 5 | who was told CANCELLED: it is not sent, and nobody is asked | each commit and answer |
+| 6 | each letter has one answer: sent on, dropped, or a dead letter at last | each commit |
+| 7 | a letter that is UNKNOWN comes back, later each time, and not early | each check |
+| 8 | no release that does not know halves may lead where there are some | each acknowledgement |
+
+What is sent on goes to the ingress topic, by a leader or by the checker. It is a record like any
+other there, so that `checking/ingress.py` watches it from then on: with its own due, its own bytes
+and headers, once.
+
+The database: when a group is asked before the local transaction has ended, its barrier rolls that
+back (`checker.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from delaywheel.consumer.message import Outcome, Settlement
+from delaywheel_replica.cleaner.outside.ports import Record
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.leader.halves import KNOWN_SINCE
+from sim.checking.book import GROUP, Entry
+from sim.checking.calm import is_calm_from
+from sim.checking.ingress_book import Headers, Sent
+from sim.checking.truth import Key
+from sim.kafka.log import Entry as LogEntry
+from sim.machine.clocks import EPOCH_MS
+from sim.machine.scheduler import US_PER_MS
+
+if TYPE_CHECKING:
+    from sim.nodes.world import World
+
+IN_TIME_MS = 300
+"""A commit that is recorded so long before the due counts at it, if nothing is wrong."""
+
+LEVELS_MS = (1_000, 2_000, 4_000)
+"""How long a letter is away after each check that was UNKNOWN."""
+
+OURS = 4
+"""How many headers every record of a leader ends with."""
+
+
+class HalvesChecks:
+    """Checks the halves of one run."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ends: Counter[Key] = Counter()
+        self._asked: set[Key] = set()
+        self._sent_on: set[Key] = set()
+        self._answers: Counter[Key] = Counter()
+        self._checked_us: dict[Key, int] = {}
+        # Of each letter that comes back: for which attempt, and when it may be there.
+        self._next: dict[Key, tuple[int, int]] = {}
+
+    # --- what nodes and callers do
+
+    def acknowledged(self, entry: Entry) -> None:
+        """Checks a half that was accepted."""
+        if entry.is_half and self._world.checks.control.needs < KNOWN_SINCE:
+            self._fail(f"an older release would lead past the half {entry}")
+
+    def cancelled(self, entry: Entry) -> None:
+        """Checks a half of which a caller hears that it is cancelled."""
+        if {entry.key} & (self._asked | self._sent_on) and not self._is_cancel_gone(entry):
+            self._fail(f"{entry} is reported cancelled, and was asked about, or sent on")
+
+    # --- what leaders commit
+
+    def delivered(self, entry: Entry) -> None:
+        """Checks a half that went to its topic."""
+        if entry.is_half:
+            self._goes(entry, "delivered")
+            self._ended(entry)
+
+    def outcome(self, entry: Entry, outcome: str) -> None:
+        """Checks a half that ended otherwise."""
+        if entry.is_half and outcome in {"cancelled", "asked", "committed"}:
+            self._ended(entry)
+        if outcome in {"asked", "committed"} and not entry.is_half:
+            self._fail(f"{entry} is no half, and has the outcome {outcome}")
+
+    def passed_on(self, record: LogEntry) -> None:
+        """Checks a committed half that a leader sends to the ingress topic, for its own due."""
+        entry = self._half(record.headers)
+        if entry is None:
+            self._fail(f"what is no half is sent to the ingress topic: {record.headers}")
+            return
+        self._goes(entry, "passed on")
+        own = record.headers[:-OURS]
+        headers: Headers = [*own, ("dw-id", entry.key[0].hex().encode())]
+        written = Record(record.topic, record.key, record.value, headers)
+        place = IngressPlace(record.topic, record.partition, record.offset)
+        self.sends(written, place, entry.headers).is_committed = True
+        self._sent_on.add(entry.key)
+
+    def asked(self, letter: LogEntry) -> None:
+        """Checks a letter."""
+        entry = self._half(letter.headers)
+        if entry is None:
+            self._fail(f"a letter about what is no half: {letter.headers}")
+            return
+        if entry.cancelled and not self._is_cancel_gone(entry):
+            self._fail(f"{entry} is asked about after it was cancelled")
+        self._asked.add(entry.key)
+        deliver_at_ms = entry.due_ms + 1 if entry.deliver_at_ms is None else entry.deliver_at_ms
+        own = [
+            *entry.headers,
+            ("dw-half", GROUP),
+            ("dw-half-topic", entry.topic.encode()),
+            ("dw-half-deliver-at", b"%d" % deliver_at_ms),
+        ]
+        if (letter.key, letter.value) != (entry.record_key, entry.value):
+            self._fail(f"the letter about {entry} has other contents")
+        if letter.headers[:-OURS] != own:
+            self._fail(f"the letter about {entry} has other headers: {letter.headers}")
+
+    # --- what the checker does
+
+    def checked(self, entry: Entry, attempt: int, settlement: Settlement) -> None:
+        """Checks a letter that the checker has read, and what it says."""
+        said = settlement.reason or settlement.outcome.name
+        self._world.trace.add("checker", f"attempt {attempt} at m{entry.number}:", said)
+        expected, from_us = self._next.get(entry.key, (1, 0))
+        if attempt != expected and not self._any_is_gone(entry):
+            self._fail(f"{entry} is asked about for the {attempt}. time, expected {expected}")
+        now_us = self._checked_us[entry.key] = self._world.scheduler.now_us
+        if now_us < from_us and is_calm_from(self._world.plan, entry.sent_us):
+            self._fail(f"the letter about {entry} comes back before its level is over")
+
+    def sends(self, record: Record, place: IngressPlace, own: Headers | None) -> Sent:
+        """Notes a record that goes to the ingress topic.
+
+        Args:
+            record: The record.
+            place: Where it lies.
+            own: The headers that have to arrive; None: those that mean nothing to ingress.
+        """
+        topic_id = self._world.kafka.topic_id(place.topic)
+        return self._world.ingress.book.answer(
+            record, topic_id, place, own, self._world.scheduler.now_us
+        )
+
+    def answered(
+        self, entry: Entry, settlement: Settlement, sent: Sent | None, *, is_committed: bool
+    ) -> None:
+        """Checks an answer, once its transaction is decided."""
+        if sent is not None:
+            sent.is_committed = is_committed
+        if not is_committed:
+            return
+        self._world.trace.add("kafka", settlement.outcome.name, f"is the answer on m{entry.number}")
+        if settlement.outcome is Outcome.RETRIED:
+            attempt, _ = self._next.get(entry.key, (1, 0))
+            level_us = LEVELS_MS[attempt - 1] * US_PER_MS
+            self._next[entry.key] = attempt + 1, self._checked_us[entry.key] + level_us
+            return
+        self._answers[entry.key] += 1
+        if self._answers[entry.key] > 1 and not self._any_is_gone(entry):
+            self._fail(f"{entry} has a second answer")
+        match settlement.outcome:
+            case Outcome.FORWARDED:
+                self._goes(entry, "sent on by its group")
+                self._sent_on.add(entry.key)
+            case Outcome.DONE:
+                if entry.committed:
+                    self._fail(f"{entry} is dropped, and its transaction was committed")
+            case Outcome.DEAD:
+                if entry.unknowns <= len(LEVELS_MS):
+                    self._fail(f"{entry} is a dead letter after a check that knew")
+            case other:
+                self._fail(f"the checker settles {entry} as {other.name}")
+
+    # --- when everything has drained
+
+    def check_at_the_end(self) -> None:
+        """Checks the drained cluster."""
+        for entry in self._world.book.entries.values():
+            if not entry.is_half:
+                continue
+            was_asked = entry.key in self._asked
+            if was_asked and not self._answers[entry.key]:
+                self._fail(f"the letter about {entry} has no answer")
+            due_us = (entry.due_ms - EPOCH_MS) * US_PER_MS
+            in_time = 0 <= entry.committed_us <= due_us - IN_TIME_MS * US_PER_MS
+            if in_time and was_asked and is_calm_from(self._world.plan, entry.sent_us):
+                self._fail(f"{entry} was committed in time, and its group is asked")
+
+    # --- inside
+
+    def _goes(self, entry: Entry, how: str) -> None:
+        """Checks a half whose message is delivered now, or will be."""
+        if not entry.committed:
+            self._fail(f"{entry} is {how}, and its transaction was not committed")
+        if entry.cancelled and not self._is_cancel_gone(entry):
+            self._fail(f"{entry} is {how} after it was cancelled")
+
+    def _ended(self, entry: Entry) -> None:
+        self._ends[entry.key] += 1
+        if self._ends[entry.key] > 1 and not self._any_is_gone(entry):
+            self._fail(f"{entry} has a second end")
+
+    def _half(self, headers: Headers) -> Entry | None:
+        """The half that a leader's record is about."""
+        ours = dict(headers)
+        key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
+        entry = self._world.book.by_key.get(key)
+        return entry if entry is not None and entry.is_half else None
+
+    def _is_cancel_gone(self, entry: Entry) -> bool:
+        truth = self._world.truth
+        return all(truth.frames[name].gone for name in truth.cancels[entry.key])
+
+    def _any_is_gone(self, entry: Entry) -> bool:
+        """Whether a frame that had a part in its end was lost."""
+        truth, key = self._world.truth, entry.key
+        names = (*truth.copies[key], *truth.commits[key], *truth.cancels[key])
+        return any(truth.frames[name].gone for name in names)
+
+    def _fail(self, what: str) -> None:
+        self._world.violation(what)
