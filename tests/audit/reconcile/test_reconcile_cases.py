@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from delaywheel_audit import job
 from delaywheel_audit.kafka.control import Done
 from delaywheel_audit.matching.reconcile import Books, Inputs, outcomes_schema, reconcile
 from delaywheel_audit.matching.retention import Deleted
@@ -619,3 +620,14 @@ def test_what_the_ledger_has_all_of() -> None:
 def test_what_is_not_in_the_ledger_is_awaited_or_missing() -> None:
     found = {one.hole.wheel: one.is_awaited for one in FACTS.uncovered(*TERMS.accepted_range())}
     assert found == {"n3.1": True, "n5.1": True, "n7.1": False, "n7.2": True, "n7.4": True}
+
+
+def test_books_by_acceptance_wait_for_frames_that_nobody_has_published() -> None:
+    """All of them are due hours later, so nothing of them is missing in Kafka yet."""
+    done = replace(FACTS.done, due_ms=NOW, seqs={"n1.1": 95, "n2.1": 50_000}, closed={})
+    extents = {name: Extent(1, 95, ACCEPTED, NOW - 7_000_000) for name in ("n1.1", "n2.1")}
+    facts = Facts(done, began_ms=NOW, extents=extents)
+    judged = job._Run(cast("Any", None), cast("Any", None), "", print)
+    judged._judge_coverage(facts, Terms(by="accepted", from_ms=0, to_ms=NOW - 60_000))
+    assert not judged._final
+    assert [note for note in judged._notes if "all that was done of n2.1 is in the ledger" in note]
