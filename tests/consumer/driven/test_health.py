@@ -96,6 +96,18 @@ def test_a_half_of_a_lane_that_is_not_read_is_a_trouble() -> None:
     assert consumer.engine.health.is_well
 
 
+def test_what_is_read_for_long_before_anything_is_handled_is_a_trouble(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kafka = FakeKafka(partitions=1)
+    consumer = DrivenConsumer(kafka, ordered=True)
+    consumer.broker.order_left = [2_000, 1_000]
+    kafka.rebalance({consumer.broker: [Partition(kafka.source, 0), Partition(kafka.retry, 0)]})
+    consumer.turn()
+    assert "ORDER_UNREAD: 2,000 records" in caplog.text
+    assert consumer.engine.health.is_well
+
+
 def test_an_error_that_ends_the_consumer_is_a_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
     consumer = DrivenConsumer(FakeKafka())
     monkeypatch.setattr(consumer.engine, "_begin", lambda: 1 / 0)

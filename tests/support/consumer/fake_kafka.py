@@ -6,7 +6,7 @@ be committed and not say so; a member may have lost its partitions before it hea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -144,6 +144,8 @@ class FakeBroker:
         self.kafka = kafka
         self.fault: Fault | None = None
         self.renewals = 0
+        self.order_left: list[int] = []
+        """How many records of order topics are unread after each 5 s."""
         self.subscribed: list[tuple[str, ...]] = []
         self._callbacks: dict[str, OnPartitions] = {}
         self._events: list[tuple[str, list[Partition]]] = []
@@ -306,8 +308,12 @@ class FakeBroker:
         """See `Broker`."""
         return self.kafka.held_up & places.keys()
 
-    def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
+    def away(
+        self, lanes: Sequence[Partition], tell: Callable[[int], None] = lambda _: None
+    ) -> dict[Partition, list[Away]]:
         """See `Broker`."""
+        for unread in self.order_left:
+            tell(unread)
         there = {self.kafka.order, *self.kafka.more}
         if not {f"{lane.topic}-order-g" for lane in lanes} <= there:
             raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")

@@ -242,8 +242,14 @@ class Broker(Protocol):
         """
         ...
 
-    def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
+    def away(
+        self, lanes: Sequence[Partition], tell: Callable[[int], None]
+    ) -> dict[Partition, list[Away]]:
         """Returns what the order topics say now about these partitions of source topics.
+
+        Args:
+            lanes: The partitions.
+            tell: Is called every few seconds with how many records are unread.
 
         Raises:
             KafkaAway: Try again.

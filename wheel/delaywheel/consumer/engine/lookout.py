@@ -63,6 +63,11 @@ class Lookout:
             text += f", and {len(found) - 1} more" if found[1:] else ""
         self._state.note_trouble(ConsumerTrouble.TRANSACTION_OPEN, text)
 
+    def order_is_unread(self, records: int) -> None:
+        """Notes that nothing is handled while order topics are read, which takes long."""
+        text = f"{records:,} records of order topics are to be read before anything is handled"
+        self._state.note_trouble(ConsumerTrouble.ORDER_UNREAD, text)
+
     def look_at_topics(self) -> dict[str, ConsumedTopic] | None:
         """Takes in what the topics are now, and what ingress takes; None: Kafka does not answer."""
         try:

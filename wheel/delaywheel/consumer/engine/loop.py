@@ -362,7 +362,11 @@ class Engine:
         lanes: Sequence[Partition] = ()
         if found is not None and order is not None:
             lanes = [one for one in found.positions if one.topic not in state.retry_topics]
-        away = state.insist("the order topics cannot be read", lambda: self._broker.away(lanes))
+        away = state.insist(
+            "the order topics cannot be read",
+            lambda: self._broker.away(lanes, self._lookout.order_is_unread),
+        )
+        state.note_trouble(ConsumerTrouble.ORDER_UNREAD, None)
         if found is None or away is None:  # the end was asked for
             found, away = FoundPositions(dict.fromkeys(partitions), {}, {}), {}
         with self._changed:

@@ -307,7 +307,9 @@ class KafkaBroker:
             found[at] = read_note(one.offset, one.metadata) if one.offset >= 0 else None
         return found
 
-    def away(self, lanes: Sequence[Partition]) -> dict[Partition, list[Away]]:
+    def away(
+        self, lanes: Sequence[Partition], tell: Callable[[int], None]
+    ) -> dict[Partition, list[Away]]:
         """See `Broker`."""
         if not lanes:
             return {}
@@ -318,7 +320,7 @@ class KafkaBroker:
             for lane in lanes
         }
         try:
-            found = self._order.read(list(where.values()))
+            found = self._order.read(list(where.values()), tell)
         except KafkaException as exception:
             raise away(exception) from exception
         return {lane: found[at] for lane, at in where.items()}

@@ -7,7 +7,6 @@ records that ended meanwhile may have been compacted away without a trace.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,8 +17,6 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from delaywheel.consumer.order import Away, fold
 from delaywheel.consumer.port import KafkaUnavailable
 from delaywheel.consumer.records import Partition
-
-_LOG = logging.getLogger("delaywheel.consumer")
 
 STANDSTILL_S = 30.0
 """Reading is given up, and begun again, after this time without any progress."""
@@ -70,8 +67,14 @@ class OrderTopics:
         self._ends_of = ends_of
         self._known: dict[Partition, _KnownPartition] = {}
 
-    def read(self, partitions: list[Partition]) -> dict[Partition, list[Away]]:
+    def read(
+        self, partitions: list[Partition], tell: Callable[[int], None] = lambda _: None
+    ) -> dict[Partition, list[Away]]:
         """Returns what is away now, by partition of an order topic.
+
+        Args:
+            partitions: Of which.
+            tell: Is called every few seconds with how many records are unread.
 
         Raises:
             KafkaAway: Kafka does not answer, or a transaction stays open.
@@ -85,12 +88,12 @@ class OrderTopics:
                 self._known[at] = _KnownPartition(read_s=now_s)
         left = {at: end for at, end in ends.items() if self._known[at].position < end}
         if left:
-            self._read(left)
+            self._read(left, tell)
         for at in partitions:
             self._known[at].read_s = time.monotonic()
         return {at: list(self._known[at].away.values()) for at in partitions}
 
-    def _read(self, left: dict[Partition, int]) -> None:
+    def _read(self, left: dict[Partition, int], tell: Callable[[int], None]) -> None:
         reader = Consumer(
             {
                 **self._client,
@@ -104,13 +107,15 @@ class OrderTopics:
             reader.assign(
                 [TopicPartition(*at, self._known[at].position or OFFSET_BEGINNING) for at in left]
             )
-            deadline = time.monotonic() + STANDSTILL_S
             told_s = time.monotonic()
+            deadline = told_s + STANDSTILL_S
             while left:
-                if time.monotonic() - told_s > TOLD_S:
-                    told_s = time.monotonic()
-                    unread = sum(end - self._known[at].position for at, end in left.items())
-                    _LOG.warning("nothing is handled yet: %d records of order are unread", unread)
+                now_s = time.monotonic()
+                if now_s - told_s > TOLD_S:
+                    told_s = now_s
+                    tell(sum(end - self._known[at].position for at, end in left.items()))
+                for at in left:  # what was read so far is kept if this ends early
+                    self._known[at].read_s = now_s
                 for message in reader.consume(FETCH_RECORDS, FETCH_S):
                     if self._take(message, left):
                         deadline = time.monotonic() + STANDSTILL_S

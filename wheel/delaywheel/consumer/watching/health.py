@@ -10,6 +10,7 @@
 | UNSETTLED | a partition's first record is in hand for `stuck_after` | it is settled |
 | HANDLER_HANGS | a record is taken back after `handler_timeout` | its handler ends all the same |
 | PARTITION_UNREAD | with `ordered`, a partition lacks its counterpart | it is assigned with that |
+| ORDER_UNREAD | with `ordered`, reading the order topics takes longer than 5 s | they are read |
 | PARTITIONS_DIFFER | `ordered` or `keep_partition`, and the topic of retries has fewer | it has |
 |   | as many |
 | TRANSACTION_OPEN | a partition stands still behind a producer's open transaction | it goes on |
@@ -40,6 +41,8 @@ class ConsumerTrouble(StrEnum):
     """A handler goes on for longer than `handler_timeout`; its record has failed by that."""
     PARTITION_UNREAD = "PARTITION_UNREAD"
     """With `ordered`: a partition is not read without that of retries, or the reverse."""
+    ORDER_UNREAD = "ORDER_UNREAD"
+    """With `ordered`: what is away is still being read, and nothing is handled before."""
     PARTITIONS_DIFFER = "PARTITIONS_DIFFER"
     """The topic of retries has fewer partitions than its source, and `ordered` or `keep_partition`
     needs as many: add partitions to it."""
