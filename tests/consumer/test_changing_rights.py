@@ -18,7 +18,7 @@ from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # m
 
 from delaywheel import ingress
 from local.loopback.cluster import LocalCluster
-from support.consumer.killed import Consumers
+from support.consumer.killed import Consumers, check_histories
 from support.consumer.plan import Plan
 from support.kafka.authorized import AuthorizingBroker
 from support.kafka.read_committed import (
@@ -134,8 +134,7 @@ def test_each_history_is_its_plans_whatever_is_taken_away(
                 assert len(back + retried.read_to_end()) >= retries
                 assert (len(retried.messages), len(letters.messages)) == (retries, deaths)
             stops += consumers.restart_stopped()
-    died = sorted(int(message.value() or b"") for message in dead)
-    assert died == [number for number in range(sent) if plan.dies(number)]
+    check_histories(plan, sent, back, dead)
     assert all(dict(headers_of(one))["dw-dead-reason"] == b"ATTEMPTS_EXHAUSTED" for one in dead)
     lines = Path(plan.handled).read_bytes().splitlines()
     again = len(lines) - len(set(lines))

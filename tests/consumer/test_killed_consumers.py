@@ -1,5 +1,6 @@
 """Three consumers that are killed again and again: each message's history follows its plan.
 
+In short, test_changing_rights.py kills those that keep no order, and takes away rights as well.
 `DELAYWHEEL_DRILL_S=300 pytest tests/consumer/test_killed_consumers.py` kills for five minutes, and
 `DELAYWHEEL_DRILL_PATIENCE_S` says how long it waits afterwards for what is left: on a busy machine
 that is much. `DELAYWHEEL_DRILL_NODES=3` has three nodes of delaywheel do it. Partitions move as
@@ -96,6 +97,7 @@ def send_and_kill(
     return sent, kills
 
 
+@pytest.mark.skipif("DELAYWHEEL_DRILL_S" not in os.environ, reason="for minutes; see above")
 @pytest.mark.timeout(DRILL_S + 3 * PATIENCE_S)
 def test_each_history_is_its_plans(
     kafka: KafkaBroker, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

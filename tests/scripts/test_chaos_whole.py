@@ -1,4 +1,8 @@
-"""scripts/chaos on a real broker and three nodes: two disturbances, and an end in the third."""
+"""scripts/chaos on a real broker and one node: two disturbances, and an end in the third.
+
+What becomes of messages while one of three leads after another, test_demo_whole.py shows with the
+same reader and the same comparison of copies, and tests/e2e/three_nodes with open transactions.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
     figures = tmp_path / "figures.json"
     hows = ("--how", "transaction", "--how", "server")
     chaos = start_script(
-        *("chaos.run", "--plain", "--kills", "1", "--calm", "2", *hows),
+        *("chaos.run", "--nodes", "1", "--plain", "--kills", "1", "--calm", "2", *hows),
         *("--rate", "20", "--json", str(figures)),
     )
     reported, _ = chaos.communicate(timeout=360)
@@ -32,14 +36,13 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
     assert "exactly once" in reported
     found = json.loads(figures.read_text())
     assert found["clean"]
-    assert found["mirrors"]["nodes"] == 3
-    assert found["mirrors"]["files"] > 0
+    assert found["mirrors"]["nodes"] == 1
     assert found["verdict"]["accepted"] > 10_000
     done = {row["how"]: row for row in found["disturbances"]}
     assert done.keys() == {"transaction", "server"}
     # By a later election: on a busy machine a second one may bring the same node back.
     assert done["transaction"]["open_records"] > 0
-    # Nothing continues without a new leader, which takes at least some heartbeats to find.
+    # Nothing continues without a leader, which takes at least some heartbeats to find.
     assert all(row["silence_ms"] > 100 for row in done.values())
 
 

@@ -1,4 +1,4 @@
-"""Each kind of finding, and each way to have none, from small frames; two Spark runs: some 20 s."""
+"""Each kind of finding, and each way to have none, from small frames; two runs on Spark."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit import job
 from delaywheel_audit.kafka.control import Done
+from delaywheel_audit.matching.ingress import SCHEMA as ASKED
+from delaywheel_audit.matching.ingress import Asked, with_ingress
+from delaywheel_audit.matching.matching import INGRESS
 from delaywheel_audit.matching.reconcile import Books, Inputs, outcomes_schema, reconcile
 from delaywheel_audit.matching.retention import Deleted
 from delaywheel_audit.matching.terms import Facts, Terms
@@ -52,12 +55,23 @@ def id_of(name: str) -> bytes:
 
 @dataclass
 class World:
-    """Rows of all three kinds; columns that a case omits have defaults."""
+    """Rows of all kinds; columns that a case omits have defaults."""
 
     ledger: list[tuple[Any, ...]] = field(default_factory=list)
     kafka: list[tuple[Any, ...]] = field(default_factory=list)
     outcomes: list[tuple[Any, ...]] = field(default_factory=list)
     letters: list[tuple[Any, ...]] = field(default_factory=list)
+    asked: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def ask(self, name: str, *, due: int = DUE) -> str:
+        """Adds a settled record of an ingress topic; returns its place."""
+        offset = len(self.asked)
+        self.asked.append((id_of(name), due, "parcels", f"in/0/{offset}", offset, due - 1_000))
+        return f"in/0/{offset}"
+
+    def deliver(self, name: str) -> None:
+        """Forwards what was in no wheel."""
+        self.forward(name, topic="parcels", wheel=INGRESS, at=DUE - 3)
 
     def accept(self, name: str, *, due: int = DUE, at: int = ACCEPTED, **place: Any) -> None:
         wheel, seq = place.get("wheel", "n1.1"), place.get("seq", 5)
@@ -337,6 +351,19 @@ def accepted_under_a_longer_span(world: World) -> None:
     world.forward("forged long ago", at=at, wheel="n6.1")
 
 
+def through_ingress(world: World) -> None:
+    for name in ("direct", "twice", "in a wheel", "gone", "in a fresh wheel"):
+        world.ask(f"asked, {name}")
+    world.ask("asked, not published yet", due=NOW)
+    origin = world.ask("asked, dead")
+    world.outcomes.append(("ingress-dead-lettered", "SLOT_FULL", *[None] * 11, origin))
+    for name in ("direct", "twice", "twice", "by nobody"):
+        world.deliver(f"asked, {name}")
+    for name in ("in a wheel", "in a fresh wheel"):
+        world.accept(f"asked, {name}", topic="parcels")
+        world.forward(f"asked, {name}", topic="parcels")
+
+
 def foreign(world: World) -> None:
     world.kafka.append(("orders", 0, 10_000, DUE, "CREATE_TIME", *[None] * 5, False))
 
@@ -350,7 +377,7 @@ CASES: list[Callable[[World], None]] = [
     early_and_late, changed,
     unexpected, unpublished, in_a_hole, behind_the_last_file, duplicate_of_nothing,
     more_outcomes_than_acceptances, ended_and_forwarded, missing_beside_another_due,
-    accepted_under_a_longer_span, foreign, of_a_time_that_kafka_has_deleted,
+    accepted_under_a_longer_span, through_ingress, foreign, of_a_time_that_kafka_has_deleted,
 ]  # fmt: skip
 
 FACTS = Facts(
@@ -383,16 +410,26 @@ FACTS = Facts(
 TERMS = Terms(from_ms=NOW - 3_600_000, to_ms=NOW + 3_600_000, span_ms=7_200_000)
 
 
-def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset: int = 0) -> Books:
+def run(
+    spark: SparkSession,
+    world: World,
+    terms: Terms = TERMS,
+    *,
+    first_offset: int = 0,
+    has_all_asked: bool = True,
+) -> Books:
     """Reconciles; records before `first_offset` are of a time that is not read first."""
     kafka = spark.createDataFrame(world.kafka, KAFKA)
+    read_first = kafka.where(F.col("offset") >= first_offset)
+    outcomes = spark.createDataFrame(
+        [(*row, *[None] * (14 - len(row))) for row in world.outcomes],
+        outcomes_schema().replace("id string", "id binary"),
+    )
+    asked = Asked(spark.createDataFrame(world.asked, ASKED), is_used=True, has_all=has_all_asked)
     inputs = Inputs(
         spark.createDataFrame(world.ledger, LEDGER),
-        kafka.where(F.col("offset") >= first_offset),
-        spark.createDataFrame(
-            [(*row, None) for row in world.outcomes],
-            outcomes_schema().replace("id string", "id binary"),
-        ),
+        read_first,
+        outcomes,
         lambda: kafka,
         lambda: Deleted(
             {"short": SHORT_FROM, "emptied": END_MS, "latest": NOW},
@@ -406,7 +443,9 @@ def run(spark: SparkSession, world: World, terms: Terms = TERMS, *, first_offset
         from_ms, to_ms = reached.accepted_range()
         accepted = F.col("accepted_at_ms")
         is_read = (accepted >= from_ms) & (accepted < to_ms)
-        return replace(inputs, ledger=inputs.ledger.where(is_read))
+        ledger = inputs.ledger.where(is_read)
+        known = with_ingress(ledger, asked, read_first, outcomes, reached, FACTS)
+        return replace(inputs, ledger=known)
 
     return reconcile(read, terms, FACTS)
 
@@ -452,6 +491,7 @@ NAMES = [
     "forged behind", "forged twice", "orphan", "cancelled elsewhere", "too many outcomes",
     "two fates", "cancel ignored", "dead, alive", "two dues", "two acceptances",
     "long ago", "long ago, missing", "forged long ago", "dead", "dead, letter gone",
+    "asked, gone", "asked, twice", "asked, by nobody",
     "up to the first left", "within the tolerance", "due behind it", "of an empty topic",
     "outcome deleted", "outcome missing", "any topic, no outcome", "of a compacted topic",
 ]  # fmt: skip
@@ -462,14 +502,14 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         "missing": {
             "split, done", "gone wheel", "missing", "one fate of two", "orphan",
             "too many outcomes", "two dues", "two acceptances", "long ago, missing",
-            "due behind it", "outcome missing",
+            "due behind it", "outcome missing", "asked, gone",
         },
         "not_verifiable": {
             "up to the first left", "within the tolerance", "of an empty topic",
             "outcome deleted", "any topic, no outcome", "of a compacted topic",
         },
         "dead_letter": {"dead", "dead, letter gone", "dead, alive"},
-        "duplicated": {"duplicated"},
+        "duplicated": {"duplicated", "asked, twice"},
         "early": {"early"},
         "late": {"late", "changed due beyond"},
         "lost": {"lost", "first of a row", "last of a row", "in an enormous row", None},
@@ -484,7 +524,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         "unexpected": {
             "cancel broken", "forged", "forged wheel", "forged number", "forged behind",
             "forged twice", "too many outcomes", "two fates", "cancel ignored", "dead, alive",
-            "forged long ago",
+            "forged long ago", "asked, by nobody",
         },
         "ledger_gap": {None},
     }  # fmt: skip
@@ -542,7 +582,7 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
         "pending": 3, "cancelled": 8, "duplicates_dropped": 6, "dead": 3, "lost": 4,
-        "not_verifiable": 6, "missing": 11, "duplicated": 2, "unexpected": 12, "early": 1,
+        "not_verifiable": 6, "missing": 12, "duplicated": 3, "unexpected": 13, "early": 1,
         "late": 2,
     }  # fmt: skip
     assert {name: found.totals[name] for name in expected} == expected
@@ -584,7 +624,15 @@ def test_buckets_are_closed_to_the_left(found: Found) -> None:
     assert bucket["delay_p50_ms"] == 60_002
 
 
+def test_each_ingress_record_counts_once(found: Found) -> None:
+    """Whether a wheel had it or not; what is not below the floor may be pending."""
+    rows = [row for row in found.buckets if row["topic"] == "parcels"]
+    counts = {"accepted": 5, "forwarded": 4, "missing": 1, "pending": 0}
+    assert {name: sum(row[name] for row in rows) for name in counts} == counts
+
+
 def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSession) -> None:
+    """Of the ingress topics records are deleted: what went out directly is believed."""
     world = World()
     world.accept("far from its time")
     world.forward("far from its time", timestamp=5, forwarded=DUE + 7)
@@ -594,10 +642,11 @@ def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSessi
     world.accept("good")
     world.forward("good")
     world.forward("too new", at=ACCEPTED + 1)
+    world.forward("asked, record deleted", wheel=INGRESS)
     terms = Terms(by="accepted", from_ms=ACCEPTED - 60_000, to_ms=ACCEPTED + 1, interval_ms=3_000)
-    books = run(spark, world, terms, first_offset=1)
+    books = run(spark, world, terms, first_offset=1, has_all_asked=False)
     counts = {name: books.totals[name] for name in ("accepted", "forwarded", "missing")}
-    assert counts == {"accepted": 3, "forwarded": 2, "missing": 1}
+    assert counts == {"accepted": 4, "forwarded": 3, "missing": 1}
     assert books.totals["unexpected"] == 0
     assert books.totals["lateness_max_ms"] == 7
     (found,) = books.findings.where("kind != 'ledger_gap'").collect()
