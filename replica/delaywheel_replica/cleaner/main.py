@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 
 from delaywheel.storage.folder.boot import read_boot_id
@@ -74,7 +73,7 @@ from delaywheel_replica.link import (
 from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.process.defects import end_with_any_thread
 from delaywheel_replica.process.descriptors import raise_descriptor_limit
-from delaywheel_replica.process.garbage import keep_modules
+from delaywheel_replica.process.garbage import exit_at_once, keep_modules
 from delaywheel_replica.process.inheritance import exit_with_supervisor, reloaded, take_hangups
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
 from delaywheel_replica.row_places import server_row_path
@@ -408,4 +407,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_at_once(main())

@@ -20,7 +20,7 @@ from delaywheel_replica.link import Link
 from delaywheel_replica.peers.network import PeerListenError
 from delaywheel_replica.process.defects import end_with_any_thread
 from delaywheel_replica.process.descriptors import raise_descriptor_limit
-from delaywheel_replica.process.garbage import keep_modules
+from delaywheel_replica.process.garbage import exit_at_once, keep_modules
 from delaywheel_replica.process.inheritance import (
     ADDRESS_VARIABLE,
     EXIT_HOPELESS,
@@ -103,4 +103,4 @@ def _reload(config: Config) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_at_once(main())

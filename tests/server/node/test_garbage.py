@@ -1,4 +1,4 @@
-"""Collections skip the objects of modules. Two processes, some seconds together."""
+"""Collections skip the objects of modules, and nothing is freed by itself at the end."""
 
 from __future__ import annotations
 
@@ -29,3 +29,17 @@ def test_what_modules_made_is_not_looked_at_again(process: str) -> None:
         check=False,
     )
     assert ended.stderr.strip() == "True"
+
+
+def test_the_end_frees_nothing_and_loses_no_line() -> None:
+    program = """if True:
+        import atexit
+        from delaywheel_replica.process.garbage import exit_at_once
+        atexit.register(print, "the interpreter has ended")
+        print("the last line")
+        exit_at_once(3)
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (3, "the last line\n")
