@@ -21,7 +21,7 @@ ISOLATION = {
 def postgres() -> Iterator[str]:
     """How to connect to a PostgreSQL of our own."""
     pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from support.services.postgres import LocalPostgres, find_postgres  # noqa: PLC0415
+    from local.loopback.postgres import LocalPostgres, find_postgres  # noqa: PLC0415
 
     programs = find_postgres()
     if programs is None:

@@ -1,4 +1,4 @@
-"""Disturbs the leading node."""
+"""Disturbs the leading node, or the broker that it writes to."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class How(StrEnum):
     PAUSE = "pause"
     SERVER = "server"
     CLEANER = "cleaner"
+    BROKER = "broker"
 
 
 KILLED = {
@@ -96,6 +97,11 @@ class Disturber:
         if how is How.PAUSE:
             return self._pause(leader)
         at_ms = time.time() * 1000
+        if how is How.BROKER:
+            self._stage.view.note("kill -9 of the broker")
+            self._stage.cluster.kill_broker()
+            # The leader may go on, or not.
+            return Strike("broker", leader.epoch - 1, at_ms, None)
         self._kill(leader.node, how)
         return Strike(leader.node.id, leader.epoch, at_ms, None)
 

@@ -15,12 +15,14 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from local.chaos.disturbing import Disturber, How, Strike
 from local.chaos.figures import Disturbance, Summary, as_json, print_summaries
+from local.chaos.halves import SETTINGS as HALVES
+from local.chaos.halves import HalfVerdict, open_shop
 from local.loopback.child import interrupt_on_signals
 from local.loopback.cluster import ClusterError, parse_settings
 from local.loopback.kafka_jars import KafkaError
@@ -151,11 +153,13 @@ class Report:
     disturbances: Sequence[Disturbance]
     ended: Ended
     is_complete: bool
+    halves: HalfVerdict | None
 
     @property
     def is_clean(self) -> bool:
         """Whether the cluster always recovered and kept every promise."""
-        return self.is_complete and self.ended.is_clean
+        halves_are_clean = self.halves is None or self.halves.is_clean
+        return self.is_complete and self.ended.is_clean and halves_are_clean
 
 
 def play(stage: Stage, options: argparse.Namespace) -> Report:
@@ -166,6 +170,19 @@ def play(stage: Stage, options: argparse.Namespace) -> Report:
     stage.send(steady(options.rate, chance))
     if options.cancels:
         stage.send_cancelled(options.cancels)
+    if not options.halves:
+        return _disturb(stage, chance, hows, options)
+    with open_shop(stage.cluster, options.halves, chance, stage.view.note) as shop:
+        stage.beside.append(shop.look_after)
+        report = _disturb(stage, chance, hows, options)
+        stage.beside.clear()
+        stage.view.note("closing the shop: waiting until every half is decided")
+        return replace(report, halves=shop.close())
+
+
+def _disturb(
+    stage: Stage, chance: random.Random, hows: Sequence[How], options: argparse.Namespace
+) -> Report:
     chaos = Chaos(stage, chance, calm_s=options.calm)
     is_complete = True
     try:
@@ -178,7 +195,7 @@ def play(stage: Stage, options: argparse.Namespace) -> Report:
     stage.view.note("waiting for the last messages")
     while not stage.is_over():
         stage.tick()
-    return Report(chaos.disturbances, stage.ended(), is_complete)
+    return Report(chaos.disturbances, stage.ended(), is_complete, halves=None)
 
 
 def order_of(hows: Sequence[str], kills: int, chance: random.Random) -> list[How]:
@@ -206,7 +223,7 @@ def argument_parser() -> argparse.ArgumentParser:
         choices=[*How, "all"],
         help="node: kill -9 of the leader's node; transaction: the same while many messages are "
         "being committed; pause: its processes stopped for 5 s; server, cleaner: kill -9 of that "
-        "process alone; may be given again (default: all)",
+        "process alone; broker: kill -9 of Kafka's; may be given again (default: all)",
     )
     parser.add_argument("--nodes", type=int, default=3, metavar="N", help="how many (default: 3)")
     parser.add_argument(
@@ -218,6 +235,14 @@ def argument_parser() -> argparse.ArgumentParser:
         default=0.0,
         metavar="R",
         help="beside them, so many messages a second of which each is cancelled (default: 0)",
+    )
+    parser.add_argument(
+        "--halves",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="beside them, so many orders a second in a PostgreSQL, each with a half message, by "
+        "programs that are killed, as is the database (default: 0)",
     )
     parser.add_argument(
         "--calm",
@@ -238,6 +263,7 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any]) -> Report:
     """Starts everything, disturbs, ends everything."""
     plain = options.plain or not sys.stdout.isatty()
     view: View = PlainView(figures_every_s=FIGURES_EVERY_S) if plain else LiveView()
+    settings = {**(HALVES if options.halves else {}), **settings}
     with view, staged(view, nodes=options.nodes, settings=settings) as stage:
         return play(stage, options)
 
@@ -260,12 +286,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClusterError, KafkaError) as error:
         print(error, file=sys.stderr)
         return 1
+    halves = report.halves
     if options.json:
         figures = as_json(report.disturbances, report.ended, is_complete=report.is_complete)
         given = {"nodes": options.nodes, "rate_per_s": options.rate, "calm_s": options.calm}
+        figures |= {"halves": None if halves is None else asdict(halves), "clean": report.is_clean}
         options.json.write_text(json.dumps(given | figures, indent=2) + "\n")
     print_summaries(Summary.of_each(report.disturbances))
     print(verdict_text(report.ended.verdict, report.ended.mirrors))
+    if halves is not None:
+        print(halves.text())
     return 0 if report.is_clean else 1
 
 

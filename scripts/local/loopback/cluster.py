@@ -321,6 +321,17 @@ class LocalCluster:
                 self._say(f"{node.id} ended with code {code}: restarted")
         self._write_ready_file()
 
+    def kill_broker(self) -> None:
+        """Kills our broker, and starts it again on the same ports and data; blocks meanwhile.
+
+        Raises:
+            ClusterError: The broker was given.
+        """
+        if self._broker is None:
+            raise ClusterError("the broker is not ours")
+        self._broker.kill()
+        self._broker.start()
+
     def _write_ready_file(self) -> None:
         now = {"kafka": self.kafka, "nodes": [node.row() for node in self.nodes]}
         if self._ready_file is not None and now != self._written:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from delaywheel import Client
@@ -48,6 +48,7 @@ class Stage:
     Attributes:
         cluster: The nodes.
         view: Shows what happens.
+        beside: Called with each tick: what else has to be looked after by the main thread.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Stage:
         """Puts the parts together."""
         self.cluster = cluster
         self.view = view
+        self.beside: list[Callable[[], None]] = []
         self._client = client
         self._observer = observer
         self._tally = Tally()
@@ -92,6 +94,8 @@ class Stage:
         """Waits a moment, looks after the cluster, and shows the state."""
         time.sleep(TICK_S)
         self.cluster.watch()
+        for look_after in self.beside:
+            look_after()
         self._sample.take(time.monotonic() - self._began_at)
         self.view.show(self._sample)
         if len(self.records) != self._arrived or not self._is_settled():

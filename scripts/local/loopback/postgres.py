@@ -67,6 +67,7 @@ class LocalPostgres:
             "unix_socket_directories": str(self._folder),
             "fsync": "off",  # it is never the machine that fails
             "max_connections": "60",
+            "track_commit_timestamp": "on",
         }
         command = [str(self._programs / "postgres"), "-D", str(self._folder / "data")]
         for name, value in settings.items():
