@@ -11,11 +11,13 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from sqlite3 import OperationalError, ProgrammingError
 from typing import Any, NamedTuple
 
 import pytest
 
 from delaywheel.transactions import Barrier, HalfVerdict, RecordRefusedError
+from delaywheel.transactions.connections import may_pass
 from transactions.conftest import ISOLATION, Database
 
 CHECK = "check"
@@ -220,3 +222,26 @@ def test_a_check_waits_for_the_end_of_a_local_transaction(database: Database, en
     watching.close()
     db.close()
     assert told == [HalfVerdict.COMMIT if end == "commit" else HalfVerdict.ROLLBACK]
+
+
+def test_missing_table_is_no_unknown_verdict(database: Database) -> None:
+    db = database.connect()
+    with pytest.raises(Exception, match="nowhere"):
+        Barrier("nowhere").verdict(db, new_half())
+    assert check(database, new_half()) is HalfVerdict.ROLLBACK  # the connection is left idle
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (OperationalError(1205, "Lock wait timeout exceeded"), True),  # as pymysql has it
+        (OperationalError(1142, "INSERT command denied"), False),
+        (OperationalError("server closed the connection unexpectedly"), True),
+        (ProgrammingError(1146, "Table doesn't exist"), False),
+        (ProgrammingError({"C": "42P01"}), False),  # as pg8000 has it
+        (ProgrammingError({"C": "40P01"}), True),
+    ],
+)
+def test_codes_say_what_may_pass(error: Exception, *, passes: bool) -> None:
+    assert may_pass(error) is passes

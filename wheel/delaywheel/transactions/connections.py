@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any, Final, Protocol
 
 from delaywheel.transactions.dialects import Dialect
@@ -19,6 +20,27 @@ _DRIVERS: Final = {
 _SQLITE_LEGACY: Final = -1
 """What `sqlite3.Connection.autocommit` is from Python 3.12 on, unless it was given."""
 _SERVER_STATUS_IN_TRANS: Final = 1
+
+_STATES_THAT_PASS: Final = frozenset({"08", "40", "53", "55", "57", "58"})
+"""PostgreSQL's classes: connection, serialization, resources, locks, an operator, the system."""
+_DATABASE_DROPPED: Final = "57P04"
+_SQLITE_CODES_THAT_PASS: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_SCHEMA,
+    }
+)
+_MYSQL_CODES_THAT_PASS: Final = frozenset(
+    {1040, 1053, 1158, 1159, 1160, 1161, 1203, 1205, 1213, 1317, 2002, 2003, 2006, 2013, 2055, 4031}
+)
+"""Locks and deadlocks; too many connections; a server that stops; a lost connection."""
 
 
 class DatabaseConnection(Protocol):
@@ -76,7 +98,22 @@ def is_in_transaction(connection: DatabaseConnection) -> bool:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether a database's error may pass by itself: a lock, a deadlock, a lost connection."""
-    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None) or ""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return "OperationalError" in names or str(state).startswith("40")
+    """Whether a database's error may pass by itself: a lock, a deadlock, a lost connection.
+
+    The database's own code says so. Classes of exceptions do not: drivers count a missing table of
+    SQLite, and a missing right of MySQL, among what is operational.
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        return code & 0xFF in _SQLITE_CODES_THAT_PASS
+    first = next(iter(error.args), None)
+    number = getattr(error, "errno", None) or first
+    if isinstance(number, int):
+        return number in _MYSQL_CODES_THAT_PASS
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if isinstance(first, dict):  # pg8000
+        state = first.get("C")
+    if state:
+        return str(state)[:2] in _STATES_THAT_PASS and state != _DATABASE_DROPPED
+    # A connection that was lost, and could not be said why.
+    return "OperationalError" in {kind.__name__ for kind in type(error).__mro__}
