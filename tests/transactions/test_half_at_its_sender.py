@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from delaywheel.errors import MessageInvalidError, TimedOutError
 from delaywheel.headers import decode_headers
 from delaywheel.message import Handle, Message
-from delaywheel.transactions.half import AsyncHalf, CommitOutcome, Half, half_message
+from delaywheel.transactions.half import (
+    AsyncHalf,
+    CommitOutcome,
+    Half,
+    Halves,
+    half_message,
+    half_of,
+)
 
 
 def message(**options: object) -> Message:
@@ -67,6 +74,24 @@ def test_a_commit_that_is_not_heard_is_left_to_the_check() -> None:
         told.half().commit()
 
 
+def test_many_are_committed_by_one_call_without_those_that_said_something() -> None:
+    told, named = Told(), list[bytes]()
+
+    def commit(halves: Sequence[Half]) -> list[CommitOutcome | TimedOutError]:
+        named.extend(half.id for half in halves)
+        lost = TimedOutError("nobody answers", outcome_known=False)
+        results: list[CommitOutcome | TimedOutError] = [CommitOutcome.COMMITTED, lost]
+        return results[: len(halves)]
+
+    with Halves([told.half() for _ in range(3)], commit) as halves:
+        halves[1].rollback()
+    assert named == [halves[0].id, halves[2].id]
+    assert [half.outcome for half in halves] == [CommitOutcome.COMMITTED, None, None]
+    with pytest.raises(KeyError), Halves([told.half()], commit):
+        raise KeyError
+    assert len(named) == 2
+
+
 def test_the_same_for_asyncio() -> None:
     said: list[str] = []
 
@@ -102,3 +127,9 @@ def test_a_half_is_due_at_the_end_of_its_hold_and_says_when_its_message_is() -> 
     assert headers_of(same)["dw-half-deliver-at"] != b"%d" % (same.due_ms or 0)
     with pytest.raises(MessageInvalidError):
         message(level="30s")
+    with pytest.raises(MessageInvalidError):
+        half_message("orders", b"v", "shop", "soon", {})
+    made = Message("orders", b"v", delay="0s", headers={"x": b"1"})
+    held = half_of(made, "shop", "3s")
+    assert (held.id, held.has_own_id, headers_of(held)) == (made.id, False, headers_of(now))
+    assert dict(decode_headers(made.encoded_headers)) == {"x": b"1"}

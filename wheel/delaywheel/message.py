@@ -201,11 +201,13 @@ class Message:
         """The headers as they are sent."""
         return self._encoded_headers
 
-    def add_service_headers(self, headers: Iterable[tuple[str, bytes | None]]) -> None:
-        """Adds headers that no sender may give it, before it is first sent; not for programs."""
+    def become_half(self, due_ms: int, headers: Iterable[tuple[str, bytes | None]]) -> None:
+        """Gives it another due, and headers that no sender may give; not for programs."""
         encoded = encode_headers(headers)
         self._encoded_headers += encoded
         self._length_bytes += len(encoded)
+        self._due_ms = due_ms
+        self._due_fixed = False
 
     def fix_due(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
         """Fixes the due before the first attempt; has no effect afterwards.

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
+from time import monotonic
 from types import TracebackType
 from typing import Final, Self, Unpack
 
 from delaywheel.client.aio_calls import AioCalls
-from delaywheel.client.aio_gathering import AioChanges
 from delaywheel.client.aio_sender import AioSender
 from delaywheel.client.exchange.answers import (
     Cancelled,
@@ -19,6 +19,7 @@ from delaywheel.client.exchange.channel import Tls, parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import Id, get_question, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
+from delaywheel.client.gathering import AioChanges
 from delaywheel.client.lifetime import Birth
 from delaywheel.client.named_changes import (
     AnswerT,
@@ -28,9 +29,9 @@ from delaywheel.client.named_changes import (
     handles_of,
     in_calls,
     many_cancelled,
+    many_committed,
     many_rescheduled,
     new_dues,
-    outcome_of,
     references_of,
 )
 from delaywheel.client.profiles import reached
@@ -58,8 +59,10 @@ from delaywheel.transactions.half import (
     DEFAULT_HOLD,
     HALF_TIMEOUT_S,
     AsyncHalf,
+    AsyncHalves,
     CommitOutcome,
     half_message,
+    half_of,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -97,6 +100,7 @@ class AsyncClient:
         self._sender: Final = AioSender(queue, timeout, self._calls.deliver_all)
         self._cancels: Final = AioChanges(self._calls.cancel)
         self._reschedules: Final = AioChanges(self._calls.reschedule)
+        self._commits: Final = AioChanges(self._calls.commit)
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -133,21 +137,54 @@ class AsyncClient:
                     ...
         """
         self._check_open()
-        message = half_message(topic, value, group, hold, options)
-        [result] = await self._calls.deliver([message], self._deadline_s(timeout))
-        return AsyncHalf(message, result.unwrap(), self._commit_half, self._cancel_half)
+        half = half_message(topic, value, group, hold, options)
+        deadline_s = self._deadline_s(timeout)
+        pending = await self._sender.put(half, deadline_s)
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
+                handle = await pending
+        except TimeoutError:
+            raise TimedOutError("not answered in time", outcome_known=False, failed=half) from None
+        return AsyncHalf(half, handle, self._commit_half, self._cancel_half)
+
+    async def begin_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        group: str,
+        hold: Duration = DEFAULT_HOLD,
+        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+    ) -> AsyncHalves:
+        """Sends half messages that go with one local transaction; see `Client.begin_many`."""
+        self._check_open()
+        many = [half_of(message, group, hold) for message in checked_messages(messages)]
+        results = await self._deliver_many(many, self._deadline_s(timeout))
+        begun = [
+            AsyncHalf(result.message, result.handle, self._commit_half, self._cancel_half)
+            for result in results
+            if result.handle is not None
+        ]
+        if len(begun) < len(many):
+            named = [half_id_and_due(half) for half in begun]
+            await self._change(named, self._calls.cancel, HALF_TIMEOUT_S)  # else its check drops it
+            raise next(result.error for result in results if result.error is not None)
+        return AsyncHalves(begun, self._commit_halves)
 
     async def _commit_half(self, half: AsyncHalf) -> CommitOutcome:
         self._check_open()
         reference = half_reference(half, half.handle)
-        (result,) = await self._calls.commit([reference], self._deadline_s(HALF_TIMEOUT_S))
-        return outcome_of(result).outcome
+        return (await self._commits.change(reference, self._deadline_s(HALF_TIMEOUT_S))).outcome
+
+    async def _commit_halves(
+        self, halves: Sequence[AsyncHalf]
+    ) -> list[CommitOutcome | DelaywheelError]:
+        self._check_open()
+        references = [half_reference(half, half.handle) for half in halves]
+        return many_committed(await self._change(references, self._calls.commit, HALF_TIMEOUT_S))
 
     async def _cancel_half(self, half: AsyncHalf) -> None:
         self._check_open()
-        named, deadline_s = half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S)
-        (result,) = await self._calls.cancel([named], deadline_s)
-        outcome_of(result)
+        await self._cancels.change(half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S))
 
     async def produce_many(
         self,
@@ -157,8 +194,9 @@ class AsyncClient:
     ) -> list[Result]:
         """Sends many messages and waits for all; see `Client.produce_many`."""
         self._check_open()
-        deadline_s = self._deadline_s(timeout)
-        many = checked_messages(messages)
+        return await self._deliver_many(checked_messages(messages), self._deadline_s(timeout))
+
+    async def _deliver_many(self, many: Sequence[Message], deadline_s: float) -> list[Result]:
         if not many:
             return []
         slots = asyncio.Semaphore(self._settings.queue.in_flight)

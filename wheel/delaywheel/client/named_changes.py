@@ -1,4 +1,4 @@
-"""Cancels and reschedules of named messages over all attempts. No I/O, no clock.
+"""Cancels, reschedules and commits of named messages over all attempts. No I/O, no clock.
 
 Each message is settled on its own, once:
 
@@ -313,6 +313,13 @@ def many_rescheduled(
         else RescheduleResult(Handle.parse(due.message.handle), result, None)
         for due, result in zip(dues, results, strict=True)
     ]
+
+
+def many_committed(
+    results: Sequence[HalfCommitted | DelaywheelError],
+) -> list[CommitOutcome | DelaywheelError]:
+    """Returns what the commit of each half came to."""
+    return [result if isinstance(result, DelaywheelError) else result.outcome for result in results]
 
 
 def many_cancelled(

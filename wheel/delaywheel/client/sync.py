@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from time import monotonic
 from types import TracebackType
 from typing import Final, Self, Unpack
 from weakref import finalize
@@ -17,6 +18,7 @@ from delaywheel.client.exchange.channel import Tls, parse_addresses
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import Id, get_question, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
+from delaywheel.client.gathering import SyncChanges
 from delaywheel.client.lifetime import Birth, let_go
 from delaywheel.client.named_changes import (
     AnswerT,
@@ -26,9 +28,9 @@ from delaywheel.client.named_changes import (
     handles_of,
     in_calls,
     many_cancelled,
+    many_committed,
     many_rescheduled,
     new_dues,
-    outcome_of,
     references_of,
 )
 from delaywheel.client.profiles import reached
@@ -59,7 +61,9 @@ from delaywheel.transactions.half import (
     HALF_TIMEOUT_S,
     CommitOutcome,
     Half,
+    Halves,
     half_message,
+    half_of,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -115,6 +119,9 @@ class Client:
         self._settings: Final = settings
         self._calls: Final = Calls(parse_addresses(addresses), settings)
         self._sender: Final = Sender(queue, timeout, self._calls.deliver_all)
+        self._cancels: Final = SyncChanges(self._calls.cancel)
+        self._reschedules: Final = SyncChanges(self._calls.reschedule)
+        self._commits: Final = SyncChanges(self._calls.commit)
         self._closed = False
         self._dropped: Final = finalize(self, let_go, self._sender, self._calls)
         self._dropped.atexit = False
@@ -192,20 +199,70 @@ class Client:
                         barrier.record(db, half)
         """
         self._check_open()
-        message = half_message(topic, value, group, hold, options)
-        [result] = self._calls.deliver([message], self._deadline_s(timeout))
-        return Half(message, result.unwrap(), self._commit_half, self._cancel_half)
+        half = half_message(topic, value, group, hold, options)
+        deadline_s = self._deadline_s(timeout)
+        pending = self._sender.put(half, deadline_s)
+        handle = pending.result(max(0.0, deadline_s - monotonic()))
+        return Half(half, handle, self._commit_half, self._cancel_half)
+
+    def begin_many(
+        self,
+        messages: Iterable[Message],
+        *,
+        group: str,
+        hold: Duration = DEFAULT_HOLD,
+        timeout: float | None = None,
+    ) -> Halves:
+        """Sends half messages that go with one local transaction; see `begin`.
+
+        They are begun, and committed, in requests of 1,000. Either all are begun, or none: then
+        those that were accepted are rolled back, or dropped by their check.
+
+        Args:
+            messages: Without levels; one that is due by now is due at its commit.
+            group: See `begin`.
+            hold: See `begin`.
+            timeout: Seconds for all attempts.
+
+        Raises:
+            DelaywheelError: The error of the first message that was not acknowledged; see `begin`.
+
+        Example:
+            ::
+
+                lines = [Message("orders", text, delay="30m") for text in texts]
+                with client.begin_many(lines, group="shop") as halves:
+                    with db:
+                        for half in halves:
+                            barrier.record(db, half)
+        """
+        self._check_open()
+        many = [half_of(message, group, hold) for message in checked_messages(messages)]
+        results = self._deliver_many(many, self._deadline_s(timeout))
+        begun = [
+            Half(result.message, result.handle, self._commit_half, self._cancel_half)
+            for result in results
+            if result.handle is not None
+        ]
+        if len(begun) < len(many):
+            named = [half_id_and_due(half) for half in begun]
+            self._change(named, self._calls.cancel, HALF_TIMEOUT_S)  # else its check drops it
+            raise next(result.error for result in results if result.error is not None)
+        return Halves(begun, self._commit_halves)
 
     def _commit_half(self, half: Half) -> CommitOutcome:
         self._check_open()
         reference = half_reference(half, half.handle)
-        (result,) = self._calls.commit([reference], self._deadline_s(HALF_TIMEOUT_S))
-        return outcome_of(result).outcome
+        return self._commits.change(reference, self._deadline_s(HALF_TIMEOUT_S)).outcome
+
+    def _commit_halves(self, halves: Sequence[Half]) -> list[CommitOutcome | DelaywheelError]:
+        self._check_open()
+        references = [half_reference(half, half.handle) for half in halves]
+        return many_committed(self._change(references, self._calls.commit, HALF_TIMEOUT_S))
 
     def _cancel_half(self, half: Half) -> None:
         self._check_open()
-        (result,) = self._calls.cancel([half_id_and_due(half)], self._deadline_s(HALF_TIMEOUT_S))
-        outcome_of(result)
+        self._cancels.change(half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S))
 
     def produce_many(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -222,8 +279,9 @@ class Client:
                 failed = [result for result in client.produce_many(reminders) if result.error]
         """
         self._check_open()
-        deadline_s = self._deadline_s(timeout)
-        many = checked_messages(messages)
+        return self._deliver_many(checked_messages(messages), self._deadline_s(timeout))
+
+    def _deliver_many(self, many: Sequence[Message], deadline_s: float) -> list[Result]:
         if not many:
             return []
         requests = self._calls.split(many, deadline_s)
@@ -269,7 +327,8 @@ class Client:
     ) -> Cancelled:
         """Cancels a pending message, named by its handle or by its id and due.
 
-        Its outcome CANCELLED means that it is never delivered.
+        Its outcome CANCELLED means that it is never delivered. Cancels that threads wait for at
+        the same time are sent together.
 
         Raises:
             RefusedError: The service refused, or CANCEL_UNKNOWN: it may have an effect, ask again.
@@ -283,8 +342,7 @@ class Client:
         """
         self._check_open()
         message = message_ref(handle, id, deliver_at)
-        (result,) = self._calls.cancel([message], self._deadline_s(timeout))
-        return outcome_of(result)
+        return self._cancels.change(message, self._deadline_s(timeout))
 
     def get(
         self,
@@ -351,8 +409,7 @@ class Client:
         """
         self._check_open()
         due = pb.NewDue(message=message_ref(handle, id, deliver_at), deliver_at_ms=unix_ms(to))
-        (result,) = self._calls.reschedule([due], self._deadline_s(timeout))
-        return outcome_of(result)
+        return self._reschedules.change(due, self._deadline_s(timeout))
 
     def reschedule_many(
         self,

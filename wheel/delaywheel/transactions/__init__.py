@@ -8,12 +8,19 @@
 from delaywheel.transactions.barrier import BARRIER_TABLE, Barrier
 from delaywheel.transactions.connections import DatabaseConnection
 from delaywheel.transactions.dialects import Dialect
-from delaywheel.transactions.half import AsyncHalf, CommitOutcome, Half
+from delaywheel.transactions.half import (
+    AsyncHalf,
+    AsyncHalves,
+    CommitOutcome,
+    Half,
+    Halves,
+)
 from delaywheel.transactions.verdict import HalfName, HalfVerdict, RecordRefusedError
 
 __all__ = [
     "BARRIER_TABLE",
     "AsyncHalf",
+    "AsyncHalves",
     "Barrier",
     "CommitOutcome",
     "DatabaseConnection",
@@ -21,5 +28,6 @@ __all__ = [
     "Half",
     "HalfName",
     "HalfVerdict",
+    "Halves",
     "RecordRefusedError",
 ]

@@ -12,14 +12,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from copy import copy
+from datetime import timedelta
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Generic, Self, TypeVar
 
 from delaywheel.errors import DelaywheelError, MessageInvalidError
-from delaywheel.levels import Duration
-from delaywheel.message import Handle, Message, MessageOptions
+from delaywheel.levels import Duration, length_ms
+from delaywheel.message import Handle, Message, MessageOptions, clock_ns
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP
 
@@ -28,6 +30,7 @@ _LOG = logging.getLogger("delaywheel.transactions")
 DEFAULT_HOLD: Final = "3s"
 HALF_TIMEOUT_S: Final = 5.0
 """How long a commit or rollback is tried: not longer than a hold is useful."""
+_AT_ITS_COMMIT: Final = timedelta(0)
 
 
 class CommitOutcome(StrEnum):
@@ -47,21 +50,33 @@ def half_message(
     Raises:
         MessageInvalidError: The message is invalid, or gives two dues, or a level.
     """
-    delay, deliver_at = options.get("delay"), options.get("deliver_at")
-    if options.get("level") is not None:
+    given: dict[str, Any] = {**options}
+    if all(given.get(name) is None for name in ("delay", "deliver_at", "level")):
+        given["delay"] = _AT_ITS_COMMIT
+    return half_of(Message(topic, value, **given), group, hold)
+
+
+def half_of(message: Message, group: str, hold: Duration) -> Message:
+    """Returns the half of a message, which has its id; what is due by now is due at its commit.
+
+    Raises:
+        MessageInvalidError: The message has a level, or `hold` is no duration.
+    """
+    own_ms = message.due_ms
+    if own_ms is None:
         raise MessageInvalidError(Reason.DUE_INVALID, "a half has a delay or a due, and no level")
-    rest: dict[str, Any] = {
-        name: each for name, each in options.items() if name not in {"delay", "deliver_at"}
-    }
-    message = Message(topic, value, delay=hold, **rest)
-    ours = [(HALF_GROUP, group.encode())]
-    if delay is not None or deliver_at is not None:
-        own_ms = Message(topic, None, delay=delay, deliver_at=deliver_at).due_ms
-        assert own_ms is not None
+    now_ms = -(-clock_ns() // 1_000_000)
+    try:
+        due_ms = now_ms + length_ms(hold)
+    except ValueError as error:
+        raise MessageInvalidError(Reason.DELAY_INVALID, f"hold: {error}") from None
+    headers = [(HALF_GROUP, group.encode())]
+    if own_ms > now_ms:
         # Of one id and due one message is delivered, and the half has it.
-        ours.append((HALF_DELIVER_AT, b"%d" % (own_ms + (own_ms == message.due_ms))))
-    message.add_service_headers(ours)
-    return message
+        headers.append((HALF_DELIVER_AT, b"%d" % (own_ms + (own_ms == due_ms))))
+    half = copy(message)
+    half.become_half(due_ms, headers)
+    return half
 
 
 class _HeldHalf:
@@ -193,3 +208,123 @@ class AsyncHalf(_HeldHalf):
                 await self.commit()
             except DelaywheelError as failure:
                 self._not_said(failure)
+
+
+HalfT = TypeVar("HalfT", bound=_HeldHalf)
+
+
+class _ManyHalves(Generic[HalfT]):
+    """Halves that go with one local transaction, in the order of their messages."""
+
+    def __init__(self, halves: Sequence[HalfT]) -> None:
+        self._halves: Final = tuple(halves)
+
+    def __len__(self) -> int:
+        return len(self._halves)
+
+    def __getitem__(self, number: int) -> HalfT:
+        return self._halves[number]
+
+    def __iter__(self) -> Iterator[HalfT]:
+        return iter(self._halves)
+
+    def _unsaid(self) -> list[HalfT]:
+        return [half for half in self if half.outcome is None and not half.rolled_back]
+
+
+class Halves(_ManyHalves[Half]):
+    """Halves that go with one local transaction; `Client.begin_many` returns them.
+
+    Example:
+        ::
+
+            with client.begin_many(messages, group="shop") as halves:
+                with db:
+                    for half in halves:
+                        db.execute("insert into orders …")
+                        barrier.record(db, half)
+    """
+
+    def __init__(
+        self,
+        halves: Sequence[Half],
+        commit: Callable[[Sequence[Half]], Sequence[CommitOutcome | DelaywheelError]],
+    ) -> None:
+        super().__init__(halves)
+        self._commit: Final = commit
+
+    def commit(self) -> None:
+        """Commits those of which nothing was said yet; each has its `outcome` then.
+
+        Raises:
+            DelaywheelError: The first error. Of halves without an outcome the group is asked.
+        """
+        unsaid = self._unsaid()
+        _note(unsaid, self._commit(unsaid))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commits, if nothing was raised; never raises."""
+        if error is None:
+            try:
+                self.commit()
+            except DelaywheelError as failure:
+                self._halves[0]._not_said(failure)  # noqa: SLF001 - of this module
+
+
+class AsyncHalves(_ManyHalves[AsyncHalf]):
+    """The same for asyncio; `AsyncClient.begin_many` returns them."""
+
+    def __init__(
+        self,
+        halves: Sequence[AsyncHalf],
+        commit: Callable[
+            [Sequence[AsyncHalf]], Awaitable[Sequence[CommitOutcome | DelaywheelError]]
+        ],
+    ) -> None:
+        super().__init__(halves)
+        self._commit: Final = commit
+
+    async def commit(self) -> None:
+        """See `Halves.commit`."""
+        unsaid = self._unsaid()
+        _note(unsaid, await self._commit(unsaid))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """See `Halves.__exit__`."""
+        if error is None:
+            try:
+                await self.commit()
+            except DelaywheelError as failure:
+                self._halves[0]._not_said(failure)  # noqa: SLF001 - of this module
+
+
+def _note(halves: Sequence[_HeldHalf], outcomes: Sequence[CommitOutcome | DelaywheelError]) -> None:
+    """Notes what commits came to.
+
+    Raises:
+        DelaywheelError: The first error among them.
+    """
+    errors = []
+    for half, outcome in zip(halves, outcomes, strict=True):
+        if isinstance(outcome, DelaywheelError):
+            errors.append(outcome)
+        else:
+            half.outcome = outcome
+    if errors:
+        raise errors[0]

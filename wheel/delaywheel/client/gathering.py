@@ -1,0 +1,242 @@
+"""Gathers changes of named messages that callers wait for one by one: cancels, dues, commits.
+
+A lone one goes at once. While a call is under way others gather, until it ends, or for
+`LINGER_S`; a full call goes at once. So a flow of them makes some twenty calls a second on the
+node, instead of one for each.
+
+If more come than the service answers, the first would be sent shortly before their time is over,
+and all later ones as well: so once the first has waited for `LATE_S`, the last go first.
+
+Threads that wait send for one another: whoever may send takes all that is gathered, and there is
+no thread beside them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from threading import Event, Lock
+from time import monotonic
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from grpc import StatusCode
+
+from delaywheel.client.named_changes import MESSAGES_AT_MOST, AnswerT, NamedT, outcome_of
+from delaywheel.errors import CallFailedError, DelaywheelError, TimedOutError
+
+LINGER_S: Final = 0.02
+LATE_S: Final = 1.0
+CALLS_AT_ONCE: Final = 16
+"""A call waits for a commit, and costs nothing meanwhile."""
+
+KeyT = TypeVar("KeyT")
+
+
+class _One(NamedTuple, Generic[NamedT]):
+    message: NamedT
+    deadline_s: float
+    since_s: float
+
+
+def _wait_s(gathered: Mapping[KeyT, _One[NamedT]], calls: int) -> float:
+    """How long what is gathered still waits for others, with so many calls under way."""
+    if not calls or len(gathered) >= MESSAGES_AT_MOST:
+        return 0.0
+    return LINGER_S - _waited_s(gathered)
+
+
+def _waited_s(gathered: Mapping[KeyT, _One[NamedT]]) -> float:
+    """How long the first of them has waited."""
+    return monotonic() - next(iter(gathered.values())).since_s
+
+
+def _taken(gathered: dict[KeyT, _One[NamedT]]) -> dict[KeyT, _One[NamedT]]:
+    """Takes out what goes with the next call."""
+    items = gathered.items()
+    first_or_last: Iterable[tuple[KeyT, _One[NamedT]]] = (
+        items if _waited_s(gathered) < LATE_S else reversed(items)
+    )
+    batch = dict(islice(first_or_last, MESSAGES_AT_MOST))
+    for key in batch:
+        del gathered[key]
+    return batch
+
+
+def _call_of(batch: Mapping[KeyT, _One[NamedT]]) -> tuple[list[NamedT], float]:
+    """The messages of a call, and the latest of their deadlines."""
+    messages = [one.message for one in batch.values()]
+    return messages, max(one.deadline_s for one in batch.values())
+
+
+class _WaitingThread(Generic[AnswerT]):
+    """A thread that waits for its message."""
+
+    def __init__(self) -> None:
+        self.result: AnswerT | DelaywheelError | None = None
+        self.woken: Final = Event()
+
+
+class SyncChanges(Generic[NamedT, AnswerT]):
+    """Sends changes of one kind together. For threads."""
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[NamedT], float], Sequence[AnswerT | DelaywheelError]],
+        calls_at_once: int = CALLS_AT_ONCE,
+    ) -> None:
+        """Prepares; `call` makes one call of messages, until a deadline."""
+        self._call: Final = call
+        self._calls_at_once: Final = calls_at_once
+        self._lock: Final = Lock()  # guards all below, and results
+        self._gathered: Final[dict[_WaitingThread[AnswerT], _One[NamedT]]] = {}
+        self._under_way = 0
+
+    def change(self, message: NamedT, deadline_s: float) -> AnswerT:
+        """Changes one message, together with others that are asked for now.
+
+        Raises:
+            DelaywheelError: As of `Client.cancel` or `Client.reschedule`.
+        """
+        mine = _WaitingThread[AnswerT]()
+        with self._lock:
+            self._gathered[mine] = _One(message, deadline_s, monotonic())
+        try:
+            while (result := self._step(mine, deadline_s)) is None:
+                pass
+        except BaseException:  # an interrupt
+            self._leave(mine)
+            raise
+        return outcome_of(result)
+
+    def _step(
+        self, mine: _WaitingThread[AnswerT], deadline_s: float
+    ) -> AnswerT | DelaywheelError | None:
+        """Sends what is gathered if it may go, or waits until something has changed."""
+        batch = None
+        with self._lock:
+            if mine.result is not None:
+                return mine.result
+            mine.woken.clear()
+            wait_s = deadline_s - monotonic()
+            is_first = next(iter(self._gathered), None) is mine
+            if is_first and self._under_way < self._calls_at_once:
+                may_go_in_s = _wait_s(self._gathered, self._under_way)
+                if may_go_in_s <= 0:
+                    batch = _taken(self._gathered)
+                    self._under_way += 1
+                    self._wake_first()
+                wait_s = min(wait_s, may_go_in_s)
+        if batch is not None:
+            self._send(batch)
+        elif not mine.woken.wait(max(0.0, wait_s)) and monotonic() >= deadline_s:
+            # The call gives up at the latest deadline of its messages; this is a later safeguard.
+            is_unsent = self._leave(mine)
+            late = TimedOutError("not answered in time", outcome_known=is_unsent)
+            return late if mine.result is None else mine.result
+        return None
+
+    def _leave(self, mine: _WaitingThread[AnswerT]) -> bool:
+        """Takes out a message that nobody waits for any more; returns whether it was unsent."""
+        with self._lock:
+            is_unsent = self._gathered.pop(mine, None) is not None
+            self._wake_first()
+        return is_unsent
+
+    def _wake_first(self) -> None:
+        """Has the first of those that wait look whether it may send."""
+        first = next(iter(self._gathered), None)
+        if first is not None:
+            first.woken.set()
+
+    def _send(self, batch: Mapping[_WaitingThread[AnswerT], _One[NamedT]]) -> None:
+        results: Sequence[AnswerT | DelaywheelError] = [_UNFINISHED] * len(batch)
+        try:
+            results = self._call(*_call_of(batch))
+        finally:
+            with self._lock:
+                self._under_way -= 1
+                for waiting, result in zip(batch, results, strict=True):
+                    waiting.result = result
+                    waiting.woken.set()
+                self._wake_first()
+
+
+_UNFINISHED: Final = CallFailedError(
+    StatusCode.CANCELLED, "the thread that made the call was interrupted", outcome_known=False
+)
+
+
+class AioChanges(Generic[NamedT, AnswerT]):
+    """Sends changes of one kind together. For one event loop."""
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[NamedT], float], Awaitable[Sequence[AnswerT | DelaywheelError]]],
+        calls_at_once: int = CALLS_AT_ONCE,
+    ) -> None:
+        """Prepares; `call` makes one call of messages, until a deadline."""
+        self._call: Final = call
+        self._calls_at_once: Final = calls_at_once
+        # A caller that gives up takes its message out, however many there are.
+        self._gathered: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
+        self._tasks: Final[set[asyncio.Task[None]]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def change(self, message: NamedT, deadline_s: float) -> AnswerT:
+        """Changes one message, together with others that are asked for now.
+
+        Raises:
+            DelaywheelError: As of `Client.cancel` or `Client.reschedule`.
+        """
+        settled: asyncio.Future[AnswerT | DelaywheelError] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self._gathered[settled] = _One(message, deadline_s, monotonic())
+        self._pump()
+        try:
+            # The call gives up at the latest deadline of its messages; this is a later safeguard.
+            async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
+                result = await settled
+        except TimeoutError:
+            is_unsent = self._gathered.pop(settled, None) is not None
+            raise TimedOutError("not answered in time", outcome_known=is_unsent) from None
+        return outcome_of(result)
+
+    def _pump(self) -> None:
+        while self._gathered and self._may_go():
+            task = asyncio.create_task(
+                self._send(_taken(self._gathered)), name="delaywheel-changes"
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    def _may_go(self) -> bool:
+        if len(self._tasks) >= self._calls_at_once:
+            return False
+        wait_s = _wait_s(self._gathered, len(self._tasks))
+        if wait_s <= 0:
+            return True
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._lingered)
+        return False
+
+    def _lingered(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self._pump()
+
+    async def _send(
+        self, batch: "dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]"
+    ) -> None:
+        try:
+            results = await self._call(*_call_of(batch))
+        except BaseException as error:
+            for settled in batch:
+                if not settled.done():
+                    settled.set_exception(error)
+            raise
+        for settled, result in zip(batch, results, strict=True):
+            if not settled.done():  # its caller gave up
+                settled.set_result(result)
