@@ -94,11 +94,3 @@ def test_other_languages_may_call_it() -> None:
         assert cancelled.outcome == pb.CANCEL_OUTCOME_CANCELLED
         service.advance("10s")
         assert sorted(each.value or b"" for each in service.delivered("t")) == [b"1", b"2"]
-
-
-def test_it_takes_no_half_messages_and_says_so() -> None:
-    """Otherwise it would deliver them at the end of their hold, whatever is said."""
-    with MemoryService() as service, service.client() as client:
-        with pytest.raises(RefusedError, match="HALVES_OFF"):
-            client.begin("orders", b"v", group="shop")
-        assert service.advance("1h") == []

@@ -50,7 +50,7 @@ def test_one_is_committed_one_rolled_back_and_one_decided_by_the_check(
             code = code.replace(written, here)
         return Program(code, folder=tmp_path)
 
-    sender, shop = program("client.begin("), program("HalfChecker")
+    sender, shop = program("sold out"), program("signal.SIGTERM")
     try:
         assert sender.wait_for(1) == ["order 1 COMMITTED"]
         expected = [f"{orders} order 2 rollback", f"{orders} order 3 commit"]

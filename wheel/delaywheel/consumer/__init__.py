@@ -22,7 +22,7 @@ except ModuleNotFoundError as missing:
 from delaywheel.consumer.aio import AsyncRetryConsumer
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.book import Counts
-from delaywheel.consumer.checking.checker import HalfChecker
+from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
 from delaywheel.consumer.checking.letters import AskedHalf
 from delaywheel.consumer.leaving import BatchItemError, UnreadableError
 from delaywheel.consumer.message import (
@@ -45,6 +45,7 @@ from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
 
 __all__ = [
     "AskedHalf",
+    "AsyncHalfChecker",
     "AsyncRetryConsumer",
     "Batch",
     "BatchItemError",

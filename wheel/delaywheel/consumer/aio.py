@@ -1,9 +1,10 @@
-"""The consumer for an asyncio loop."""
+"""Consumers for an asyncio loop: a loop over messages or batches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -11,36 +12,18 @@ from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.message import HandlerTimeoutError, ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped
-from delaywheel.consumer.settings import Options, read_settings
+from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
 from delaywheel.consumer.sync import WAIT_S, BaseConsumer
 from delaywheel.levels import Duration, length_ms
 
 _T = TypeVar("_T")
 
 
-class AsyncRetryConsumer(BaseConsumer):
-    """`RetryConsumer` for the coroutines of one loop: `async for`, `async with`.
+class AwaitedConsumer(BaseConsumer):
+    """The common part of consumers for the coroutines of one loop."""
 
-    Messages may be settled in any order, from any coroutine or thread.
-
-    Example:
-        Fifty at a time::
-
-            async with AsyncRetryConsumer("orders", group="billing",
-                                          bootstrap="localhost:9092") as consumer:
-                await consumer.run(charge, concurrency=50)
-    """
-
-    def __init__(
-        self,
-        topics: str | Iterable[str],
-        *,
-        group: str,
-        bootstrap: str,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(read_settings(topics, group, bootstrap, options))
-        check_middleware(self._settings.middleware, is_awaited=True)
+    def __init__(self, settings: ConsumerSettings) -> None:
+        super().__init__(settings)
         self._ready = asyncio.Event()
         self._engine.desk.cancel_s = 1.0
 
@@ -65,6 +48,95 @@ class AsyncRetryConsumer(BaseConsumer):
         self._engine.stop()
         join = self._engine.join if error is None else self._engine.join_quietly
         await asyncio.shield(asyncio.to_thread(join))
+
+    async def flush(self, timeout_s: float = 30.0) -> bool:
+        """See `RetryConsumer.flush`."""
+        return await asyncio.to_thread(self._engine.desk.flush, timeout_s)
+
+    async def _received(self, take: Callable[[], _T], timeout_s: float | None) -> _T:
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while True:
+            self._ready.clear()
+            found = take()
+            left_s = WAIT_S if deadline is None else deadline - loop.time()
+            if found or left_s <= 0 or self._engine.has_ended:
+                return found
+            try:
+                async with asyncio.timeout(min(left_s, WAIT_S)):
+                    await self._ready.wait()
+            except TimeoutError:
+                continue
+
+    async def _run(
+        self, handle: Callable[[ReceivedMessage], Awaitable[object]], concurrency: int
+    ) -> None:
+        """Handles each message within `async with`, up to `concurrency` at once, until `stop`."""
+        if concurrency < 1:
+            raise ValueError(f"concurrency={concurrency}: at least 1")
+        free, freed = concurrency, asyncio.Event()
+
+        timeout_ms = self._settings.handler_timeout_ms
+
+        async def limited(message: ReceivedMessage) -> None:
+            assert timeout_ms is not None
+            limit = asyncio.timeout(timeout_ms / 1000)
+            try:
+                async with limit:
+                    await handle(message)
+            except TimeoutError as raised:
+                if not limit.expired():
+                    raise
+                text = f"not handled within {timeout_ms / 1000:,.3f} s"
+                error = HandlerTimeoutError(text)
+                error.__cause__ = raised
+                self._engine.desk.time_out(message, error)
+
+        call = handle if timeout_ms is None else limited
+
+        async def one(message: ReceivedMessage) -> None:
+            nonlocal free
+            try:
+                async with message:
+                    await call(message)
+            finally:
+                free += 1
+                freed.set()
+
+        async with asyncio.TaskGroup() as handlers:
+            while not self._engine.has_ended:
+                if not free:
+                    freed.clear()
+                    await freed.wait()
+                take = partial(self._engine.desk.hand_out, free)
+                for message in await self._received(take, WAIT_S):
+                    free -= 1
+                    handlers.create_task(one(message))
+
+
+class AsyncRetryConsumer(AwaitedConsumer):
+    """`RetryConsumer` for the coroutines of one loop: `async for`, `async with`.
+
+    Messages may be settled in any order, from any coroutine or thread.
+
+    Example:
+        Fifty at a time::
+
+            async with AsyncRetryConsumer("orders", group="billing",
+                                          bootstrap="localhost:9092") as consumer:
+                await consumer.run(charge, concurrency=50)
+    """
+
+    def __init__(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        bootstrap: str,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(read_settings(topics, group, bootstrap, options))
+        check_middleware(self._settings.middleware, is_awaited=True)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Yields messages until `stop`."""
@@ -115,46 +187,7 @@ class AsyncRetryConsumer(BaseConsumer):
             Exception: An exception from a handler that means neither retry nor dead; the other
                 handlers are cancelled, and their messages delivered again.
         """
-        if concurrency < 1:
-            raise ValueError(f"concurrency={concurrency}: at least 1")
-        handle = wrapped(handle, self._settings.middleware)
-        free, freed = concurrency, asyncio.Event()
-
-        timeout_ms = self._settings.handler_timeout_ms
-
-        async def limited(message: ReceivedMessage) -> None:
-            assert timeout_ms is not None
-            limit = asyncio.timeout(timeout_ms / 1000)
-            try:
-                async with limit:
-                    await handle(message)
-            except TimeoutError as raised:
-                if not limit.expired():
-                    raise
-                text = f"not handled within {timeout_ms / 1000:,.3f} s"
-                error = HandlerTimeoutError(text)
-                error.__cause__ = raised
-                self._engine.desk.time_out(message, error)
-
-        call = handle if timeout_ms is None else limited
-
-        async def one(message: ReceivedMessage) -> None:
-            nonlocal free
-            try:
-                async with message:
-                    await call(message)
-            finally:
-                free += 1
-                freed.set()
-
-        async with asyncio.TaskGroup() as handlers:
-            while not self._engine.has_ended:
-                if not free:
-                    freed.clear()
-                    await freed.wait()
-                for message in await self.receive_batch(free, WAIT_S):
-                    free -= 1
-                    handlers.create_task(one(message))
+        await self._run(wrapped(handle, self._settings.middleware), concurrency)
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """Returns the next message; None if none came in time, or none will come."""
@@ -164,25 +197,6 @@ class AsyncRetryConsumer(BaseConsumer):
         """Returns available messages, as soon as there are any, up to this number."""
         return await self._received(lambda: self._engine.desk.hand_out(most), timeout_s)
 
-    async def _received(self, take: Callable[[], _T], timeout_s: float | None) -> _T:
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
-        while True:
-            self._ready.clear()
-            found = take()
-            left_s = WAIT_S if deadline is None else deadline - loop.time()
-            if found or left_s <= 0 or self._engine.has_ended:
-                return found
-            try:
-                async with asyncio.timeout(min(left_s, WAIT_S)):
-                    await self._ready.wait()
-            except TimeoutError:
-                continue
-
     async def seek(self, partition: Partition, offset: int) -> None:
         """See `RetryConsumer.seek`."""
         await asyncio.to_thread(self._engine.seek, partition, offset)
-
-    async def flush(self, timeout_s: float = 30.0) -> bool:
-        """See `RetryConsumer.flush`."""
-        return await asyncio.to_thread(self._engine.desk.flush, timeout_s)

@@ -11,9 +11,16 @@ The clients are the real ones, and what they talk to answers as a node does; one
 runs over both (tests/client/testing). It promises nothing about crashes, replication or lateness.
 """
 
+from delaywheel.testing.checking import MemoryHalfChecker
 from delaywheel.testing.consuming import MemoryConsumer
 from delaywheel.testing.letters import MemoryDeadLetterConsumer
 from delaywheel.testing.service import MemoryService
 from delaywheel.testing.store import DeliveredRecord
 
-__all__ = ["DeliveredRecord", "MemoryConsumer", "MemoryDeadLetterConsumer", "MemoryService"]
+__all__ = [
+    "DeliveredRecord",
+    "MemoryConsumer",
+    "MemoryDeadLetterConsumer",
+    "MemoryHalfChecker",
+    "MemoryService",
+]

@@ -15,14 +15,13 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from itertools import islice
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, Unpack, overload
+from typing import Any, Final, Protocol, Self, overload
 
 from delaywheel import ingress
 from delaywheel.consumer.batch import Batch
@@ -42,7 +41,7 @@ from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place, fe
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.middleware import check_middleware, is_coroutine_function, wrapped
 from delaywheel.consumer.rules.policy import Policy
-from delaywheel.consumer.settings import Options, read_settings
+from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.levels import Duration
 from delaywheel.record_headers import is_reserved
 from delaywheel.testing.rows import SentMessage
@@ -78,11 +77,9 @@ class MemoryConsumer:
         dead_letters: The letters, as they would be in the group's topic for them.
     """
 
-    def __init__(
-        self, source: Source, topics: str | Iterable[str], group: str, **options: Unpack[Options]
-    ) -> None:
+    def __init__(self, source: Source, settings: ConsumerSettings) -> None:
         self._source: Final = source
-        self._settings: Final = read_settings(topics, group, "memory", options)
+        self._settings: Final = settings
         most_bytes = defaultdict(lambda: _MOST_BYTES, {_INGRESS: _MOST_BYTES})
         self._policy: Final = Policy(self._settings, Start(_INGRESS, most_bytes))
         self._order: Final = KeyOrder(lost_after_ms=self._settings.lost_after_ms)
@@ -346,14 +343,15 @@ def _set(message: ReceivedMessage, state: State) -> None:
 def _delayed(record: Outgoing) -> SentMessage:
     """Returns the message that a record of the ingress topic is."""
     orders = {name: value for name, value in record.headers if value is not None}
-    partition = orders.get(ingress.PARTITION)
+    partition, timestamp = orders.get(ingress.PARTITION), orders.get(ingress.TIMESTAMP)
+    own_id = orders.get(ingress.ID)
     return SentMessage(
-        uuid.uuid4().bytes,
+        uuid.uuid4().bytes if own_id is None else bytes.fromhex(own_id.decode()),
         int(orders[ingress.DELIVER_AT]),
         orders[ingress.TOPIC].decode(),
         record.key,
         record.value,
         tuple((name, value) for name, value in record.headers if not is_reserved(name)),
         None if partition is None else int(partition),
-        None,
+        None if timestamp is None else int(timestamp),
     )

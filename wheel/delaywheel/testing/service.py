@@ -17,13 +17,16 @@ from google.rpc.status_pb2 import Status
 
 from delaywheel.client.aio import AsyncClient
 from delaywheel.client.sync import Client
-from delaywheel.consumer.settings import Options
+from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
+from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler
 from delaywheel.levels import DEFAULT_LEVELS, Duration, length_ms
 from delaywheel.message import unix_ms, use_clock
 from delaywheel.reasons import DOMAIN, Reason
+from delaywheel.testing.checking import MemoryHalfChecker
 from delaywheel.testing.consuming import MemoryConsumer
+from delaywheel.testing.halves import CLUSTER, is_half
 from delaywheel.testing.letters import MemoryDeadLetterConsumer
 from delaywheel.testing.rows import SentMessage, rows_of_columns
 from delaywheel.testing.store import (
@@ -142,7 +145,7 @@ class MemoryService:
                         charge(message.value)
                 service.advance("1s")  # and the retry appears
         """
-        return MemoryConsumer(self, topics, group, **options)
+        return MemoryConsumer(self, read_settings(topics, group, CLUSTER, options))
 
     def dead_letter_consumer(
         self,
@@ -163,6 +166,22 @@ class MemoryService:
         return MemoryDeadLetterConsumer(
             self, consumer, handlers, otherwise=otherwise, attempts=attempts
         )
+
+    def half_checker(self, checker: HalfChecker | AsyncHalfChecker) -> MemoryHalfChecker:
+        """Returns what has a program's own checker answer for half messages, as Kafka would.
+
+        The checker is made as the program makes it, with any address and cluster: neither is used.
+
+        Example:
+            ::
+
+                checks = service.half_checker(Shop(group="shop", bootstrap="-", cluster="-"))
+                client.begin("orders", b"never committed", group="shop", hold="3s")
+                service.advance("3s")
+                checks.run()
+                assert checks.counts.done == 1
+        """
+        return MemoryHalfChecker(self, checker)
 
     def append(self, sent: SentMessage) -> None:
         """Has a record appear in its topic now, as if a program had written it to Kafka."""
@@ -268,9 +287,14 @@ class _Servicer(pb_grpc.DelayWheelServicer):
     ) -> pb.WhoAmIResponse:
         return pb.WhoAmIResponse(unlimited=True)
 
-    def Commit(self, _request: pb.CommitRequest, context: Any) -> pb.CommitResponse:  # noqa: N802
-        """Refuses: this service takes no half messages."""
-        _abort(context, Reason.HALVES_OFF, "")
+    def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:  # noqa: N802
+        with self._lock:
+            return pb.CommitResponse(
+                results=[
+                    pb.HalfCommitted(outcome=self._store.commit(half.id, half.due_ms))
+                    for half in request.halves
+                ]
+            )
 
     def Cancel(self, request: pb.CancelRequest, _context: Any) -> pb.CancelResponse:  # noqa: N802
         with self._lock:
@@ -343,7 +367,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
         limits, address = self._store.limits, self._service.address
         member = pb.Member(node="memory", address=address, reachable=True, accepting=True)
         return pb.DescribeClusterResponse(
-            cluster_id="memory",
+            cluster_id=CLUSTER,
             node="memory",
             version="memory",
             leader=pb.Leader(node="memory", epoch=1),
@@ -364,6 +388,9 @@ class _Servicer(pb_grpc.DelayWheelServicer):
         )
 
     def _new_due_refusal(self, message: pb.NewDue) -> tuple[Reason, str] | None:
+        kept = self._store.find(message.message)
+        if kept is not None and is_half(kept.sent):
+            return Reason.HALF_KEEPS_DUE, ""
         return self._store.due_refusal(max(message.deliver_at_ms, self._store.now_ms))
 
     def _rescheduled(self, message: pb.NewDue) -> pb.MessageRescheduled:

@@ -6,6 +6,7 @@
 | cancelled | CANCELLED | CANCELLED | |
 | moved | RESCHEDULED, and the new due | RESCHEDULED, and the new due | |
 | delivered | ALREADY_DELIVERED | ALREADY_DELIVERED | |
+| a half, until its due | as pending | refused, HALF_KEEPS_DUE | delivered by its commit; asked |
 | deleted, `late_window_ms` after its due | TOO_LATE | TOO_LATE | |
 | never accepted | NOT_FOUND | NOT_FOUND | |
 """
@@ -18,7 +19,13 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import HALF_GROUP
+from delaywheel.testing.halves import (
+    COMMIT_BEFORE_MS,
+    committed_message,
+    half_refusal,
+    is_half,
+    letter_of,
+)
 from delaywheel.testing.rows import SentMessage
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -152,6 +159,20 @@ class MemoryStore:
         kept.standing = Standing.CANCELLED
         return pb.CANCEL_OUTCOME_CANCELLED
 
+    def commit(self, id_: bytes, due_ms: int) -> pb.CommitOutcome.ValueType:
+        """Commits a half: its message is delivered now, or at its own due."""
+        if due_ms <= self.now_ms + COMMIT_BEFORE_MS:
+            return pb.COMMIT_OUTCOME_LEFT_TO_CHECK
+        kept = self._kept.get((id_, due_ms))
+        if kept is not None and is_half(kept.sent) and kept.standing is Standing.PENDING:
+            kept.standing = Standing.DELIVERED
+            message = committed_message(kept.sent, self.now_ms)
+            if message.due_ms > self.now_ms:
+                self._keep(message)
+            else:
+                kept.offset = self.append(message)
+        return pb.COMMIT_OUTCOME_COMMITTED
+
     def reschedule(self, ref: pb.MessageRef, to_ms: int) -> pb.MessageRescheduled:
         """Gives a message another due."""
         kept = self.find(ref)
@@ -196,8 +217,8 @@ class MemoryStore:
                 yield kept
 
     def _refusal(self, sent: SentMessage) -> tuple[Reason, str] | None:
-        if any(name == HALF_GROUP for name, _ in sent.headers):
-            return Reason.HALVES_OFF, "This service in memory takes no half messages"
+        if is_half(sent) and (refusal := half_refusal(sent, self.now_ms)) is not None:
+            return refusal
         limits = self.limits
         if limits.topics is not None and sent.topic not in limits.topics:
             return Reason.TOPIC_UNKNOWN, sent.topic
@@ -238,7 +259,10 @@ class MemoryStore:
     def _deliver(self, kept: Kept) -> None:
         sent = kept.sent
         kept.standing = Standing.DELIVERED
-        kept.offset = self.append(sent)
+        if is_half(sent):
+            self.append(letter_of(sent, kept.accepted_ms, WHEEL))
+        else:
+            kept.offset = self.append(sent)
 
     def append(self, sent: SentMessage) -> int:
         """Has a record appear in its topic now; returns its offset there."""

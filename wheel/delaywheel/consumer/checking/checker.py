@@ -1,7 +1,7 @@
-"""The consumer that answers for a group's half messages whose senders did not.
+"""The consumers that answer for a group's half messages whose senders did not.
 
-It is a consumer like any other: letters are its records, and a check is its handler. What the check
-says is written in one transaction with the letter's offset:
+They are consumers like any other: letters are their records, and a check is their handler. What the
+check says is written in one transaction with the letter's offset:
 
 | the check | then | counted as |
 |---|---|---|
@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Final, Unpack
 
+from delaywheel.consumer.aio import AwaitedConsumer
 from delaywheel.consumer.checking.letters import AskedHalf, committed_record, half_of
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.message import ReceivedMessage
@@ -25,6 +26,22 @@ from delaywheel.consumer.settings import GroupOptions
 from delaywheel.consumer.sync import ThreadedConsumer
 from delaywheel.ingress import ingress_topic
 from delaywheel.transactions import HalfVerdict
+
+
+def answer(letter: ReceivedMessage, verdict: object, to: str) -> None:
+    """Settles a letter as its check says; a committed message goes to the ingress topic `to`.
+
+    Raises:
+        TypeError: That is no `HalfVerdict`.
+    """
+    if verdict is HalfVerdict.COMMIT:
+        letter.desk.forward(letter, committed_record(letter, to))
+    elif verdict is HalfVerdict.ROLLBACK:
+        letter.done()
+    elif verdict is HalfVerdict.UNKNOWN:
+        letter.retry(error="the check says unknown")
+    else:
+        raise TypeError(f"the check returned {verdict!r}, which is no HalfVerdict")
 
 
 class HalfChecker(ThreadedConsumer, ABC):
@@ -38,6 +55,9 @@ class HalfChecker(ThreadedConsumer, ABC):
         bootstrap: Kafka's addresses.
         cluster: The delaywheel cluster's id.
         **options: See `GroupOptions`.
+
+    Attributes:
+        options: The options, as they were given.
 
     Raises:
         ValueError: An argument is invalid.
@@ -66,6 +86,7 @@ class HalfChecker(ThreadedConsumer, ABC):
     ) -> None:
         super().__init__(checker_settings(group, bootstrap, cluster, options))
         self._ingress_topic: Final = ingress_topic(cluster)
+        self.options: Final = options
 
     @abstractmethod
     def check(self, half: AskedHalf) -> HalfVerdict:
@@ -86,12 +107,50 @@ class HalfChecker(ThreadedConsumer, ABC):
         self._run(self._answer, concurrency)
 
     def _answer(self, letter: ReceivedMessage) -> None:
-        verdict: object = self.check(half_of(letter))
-        if verdict is HalfVerdict.COMMIT:
-            letter.desk.forward(letter, committed_record(letter, self._ingress_topic))
-        elif verdict is HalfVerdict.ROLLBACK:
-            letter.done()
-        elif verdict is HalfVerdict.UNKNOWN:
-            letter.retry(error="the check says unknown")
-        else:
-            raise TypeError(f"{self.check!r} returned {verdict!r}, which is no HalfVerdict")
+        answer(letter, self.check(half_of(letter)), self._ingress_topic)
+
+
+class AsyncHalfChecker(AwaitedConsumer, ABC):
+    """`HalfChecker` for the coroutines of one loop; the same arguments and promises.
+
+    The barrier's drivers block: a check calls it in `asyncio.to_thread`.
+
+    Example:
+        ::
+
+            class Shop(AsyncHalfChecker):
+                async def check(self, half):
+                    return await asyncio.to_thread(verdict_of, half)
+
+            async with Shop(group="shop", bootstrap="localhost:9092", cluster="main") as shop:
+                await shop.run(concurrency=20)
+    """
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        bootstrap: str,
+        cluster: str,
+        **options: Unpack[GroupOptions],
+    ) -> None:
+        super().__init__(checker_settings(group, bootstrap, cluster, options))
+        self._ingress_topic: Final = ingress_topic(cluster)
+        self.options: Final = options
+
+    @abstractmethod
+    async def check(self, half: AskedHalf) -> HalfVerdict:
+        """See `HalfChecker.check`."""
+
+    async def run(self, *, concurrency: int = 1) -> None:
+        """Checks until `stop`, so many halves at once.
+
+        Raises:
+            ValueError: `concurrency` is below 1.
+            ConsumerError: The consumer has stopped.
+            BaseException: What a check raised that is no Exception.
+        """
+        await self._run(self._answer, concurrency)
+
+    async def _answer(self, letter: ReceivedMessage) -> None:
+        answer(letter, await self.check(half_of(letter)), self._ingress_topic)
