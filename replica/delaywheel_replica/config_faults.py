@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from itertools import combinations
 from pathlib import Path
 
-from delaywheel.client.exchange.channel import leads_elsewhere
+from delaywheel.identity import leads_elsewhere
 from delaywheel.record_headers import RESERVED_PREFIX
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.ingress.reading import is_topic_name
 from delaywheel_replica.kafka_settings import refused
+from delaywheel_replica.patterns import is_topic_name
 
 
 @dataclass(frozen=True, slots=True)

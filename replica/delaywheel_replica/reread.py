@@ -12,8 +12,7 @@ from pathlib import Path
 from delaywheel_replica.cleaner.kafka.client_check import client_faults
 from delaywheel_replica.config_sources import ConfigError, load_config
 from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, SOURCES_VARIABLE
-from delaywheel_replica.server.access.faults import access_faults
-from delaywheel_replica.server.certificates import certificate_faults
+from delaywheel_replica.server.access.faults import access_faults, certificate_faults
 
 
 def main() -> int:

@@ -125,6 +125,28 @@ def test_help_version_and_completion_need_nothing_of_what_commands_need(
     assert not HEAVY & set(have.split())
 
 
+def test_a_node_begins_without_what_its_processes_load(tmp_path: Path) -> None:
+    """Reading the settings takes half of the CPU so: each start of a node waits for it."""
+    reported = "import os, sys; from delaywheel_replica.cli.app import main\n"
+    reported += "os.execve = lambda *_: sys.exit(' '.join(sys.modules))\nmain(sys.argv[1:])"
+    settings = {
+        "cluster_id": "c",
+        "node_id": "n1",
+        "data_dir": tmp_path,
+        "kafka.bootstrap.servers": "k:1",
+    }
+    asked = [f"--set={name}={value}" for name, value in settings.items()]
+    ended = subprocess.run(
+        [sys.executable, "-c", reported, "serve", *asked],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    have = set(ended.stderr.split())
+    assert "delaywheel_replica.node" in have, ended.stderr
+    assert not have & {"grpc", "numpy", "structlog", "google.protobuf", "delaywheel_proto"}
+
+
 @pytest.mark.parametrize(("name", "asked"), EACH)
 def test_examples_are_command_lines_that_can_be_read(name: str, asked: cli.Command) -> None:
     joined = asked.examples.replace("\\\n", " ")

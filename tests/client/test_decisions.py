@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from delaywheel import CallFailedError, Message, Queue, Reason, RefusedError, TimedOutError
 from delaywheel.client.description import ASK_AGAIN_S, Description, Facts
 from delaywheel.client.exchange.batching import Accumulator, split
-from delaywheel.client.exchange.channel import parse_addresses
 from delaywheel.client.exchange.delivery import Delivery
 from delaywheel.client.exchange.encoding import encode_request
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.exchange.settings import ExchangeSettings
+from delaywheel.identity import parse_addresses
 from delaywheel.message import Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import rows_of

@@ -18,7 +18,8 @@ from delaywheel_replica.peers.encryption import Cipher, Contexts, PeerSecurity, 
 from delaywheel_replica.peers.outbox import Outbox, StreamTally
 from delaywheel_replica.peers.sockets import Channel
 from delaywheel_replica.peers.states import Connection, PeerReason
-from delaywheel_replica.server.certificates import NodeCertificates, certificate_faults
+from delaywheel_replica.server.access.faults import certificate_faults
+from delaywheel_replica.server.certificates import NodeCertificates
 from local.loopback.kafka import free_ports
 from support.core.values import heartbeat
 from support.peers.authority import Authority

@@ -20,11 +20,11 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.config import Config
+from delaywheel_replica.server.access.faults import certificate_faults
 from delaywheel_replica.server.certificates import (
     CertificateError,
     Certificates,
     NodeCertificates,
-    certificate_faults,
 )
 from local.loopback.kafka import free_ports
 from support.peers.authority import Authority

@@ -1,16 +1,19 @@
-"""Names of wheels, and the text patterns of nodes and clusters.
+"""Names of wheels, and the text patterns of nodes, clusters and addresses.
 
 A wheel's name is ``<node>.<number>``: one node's append-only stream since one of its starts. A
 number is never reused, so a name never means two streams.
 """
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _WHEEL = re.compile(r"(?P<node>[a-z0-9][a-z0-9-]{0,30})\.(?P<number>[1-9][0-9]{0,17})")
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:,/]+):(?P<port>[0-9]{1,5})")
+_WILDCARDS: Final = frozenset({"0.0.0.0", "[::]"})  # noqa: S104  nothing is bound to them
 
 
 class NameInvalidError(ValueError):
@@ -84,3 +87,41 @@ def _parsed(text: str) -> WheelId | None:
 @lru_cache(maxsize=1024)
 def _hash64(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
+    """Parses `"host:port,host:port"`, or a sequence of `"host:port"`; removes duplicates.
+
+    Example:
+        >>> parse_addresses("a:7420, b:7420")
+        ('a:7420', 'b:7420')
+
+    Raises:
+        TypeError: It is neither a text nor a sequence of texts.
+        ValueError: There is none, or one is not `host:port` (IPv6: `[::1]:7420`).
+    """
+    listed = addresses.split(",") if isinstance(addresses, str) else addresses
+    if not isinstance(listed, Sequence) or not all(isinstance(one, str) for one in listed):
+        raise TypeError(f"addresses {addresses!r}: 'host:port,host:port', or a sequence of texts")
+    cleaned = tuple(dict.fromkeys(address.strip() for address in listed))
+    for address in cleaned:
+        if not _is_address(address):
+            raise ValueError(f"address {address!r}: not host:port, such as delay-1:7420")
+    if not cleaned:
+        raise ValueError("no address: give at least one host:port")
+    return cleaned
+
+
+def leads_elsewhere(address: str) -> bool:
+    """Whether an address that a node advertises is usable on another machine.
+
+    Example:
+        >>> leads_elsewhere("10.0.0.7:7420"), leads_elsewhere("0.0.0.0:7420")
+        (True, False)
+    """
+    return _is_address(address) and address.rpartition(":")[0] not in _WILDCARDS
+
+
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match["port"]) < 65_536

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -27,7 +26,6 @@ import grpc
 
 from delaywheel.client.exchange.channel import WatchedFiles
 from delaywheel_replica.config import Config
-from delaywheel_replica.config_faults import Fault
 from delaywheel_replica.process.logs import get_logger
 
 if TYPE_CHECKING:
@@ -205,31 +203,6 @@ class NodeCertificates:
         else:
             self.refused = None
             _log.info("certificates renewed", expire=_day(self._current.not_after_s))
-
-
-def certificate_faults(config: Config) -> Iterator[Fault]:
-    """Returns what is wrong with the files and with the settings that name them."""
-    names = ("tls_cert", "tls_key", "tls_client_ca", "tls_ca")
-    if (config.tls_cert is None) != (config.tls_key is None):
-        yield Fault("tls_cert, tls_key: give both, or neither", names)
-    elif config.tls_cert is None:
-        for name in names[2:]:
-            if getattr(config, name) is not None:
-                yield Fault(f"{name}: has no meaning without tls_cert and tls_key", names)
-    else:
-        try:
-            Certificates.read(config, time.time())
-        except CertificateError as error:
-            yield Fault(str(error), names)
-    if config.metrics_tls and config.tls_cert is None:
-        yield Fault("metrics_tls: needs tls_cert", ("metrics_tls", *names))
-    if config.peer_tls != "off":
-        for name, given in (
-            ("tls_cert", config.tls_cert),
-            ("tls_ca or tls_client_ca", config.tls_ca or config.tls_client_ca),
-        ):
-            if given is None:
-                yield Fault(f"peer_tls {config.peer_tls}: needs {name}", ("peer_tls", *names))
 
 
 def _made_context(config: Config, certificates: Certificates, role: _Role) -> ssl.SSLContext:

@@ -15,7 +15,7 @@ from delaywheel.client.exchange.answers import (
     RescheduleResult,
     StoredMessage,
 )
-from delaywheel.client.exchange.channel import Tls, parse_addresses
+from delaywheel.client.exchange.channel import Tls
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import Id, get_question, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
@@ -44,6 +44,7 @@ from delaywheel.client.searching import (
     filter_of,
 )
 from delaywheel.errors import ClientClosedError, DelaywheelError, RefusedError, TimedOutError
+from delaywheel.identity import parse_addresses
 from delaywheel.levels import Duration
 from delaywheel.message import (
     Handle,

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
 
-from delaywheel.client.exchange.channel import leads_elsewhere
 from delaywheel.client.exchange.endpoints import NodeDescription
 from delaywheel.client.exchange.question import Question
+from delaywheel.identity import leads_elsewhere
 from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 

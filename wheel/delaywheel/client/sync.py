@@ -14,7 +14,7 @@ from delaywheel.client.exchange.answers import (
     RescheduleResult,
     StoredMessage,
 )
-from delaywheel.client.exchange.channel import Tls, parse_addresses
+from delaywheel.client.exchange.channel import Tls
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import Id, get_question, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
@@ -45,6 +45,7 @@ from delaywheel.client.searching import (
 from delaywheel.client.sync_calls import Calls
 from delaywheel.client.sync_sender import Sender
 from delaywheel.errors import ClientClosedError, DelaywheelError, RefusedError, TimedOutError
+from delaywheel.identity import parse_addresses
 from delaywheel.levels import Duration
 from delaywheel.message import (
     Handle,

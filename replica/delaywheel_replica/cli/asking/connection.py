@@ -7,8 +7,9 @@ from typing import TypeVar, cast
 
 import grpc
 
-from delaywheel.client.exchange.channel import Security, open_channel, parse_addresses
+from delaywheel.client.exchange.channel import Security, open_channel
 from delaywheel.client.exchange.retry import AttemptFailure as FailedAttempt
+from delaywheel.identity import parse_addresses
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelAdminStub, DelayWheelStub
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.reaching import Nodes

@@ -4,45 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any
 
-from delaywheel_replica.cleaner.kafka.client_check import client_faults
 from delaywheel_replica.cli.doing.checking.items import print_items
 from delaywheel_replica.cli.doing.checking.kafka import kafka_items
 from delaywheel_replica.cli.doing.checking.machine import existing_folder, machine_items
 from delaywheel_replica.cli.doing.checking.peers import peer_items
-from delaywheel_replica.cli.failures import CommandFailure, ExitCode
+from delaywheel_replica.cli.doing.loading import load
+from delaywheel_replica.cli.failures import ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault
-from delaywheel_replica.config_sources import ConfigError, load_config
 from delaywheel_replica.hiding import HIDDEN
-from delaywheel_replica.server.access.faults import access_faults
-from delaywheel_replica.server.certificates import certificate_faults
-
-
-def load(
-    file: Path | None,
-    settings: Sequence[tuple[str, str]],
-    *checks: Callable[[Config], Iterable[Fault]],
-) -> Config:
-    """Reads the settings: flags win over the environment, the environment over the file."""
-    try:
-        return load_config(
-            file=file,
-            flags=dict(settings),
-            checks=[client_faults, certificate_faults, access_faults, *checks],
-        )
-    except ConfigError as error:
-        lines = str(error).splitlines()
-        text = lines[0] if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)
-        raise CommandFailure("CONFIG_INVALID", text) from error
 
 
 def check(

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from delaywheel_replica.cli.doing.config import load
+from delaywheel_replica.cli.doing.loading import load
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.node import exec_node
 

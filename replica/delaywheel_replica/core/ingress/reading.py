@@ -5,7 +5,6 @@ leader that reads a record again makes the same message of it, with the same id 
 ahead a due may be depends on the clock, and is checked elsewhere.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -16,14 +15,13 @@ from delaywheel.headers import encode_headers, is_cut_off
 from delaywheel.record_headers import is_reserved
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
-from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.patterns import Pattern, is_topic_name
 
 ABSENT: Final = -1
 """No partition, or no timestamp, was requested."""
 
 _PARTITIONS: Final = 2**31
 _TIMES: Final = 2**63
-_TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _WHEEL: Final = "dw-wheel"
 _DELIVERED: Final = frozenset({ingress.ID, "dw-due", "dw-accepted", _WHEEL, "dw-forwarded"})
 _DEAD_PREFIX: Final = "dw-dead-"
@@ -125,11 +123,6 @@ class _UnfitError(Exception):
     def __init__(self, reason: UnfitReason, detail: str) -> None:
         super().__init__(detail)
         self.unfit = Unfit(reason, detail)
-
-
-def is_topic_name(name: str) -> bool:
-    """Whether Kafka takes this as a topic's name."""
-    return _TOPIC.fullmatch(name) is not None
 
 
 def read(record: CommittedRecord, rules: IngressRules) -> Wish:

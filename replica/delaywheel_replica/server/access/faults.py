@@ -1,12 +1,16 @@
-"""Tries the files of grants and tokens, for checks of settings."""
+"""Tries the files of grants, tokens and TLS, for checks of settings.
 
+Each node begins with these checks. Without such files nothing of what reads them is loaded: gRPC
+alone would be a quarter of what it takes to read the settings.
+"""
+
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault, is_loopback
-from delaywheel_replica.server.access.files import AccessFileError, read_file
 from delaywheel_replica.server.access.grants import Grants
 from delaywheel_replica.server.access.tokens import parse_tokens
 
@@ -20,6 +24,11 @@ def access_faults(config: Config) -> Iterator[Fault]:
     for name, path, parse in parsers:
         if path is None:
             continue
+        from delaywheel_replica.server.access.files import (  # noqa: PLC0415
+            AccessFileError,
+            read_file,
+        )
+
         try:
             read_file(name, path, parse)
         except AccessFileError as error:
@@ -34,6 +43,36 @@ def access_faults(config: Config) -> Iterator[Fault]:
             yield Fault("token_listen: name a port, not 0", ("token_listen",))
     if not config.insecure:
         yield from map(_exposed, exposed_ports(config))
+
+
+def certificate_faults(config: Config) -> Iterator[Fault]:
+    """Returns what is wrong with the files and with the settings that name them."""
+    names = ("tls_cert", "tls_key", "tls_client_ca", "tls_ca")
+    if (config.tls_cert is None) != (config.tls_key is None):
+        yield Fault("tls_cert, tls_key: give both, or neither", names)
+    elif config.tls_cert is None:
+        for name in names[2:]:
+            if getattr(config, name) is not None:
+                yield Fault(f"{name}: has no meaning without tls_cert and tls_key", names)
+    else:
+        from delaywheel_replica.server.certificates import (  # noqa: PLC0415
+            CertificateError,
+            Certificates,
+        )
+
+        try:
+            Certificates.read(config, time.time())
+        except CertificateError as error:
+            yield Fault(str(error), names)
+    if config.metrics_tls and config.tls_cert is None:
+        yield Fault("metrics_tls: needs tls_cert", ("metrics_tls", *names))
+    if config.peer_tls != "off":
+        for name, given in (
+            ("tls_cert", config.tls_cert),
+            ("tls_ca or tls_client_ca", config.tls_ca or config.tls_client_ca),
+        ):
+            if given is None:
+                yield Fault(f"peer_tls {config.peer_tls}: needs {name}", ("peer_tls", *names))
 
 
 class ExposedPort(NamedTuple):

@@ -40,8 +40,9 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.link import AskTopic, TopicInfo, Topics
+from delaywheel_replica.patterns import is_topic_name
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.intake.validate import RequestBatch, is_topic_name
+from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.node.refusals import Refusal
 
 ANSWER_WAIT_S: Final = 1.2

@@ -38,6 +38,7 @@ from delaywheel.record_headers import (
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.patterns import is_topic_name
 from delaywheel_replica.quantities import about, counted
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Right
@@ -56,7 +57,6 @@ _DUE = re.compile(rb"[1-9][0-9]{11,13}")
 LONGEST_HOLD_MS: Final = 10_000
 """No half is due later: until then seconds with releases are in memory."""
 
-_TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 MESSAGE_HEADERS: Final = 10_000
 REQUEST_HEADERS: Final = 200_000
 """Headers cost by their number, however short they are: per message, per request."""
@@ -330,15 +330,6 @@ def _check_topic_names(batch: RequestBatch, own_topics: frozenset[str]) -> None:
             ours = np.flatnonzero(columns.topic_numbers == number)
             text = f"{topic} belongs to the service or to Kafka"
             batch.refuse(ours, Refusal(Reason.TOPIC_INVALID, text))
-
-
-def is_topic_name(topic: str) -> bool:
-    """Whether Kafka could have a topic of this name.
-
-    Results are not cached: matching costs no more than a lookup, and callers may send names of any
-    length.
-    """
-    return topic not in {".", ".."} and _TOPIC.fullmatch(topic) is not None
 
 
 def refuse_forbidden(batch: RequestBatch, caller: Caller) -> Mapping[str, Refusal]:

@@ -53,48 +53,6 @@ _EXPLAIN_EVERY_S: Final = 10.0
 _EXPLAINING_S: Final = 1.0
 _log: Final = logging.getLogger(__name__)
 
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:,/]+):(?P<port>[0-9]{1,5})")
-_WILDCARDS: Final = frozenset({"0.0.0.0", "[::]"})  # noqa: S104  nothing is bound to them
-
-
-def parse_addresses(addresses: str | Sequence[str]) -> tuple[str, ...]:
-    """Parses `"host:port,host:port"`, or a sequence of `"host:port"`; removes duplicates.
-
-    Example:
-        >>> parse_addresses("a:7420, b:7420")
-        ('a:7420', 'b:7420')
-
-    Raises:
-        TypeError: It is neither a text nor a sequence of texts.
-        ValueError: There is none, or one is not `host:port` (IPv6: `[::1]:7420`).
-    """
-    listed = addresses.split(",") if isinstance(addresses, str) else addresses
-    if not isinstance(listed, Sequence) or not all(isinstance(one, str) for one in listed):
-        raise TypeError(f"addresses {addresses!r}: 'host:port,host:port', or a sequence of texts")
-    cleaned = tuple(dict.fromkeys(address.strip() for address in listed))
-    for address in cleaned:
-        if not _is_address(address):
-            raise ValueError(f"address {address!r}: not host:port, such as delay-1:7420")
-    if not cleaned:
-        raise ValueError("no address: give at least one host:port")
-    return cleaned
-
-
-def leads_elsewhere(address: str) -> bool:
-    """Whether an address that a node advertises is usable on another machine.
-
-    Example:
-        >>> leads_elsewhere("10.0.0.7:7420"), leads_elsewhere("0.0.0.0:7420")
-        (True, False)
-    """
-    return _is_address(address) and address.rpartition(":")[0] not in _WILDCARDS
-
-
-def _is_address(text: str) -> bool:
-    match = _ADDRESS.fullmatch(text)
-    return match is not None and 0 < int(match["port"]) < 65_536
-
-
 TlsFile: TypeAlias = str | os.PathLike[str]
 
 
