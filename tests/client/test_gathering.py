@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import Any, cast
@@ -14,6 +14,8 @@ import pytest
 from delaywheel.client import gathering
 from delaywheel.client.gathering import AioChanges, SyncChanges
 from delaywheel.errors import TimedOutError
+
+Tell = Callable[[int, Any], None]
 
 
 class _Named:
@@ -35,10 +37,11 @@ async def test_where_the_first_wait_for_long_the_last_go_first(
     calls: list[list[Any]] = []
     goes_on = asyncio.Event()
 
-    async def call(messages: Sequence[Any], _deadline_s: float) -> list[Any]:
+    async def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
         calls.append(list(messages))
         await goes_on.wait()
-        return list(messages)
+        for number, message in enumerate(messages):
+            tell(number, message)
 
     cancels = AioChanges(cast("Any", call), calls_at_once=1)
     waiting = [asyncio.create_task(cancels.change(n, monotonic() + 60)) for n in range(1_501)]
@@ -52,9 +55,8 @@ async def test_where_the_first_wait_for_long_the_last_go_first(
 async def test_who_gives_up_is_not_searched_for_among_all_others() -> None:
     """40,000 that waited took their client 75 s to give up, during which it did nothing else."""
 
-    async def hangs(_messages: Sequence[Any], _deadline_s: float) -> list[Any]:
+    async def hangs(*_: object) -> None:
         await asyncio.Event().wait()
-        return []
 
     cancels = AioChanges(cast("Any", hangs), calls_at_once=1)
     deadline_s = monotonic() + 0.2
@@ -72,12 +74,13 @@ def test_threads_that_wait_send_for_one_another() -> None:
     calls: list[list[int]] = []
     first_is_under_way, goes_on = threading.Event(), threading.Event()
 
-    def call(messages: Sequence[Any], _deadline_s: float) -> list[Any]:
+    def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
         calls.append(list(messages))
         if len(calls) == 1:
             first_is_under_way.set()
             assert goes_on.wait(60)
-        return [-message for message in messages]
+        for number, message in enumerate(messages):
+            tell(number, -message)
 
     changes = SyncChanges(cast("Any", call), calls_at_once=1)
     with ThreadPoolExecutor(50) as pool:
@@ -96,12 +99,13 @@ def test_threads_that_wait_send_for_one_another() -> None:
 def test_thread_that_gives_up_or_is_interrupted_leaves_nobody_behind() -> None:
     goes_on, under_way = threading.Event(), threading.Event()
 
-    def call(messages: Sequence[Any], _deadline_s: float) -> list[Any]:
+    def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
         under_way.set()
         assert goes_on.wait(60)
         if messages == [0]:
             raise KeyboardInterrupt
-        return list(messages)
+        for number, message in enumerate(messages):
+            tell(number, message)
 
     changes = SyncChanges(cast("Any", call), calls_at_once=1)
     with ThreadPoolExecutor(3) as pool:
@@ -116,3 +120,61 @@ def test_thread_that_gives_up_or_is_interrupted_leaves_nobody_behind() -> None:
         with pytest.raises(KeyboardInterrupt):
             interrupted.result(60)
     assert not changes._gathered
+
+
+async def test_nobody_waits_for_what_another_one_named() -> None:
+    """Who is decided hears of it, though the call goes on; who is not is asked for again."""
+    calls: list[tuple[list[Any], list[int]]] = []
+    never = asyncio.Event()
+
+    async def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Sequence[int]) -> None:
+        calls.append((list(messages), list(doubtful)))
+        if len(calls) > 2:
+            tell(0, "late")
+            return
+        for number, message in enumerate(messages):
+            tell(number, {1: "first"}.get(message))
+        await never.wait()  # another one of its messages is refused, and tried again
+
+    changes = AioChanges(cast("Any", call), calls_at_once=3)
+    deadline_s = monotonic() + 60
+    waiting = (asyncio.create_task(changes.change(cast("Any", n), deadline_s)) for n in (0, 1))
+    assert await asyncio.gather(*waiting) == ["late", "first"]
+    assert calls == [([0], []), ([1, 0], [1]), ([0], [0])]
+    never.set()
+    await asyncio.gather(*changes._tasks)
+
+
+def test_threads_are_told_one_by_one_and_ask_again_for_what_is_not_decided() -> None:
+    calls: list[tuple[list[Any], list[int]]] = []
+    under_way, goes_on = threading.Event(), threading.Event()
+
+    def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Sequence[int]) -> None:
+        calls.append((list(messages), list(doubtful)))
+        if len(calls) == 1:
+            under_way.set()
+            assert goes_on.wait(60)
+        for number, message in enumerate(messages):
+            tell(number, None if message == 1 and not doubtful else message)
+
+    changes = SyncChanges(cast("Any", call), calls_at_once=1)
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(changes.change, cast("Any", 0), monotonic() + 60)]
+        assert under_way.wait(60)
+        waiting += [pool.submit(changes.change, cast("Any", n), monotonic() + 60) for n in (1, 2)]
+        while len(changes._gathered) < 2:
+            threading.Event().wait(0.001)
+        goes_on.set()
+        assert [one.result(60) for one in waiting] == [0, 1, 2]
+    assert calls[-1] == ([1], [0])
+
+
+async def test_what_was_asked_for_once_is_not_known_to_be_unchanged() -> None:
+    async def undecided(_messages: object, _: float, tell: Tell, _doubtful: object) -> None:
+        tell(0, None)
+        await asyncio.sleep(0.02)
+
+    changes = AioChanges(cast("Any", undecided), calls_at_once=1)
+    with pytest.raises(TimedOutError) as caught:
+        await changes.change(cast("Any", 0), monotonic() + 0.05)
+    assert not caught.value.outcome_known

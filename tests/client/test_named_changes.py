@@ -20,11 +20,12 @@ from delaywheel import (
     TimedOutError,
 )
 from delaywheel.client.exchange.retry import AttemptFailure
-from delaywheel.client.named_changes import CANCEL, NamedChanges, outcome_of
+from delaywheel.client.named_changes import CANCEL, LATE_ASKED_AT_MOST, NamedChanges, outcome_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import FakeService, answer, hang
 
 CANCELLED = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)
+LATE = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_TOO_LATE)
 
 
 def handle(number: int) -> Handle:
@@ -64,12 +65,44 @@ class TestNamedChanges:
         cancels.answered(
             pb.CancelResponse(results=[error(Reason.CANCEL_UNKNOWN), error(Reason.NO_LEADER)])
         )
-        late = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_TOO_LATE)
-        cancels.answered(pb.CancelResponse(results=[late, late]))
+        cancels.answered(pb.CancelResponse(results=[LATE, LATE]))
+        for _ in range(LATE_ASKED_AT_MOST):
+            assert not cancels.done
+            cancels.answered(pb.CancelResponse(results=[LATE]))
         doubtful, certain = cancels.results
         with pytest.raises(RefusedError, match="CANCEL_UNKNOWN"):
             outcome_of(doubtful)
         assert outcome_of(certain).outcome is CancelOutcome.TOO_LATE
+
+    def test_too_late_in_doubt_is_asked_again_until_it_is_known_what_was_first(self) -> None:
+        cancels = NamedChanges(CANCEL, refs(2))
+        cancels.failed(AttemptFailure.of_error(error(Reason.CANCEL_UNKNOWN).error))
+        done = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_ALREADY_DELIVERED)
+        report = cancels.answered(pb.CancelResponse(results=[LATE, CANCELLED]))
+        assert (report.healthy, report.everywhere) == (True, True)
+        assert list(cancels.request().messages) == refs(2)[:1]
+        cancels.answered(pb.CancelResponse(results=[done]))
+        assert [outcome_of(each).outcome.name for each in cancels.results] == [
+            "ALREADY_DELIVERED",
+            "CANCELLED",
+        ]
+
+    def test_in_part_each_is_told_as_it_comes_and_what_is_not_decided_is_let_go(self) -> None:
+        told: list[tuple[int, str]] = []
+        cancels = NamedChanges(
+            CANCEL,
+            refs(4),
+            lambda row, result: told.append((row, str(getattr(result, "outcome", result)))),
+            doubtful=[3],
+        )
+        assert cancels.request().partly
+        first = [error(Reason.BACKPRESSURE), pb.MessageCancelled(), CANCELLED, LATE]
+        cancels.answered(pb.CancelResponse(results=first))
+        assert told == [(1, "None"), (2, "CANCELLED")]
+        assert list(cancels.request().messages) == [refs(4)[0], refs(4)[3]]
+        cancels.answered(pb.CancelResponse(results=[CANCELLED, CANCELLED]))
+        assert told[2:] == [(0, "CANCELLED"), (3, "CANCELLED")]
+        assert cancels.done
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_a_service_with_too_much_to_do_is_left_alone(self, *, whole: bool) -> None:
@@ -133,12 +166,12 @@ async def test_each_of_many_is_given_its_own_due(*, is_async: bool) -> None:
     moved = pb.MessageRescheduled(
         outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, due_ms=7, handle=str(handle(9))
     )
-    late = pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
+    gone = pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_NOT_FOUND)
     unknown, taken = (
         pb.MessageRescheduled(error=error(reason).error)
         for reason in (Reason.RESCHEDULE_UNKNOWN, Reason.DUE_TAKEN)
     )
-    script = [[moved, unknown, taken], [late]]
+    script = [[moved, unknown, taken], [gone]]
     answers = [answer(pb.RescheduleResponse(results=results)) for results in script]
     with FakeService(*answers) as service:
         if is_async:
@@ -149,7 +182,7 @@ async def test_each_of_many_is_given_its_own_due(*, is_async: bool) -> None:
                 first, doubtful, refused = client.reschedule_many(dues)
     assert first.handle == handle(0)
     assert first.unwrap() == Rescheduled(RescheduleOutcome.RESCHEDULED, handle(9), 7)
-    with pytest.raises(RefusedError, match="RESCHEDULE_UNKNOWN: TOO_LATE now"):
+    with pytest.raises(RefusedError, match="RESCHEDULE_UNKNOWN: NOT_FOUND now"):
         doubtful.unwrap()
     with pytest.raises(RefusedError, match="DUE_TAKEN"):
         refused.unwrap()

@@ -258,6 +258,10 @@ async def test_nobody_waits_for_what_another_caller_named(
     quick = await cancels.cancel(cancel_of(2), ANYBODY, left_s=20)
     assert quick.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert not slow.done()
+    both.partly = True
+    in_part = await cancels.cancel(both, ANYBODY, left_s=20)
+    wanted = [pb.CANCEL_OUTCOME_UNSPECIFIED, pb.CANCEL_OUTCOME_CANCELLED]
+    assert [each.outcome for each in in_part.results] == wanted
     node.undecided.clear()
     outcomes = [each.outcome for each in (await slow).results]
     assert outcomes == [pb.CANCEL_OUTCOME_CANCELLED] * 2
@@ -272,7 +276,7 @@ async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode,
     dues = [
         pb.NewDue(message=cancel_of(number).messages[0], deliver_at_ms=number) for number in (1, 2)
     ]
-    results = await passed_on.ask(address, dues, 20)
+    results = await passed_on.ask(address, dues, 20, partly=False)
     refused = Refusal(Reason.NO_LEADER, "The leader's node cannot write it: DRAINING")
     assert results == [
         pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, due_ms=1),

@@ -7,6 +7,10 @@ node, instead of one for each.
 If more come than the service answers, the first would be sent shortly before their time is over,
 and all later ones as well: so once the first has waited for `LATE_S`, the last go first.
 
+A call is answered in part, and no caller waits for what another one named: each is told as soon as
+its message is settled, and what is not decided by then is gathered again. An earlier call may have
+changed it, so it is in doubt from then on (named_changes.py).
+
 Threads that wait send for one another: whoever may send takes all that is gathered, and there is
 no thread beside them.
 """
@@ -20,7 +24,13 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from grpc import StatusCode
 
-from delaywheel.client.named_changes import MESSAGES_AT_MOST, AnswerT, NamedT, outcome_of
+from delaywheel.client.named_changes import (
+    MESSAGES_AT_MOST,
+    AnswerT,
+    NamedT,
+    OnSettled,
+    outcome_of,
+)
 from delaywheel.errors import CallFailedError, DelaywheelError, TimedOutError
 
 LINGER_S: Final = 0.02
@@ -35,6 +45,11 @@ class _One(NamedTuple, Generic[NamedT]):
     message: NamedT
     deadline_s: float
     since_s: float
+    is_doubtful: bool = False
+
+    def again(self) -> "_One[NamedT]":
+        """Returns it as it is gathered once more."""
+        return self._replace(since_s=monotonic(), is_doubtful=True)
 
 
 def _wait_s(gathered: Mapping[KeyT, _One[NamedT]], calls: int) -> float:
@@ -61,10 +76,12 @@ def _taken(gathered: dict[KeyT, _One[NamedT]]) -> dict[KeyT, _One[NamedT]]:
     return batch
 
 
-def _call_of(batch: Mapping[KeyT, _One[NamedT]]) -> tuple[list[NamedT], float]:
-    """The messages of a call, and the latest of their deadlines."""
-    messages = [one.message for one in batch.values()]
-    return messages, max(one.deadline_s for one in batch.values())
+def _latest_s(batch: Mapping[KeyT, _One[NamedT]]) -> float:
+    return max(one.deadline_s for one in batch.values())
+
+
+def _doubtful(batch: Mapping[KeyT, _One[NamedT]]) -> list[int]:
+    return [number for number, one in enumerate(batch.values()) if one.is_doubtful]
 
 
 class _WaitingThread(Generic[AnswerT]):
@@ -72,6 +89,7 @@ class _WaitingThread(Generic[AnswerT]):
 
     def __init__(self) -> None:
         self.result: AnswerT | DelaywheelError | None = None
+        self.has_left = False
         self.woken: Final = Event()
 
 
@@ -80,10 +98,16 @@ class SyncChanges(Generic[NamedT, AnswerT]):
 
     def __init__(
         self,
-        call: Callable[[Sequence[NamedT], float], Sequence[AnswerT | DelaywheelError]],
+        call: Callable[[Sequence[NamedT], float, OnSettled[AnswerT], Sequence[int]], object],
         calls_at_once: int = CALLS_AT_ONCE,
     ) -> None:
-        """Prepares; `call` makes one call of messages, until a deadline."""
+        """Prepares.
+
+        Args:
+            call: Makes one call of messages until a deadline, and tells what became of each; the
+                numbers of those in doubt come last.
+            calls_at_once: How many calls are under way at most.
+        """
         self._call: Final = call
         self._calls_at_once: Final = calls_at_once
         self._lock: Final = Lock()  # guards all below, and results
@@ -129,17 +153,18 @@ class SyncChanges(Generic[NamedT, AnswerT]):
             self._send(batch)
         elif not mine.woken.wait(max(0.0, wait_s)) and monotonic() >= deadline_s:
             # The call gives up at the latest deadline of its messages; this is a later safeguard.
-            is_unsent = self._leave(mine)
-            late = TimedOutError("not answered in time", outcome_known=is_unsent)
+            is_unchanged = self._leave(mine)
+            late = TimedOutError("not answered in time", outcome_known=is_unchanged)
             return late if mine.result is None else mine.result
         return None
 
     def _leave(self, mine: _WaitingThread[AnswerT]) -> bool:
-        """Takes out a message that nobody waits for any more; returns whether it was unsent."""
+        """Takes out a message that nobody waits for any more; returns whether no call named it."""
         with self._lock:
-            is_unsent = self._gathered.pop(mine, None) is not None
+            mine.has_left = True
+            one = self._gathered.pop(mine, None)
             self._wake_first()
-        return is_unsent
+        return one is not None and not one.is_doubtful
 
     def _wake_first(self) -> None:
         """Has the first of those that wait look whether it may send."""
@@ -148,15 +173,28 @@ class SyncChanges(Generic[NamedT, AnswerT]):
             first.woken.set()
 
     def _send(self, batch: Mapping[_WaitingThread[AnswerT], _One[NamedT]]) -> None:
-        results: Sequence[AnswerT | DelaywheelError] = [_UNFINISHED] * len(batch)
+        rows = [*batch.items()]
+
+        def take(number: int, result: AnswerT | DelaywheelError | None) -> None:
+            waiting, one = rows[number]
+            with self._lock:
+                if result is not None:
+                    waiting.result = result
+                    waiting.woken.set()
+                elif not waiting.has_left:
+                    self._gathered[waiting] = one.again()
+                    self._wake_first()
+
+        messages = [one.message for _, one in rows]
         try:
-            results = self._call(*_call_of(batch))
+            self._call(messages, _latest_s(batch), take, _doubtful(batch))
         finally:
             with self._lock:
                 self._under_way -= 1
-                for waiting, result in zip(batch, results, strict=True):
-                    waiting.result = result
-                    waiting.woken.set()
+                for waiting in batch:
+                    if waiting.result is None and waiting not in self._gathered:
+                        waiting.result = _UNFINISHED
+                        waiting.woken.set()
                 self._wake_first()
 
 
@@ -170,10 +208,18 @@ class AioChanges(Generic[NamedT, AnswerT]):
 
     def __init__(
         self,
-        call: Callable[[Sequence[NamedT], float], Awaitable[Sequence[AnswerT | DelaywheelError]]],
+        call: Callable[
+            [Sequence[NamedT], float, OnSettled[AnswerT], Sequence[int]], Awaitable[object]
+        ],
         calls_at_once: int = CALLS_AT_ONCE,
     ) -> None:
-        """Prepares; `call` makes one call of messages, until a deadline."""
+        """Prepares.
+
+        Args:
+            call: Makes one call of messages until a deadline, and tells what became of each; the
+                numbers of those in doubt come last.
+            calls_at_once: How many calls are under way at most.
+        """
         self._call: Final = call
         self._calls_at_once: Final = calls_at_once
         # A caller that gives up takes its message out, however many there are.
@@ -197,8 +243,9 @@ class AioChanges(Generic[NamedT, AnswerT]):
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
                 result = await settled
         except TimeoutError:
-            is_unsent = self._gathered.pop(settled, None) is not None
-            raise TimedOutError("not answered in time", outcome_known=is_unsent) from None
+            one = self._gathered.pop(settled, None)
+            is_unchanged = one is not None and not one.is_doubtful
+            raise TimedOutError("not answered in time", outcome_known=is_unchanged) from None
         return outcome_of(result)
 
     def _pump(self) -> None:
@@ -230,13 +277,23 @@ class AioChanges(Generic[NamedT, AnswerT]):
     async def _send(
         self, batch: "dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]"
     ) -> None:
+        rows = [*batch.items()]
+
+        def take(number: int, result: AnswerT | DelaywheelError | None) -> None:
+            settled, one = rows[number]
+            if settled.done():  # its caller gave up
+                return
+            if result is not None:
+                settled.set_result(result)
+                return
+            self._gathered[settled] = one.again()
+            self._pump()
+
+        messages = [one.message for _, one in rows]
         try:
-            results = await self._call(*_call_of(batch))
+            await self._call(messages, _latest_s(batch), take, _doubtful(batch))
         except BaseException as error:
             for settled in batch:
-                if not settled.done():
+                if not settled.done() and settled not in self._gathered:
                     settled.set_exception(error)
             raise
-        for settled, result in zip(batch, results, strict=True):
-            if not settled.done():  # its caller gave up
-                settled.set_result(result)

@@ -8,16 +8,24 @@ Each message is settled on its own, once:
 | is refused, and a retry may help | part of the next attempt |
 | is refused for good | settled with the error |
 | is not settled before the deadline | settled with TimedOutError |
+| is not decided, and the call is answered in part | let go: its caller names it in another call |
 
 Asking twice is harmless: the service finds what the first attempt did. But TOO_LATE and NOT_FOUND
-say nothing of an earlier attempt whose answer was lost, and that may have succeeded: then the error
-is CANCEL_UNKNOWN, or RESCHEDULE_UNKNOWN.
+say nothing of an earlier attempt whose answer was lost, or not waited for, and that may have
+succeeded:
+
+| in doubt, the answer is | then |
+|---|---|
+| TOO_LATE | asked again, a few times: once the due has passed, it is known what was first |
+| TOO_LATE still, or NOT_FOUND | the error is CANCEL_UNKNOWN, or RESCHEDULE_UNKNOWN |
+| anything else | settled with it |
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc import StatusCode
 
@@ -54,8 +62,16 @@ RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 AnswerT = TypeVar("AnswerT", bound=Cancelled | Rescheduled | HalfCommitted)
 
+OnSettled: TypeAlias = Callable[[int, AnswerT | DelaywheelError | None], None]
+"""Called with the number of a message, and what became of it; None: it is not decided."""
+
 # The leader's node is asked in the end, whichever node is called.
 _OF_THE_LEADERS_NODE: Final = frozenset({Reason.BACKPRESSURE, Reason.RESCHEDULES_BUSY})
+
+_LATE: Final = frozenset({CancelOutcome.TOO_LATE, RescheduleOutcome.TOO_LATE})
+LATE_ASKED_AT_MOST: Final = 8
+"""Five seconds or so; a message of long ago stays TOO_LATE."""
+_LATE_AGAIN_S: Final = 0.25
 
 _IN_DOUBT: Final = frozenset(
     {
@@ -72,13 +88,13 @@ class Change(Generic[NamedT, RequestT, ResponseT, AnswerT]):
     """What is done with the messages that a call names.
 
     Attributes:
-        request: Builds a call.
+        request: Builds a call; True: it is answered in part.
         read: Returns of each message its answer, its error, or the number of an outcome that this
             SDK does not know.
         unknown: The reason if it is not known what became of a message.
     """
 
-    request: Callable[[Sequence[NamedT]], RequestT]
+    request: Callable[[Sequence[NamedT], bool], RequestT]
     read: Callable[[ResponseT], "list[AnswerT | pb.Error | int]"]
     unknown: Reason
 
@@ -137,14 +153,16 @@ _COMMIT_OUTCOMES: Final = {
 }
 
 COMMIT: Final[Change[pb.HalfRef, pb.CommitRequest, pb.CommitResponse, HalfCommitted]] = Change(
-    lambda halves: pb.CommitRequest(halves=halves), _committed, Reason.WHEEL_LOST
+    lambda halves, _: pb.CommitRequest(halves=halves), _committed, Reason.WHEEL_LOST
 )
 CANCEL: Final[Change[pb.MessageRef, pb.CancelRequest, pb.CancelResponse, Cancelled]] = Change(
-    lambda messages: pb.CancelRequest(messages=messages), _cancelled, Reason.CANCEL_UNKNOWN
+    lambda messages, partly: pb.CancelRequest(messages=messages, partly=partly),
+    _cancelled,
+    Reason.CANCEL_UNKNOWN,
 )
 RESCHEDULE: Final[Change[pb.NewDue, pb.RescheduleRequest, pb.RescheduleResponse, Rescheduled]] = (
     Change(
-        lambda messages: pb.RescheduleRequest(messages=messages),
+        lambda messages, partly: pb.RescheduleRequest(messages=messages, partly=partly),
         _rescheduled,
         Reason.RESCHEDULE_UNKNOWN,
     )
@@ -155,13 +173,28 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
     """Messages to be cancelled or rescheduled with one call; an `Exchange`."""
 
     def __init__(
-        self, change: Change[NamedT, RequestT, ResponseT, AnswerT], messages: Sequence[NamedT]
+        self,
+        change: Change[NamedT, RequestT, ResponseT, AnswerT],
+        messages: Sequence[NamedT],
+        on_settled: OnSettled[AnswerT] | None = None,
+        doubtful: Iterable[int] = (),
     ) -> None:
+        """Prepares.
+
+        Args:
+            change: What is done with the messages.
+            messages: Up to `MESSAGES_AT_MOST`.
+            on_settled: Calls are answered in part, and this is called with the number of each
+                message once it is known what became of it; None: it is not decided, and let go.
+            doubtful: The numbers of messages that an earlier call named.
+        """
         self._change: Final = change
+        self._on_settled: Final = on_settled
         self._messages: Final = messages
         self._settled: Final[list[AnswerT | DelaywheelError | None]] = [None] * len(messages)
         self._waiting = list(range(len(messages)))
-        self._doubtful: Final[set[int]] = set()
+        self._doubtful: Final = set(doubtful)
+        self._late: Final[Counter[int]] = Counter()
         self._obstacle: AttemptFailure | None = None
 
     @property
@@ -171,12 +204,13 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
 
     @property
     def results(self) -> list[AnswerT | DelaywheelError]:
-        """What became of each message, in order; only once done."""
+        """What became of each message, in order; only once done, and without those let go."""
         return [result for result in self._settled if result is not None]
 
     def request(self) -> RequestT:
         """Builds the next attempt from messages that are not settled."""
-        return self._change.request([self._messages[row] for row in self._waiting])
+        messages = [self._messages[row] for row in self._waiting]
+        return self._change.request(messages, self._on_settled is not None)
 
     def answered(self, response: ResponseT) -> Report:
         """Settles messages that have an outcome, or are refused for good."""
@@ -184,21 +218,28 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         if len(results) != len(self._waiting):
             return self._defective(f"{len(results)} results for {len(self._waiting)}")
         passing: list[AttemptFailure] = []
+        waiting: list[int] = []
         for row, result in zip(self._waiting, results, strict=True):
             if not isinstance(result, pb.Error):
-                self._take(row, result)
+                if self._goes_on(row, result):
+                    waiting.append(row)
                 continue
             failure = AttemptFailure.of_error(result)
             if self._row_failed(row, failure):
                 passing.append(failure)
-        self._forget_settled()
-        return self._report(passing) if passing else Report(healthy=True)
+                waiting.append(row)
+        self._waiting = waiting
+        if passing:
+            return self._report(passing)
+        if waiting:
+            return Report(
+                healthy=True, retry_delay_s=_LATE_AGAIN_S, elsewhere=True, everywhere=True
+            )
+        return Report(healthy=True)
 
     def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
-        for row in self._waiting:
-            self._row_failed(row, failure)
-        self._forget_settled()
+        self._waiting = [row for row in self._waiting if self._row_failed(row, failure)]
         return self._report([failure]) if self._waiting else Report(healthy=True)
 
     def give_up(self, why: str) -> None:
@@ -206,8 +247,8 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         last = f"; last: {self._obstacle}" if self._obstacle else ""
         for row in self._waiting:
             known = row not in self._doubtful
-            self._settled[row] = TimedOutError(f"not answered: {why}{last}", outcome_known=known)
-        self._forget_settled()
+            self._settle(row, TimedOutError(f"not answered: {why}{last}", outcome_known=known))
+        self._waiting = []
 
     def _report(self, passing: Sequence[AttemptFailure]) -> Report:
         delays_s = [failure.retry_delay_s or 0.0 for failure in passing]
@@ -218,15 +259,28 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
             everywhere=any(failure.reason in _OF_THE_LEADERS_NODE for failure in passing),
         )
 
-    def _take(self, row: int, answer: AnswerT | int) -> None:
+    def _settle(self, row: int, result: AnswerT | DelaywheelError) -> None:
+        self._settled[row] = result
+        if self._on_settled is not None:
+            self._on_settled(row, result)
+
+    def _goes_on(self, row: int, answer: AnswerT | int) -> bool:
+        """Applies an answer to one message; returns whether it still waits."""
         if isinstance(answer, int):
+            if not answer and self._on_settled is not None:
+                self._on_settled(row, None)
+                return False
             text = f"the service answered outcome {answer}, which this SDK does not know"
         elif row in self._doubtful and answer.outcome in _IN_DOUBT:
+            if answer.outcome in _LATE and self._late[row] < LATE_ASKED_AT_MOST:
+                self._late[row] += 1
+                return True
             text = f"{answer.outcome} now, but an unanswered earlier attempt may have succeeded"
         else:
-            self._settled[row] = answer
-            return
-        self._settled[row] = RefusedError(self._change.unknown, text, outcome_known=False)
+            self._settle(row, answer)
+            return False
+        self._settle(row, RefusedError(self._change.unknown, text, outcome_known=False))
+        return False
 
     def _row_failed(self, row: int, failure: AttemptFailure) -> bool:
         """Applies a failure to one message; returns whether it still waits."""
@@ -236,17 +290,14 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         if verdict.retry:
             self._obstacle = failure
             return True
-        self._settled[row] = failure.error(outcome_known=row not in self._doubtful)
+        self._settle(row, failure.error(outcome_known=row not in self._doubtful))
         return False
 
     def _defective(self, text: str) -> Report:
         for row in self._waiting:
-            self._settled[row] = CallFailedError(StatusCode.INTERNAL, text, outcome_known=False)
-        self._forget_settled()
+            self._settle(row, CallFailedError(StatusCode.INTERNAL, text, outcome_known=False))
+        self._waiting = []
         return Report(healthy=True)
-
-    def _forget_settled(self) -> None:
-        self._waiting = [row for row in self._waiting if self._settled[row] is None]
 
 
 def outcome_of(result: AnswerT | DelaywheelError) -> AnswerT:

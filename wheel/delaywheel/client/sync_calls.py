@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from random import Random
 from threading import Event, Lock
@@ -21,7 +21,14 @@ from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
 from delaywheel.client.exchange.retry import AttemptFailure, EndedCall
 from delaywheel.client.exchange.route import Attempts, NextAttempt
 from delaywheel.client.exchange.settings import ExchangeSettings
-from delaywheel.client.named_changes import CANCEL, COMMIT, RESCHEDULE, HalfCommitted, NamedChanges
+from delaywheel.client.named_changes import (
+    CANCEL,
+    COMMIT,
+    RESCHEDULE,
+    HalfCommitted,
+    NamedChanges,
+    OnSettled,
+)
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Message, Result, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -116,26 +123,38 @@ class Calls:
         return list(split(messages, max_messages=limits.max_messages, max_bytes=limits.max_bytes))
 
     def cancel(
-        self, messages: Sequence[pb.MessageRef], deadline_s: float
+        self,
+        messages: Sequence[pb.MessageRef],
+        deadline_s: float,
+        on_settled: OnSettled[Cancelled] | None = None,
+        doubtful: Iterable[int] = (),
     ) -> list[Cancelled | DelaywheelError]:
         """Cancels messages that fit one call; returns what became of each, in order."""
-        changes = NamedChanges(CANCEL, messages)
+        changes = NamedChanges(CANCEL, messages, on_settled, doubtful)
         self.run(changes, lambda stub: stub.Cancel, deadline_s)
         return changes.results
 
     def commit(
-        self, halves: Sequence[pb.HalfRef], deadline_s: float
+        self,
+        halves: Sequence[pb.HalfRef],
+        deadline_s: float,
+        on_settled: OnSettled[HalfCommitted] | None = None,
+        doubtful: Iterable[int] = (),
     ) -> list[HalfCommitted | DelaywheelError]:
         """Commits halves that fit one call; returns what became of each, in order."""
-        changes = NamedChanges(COMMIT, halves)
+        changes = NamedChanges(COMMIT, halves, on_settled, doubtful)
         self.run(changes, lambda stub: stub.Commit, deadline_s)
         return changes.results
 
     def reschedule(
-        self, messages: Sequence[pb.NewDue], deadline_s: float
+        self,
+        messages: Sequence[pb.NewDue],
+        deadline_s: float,
+        on_settled: OnSettled[Rescheduled] | None = None,
+        doubtful: Iterable[int] = (),
     ) -> list[Rescheduled | DelaywheelError]:
         """Gives messages that fit one call other dues; returns what became of each, in order."""
-        changes = NamedChanges(RESCHEDULE, messages)
+        changes = NamedChanges(RESCHEDULE, messages, on_settled, doubtful)
         self.run(changes, lambda stub: stub.Reschedule, deadline_s)
         return changes.results
 

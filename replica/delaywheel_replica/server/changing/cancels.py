@@ -69,7 +69,10 @@ class Cancels:
             passed_on = await self._sights.elsewhere(
                 passed=caller.is_node,
                 call=lambda address: self._passed_on.ask(
-                    address, [request.messages[row] for row in rows], within_s
+                    address,
+                    [request.messages[row] for row in rows],
+                    within_s,
+                    partly=request.partly,
                 ),
             )
             if passed_on is not None:

@@ -100,9 +100,11 @@ class PassedChanges(Generic[NamedT, ResultT]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(
-        self, address: str, messages: Sequence[NamedT], within_s: float
-    ) -> list[ResultT | Refusal]:
+        self, address: str, messages: Sequence[NamedT], within_s: float, *, partly: bool
+    ) -> list[ResultT | Refusal | None]:
         """Passes messages on; returns what became of each, in order.
+
+        With `partly` it returns soon after some are decided; None: others, which go on there.
 
         Raises:
             RefusedError: BACKPRESSURE.
@@ -117,7 +119,13 @@ class PassedChanges(Generic[NamedT, ResultT]):
         ones = [_AskedOne(message, call, row, now_s) for row, message in enumerate(messages)]
         line.waiting.extend(ones)
         self._pump(address, line)
-        await call.wait(within_s)
+
+        def are_sent() -> bool:
+            # What is still here would be dropped with its caller.
+            return all(one.is_sent for one in ones)
+
+        if await call.wait(within_s, are_sent if partly else None):
+            return list(call.results)
         return [
             self._over(one) if result is None else result
             for one, result in zip(ones, call.results, strict=True)

@@ -204,9 +204,11 @@ class Reschedules:
 
         async def reschedule(rows: Sequence[int]) -> Sequence[_Answered | None]:
             messages = [request.messages[row] for row in rows]
-            passed_on: Sequence[_Answered] | None = await self._sights.elsewhere(
+            passed_on: Sequence[_Answered | None] | None = await self._sights.elsewhere(
                 passed=caller.is_node,
-                call=lambda address: self._passed_on.ask(address, messages, within_s),
+                call=lambda address: self._passed_on.ask(
+                    address, messages, within_s, partly=request.partly
+                ),
             )
             if passed_on is not None:
                 return passed_on
