@@ -505,3 +505,20 @@ def halves_released_late(script: Script) -> None:
         script.half(at_ms, "b", hold_ms=1_000, after_ms=script.about(780), patience_ms=600)
         script.mute(at_ms + 700, "Frames", "b", "ac", ms=1_200)
     script.until_ms = 18_000
+
+
+@DELIVERY(r"client +cancels m1 ", r"reports asked", r"hears of m\d+: already delivered")
+def halves_beyond_v(script: Script) -> None:
+    """Rows about halves lie behind late halves, of which a leader takes a few at a time."""
+    script.cluster("abc", 2, halves=True, first_cap_messages=4, cap_messages=6)
+    for at_ms in (3_000, 6_000, 9_000):
+        for node in "bc":
+            script.mute(at_ms, "Applied Gossip", node, "a", ms=650)
+        halves = [
+            script.half(at_ms + 10 * n, "a", hold_ms=400, ends="rollback", says=False)
+            for n in range(1, 12)
+            for _ in range(3)
+        ]
+        for half in halves[:9:3]:
+            script.cancel(script.about(at_ms + 150), half, "a")
+    script.until_ms = 12_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,18 @@ def decided_at_loading() -> list[Patch]:
     return [instead(Second, "add", add_first), instead(Second, "outcomes", outcomes_of_first)]
 
 
+def rows_beyond_v() -> list[Patch]:
+    real = seconds._named_by
+
+    def named_by(naming: Records, taken: Records, bounds: Bounds) -> NDArray[np.intp]:
+        everything = np.full_like(bounds.seqs_after, np.iinfo(np.int64).max)
+        beyond = real(naming, taken, replace(bounds, seqs_after=everything))
+        about_halves = beyond[taken["half"][beyond] > 0]
+        return np.union1d(about_halves, real(naming, taken, bounds))
+
+    return [instead(seconds, "_named_by", named_by)]
+
+
 def released_after_its_due() -> list[Patch]:
     def later_than(self: Second, rows: NDArray[np.intp], due_ms: int) -> NDArray[np.intp]:
         del self, due_ms
@@ -148,6 +161,12 @@ HALVES = {
         decided_at_loading,
         "was committed in time, and its group is asked",
         ("halves_answered",),
+    ),
+    "rows about halves count beyond V": Mutant(
+        "a half is decided by rows that progress does not take account of",
+        rows_beyond_v,
+        "reported delivered and is not",
+        ("halves_beyond_v",),
     ),
     "a release counts after the due": Mutant(
         "a half that was asked about is delivered for a release that came later",

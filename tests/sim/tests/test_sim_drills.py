@@ -113,6 +113,7 @@ FOUND = {
     "set_back_twice",
     "halves_and_words",
     "halves_answered",
+    "halves_beyond_v",
     "halves_released_late",
     "put_off_ahead",
 }
