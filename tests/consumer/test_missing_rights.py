@@ -37,12 +37,16 @@ def turn(consumer: DrivenConsumer, times: int = 9) -> None:
             message.done()
 
 
+@pytest.mark.parametrize("is_hidden", [False, True])
 @pytest.mark.parametrize("denied", ["orders", "orders-dead-g", INGRESS])
-def test_what_needs_a_missing_right_waits_and_the_rest_goes_on(denied: str) -> None:
+def test_what_needs_a_missing_right_waits_and_the_rest_goes_on(
+    denied: str, *, is_hidden: bool
+) -> None:
     kafka, consumer = two_topics(wait_for_rights="1h")
     held = consumer.take(1)[0]
     assert held.topic == kafka.source
     kafka.denied = {denied}
+    kafka.hidden = {denied} if is_hidden else set()
     is_ingress = denied == INGRESS
     if is_ingress:
         held.retry(after="1h")
@@ -52,7 +56,7 @@ def test_what_needs_a_missing_right_waits_and_the_rest_goes_on(denied: str) -> N
     assert denied in consumer.engine.health.troubles[ConsumerTrouble.NOT_AUTHORIZED]
     assert kafka.offsets.get(Partition(kafka.source, 0), 0) == 0
     assert kafka.offsets.get(Partition(BESIDE, 0), 0) == (0 if is_ingress else 5)
-    kafka.denied = set()
+    kafka.denied = kafka.hidden = set()
     turn(consumer)
     assert kafka.offsets[Partition(kafka.source, 0)] == 5
     assert kafka.offsets[Partition(BESIDE, 0)] == 5

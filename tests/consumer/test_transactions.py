@@ -93,7 +93,7 @@ def test_a_late_copy_of_a_commit_reaches_no_later_transaction(
     create_topic(kafka.address, topic)
     settings = read_settings(topic, f"group-{cluster_id}", kafka.proxy_address, {})
     consumers = ConsumersKafka(settings)
-    consumers.renew_producer()
+    consumers.renew_producer(frozenset())
     group = Consumer({"bootstrap.servers": kafka.address, "group.id": settings.group})
     membership = group.consumer_group_metadata()
     where = Partition(topic, 0)
@@ -117,7 +117,7 @@ def test_a_record_that_its_topic_does_not_take_is_known_as_the_cause(
     consumers = ConsumersKafka(
         read_settings(topic, f"group-{cluster_id}", kafka.address, {"kafka": {"linger.ms": 0}})
     )
-    consumers.renew_producer()
+    consumers.renew_producer(frozenset())
     group = Consumer({"bootstrap.servers": kafka.address, "group.id": f"group-{cluster_id}"})
     membership = group.consumer_group_metadata()
     where = Partition(topic, 0)
@@ -126,7 +126,7 @@ def test_a_record_that_its_topic_does_not_take_is_known_as_the_cause(
     assert refused is not None
     assert refused.is_refusal
     assert small in refused.text
-    consumers.renew_producer()
+    consumers.renew_producer(frozenset())
     assert consumers.commit([fits], {where: Passed(1)}, membership) is None
     consumers.close()
     group.close()

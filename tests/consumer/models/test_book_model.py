@@ -70,11 +70,13 @@ class Group(RuleBasedStateMachine):
     def fail_next(self, who: int, fault: Fault) -> None:
         self.consumers[who].broker.fault = fault
 
-    @rule(which=st.frozensets(st.integers(0, 3)))
-    def deny(self, which: frozenset[int]) -> None:
+    @rule(which=st.frozensets(st.integers(0, 3)), is_hidden=st.booleans())
+    def deny(self, which: frozenset[int], *, is_hidden: bool) -> None:
         """Takes rights away, and gives the others back."""
         topics = (self.kafka.source, self.kafka.retry, self.kafka.dead, INGRESS)
         self.kafka.denied = {topics[number] for number in which}
+        # Where partitions come one by one, what is hidden is waited for, and no time passes here.
+        self.kafka.hidden = self.kafka.denied if is_hidden and not self.moves_alone else set()
         for consumer in self.consumers:
             be_prompt(consumer)
 
@@ -122,7 +124,7 @@ class Group(RuleBasedStateMachine):
         """In the end, without failures, everything has ended, and once."""
         for consumer in self.consumers:
             consumer.broker.fault = None
-        self.deny(frozenset())
+        self.deny(frozenset(), is_hidden=False)
         self._rebalance([0] * len(self.partitions), frozenset(range(CONSUMERS)))
         consumer = self.consumers[0]
         for _ in range(40 + 20 * self.sent):

@@ -7,6 +7,7 @@ be committed and not say so; a member may have lost its partitions before it hea
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -252,7 +253,7 @@ class FakeBroker:
         for partition, position in list(self._positions.items()):
             if partition in self._paused:
                 continue
-            if partition.topic in self.kafka.denied:
+            if partition.topic in self.kafka.denied | self.kafka.hidden:
                 self._refusal = f"{partition}: Topic authorization failed"
             else:
                 log = self.kafka.logs.get(partition, [])
@@ -278,6 +279,7 @@ class FakeBroker:
 
     def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
+        self._look_for(self.kafka.hidden.intersection(names or ()))
         count = self.kafka.partitions
         known = {
             self.kafka.source: ConsumedTopic(self.kafka.topic_id, count),
@@ -291,6 +293,7 @@ class FakeBroker:
         if self._away:
             self._away -= 1
             raise KafkaUnavailable("away on purpose")
+        self._look_for(self.kafka.hidden.intersection(at.topic for at in partitions))
         return {partition: self.kafka.passed.get(partition) for partition in partitions}
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
@@ -357,7 +360,7 @@ class FakeBroker:
         """See `Broker`."""
         assert not self._is_broken, "a producer that failed was used again"
         touched = {one.topic for one in records} | {at.topic for at in offsets}
-        if denied := sorted(touched & self.kafka.denied):
+        if denied := sorted(touched & (self.kafka.denied | self.kafka.hidden)):
             self._is_broken = True
             return TransactionFailure(denied[0], is_forbidden=True, has_begun_to_end=False)
         too_large = [one for one in records if one.length_bytes > self.kafka.most_bytes]
@@ -375,13 +378,19 @@ class FakeBroker:
             return TransactionFailure(fault.value)
         return None
 
-    def renew_producer(self) -> None:
+    def renew_producer(self, unseen: AbstractSet[str]) -> None:
         """See `Broker`."""
+        self._look_for(self.kafka.hidden - unseen)
         if self._away:
             self._away -= 1
             raise KafkaUnavailable("away on purpose")
         self.renewals += 1
         self._is_broken = False
+
+    @staticmethod
+    def _look_for(hidden: Collection[str]) -> None:
+        if hidden:
+            raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, f"Describe on {min(hidden)}")
 
     def close(self) -> None:
         """See `Broker`."""

@@ -289,8 +289,11 @@ class Broker(Protocol):
         """
         ...
 
-    def renew_producer(self) -> None:
+    def renew_producer(self, unseen: AbstractSet[str]) -> None:
         """Makes a new producer with the same transactional id, which ends the old one's work.
+
+        Args:
+            unseen: Topics that these credentials may not describe now: they are not looked for.
 
         Raises:
             KafkaAway: Try again.

@@ -14,7 +14,7 @@ from delaywheel.consumer.engine.positions import Positions
 from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.port import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, TransactionFailure
-from delaywheel.consumer.records import Partition
+from delaywheel.consumer.records import Partition, Passed
 from delaywheel.consumer.watching.events import Told
 from delaywheel.consumer.watching.health import ConsumerTrouble
 
@@ -238,9 +238,7 @@ class Commits:
         if not self.renew() or self._doubtful is None:
             return
         cut = self._doubtful
-        found = state.insist(
-            "no committed offsets", lambda: state.broker.committed(list(cut.offsets))
-        )
+        found = state.insist("no committed offsets", lambda: self._committed_now(cut))
         if found is None:  # the end was asked for
             state.must_recover = True
             return
@@ -253,12 +251,19 @@ class Commits:
             state.notify()
         state.teller.outcomes(told)
 
+    def _committed_now(self, cut: Cut) -> Mapping[Partition, Passed | None]:
+        """Returns what is committed where a cut was to be, as far as that may be asked."""
+        self._rights.look_at_news()
+        seen = [at for at in cut.offsets if at.topic not in self._state.unseen]
+        return self._state.broker.committed(seen or list(cut.offsets))
+
     def renew(self) -> bool:
         """Makes a new producer, which ends the old one's work; False: the end was asked for."""
         state = self._state
 
         def renew() -> bool:
-            state.broker.renew_producer()
+            self._rights.look_at_news()
+            state.broker.renew_producer(state.unseen)
             return True
 
         is_renewed = state.insist("no transactional producer", renew) is not None
@@ -287,8 +292,7 @@ class Commits:
         state = self._state
         state.give_up_s = deadline_s
         while True:
-            if self._rights.has_news:
-                self._rights.look()
+            self._rights.look_at_news()
             if state.must_recover:
                 self.recover()
             if not state.must_recover:

@@ -355,9 +355,7 @@ class Engine:
         state.membership = self._broker.membership()
         if order is not None:
             partitions = self._whole_lanes(partitions)
-        found = state.insist(
-            "no committed offsets", lambda: self._positions.find(partitions, went_back)
-        )
+        found = state.insist("no committed offsets", lambda: self._find(partitions, went_back))
         # Only now: every transaction of an earlier owner has ended, and is visible.
         lanes: Sequence[Partition] = ()
         if found is not None and order is not None:
@@ -383,6 +381,12 @@ class Engine:
         state.teller.assigned(list(partitions))
         _LOG.info("assigned: %s", list(map(str, partitions)))
         return found.positions
+
+    def _find(
+        self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]
+    ) -> FoundPositions:
+        self._rights.look_at_news()
+        return self._positions.find(partitions, went_back)
 
     def _whole_lanes(self, partitions: Sequence[Partition]) -> list[Partition]:
         whole = whole_lanes(self._state.settings, partitions)

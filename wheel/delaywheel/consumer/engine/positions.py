@@ -74,7 +74,8 @@ class Positions:
 
         A topic that does not exist is read where the group was in it, should it come back, until
         it is seen that it did. With `ordered` it is not read meanwhile: what is away is not known.
-        Nor is what these credentials may not describe: the group is joined again once they may.
+        Nor is what these credentials may not describe, until they may: the group is joined again
+        then. Where partitions come one by one that is waited for, as none of them can be left out.
 
         If a group begins at the end, that position is committed before it is used: later records
         are not skipped, even if this consumer dies at once.
@@ -83,9 +84,7 @@ class Positions:
             KafkaAway: Try again.
         """
         topics = self._broker.topics(self._state.seen_topics)
-        partitions = [one for one in partitions if one.topic not in self._state.unseen]
-        if self._state.order is not None:
-            partitions = self._lanes_that_exist(partitions, topics)
+        partitions = self._to_be_read(partitions, topics)
         known = self._broker.committed(partitions)
         ends = self._broker.ends([one for one in partitions if one.topic in topics])
         positions: dict[Partition, int | None] = {}
@@ -116,9 +115,13 @@ class Positions:
             positions |= self._begin_at_the_end([one for one in partitions if known[one] is None])
         return FoundPositions(positions, known, ends)
 
-    def _lanes_that_exist(
+    def _to_be_read(
         self, partitions: Sequence[Partition], topics: Mapping[str, ConsumedTopic]
     ) -> Sequence[Partition]:
+        if not self._broker.is_incremental:
+            partitions = [one for one in partitions if one.topic not in self._state.unseen]
+        if self._state.order is None:
+            return partitions
         names_of = self._state.settings.topics.names_of
         names = {one: names_of(one.topic) for one in partitions}
         return [one for one, its in names.items() if its.source in topics and its.retry in topics]
@@ -145,7 +148,7 @@ class Positions:
         ends = self._broker.ends(first)
         failure = self._broker.commit((), self.passed(ends), state.membership)
         if failure is not None:
-            self._broker.renew_producer()
+            self._broker.renew_producer(self._state.unseen)
             if failure.is_forbidden:
                 raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, failure.text)
             raise KafkaUnavailable(failure.text)

@@ -43,6 +43,11 @@ class RightsWatch:
         """Whether something was refused since the last look."""
         return self._state.refusals != self._known
 
+    def look_at_news(self) -> None:
+        """Looks for what is missing, if something was refused since the last look."""
+        if self.has_news:
+            self.look()
+
     def look(self) -> None:
         """Looks for what is missing, if anything was."""
         state = self._state

@@ -413,13 +413,13 @@ class KafkaBroker:
         self._is_copy_loose = transaction.is_copy_loose
         return failure
 
-    def renew_producer(self) -> None:
+    def renew_producer(self, unseen: AbstractSet[str]) -> None:
         """See `Broker`."""
         self._replace_producer()
         if self._ingress is None:
             return
         try:
-            known = partitions_of(self._asking)
+            known = {**dict.fromkeys(unseen, 0), **partitions_of(self._asking)}
         except KafkaException as exception:
             raise away(exception) from exception
         topics = self._settings.topics
