@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delaywheel.consumer import ConsumerError, ConsumerReason, ConsumerTrouble
+from delaywheel.consumer.message import State
 from delaywheel.consumer.records import Partition
 from support.consumer.driven import DrivenConsumer
 from support.consumer.fake_kafka import INGRESS, FakeKafka
@@ -107,3 +108,21 @@ def test_a_topic_that_was_hidden_is_assigned_anew_and_not_called_deleted() -> No
     assert consumer.broker.subscribed == subscribed * 2
     assert consumer.engine.health.is_well
     assert kafka.offsets[Partition(BESIDE, 0)] == 5
+
+
+def test_nothing_is_handed_out_while_the_group_may_not_be_used() -> None:
+    kafka, consumer = two_topics(wait_for_rights="1h", max_deliveries=None)
+    (first,) = consumer.take(1)
+    kafka.is_group_denied = True
+    first.done()
+    turn(consumer)
+    assert [one.state for one in consumer.hand] == [State.SETTLED]
+    assert consumer.engine.health.troubles == {ConsumerTrouble.NOT_AUTHORIZED: "the group"}
+    kafka.is_group_denied = False
+    turn(consumer)
+    assert (kafka.offsets[Partition(kafka.source, 0)], kafka.offsets[Partition(BESIDE, 0)]) == (
+        5,
+        5,
+    )
+    assert consumer.engine.health.is_well
+    assert (consumer.engine.counts.done, consumer.engine.counts.forgotten) == (10, 0)

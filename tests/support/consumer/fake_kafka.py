@@ -53,6 +53,7 @@ class FakeKafka:
         more: The ids of further topics, by name.
         refused: The sources for which the group cannot have topics.
         denied: The topics that the members may not read, or write to.
+        is_group_denied: Whether they may not commit as members, which nobody else says.
         hidden: Those of them that they may not even describe.
     """
 
@@ -71,6 +72,7 @@ class FakeKafka:
     more: dict[str, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
+    is_group_denied: bool = False
     hidden: set[str] = field(default_factory=set)
     held_up: set[Partition] = field(default_factory=set)
     committed_records: list[Outgoing] = field(default_factory=list)
@@ -359,6 +361,9 @@ class FakeBroker:
     ) -> TransactionFailure | None:
         """See `Broker`."""
         assert not self._is_broken, "a producer that failed was used again"
+        if self.kafka.is_group_denied:
+            self._is_broken = True
+            return TransactionFailure("the group", is_forbidden=True, has_begun_to_end=False)
         touched = {one.topic for one in records} | {at.topic for at in offsets}
         if denied := sorted(touched & (self.kafka.denied | self.kafka.hidden)):
             self._is_broken = True

@@ -7,7 +7,8 @@
 | for want of a right to one of a source's topics | that source and its retries are withheld: not |
 |   | fetched, not handed out, not committed; others go on |
 | for want of one to the ingress topic | all topics are withheld |
-| for another: of the group, or of the transactional id | that is tried again, later each time |
+| for another: of the group, or of the transactional id | nothing is handed out, and what is |
+|   | settled is tried again, later each time, until it is committed |
 
 | then | what was withheld |
 |---|---|
@@ -68,6 +69,8 @@ class RightsWatch:
             _LOG.info("no right is missing any more")
         with state.changed:
             state.book.withhold(self._withheld(missing))
+            if not state.book.can_cut:  # what was refused waits, or there is nothing to try
+                state.is_commit_refused = False
             state.notify()
         before, state.unseen = state.unseen, _unseen(missing)
         self.joins_again |= bool(before - state.unseen)

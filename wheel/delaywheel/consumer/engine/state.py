@@ -96,6 +96,8 @@ class EngineState:
             or self.is_paused_by_caller
             # Until it is known what became of them, others may have these partitions.
             or self.must_recover
+            # What is handled would be handled again elsewhere, if the group goes on without us.
+            or self.is_commit_refused
         )
 
     def listen(self, listener: Callable[[], None]) -> None:
