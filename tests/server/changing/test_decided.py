@@ -77,7 +77,7 @@ class Site:
         await self.word.wait()
         self.word.clear()
 
-    async def messages(
+    async def to_copy(
         self, places: Sequence[tuple[int, Position]], length_bytes: int
     ) -> list[Columns]:
         self.reads += 1
@@ -151,8 +151,8 @@ async def test_copies_that_are_written_hold_so_many_bytes(length_bytes: int) -> 
     assert (site.copies, site.cancels) == (40, 40)
 
 
-async def test_what_is_decided_together_is_read_once_and_written_as_two_groups() -> None:
-    """And what is decided meanwhile comes next, together."""
+async def test_what_is_decided_together_is_read_once_and_written_together() -> None:
+    """What is decided meanwhile comes next, beside the cancels of those before."""
     site = Site()
     site.goes_on.clear()
     site.decide(40)
@@ -164,7 +164,22 @@ async def test_what_is_decided_together_is_read_once_and_written_as_two_groups()
         site.goes_on.set()
         await until(lambda: len(site.reported) == 80)
     assert site.reads == 2
-    assert site.groups == [40, 40, 40, 40]
+    assert (site.copies, site.cancels) == (80, 80)
+    assert site.groups in ([40, 80, 40], [40, 40, 40, 40])
+
+
+async def test_the_next_are_copied_while_cancels_are_written() -> None:
+    site = Site()
+    site.decide(1)
+    async with site.running():
+        await until(lambda: site.copies == 1)
+        site.goes_on.clear()
+        await until(lambda: site.groups == [1, 1])
+        site.decide(3)
+        await until(lambda: site.groups == [1, 1, 2])
+        site.goes_on.set()
+        await until(lambda: len(site.reported) == 3)
+    assert (site.copies, site.cancels) == (3, 3)
 
 
 async def test_one_that_is_refused_holds_up_no_other_of_its_batch() -> None:

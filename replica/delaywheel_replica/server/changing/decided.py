@@ -3,14 +3,21 @@
 The leader's node does this, whichever node received the request (core/leader/rescheduling.py). It
 reports what is written to its cleaner until the record is gone, or shows that it is written.
 
-What is decided while a batch is written forms the next one. A batch is read with one hand-over to
-the thread that reads, and each of its halves is one group on the wheel: all copies, then all
-cancels. The bytes of its copies are bounded; what is beyond comes next. If a cancel fails, its copy
-is not written again.
+What is decided while a batch is copied forms the next one. A batch is read with one hand-over to a
+thread that reads nothing else, and each of its halves is one group on the wheel: all copies, then
+all cancels. The next one is copied while these are written: its copies and they can be one group.
+The bytes of its copies are bounded; what is beyond comes next. If a cancel fails, its copy is not
+written again.
+
+| a message is | until | then |
+|---|---|---|
+| decided | the batch before is copied | read and copied, with all that are decided by then |
+| copied | W members hold its copy | cancelled, beside the next batch |
+| cancelled | W members hold that, or it is refused | reported; or cancelled at the next progress |
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import replace
 from math import inf
 from typing import Final, NamedTuple
@@ -78,6 +85,7 @@ class Decisions:
         self._next_change = next_change
         self._copies: dict[MessageKey, _Copy] = {}
         self._written: dict[MessageKey, RescheduleWritten] = {}
+        self._cancelling: set[MessageKey] = set()
         self._progressed = asyncio.Event()
         self._waiting: dict[MessageKey, set[asyncio.Future[None]]] = {}
         self._seen: Mapping[MessageKey, Reschedule] = {}
@@ -86,7 +94,7 @@ class Decisions:
         """Writes decided reschedules until the task is cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow())
-            tasks.create_task(self._write_batches())
+            tasks.create_task(self._write_batches(tasks))
 
     async def _follow(self) -> None:
         """Reports what is written, and wakes who waits for it, at each progress."""
@@ -98,7 +106,7 @@ class Decisions:
             self._wake(leading)
             await self._next_change()
 
-    async def _write_batches(self) -> None:
+    async def _write_batches(self, tasks: asyncio.TaskGroup) -> None:
         """Writes; what is not written now is tried again at the next progress."""
         while True:
             await self._progressed.wait()
@@ -106,10 +114,14 @@ class Decisions:
             tried: set[MessageKey] = set()
             while batch := self._open(tried):
                 try:
-                    tried.update(await self._write(batch))
+                    turn = await self._copy(batch)
                 except Exception as error:  # noqa: BLE001 - it is named, and tried again
                     defect(error)
                     break
+                tried.update(turn)
+                copied = {key: batch[key] for key in turn if _has(self._copies, key, batch[key])}
+                self._cancelling.update(copied)
+                tasks.create_task(self._cancel(copied))
 
     def written(self, key: MessageKey) -> RescheduleWritten | None:
         """Returns the frames of a message whose record stands."""
@@ -170,11 +182,14 @@ class Decisions:
         return {
             key: stands
             for key, stands in leading.reschedules.items()
-            if not stands.is_written and key not in tried and not _has(self._written, key, stands)
+            if not stands.is_written
+            and key not in tried
+            and key not in self._cancelling
+            and not _has(self._written, key, stands)
         }
 
-    async def _write(self, batch: Mapping[MessageKey, Reschedule]) -> Iterable[MessageKey]:
-        """Writes the copies before the cancels, which alone would remove the messages.
+    async def _copy(self, batch: Mapping[MessageKey, Reschedule]) -> Collection[MessageKey]:
+        """Writes the copies; the cancels come after, as they alone would remove the messages.
 
         Returns:
             The messages that had their turn.
@@ -184,9 +199,8 @@ class Decisions:
             for key, stands in sorted(batch.items(), key=lambda item: item[1].place)
             if not _has(self._copies, key, stands)
         }
-        read = await self._queries.messages(
-            [(key[1] // 1000, stands.place) for key, stands in uncopied.items()], COPIES_BYTES
-        )
+        places = [(key[1] // 1000, stands.place) for key, stands in uncopied.items()]
+        read = await self._queries.to_copy(places, COPIES_BYTES) if places else []
         turn = batch.keys() - [*uncopied][len(read) :]
         copies = {
             key: replace(columns, due_ms=np.array([batch[key].to_ms], dtype=np.int64))
@@ -196,21 +210,29 @@ class Decisions:
         for key, wrote in await self._submitted(copies, Kind.MESSAGES):
             if not wrote.failed:  # otherwise it is too late for this due: the leader puts it off
                 self._copies[key] = _Copy(batch[key].to_ms, wrote.wheel, wrote.seq)
-        copied = {key: self._copies[key] for key in turn if _has(self._copies, key, batch[key])}
-        cancels = {key: _cancel_of(key, batch[key]) for key in copied}
-        for key, cancelled in await self._submitted(cancels, Kind.CANCELS):
-            copy = copied[key]
-            reasons = {refusal.reason for refusal in cancelled.failed.values()}
-            if reasons <= {Reason.DUE_TOO_OLD}:
-                written = self._written[key] = RescheduleWritten(
-                    key,
-                    copy.to_ms,
-                    (copy.wheel, copy.seq),
-                    None if reasons else (cancelled.wheel, cancelled.seq),
-                )
-                self._report(written)
-                self._tell(key)
         return turn
+
+    async def _cancel(self, copied: Mapping[MessageKey, Reschedule]) -> None:
+        """Writes the cancels of messages whose copies are held, and reports both."""
+        copies = {key: self._copies[key] for key in copied}
+        cancels = {key: _cancel_of(key, stands) for key, stands in copied.items()}
+        try:
+            for key, cancelled in await self._submitted(cancels, Kind.CANCELS):
+                copy = copies[key]
+                reasons = {refusal.reason for refusal in cancelled.failed.values()}
+                if reasons <= {Reason.DUE_TOO_OLD}:
+                    written = self._written[key] = RescheduleWritten(
+                        key,
+                        copy.to_ms,
+                        (copy.wheel, copy.seq),
+                        None if reasons else (cancelled.wheel, cancelled.seq),
+                    )
+                    self._report(written)
+                    self._tell(key)
+        except Exception as error:  # noqa: BLE001 - it is named, and tried again
+            defect(error)
+        finally:
+            self._cancelling.difference_update(copied)
 
     async def _submitted(
         self, requests: Mapping[MessageKey, Columns], kind: Kind

@@ -87,6 +87,8 @@ class Queries:
         self._dial = DialView(disk, data)
         self._scanner = Scanner(disk, data, on_damaged=self.damaged)
         self._pages = SearchPages(Scanner(disk, data, on_damaged=self.damaged), fates, history)
+        self._copying = Scanner(disk, data, on_damaged=self.damaged)
+        self._copies = ThreadPoolExecutor(1, thread_name_prefix="copies")
         self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
         self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
@@ -99,6 +101,7 @@ class Queries:
     def close(self) -> None:
         """Ends the threads."""
         self._thread.shutdown(cancel_futures=True)
+        self._copies.shutdown(cancel_futures=True)
         self._paging.shutdown(cancel_futures=True)
         self._lists.shutdown(cancel_futures=True)
 
@@ -234,21 +237,29 @@ class Queries:
 
     async def message(self, slot: int, place: Position) -> Columns | None:
         """Returns one message; None: its frame cannot be read, or no longer exists."""
-        (columns,) = await self.messages([(slot, place)], 0)
+        (columns,) = await asyncio.get_running_loop().run_in_executor(
+            self._thread, self._scanner.messages, [(slot, place)], 0
+        )
         return columns
 
-    async def messages(
+    async def to_copy(
         self, places: Sequence[tuple[int, Position]], length_bytes: int
     ) -> list[Columns | None]:
         """Returns messages, given their seconds and places; the first, if not all fit.
+
+        They do not wait for what callers look for: whoever reschedules does, for them.
 
         Args:
             places: Where they lie.
             length_bytes: No more are returned than have this length together, but at least one.
         """
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._scanner.messages, places, length_bytes
-        )
+        wheels = limits_of(self._view.status()).keys()
+
+        def read() -> list[Columns | None]:
+            self._copying.forget_all_but(wheels)
+            return self._copying.messages(places, length_bytes)
+
+        return await asyncio.get_running_loop().run_in_executor(self._copies, read)
 
     async def are_same(
         self, copies: Sequence[tuple[int, Position, Columns, int]]

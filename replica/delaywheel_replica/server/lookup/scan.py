@@ -389,7 +389,7 @@ class Scanner:
             found.looked = _NOWHERE if reference.slot in looked.unreadable else limits
 
     def _follow(self, limits: Mapping[WheelId, int], lost: FrameSet) -> None:
-        self._forget(limits)
+        self.forget_all_but(limits)
         self.ids.follow(limits, lost.seqs)
 
     def frame(self, slot: int, place: Position) -> Frame | None:
@@ -546,7 +546,7 @@ class Scanner:
         self, limits: Mapping[WheelId, int], after: Position | None
     ) -> Iterator[tuple[WheelReader, int, int]]:
         """Yields the readers of wheels that may have frames after a position: up to, and from."""
-        self._forget(limits)
+        self.forget_all_but(limits)
         for wheel in sorted(limits):
             if after is not None and wheel < after.wheel:
                 continue
@@ -573,7 +573,8 @@ class Scanner:
             self._readers[wheel] = reader
         return reader
 
-    def _forget(self, wheels: Iterable[WheelId]) -> None:
+    def forget_all_but(self, wheels: Iterable[WheelId]) -> None:
+        """Closes the files of all other wheels."""
         for wheel in self._readers.keys() - set(wheels):
             self._readers.pop(wheel).close()
 
