@@ -38,6 +38,7 @@ from delaywheel_replica.core.protocol.messages import Applied, Gossip
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.inventory import READ_AGAIN_MS
+from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from support.core.member_world import (
     WALL_MS,
     FakeNode,
@@ -378,6 +379,18 @@ def test_a_closed_wheel_is_cut_once() -> None:
     assert CloseWheel(A1, 3) in node.tick()
     assert node.status().heartbeat.wheels[A1].applied == 3
     assert CloseWheel not in kinds(node.tick())
+
+
+@pytest.mark.parametrize("kind", [CloseWheel, DeleteWheel])
+def test_a_wheel_that_cannot_be_ended_is_tried_again_after_a_rest(kind: type[Effect]) -> None:
+    node = FakeNode("a", "a", store=_holding(held=5))
+    node.store.refuses.add(kind)
+    closed = {A1: record_of("a", closed_at=3)} if kind is CloseWheel else {A2: record_of("a")}
+    node.cleaner_reports(node.cleaner(closed))
+    tried = [kinds(node.tick(1_000)).count(kind) for _ in range(2 * AGAIN_MS // 1_000)]
+    assert sum(tried) == 2
+    node.store.refuses.clear()
+    assert kind in [each for _ in range(AGAIN_MS // 1_000) for each in kinds(node.tick(1_000))]
 
 
 def test_a_wheel_goes_when_it_is_registered_no_more() -> None:

@@ -342,8 +342,8 @@ class Member:
                     self._mirrors.not_written(dropped.card.wheel)
             elif isinstance(dropped, VerifyWheel):
                 self._verifying.failed(dropped.wheel, self._known.now_ms)
-            elif isinstance(dropped, DeleteWheel):
-                self._mirrors.not_deleted(dropped.wheel)
+            elif isinstance(dropped, DeleteWheel | CloseWheel):
+                self._mirrors.not_ended(dropped.wheel)
                 if dropped.wheel in self._verifying:
                     self._verifying.failed(dropped.wheel, self._known.now_ms)
             elif not isinstance(dropped, ReadAgain):  # which is due again by itself

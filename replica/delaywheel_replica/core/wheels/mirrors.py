@@ -159,7 +159,7 @@ class Mirrors:
         self._catching_up: set[WheelId] = set()
         self._pushed: set[WheelId] = set()
         self._shown: dict[WheelId, int] = {}
-        self._delete_after_ms: dict[WheelId, int] = {}
+        self._end_after_ms: dict[WheelId, int] = {}
         self._copying_rests_until_ms = 0
         self._not_written_since_ms: dict[WheelId, int] = {}
         self._saved_ms = -1
@@ -232,14 +232,14 @@ class Mirrors:
                 found.append(wheel)
         return found
 
-    def not_deleted(self, wheel: WheelId) -> None:
-        """Notes that a folder could not be deleted; it is tried again later."""
-        self._delete_after_ms[wheel] = self._known.now_ms + AGAIN_MS
+    def not_ended(self, wheel: WheelId) -> None:
+        """Notes that a wheel could not be closed or deleted; it is tried again later."""
+        self._end_after_ms[wheel] = self._known.now_ms + AGAIN_MS
 
     def deleted(self, wheel: WheelId) -> None:
         """Forgets a wheel whose folder was deleted."""
         self.failed(wheel)
-        self._delete_after_ms.pop(wheel, None)
+        self._end_after_ms.pop(wheel, None)
         self._inventory.deleted(wheel)
         self._fencing.forget(wheel)
         self._fetching.forget(wheel)
@@ -495,9 +495,10 @@ class Mirrors:
         effects: list[Effect] = []
         for wheel, held in self._inventory.items():
             record = self._known.record(wheel)
+            if self._known.now_ms < self._end_after_ms.get(wheel, 0):
+                continue
             if self._is_done_with(wheel, held):
-                if self._known.now_ms >= self._delete_after_ms.get(wheel, 0):
-                    effects += self._once(DeleteWheel(wheel))
+                effects += self._once(DeleteWheel(wheel))
             elif record is not None and record.closed_at is not None and held.final_seq is None:
                 effects += self._once(CloseWheel(wheel, record.closed_at))
         return effects
