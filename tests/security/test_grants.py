@@ -330,6 +330,90 @@ def test_operators_calls_need_the_right_to_operate(site: Site) -> None:
         assert answers(who) == ({"NODE_UNKNOWN", "NOTHING_TO_SET_BACK"} if may else {F})
 
 
+SECURITY = Path(__file__).parents[2] / "docs" / "SECURITY.md"
+
+
+def shown_ways(site: Site, folder: Path) -> dict[tuple[str, str], tuple[Tls | None, str | None]]:
+    """How callers show who they are, by port: their files for TLS, and a token."""
+    good, other = site.authority, Authority(folder, "other")
+    without = Tls(good.file)
+    return {
+        ("listen", "nothing, in plain text"): (None, None),
+        ("listen", "no certificate"): (without, None),
+        ("listen", "a certificate that somebody else has signed"): (
+            Tls(good.file, *other.sign("shop", "shop.example.org")),
+            None,
+        ),
+        ("listen", "an expired certificate"): (
+            Tls(good.file, *good.sign("late", "shop.example.org", days=-1)),
+            None,
+        ),
+        ("listen", "a certificate that no grant names"): (
+            Tls(good.file, *good.sign("unnamed", "unnamed.example.org")),
+            None,
+        ),
+        ("listen", "the certificate of another node"): (
+            Tls(good.file, *good.sign("n2", "n2.example.org")),
+            None,
+        ),
+        ("token_listen", "nothing, in plain text"): (None, None),
+        ("token_listen", "no token"): (without, None),
+        ("token_listen", "a token that nobody has"): (without, "other"),
+    }
+
+
+def test_who_gets_in_is_as_the_table_in_the_docs_says(site: Site, tmp_path: Path) -> None:
+    """Each call, the operators' and health included, by each way to show who calls."""
+    rows = SECURITY.read_text().partition("### Who gets in")[2].partition("### Quotas")[0]
+    table = [
+        [cell.strip().strip("`") for cell in line.strip("|").split("|")]
+        for line in rows.splitlines()
+        if line.startswith("| `")
+    ]
+    ways = shown_ways(site, tmp_path)
+    assert [(at, shows) for at, shows, *_ in table] == list(ways)
+    service = pb.DESCRIPTOR.services_by_name
+    calls = [
+        f"/{each.full_name}/{method.name}"
+        for name in ("DelayWheel", "DelayWheelAdmin")
+        for each in [service[name]]
+        for method in each.methods
+        if method.name not in {"WhoAmI", "DelayProduceStream"}
+    ]
+    for at, shows, *told_each in table:
+        tls, token = ways[at, shows]
+        address = site.token_address if at == "token_listen" else site.node.address or ""
+        metadata: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        channel = (
+            grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+            if tls is None
+            else grpc.secure_channel(address, tls.credentials(), options=CHANNEL_OPTIONS)
+        )
+        with channel:
+            call = partial(answered, channel, metadata)
+            who, health = call("/delaywheel.v1.DelayWheel/WhoAmI"), call(HEALTH)
+            seen = [{call(name) for name in calls}, who, health]
+        assert seen == [{told_each[0]}, *told_each[1:]], (at, shows)
+
+
+HEALTH = "/grpc.health.v1.Health/Check"
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+
+def answered(channel: grpc.Channel, metadata: Metadata, method: str) -> str:
+    """What a call without content is told, as the table in the docs has it."""
+    call: Callable[..., bytes] = channel.unary_unary(method)
+
+    def ask() -> str:
+        answer = call(b"", timeout=9, metadata=metadata)
+        if method == HEALTH:
+            return "answered"  # whether it serves is another matter
+        principal = pb.WhoAmIResponse.FromString(answer).principal
+        return "its name" if principal.endswith(".example.org") else principal
+
+    return told(ask)
+
+
 def test_every_call_is_in_the_table_of_rights() -> None:
     """A new call cannot be forgotten: without a row no node starts to serve it."""
     services = pb.DESCRIPTOR.services_by_name
