@@ -74,14 +74,16 @@ def keep_books(stage: Stage, folder: Path) -> Books:
 
 def run(options: argparse.Namespace) -> bool:
     """Runs the whole demo; returns whether everything is as it should be."""
-    from local.stage.dead_letters import replay_one  # noqa: PLC0415 - not for `--help`
-    from local.stage.retries import retry_one  # noqa: PLC0415 - the same
+    from local.showing.dead_letters import replay_one  # noqa: PLC0415 - not for `--help`
+    from local.showing.halves import order_three  # noqa: PLC0415 - the same
+    from local.showing.retries import retry_one  # noqa: PLC0415 - the same
 
     plain = options.plain or not sys.stdout.isatty()
     view: View = PlainView() if plain else LiveView()
     with books_folder(options.output) as folder:
         settings = {
             "cluster_id": CLUSTER_ID,
+            "halves": True,
             "ledger_uri": str(folder / LEDGER),
             "ledger_seal_seconds": LEDGER_SEAL_SECONDS,
         }
@@ -91,10 +93,12 @@ def run(options: argparse.Namespace) -> bool:
             replayed = replay_one(stage.cluster, CLUSTER_ID)
             view.note("failing a record three times, which a consumer retries by Kafka alone")
             retried = retry_one(stage.cluster, CLUSTER_ID)
-            view.conclude(verdict_text(ended.verdict, ended.mirrors, replayed, retried))
+            view.note("ordering three times, each with a row in a database and a half message")
+            ordered = order_three(stage.cluster, CLUSTER_ID)
+            view.conclude(verdict_text(ended.verdict, ended.mirrors, replayed, retried, ordered))
             books = keep_books(stage, folder)
             view.conclude(books_text(books, ended.verdict))
-    is_kept = replayed.is_clean and retried.is_clean
+    is_kept = replayed.is_clean and retried.is_clean and ordered.is_clean
     return ended.is_clean and is_kept and books.is_clean(ended.verdict)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from local.loopback.postgres import has_postgres
 from support.process.script_run import (
     END_S,
     assert_nothing_is_left,
@@ -27,15 +28,19 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     hows = ("--how", "transaction", "--how", "server")
+    shop = ("--halves", "20") if has_postgres() else ()
     chaos = start_script(
         *("chaos.run", "--nodes", "1", "--plain", "--kills", "1", "--calm", "2", *hows),
-        *("--rate", "20", "--json", str(figures)),
+        *("--rate", "20", "--json", str(figures), *shop),
     )
     reported, _ = chaos.communicate(timeout=360)
     assert chaos.returncode == 0, reported
     assert "exactly once" in reported
     found = json.loads(figures.read_text())
-    assert found["clean"]
+    assert found["clean"], reported
+    if shop:
+        assert found["halves"]["orders"] > 50
+        assert found["halves"]["kills"]
     assert found["mirrors"]["nodes"] == 1
     assert found["verdict"]["accepted"] > 10_000
     done = {row["how"]: row for row in found["disturbances"]}

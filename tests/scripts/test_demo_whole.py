@@ -35,6 +35,8 @@ def test_everything_arrives_once_across_a_kill(tmp_path: Path) -> None:
     waits = re.findall(r"retried after ([\d,]+) ms, came after +([\d,]+) ms\n", by_consumer)
     assert [due_ms for due_ms, _ in waits] == ["500", "1,000", "2,000"]
     assert re.search(r"done at the last attempt +1\n", by_consumer)
+    halves = re.findall(r"half, ([a-z ]+), arrived +([0-9])\n", by_consumer)
+    assert halves == [("committed", "1"), ("rolled back", "0"), ("check says commit", "1")]
     assert re.search(r"accepted +2,000\ndelivered +2,000\n", by_consumer)
     assert re.search(r"accepted +2,000 +2,000\ndelivered +2,000 +2,000\n", by_books)
     page = output / "page.html"

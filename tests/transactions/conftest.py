@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from delaywheel.transactions import Barrier
+from local.loopback.postgres import LocalPostgres, find_postgres, has_postgres
 
 ISOLATION = {
     "sqlite": ("DEFERRED", "IMMEDIATE"),
@@ -20,12 +21,9 @@ ISOLATION = {
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """How to connect to a PostgreSQL of our own."""
-    pytest.importorskip("psycopg", reason="psycopg is not installed")
-    from local.loopback.postgres import LocalPostgres, find_postgres  # noqa: PLC0415
-
     programs = find_postgres()
-    if programs is None:
-        pytest.skip("PostgreSQL is not installed: Debian's package is postgresql")
+    if programs is None or not has_postgres():
+        pytest.skip("PostgreSQL is not installed: psycopg, and Debian's package postgresql")
     with LocalPostgres(programs) as running:
         yield running.dsn
 

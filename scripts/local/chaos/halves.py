@@ -15,15 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from delaywheel.ingress import halves_topic
+from delaywheel.transactions import Barrier
 from local.loopback.child import end_child, start_child
 from local.loopback.cluster import ClusterError, LocalCluster
+from local.loopback.postgres import LocalPostgres, find_postgres, has_postgres
 from local.stage.observer import Observer, Record
-
-if TYPE_CHECKING:
-    from local.loopback.postgres import LocalPostgres
 
 TOPIC: Final = "orders"
 GROUP: Final = "shop"
@@ -254,16 +253,11 @@ def open_shop(
     Raises:
         ClusterError: There is no PostgreSQL, or no psycopg.
     """
-    try:
-        import psycopg  # noqa: PLC0415 - not for `--help`
-
-        from delaywheel.transactions import Barrier  # noqa: PLC0415
-        from local.loopback.postgres import LocalPostgres, find_postgres  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise ClusterError(f"--halves needs {error.name}") from error
     programs = find_postgres()
-    if programs is None:
-        raise ClusterError("--halves needs PostgreSQL: Debian's package is postgresql")
+    if programs is None or not has_postgres():
+        raise ClusterError("--halves needs psycopg and PostgreSQL: Debian's package is postgresql")
+    import psycopg  # noqa: PLC0415 - not everywhere
+
     cluster.create_topic(TOPIC, PARTITIONS)
     with (
         LocalPostgres(programs) as postgres,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pwd
 import shutil
@@ -12,8 +13,6 @@ import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
-
-import psycopg
 
 from local.loopback.child import end_child, start_child
 
@@ -27,6 +26,11 @@ def find_postgres() -> Path | None:
     on_path = shutil.which("initdb")
     programs = [*found, *([Path(on_path)] if on_path else [])]
     return programs[-1].parent if programs else None
+
+
+def has_postgres() -> bool:
+    """Whether both the server and its driver are on this machine."""
+    return find_postgres() is not None and importlib.util.find_spec("psycopg") is not None
 
 
 class LocalPostgres:
@@ -74,6 +78,8 @@ class LocalPostgres:
             command += ("-c", f"{name}={value}")
         log = self._folder / "log"
         self._process = start_child([*self._as_owner, *command], log=log)
+        import psycopg  # noqa: PLC0415 - not everywhere
+
         deadline = time.monotonic() + START_S
         while True:
             try:

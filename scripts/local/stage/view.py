@@ -25,8 +25,9 @@ from local.stage.observer import Record
 from local.stage.tally import Spread, Tally, Verdict, id_of
 
 if TYPE_CHECKING:  # it needs the Kafka client, which --help does not
-    from local.stage.dead_letters import Replayed
-    from local.stage.retries import Retried
+    from local.showing.dead_letters import Replayed
+    from local.showing.halves import Ordered
+    from local.showing.retries import Retried
 
 PAST_SECONDS = 8
 COMING_SECONDS = 16
@@ -260,6 +261,7 @@ def verdict_text(
     mirrors: Mirrors,
     replayed: Replayed | None = None,
     retried: Retried | None = None,
+    ordered: Ordered | None = None,
 ) -> str:
     """Returns the closing table."""
     counts = [
@@ -301,6 +303,8 @@ def verdict_text(
         lines += [*_replayed_lines(replayed), ""]
     if retried is not None:
         lines += [*_retried_lines(retried), ""]
+    if ordered is not None:
+        lines += [*_ordered_lines(ordered), ""]
     if verdict.is_clean and not mirrors.differing:
         lines.append("Every message arrived exactly once, none early, byte for byte.")
     else:
@@ -338,6 +342,18 @@ def _retried_lines(retried: Retried) -> list[str]:
     pairs = zip(retried.delays_ms, retried.waited_ms, strict=True)
     waits = [f"{f'retried after {due_ms:,} ms, came after':<36}{ms:>9,} ms" for due_ms, ms in pairs]
     return [*waits, f"{'done at the last attempt':<36}{retried.done:>9,}"]
+
+
+def _ordered_lines(ordered: Ordered) -> list[str]:
+    counts = [
+        ("half, committed, arrived", ordered.arrived.count(b"committed")),
+        ("half, rolled back, arrived", ordered.arrived.count(b"rolled back")),
+        (
+            f"half, check says {ordered.verdict}, arrived",
+            ordered.arrived.count(b"not heard of again"),
+        ),
+    ]
+    return [f"{name:<36}{count:>9,}" for name, count in counts]
 
 
 def _words(name: str) -> str:

@@ -1,0 +1,1 @@
+"""What the demo shows beside the crowd: single messages, and what becomes of each."""
