@@ -5,7 +5,12 @@ from pathlib import Path
 
 from delaywheel import ingress
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import PASSED_PREFIX, RESERVED_PREFIX
+from delaywheel.record_headers import (
+    HALF_DELIVER_AT,
+    HALF_GROUP,
+    PASSED_PREFIX,
+    RESERVED_PREFIX,
+)
 from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.core.ingress.reading import UnfitReason
 
@@ -29,6 +34,9 @@ def test_headers_are_those_of_the_code() -> None:
         ingress.TIMESTAMP,
         TTL_HEADER,
         ingress.CANCEL,
+        HALF_GROUP,
+        HALF_DELIVER_AT,
+        ingress.COMMIT,
     ]
     assert first_column("Headers") == named
     assert PASSED_PREFIX.startswith(RESERVED_PREFIX)

@@ -38,6 +38,10 @@ PLAUSIBLE_MS: Final = range(100_000_000_000, 100_000_000_000_000)
 CANCEL: Final = "dw-cancel"
 """The id, as in `ID`, of a message to cancel; `DELIVER_AT` is then that message's due."""
 
+COMMIT: Final = "dw-commit"
+"""The id, as in `ID`, of a half message to commit; `DELIVER_AT` is then the half's due, the end of
+its hold. `delaywheel.record_headers` has the headers that make a half."""
+
 HEADERS_MOST: Final = 10_000
 """A record has at most so many headers: each costs, however short it is."""
 

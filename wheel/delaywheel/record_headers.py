@@ -42,6 +42,8 @@ HALF_TIMESTAMP: Final = "dw-half-timestamp"
 
 LONGEST_GROUP_BYTES: Final = 200
 """The longest value of `HALF_GROUP`."""
+LONGEST_HOLD_MS: Final = 10_000
+"""No half is due later: until then seconds with releases are in memory."""
 
 
 def is_reserved(name: str) -> bool:

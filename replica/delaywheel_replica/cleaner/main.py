@@ -256,6 +256,7 @@ class Cleaner:
                     topic: [Pattern(text) for text in texts]
                     for topic, texts in config.ingress_destinations.items()
                 },
+                config.halves,
             ),
             # A producer whose clock runs ahead by this much may still use the whole span.
             span_ms=config.span_seconds * 1000 + config.max_clock_skew_ms,

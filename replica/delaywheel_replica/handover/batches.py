@@ -6,7 +6,7 @@ A batch is a head and its content; all numbers are little-endian.
 |---|---|
 | 4 | the length of the content |
 | 4 | the number of the batch, which its answer repeats |
-| 4 | the kind of its frames: messages, or cancels |
+| 4 | the kind of its frames: messages, cancels, or commits |
 | 4 | how many records |
 
 | bytes a record | of the content, one column after the other |
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
+from delaywheel_replica.core.ingress.reading import Delayed, HalfCommit, Withdrawn
 from delaywheel_replica.core.protocol.codec import MalformedError
 
 FORMAT: Final = 1
@@ -63,7 +63,7 @@ _CONTENTS: Final = (
 )
 
 Part: TypeAlias = bytes | memoryview
-Wish: TypeAlias = Delayed | Withdrawn
+Wish: TypeAlias = Delayed | Withdrawn | HalfCommit
 
 
 class Head(NamedTuple):
@@ -82,7 +82,7 @@ class Head(NamedTuple):
             MalformedError: the bytes are no head.
         """
         length_bytes, number, kind, records = HEAD.unpack(head)
-        if kind not in {Kind.MESSAGES, Kind.CANCELS} or not records:
+        if kind not in {Kind.MESSAGES, Kind.CANCELS, Kind.COMMITS} or not records:
             raise MalformedError(f"a batch of {records} records of kind {kind}")
         if max(length_bytes, records * RECORD_BYTES) > LONGEST_BYTES:
             raise MalformedError(f"a batch of {records} records, {length_bytes} bytes")
@@ -96,12 +96,14 @@ class Head(NamedTuple):
 
 def kind_of(wish: Wish) -> Kind:
     """Returns the kind of the frame that a record becomes."""
-    return Kind.CANCELS if isinstance(wish, Withdrawn) else Kind.MESSAGES
+    if isinstance(wish, Delayed):
+        return Kind.MESSAGES
+    return Kind.CANCELS if isinstance(wish, Withdrawn) else Kind.COMMITS
 
 
 def length_bytes(wish: Wish) -> int:
     """Returns the cost of a record, in bytes."""
-    if isinstance(wish, Withdrawn):
+    if not isinstance(wish, Delayed):
         return RECORD_BYTES
     return RECORD_BYTES + len(wish.key or b"") + len(wish.value or b"") + len(wish.headers)
 
@@ -145,16 +147,16 @@ def decode(head: Head, content: bytes) -> Columns:
     Raises:
         MalformedError: the content does not add up.
     """
-    is_cancels = head.kind is Kind.CANCELS
+    is_rows = head.kind is not Kind.MESSAGES
     columns, end = {}, 0
-    for name, dtype, each in _IDENTITIES if is_cancels else (*_IDENTITIES, *_CONTENTS):
+    for name, dtype, each in _IDENTITIES if is_rows else (*_IDENTITIES, *_CONTENTS):
         begin, end = end, end + np.dtype(dtype).itemsize * each * head.records
         if end > len(content):
             raise MalformedError(f"{len(content)} bytes for {head.records} records")
         columns[name] = np.frombuffer(content, dtype, head.records * each, begin)
     due_ms = columns.pop("due_ms")
     ids = columns.pop("ids").reshape(head.records, ID_LENGTH_BYTES)
-    if is_cancels:
+    if is_rows:
         return Columns.of_cancels(due_ms, ids)
     topics, blob = _topics_and_blob(content, end)
     _check_lengths(columns, topics=len(topics), blob_bytes=len(blob))

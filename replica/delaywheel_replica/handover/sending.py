@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Final, NamedTuple, Self
 
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
+from delaywheel_replica.core.ingress.reading import Delayed, HalfCommit, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.codec import MalformedError
@@ -174,7 +174,7 @@ class Handover:
 
 def _wish(record: Handed) -> Wish:
     wish = record.taken.wish
-    if not isinstance(wish, Delayed | Withdrawn):
+    if not isinstance(wish, Delayed | Withdrawn | HalfCommit):
         raise TypeError(f"{record.at} {record.taken.offset} is nothing for a server")
     return wish
 

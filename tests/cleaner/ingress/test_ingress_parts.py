@@ -14,6 +14,7 @@ from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, dead_letter, forwarded
 from delaywheel_replica.cleaner.due.rows import Direct
 from delaywheel_replica.cleaner.ingress.direct import direct_rows, joined_with
+from delaywheel_replica.cleaner.ingress.half_letters import asked
 from delaywheel_replica.cleaner.ingress.handing import FIRST_PAUSE_S, LAST_PAUSE_S, Handing
 from delaywheel_replica.cleaner.ingress.letters import letter
 from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, SOON_S, TopicSearch
@@ -68,6 +69,26 @@ def test_rows_are_the_messages() -> None:
     assert (second.topic, second.key, second.value, second.headers) == ("bills", None, None, [])
     assert (third.key, third.value) == (b"", b"x")
     assert [str(each.wheel) for each in (first, second, third)] == ["in/3", "in/3", "in/4"]
+
+
+def test_of_a_half_whose_hold_is_over_the_letter_goes_and_never_expires() -> None:
+    own: list[tuple[str, bytes | None]] = [("ttl", b"0"), ("x", None)]
+    half = goes(1, headers=[*own, ("dw-half", b"shop")])
+    said = half.message._replace(is_half=True, partition=3)
+    letter = asked(half._replace(message=said), NAMES)
+    (row,) = direct_rows([letter], NOW_MS, "ttl")
+    assert (row.topic, row.partition) == (NAMES.halves, ABSENT)
+    assert (row.id, row.due_ms) == (IDS[1], NOW_MS + 1)
+    assert row.headers == [
+        *own,
+        ("dw-half", b"shop"),
+        ("dw-half-topic", b"orders"),
+        ("dw-half-deliver-at", b"%d" % (NOW_MS + 2)),
+        ("dw-half-partition", b"3"),
+    ]
+    assert not direct_rows([letter], NOW_MS, "ttl").records["ttl"].any()
+    message = goes(0)
+    assert asked(message, NAMES) is message
 
 
 def test_they_join_rows_of_wheels() -> None:

@@ -106,6 +106,71 @@ def test_nothing_changes_until_it_is_committed() -> None:
     assert hand(intake, RecordAnswer.HELD) == []
 
 
+def of_half(
+    offset: int, *more: tuple[str, bytes], held_ms: int = 3_000, commit: bool = False
+) -> CommittedRecord:
+    """A half, or its commit; it is held for so long."""
+    at = (ingress.DELIVER_AT, b"%d" % (SENT_MS + held_ms))
+    if commit:
+        return record(offset, (ingress.COMMIT, bytes(16)), at)
+    return record(
+        offset, (ingress.TOPIC, b"t"), at, (ingress.ID, bytes(16)), ("dw-half", b"g"), *more
+    )
+
+
+WITH_HALVES = replace(RULES, halves=True)
+
+
+def test_a_half_and_its_commit_go_through_the_wheel_in_time() -> None:
+    intake = reading(of_half(0), of_half(1, commit=True), rules=WITH_HALVES)
+    transact(intake)
+    assert hand(intake, RecordAnswer.HELD) == [0, 1]
+    assert transact(intake).record.next_offset == 2
+
+
+def test_a_commit_that_comes_too_late_is_no_error_and_holds_nothing_up() -> None:
+    """The group is asked, whether or not a server has the row."""
+    for answer in (None, RecordAnswer.SEALED, RecordAnswer.FULL, RecordAnswer.UNKNOWN):
+        intake = reading(of_half(0, commit=True), rules=WITH_HALVES)
+        if answer is not None:
+            transact(intake)
+            assert hand(intake, answer) == [0]
+        step = transact(intake, replace(NOW, now_ms=SENT_MS + 3_000))
+        assert (step.settled, step.record.next_offset) == ((), 1), answer
+    handed = reading(of_half(0, commit=True), rules=WITH_HALVES)
+    transact(handed)
+    handed.to_hand(9)
+    assert transact(handed, LATER).record.next_offset == 0, "its answer is waited for"
+
+
+def test_a_half_whose_hold_is_over_is_settled_directly() -> None:
+    intake = reading(of_half(0), rules=WITH_HALVES)
+    step = transact(intake, replace(LATER, least_slot=SENT + 60))
+    (settled,) = step.settled
+    assert isinstance(settled, Goes)
+    assert settled.message.is_half
+
+
+def test_halves_wait_until_all_leaders_know_them() -> None:
+    early = replace(NOW, takes_halves=False)
+    for now in (early, replace(early, now_ms=SENT_MS + 60_000, least_slot=SENT + 30)):
+        intake = reading(of_half(0), rules=WITH_HALVES)
+        step = transact(intake, now)
+        assert (step.record.next_offset, step.settled, step.announced) == (0, (), ())
+    intake = reading(of_half(0, commit=True), rules=WITH_HALVES)
+    assert transact(intake, early).announced == ()
+    assert len(transact(intake).announced) == 1
+
+
+def test_no_half_is_held_for_long_or_due_beyond_the_span() -> None:
+    far = ("dw-half-deliver-at", b"%d" % (SENT_MS + 10**9))
+    intake = reading(of_half(0, held_ms=11_001), of_half(1, far), rules=WITH_HALVES)
+    assert reasons_of(transact(intake).settled) == [
+        (0, UnfitReason.HALF_INVALID),
+        (1, UnfitReason.DUE_BEYOND_SPAN),
+    ]
+
+
 def test_offsets_without_a_record_are_passed() -> None:
     intake = Intake(NEW, RULES)
     intake.read([], 7)

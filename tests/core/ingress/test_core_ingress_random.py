@@ -17,6 +17,7 @@ from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import (
     CommittedRecord,
     Delayed,
+    HalfCommit,
     IngressRules,
     Unfit,
     read,
@@ -30,7 +31,7 @@ BEGIN = 1_900_000_000
 LATE_S = 20
 PARTITIONS = 3
 RULES = [
-    IngressRules({"soon": 3_000, "later": 30_000}, 500, frozenset()),
+    IngressRules({"soon": 3_000, "later": 30_000}, 500, frozenset(), halves=True),
     IngressRules({"soon": 4_000, "later": 40_000}, 100, frozenset({"ours"})),
 ]
 SAID = [
@@ -81,7 +82,16 @@ class World:
             return
         sent = self.now - self.random.choice([0, 0, 0, LATE_S // 2, 10 * LATE_S])
         place = IngressPlace("in", number, len(log))
-        log.append(CommittedRecord(place, sent * 1000, None, b"", self.random.choice(SAID)))
+        said = self.random.choice([*SAID, self._of_half(place, sent), self._of_half(place, sent)])
+        log.append(CommittedRecord(place, sent * 1000, None, b"", said))
+
+    def _of_half(self, place: IngressPlace, sent: int) -> list[tuple[str, bytes]]:
+        """A half, or a commit of one."""
+        id_ = b"%08d%08d" % (place.partition, place.offset)
+        at = (ingress.DELIVER_AT, b"%d" % ((sent + 3) * 1000))
+        if self.random.random() < 0.5:
+            return [(ingress.COMMIT, id_), at]
+        return [(ingress.TOPIC, b"t"), (ingress.ID, id_), at, ("dw-half", b"g")]
 
     def take_term(self, node: Node) -> None:
         self.epoch += 1
@@ -110,12 +120,12 @@ class World:
     def take(self, node: Node, handed: Handed, answer: RecordAnswer) -> RecordAnswer:
         """The server's handling of a record; UNKNOWN may hide either outcome."""
         wish, record = handed.taken.wish, handed.taken.record
-        assert isinstance(wish, Delayed)
+        assert isinstance(wish, Delayed | HalfCommit)
         assert record is not None
         if wish.due_ms // 1000 < node.seal:
             return RecordAnswer.SEALED
         is_lost = answer is RecordAnswer.UNKNOWN and self.random.random() < 0.5
-        if answer is not RecordAnswer.NOT_NOW and not is_lost:
+        if isinstance(wish, Delayed) and answer is not RecordAnswer.NOT_NOW and not is_lost:
             node.wheel.add((record.place, wish.id, wish.due_ms))
         return answer
 
@@ -225,8 +235,12 @@ def test_each_record_has_one_end(seed: int) -> None:
     assert len(records) > 20
     for record in records:
         ends = world.delivered[record.place] + world.dead[record.place]
-        assert ends == 1, (record, world.delivered[record.place], world.dead[record.place])
         wishes = [read(record, rules) for rules in RULES]
+        is_commit = any(isinstance(wish, HalfCommit) for wish in wishes)
+        if is_commit and not world.dead[record.place]:
+            assert ends == 0, (record, "a commit is no message")
+            continue
+        assert ends == 1, (record, world.delivered[record.place], world.dead[record.place])
         if world.dead[record.place]:
             assert any(isinstance(wish, Unfit) for wish in wishes), record
         else:

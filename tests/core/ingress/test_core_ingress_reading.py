@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel import ingress
-from delaywheel.headers import decode_headers
+from delaywheel.headers import decode_headers, encode_headers
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import (
     ABSENT,
     CommittedRecord,
     Delayed,
+    HalfCommit,
     IngressRules,
     Unfit,
     UnfitReason,
@@ -29,6 +30,7 @@ from delaywheel_replica.patterns import Pattern
 PLACE = IngressPlace("delaywheel-main-ingress", 3, 4_711)
 SENT_MS = 1_900_000_000_000
 RULES = IngressRules({"30s": 30_000}, 100, frozenset({"delaywheel-main-dead"}))
+WITH_HALVES = replace(RULES, halves=True)
 ID = bytes(range(16))
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -36,10 +38,10 @@ TO = (ingress.TOPIC, b"orders")
 SOON = (ingress.DELAY_MS, b"500")
 
 
-def wish(*headers: tuple[str, bytes | None], **changed: Any) -> Wish:
+def wish(*headers: tuple[str, bytes | None], rules: IngressRules = RULES, **changed: Any) -> Wish:
     """The request in a record with these headers."""
     record = CommittedRecord(PLACE, SENT_MS, b"key", b"value", headers)
-    return read(record._replace(**changed), RULES)
+    return read(record._replace(**changed), rules)
 
 
 def delayed(*headers: tuple[str, bytes | None], **changed: Any) -> Delayed:
@@ -189,6 +191,55 @@ def test_a_topic_leads_where_it_may() -> None:
     other = PLACE._replace(topic="another-ingress")
     assert isinstance(outcome(b"bills.eu", other), Delayed)
     assert isinstance(outcome(b"", other, *cancel), Withdrawn)
+
+
+def half(*more: tuple[str, bytes | None], rules: IngressRules = WITH_HALVES) -> Wish:
+    """The request in a record of a half, some of whose headers are others."""
+    said = {"dw-half": b"shop", ingress.ID: ID, ingress.DELIVER_AT: b"%d" % SENT_MS}
+    return wish(TO, *{**said, **dict(more)}.items(), rules=rules)
+
+
+def test_a_half_and_its_commit() -> None:
+    found = half(("dw-half-deliver-at", long(SENT_MS + 9)), ("trace", b"1"))
+    assert isinstance(found, Delayed)
+    assert (found.id, found.due_ms, found.topic) == (ID, SENT_MS, "orders")
+    assert (found.is_half, found.half_due_ms) == (True, SENT_MS + 9)
+    told = [("trace", b"1"), ("dw-half", b"shop"), ("dw-half-deliver-at", b"%d" % (SENT_MS + 9))]
+    assert found.headers == encode_headers(told)
+    at_its_commit = half()
+    assert isinstance(at_its_commit, Delayed)
+    assert (at_its_commit.is_half, at_its_commit.half_due_ms) == (True, ABSENT)
+    assert not delayed(TO, SOON).is_half
+    commit = ((ingress.COMMIT, ID), (ingress.DELIVER_AT, b"%d" % SENT_MS))
+    record = CommittedRecord(PLACE, SENT_MS, None, None, commit)
+    assert read(record, WITH_HALVES) == HalfCommit(ID, SENT_MS)
+
+
+LIMITED = replace(WITH_HALVES, destinations={PLACE.topic: [Pattern("*")]})
+COMMITTING = (ingress.COMMIT, ID)
+
+
+@pytest.mark.parametrize(
+    ("expected", "found"),
+    [
+        (UnfitReason.HALVES_OFF, half(rules=RULES)),
+        (UnfitReason.HALVES_OFF, half(COMMITTING, rules=RULES)),
+        (UnfitReason.FORBIDDEN, half(rules=LIMITED)),
+        (UnfitReason.FORBIDDEN, half(COMMITTING, rules=LIMITED)),
+        (UnfitReason.HALF_INVALID, half(("dw-half", b"all of us"))),
+        (UnfitReason.HALF_INVALID, half(("dw-half", None))),
+        (UnfitReason.HALF_INVALID, half(("dw-half-deliver-at", b"soon"))),
+        (UnfitReason.HALF_INVALID, half(("dw-half-deliver-at", b"%d" % SENT_MS))),
+        (UnfitReason.HALF_INVALID, half(COMMITTING, (ingress.CANCEL, ID))),
+        (UnfitReason.HEADER_RESERVED, half(("dw-half-topic", b"orders"))),
+        (UnfitReason.ID_INVALID, half((ingress.COMMIT, b"mine"))),
+        (UnfitReason.HALF_INVALID, wish(TO, SOON, ("dw-half", b"g"), rules=WITH_HALVES)),
+        (UnfitReason.HALF_INVALID, wish(TO, SOON, ("dw-half-deliver-at", b"1"), rules=WITH_HALVES)),
+    ],
+)
+def test_no_half_or_commit(expected: UnfitReason, found: Wish) -> None:
+    assert isinstance(found, Unfit)
+    assert found.reason is expected
 
 
 def test_a_due_in_seconds_is_refused_with_what_was_sent_and_what_is_wanted() -> None:

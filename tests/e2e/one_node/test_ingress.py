@@ -138,6 +138,54 @@ def test_a_cancel_withdraws_what_waits(
     assert dict(headers_of(letter))["dw-dead-reason"] == b"DUE_TOO_OLD"
 
 
+def test_a_half_is_delivered_when_it_was_committed_and_asked_about_otherwise(
+    sender: Sender, kafka: KafkaBroker, topic: str
+) -> None:
+    held_until_ms = now_ms() + 6_000
+    at = (ingress.DELIVER_AT, b"%d" % held_until_ms)
+    ids = {name: uuid.uuid4() for name in (b"committed", b"later", b"given up", b"forgotten")}
+
+    def begin(name: bytes, *more: tuple[str, bytes]) -> None:
+        id_ = (ingress.ID, ids[name].bytes)
+        sender.put(name, [(ingress.TOPIC, topic.encode()), at, id_, ("dw-half", b"shop"), *more])
+
+    due_ms = held_until_ms + 3_000
+    begin(b"later", ("dw-half-deliver-at", long(due_ms)))
+    for name in (b"committed", b"given up", b"forgotten"):
+        begin(name)
+    over = uuid.uuid4()
+    ids[b"over"], at_once = over, (ingress.DELIVER_AT, b"%d" % (now_ms() - 600_000))
+    hers = (ingress.ID, over.bytes)
+    sender.put(b"over", [(ingress.TOPIC, topic.encode()), at_once, hers, ("dw-half", b"shop")])
+    sender.flush()
+    for name in (b"committed", b"later"):
+        sender.put(None, [(ingress.COMMIT, ids[name].bytes), at])
+    sender.put(None, [(ingress.CANCEL, ids[b"given up"].bytes), at])
+    sender.put(None, [(ingress.COMMIT, over.bytes), at_once])  # no error, and no letter
+    sender.flush()
+    halves = KafkaNames(sender.cluster_id).halves
+    with CommittedReader(kafka.address, topic) as reader:
+        first, second = reader.wait_for(2)
+    with CommittedReader(kafka.address, halves) as letters:
+
+        def asked() -> list[KafkaMessage] | None:
+            ours = {b"over", b"forgotten", b"given up", b"committed", b"later"}
+            found = [m for m in letters.read_to_end() if m.value() in ours]
+            return found if len(found) >= 2 else None
+
+        about = wait_until("two groups are asked", asked)
+    assert (first.value(), second.value()) == (b"committed", b"later")
+    assert first.timestamp()[1] >= held_until_ms
+    assert second.timestamp()[1] >= due_ms
+    for message in (first, second):
+        assert not [name for name, _ in headers_of(message) if name.startswith("dw-half")]
+    assert {m.value() for m in about} == {b"over", b"forgotten"}
+    assert {dict(headers_of(m))["dw-half-topic"] for m in about} == {topic.encode()}
+    assert {dict(headers_of(m))["dw-id"] for m in about} == {
+        ids[name].hex.encode() for name in (b"over", b"forgotten")
+    }
+
+
 def test_a_cancel_over_grpc_finds_it(sender: Sender, service: Service, topic: str) -> None:
     due_ms, id_ = now_ms() + 20_000, uuid.uuid4()
     due = (ingress.DELIVER_AT, b"%d" % due_ms)

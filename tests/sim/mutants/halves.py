@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +17,10 @@ from delaywheel.record_headers import HALF_GROUP, is_reserved
 from delaywheel.transactions import HalfVerdict
 from delaywheel_replica.cleaner.delivery import halves
 from delaywheel_replica.cleaner.due import seconds
-from delaywheel_replica.cleaner.due.rows import DueMessage, MessageOutcome, Records
+from delaywheel_replica.cleaner.due.rows import MessageOutcome, Records
 from delaywheel_replica.cleaner.due.runs import Runs
 from delaywheel_replica.cleaner.due.seconds import FORWARDED, Bounds, Second
+from delaywheel_replica.cleaner.ingress import half_letters
 from delaywheel_replica.core.leader import halves as core_halves
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
@@ -57,13 +59,13 @@ def released_falls_due() -> list[Patch]:
 
 
 def header_is_left() -> list[Patch]:
-    real = halves._parted
+    real = half_letters.parted
 
-    def parted(half: DueMessage) -> Any:
-        own, group, deliver_at_ms = real(half)
-        return [(HALF_GROUP, group), *own], group, deliver_at_ms
+    def parted(headers: Iterable[tuple[str, bytes | None]]) -> half_letters.Parted:
+        own, group, deliver_at_ms = real(headers)
+        return half_letters.Parted([(HALF_GROUP, group), *own], group, deliver_at_ms)
 
-    return [instead(halves, "_parted", parted)]
+    return [instead(halves, "parted", parted)]
 
 
 def decided_at_loading() -> list[Patch]:

@@ -14,12 +14,12 @@ from delaywheel.record_headers import (
     HALF_PARTITION,
     HALF_TIMESTAMP,
     HALF_TOPIC,
+    LONGEST_HOLD_MS,
     is_reserved,
 )
 from delaywheel.testing.rows import SentMessage
 
 CLUSTER: Final = "memory"
-LONGEST_HOLD_MS: Final = 10_000
 COMMIT_BEFORE_MS: Final = 100
 """A commit is left to the check if its half's hold ends within this time."""
 

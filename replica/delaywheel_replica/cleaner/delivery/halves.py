@@ -22,26 +22,18 @@ from numpy.typing import NDArray
 
 from delaywheel import ingress
 from delaywheel.headers import encode_headers
-from delaywheel.record_headers import (
-    HALF_DELIVER_AT,
-    HALF_GROUP,
-    HALF_PARTITION,
-    HALF_TIMESTAMP,
-    HALF_TOPIC,
-)
 from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.direct import joined_with
+from delaywheel_replica.cleaner.ingress.half_letters import Headers, letter_headers, parted
 from delaywheel_replica.kafka_settings import KafkaNames
-
-_Headers = list[tuple[str, bytes | None]]
 
 
 class _AsSent(NamedTuple):
     """A half as it is sent."""
 
     topic: str
-    headers: _Headers
+    headers: Headers
     partition: int
     timestamp_ms: int
     state: HalfState
@@ -73,7 +65,7 @@ def passed_on(rows: DueRows) -> DueRows:
 
 
 def _committed(half: DueMessage, now_ms: int, names: KafkaNames) -> _AsSent:
-    own, _, deliver_at_ms = _parted(half)
+    own, _, deliver_at_ms = parted(half.headers)
     if deliver_at_ms is None or deliver_at_ms <= now_ms:
         return _AsSent(
             half.topic, own, half.partition, half.timestamp_ms, HalfState.NONE, has_ttl=True
@@ -88,26 +80,10 @@ def _committed(half: DueMessage, now_ms: int, names: KafkaNames) -> _AsSent:
 
 
 def _letter(half: DueMessage, names: KafkaNames) -> _AsSent:
-    own, group, deliver_at_ms = _parted(half)
-    if deliver_at_ms is None:
-        # Another due than the half's: one id and due is delivered once.
-        deliver_at_ms = half.due_ms + 1
-    own.append((HALF_GROUP, group))
-    own.append((HALF_TOPIC, half.topic.encode()))
-    own.append((HALF_DELIVER_AT, b"%d" % deliver_at_ms))
-    if half.partition != ABSENT:
-        own.append((HALF_PARTITION, b"%d" % half.partition))
-    if half.timestamp_ms != ABSENT:
-        own.append((HALF_TIMESTAMP, b"%d" % half.timestamp_ms))
-    return _AsSent(names.halves, own, ABSENT, ABSENT, HalfState.NONE, has_ttl=False)
-
-
-def _parted(half: DueMessage) -> tuple[_Headers, bytes | None, int | None]:
-    """Returns a half's own headers, its group, and its message's due; None: it has none."""
-    ours = {name: value for name, value in half.headers if name in {HALF_GROUP, HALF_DELIVER_AT}}
-    own = [each for each in half.headers if each[0] not in ours]
-    deliver_at = ours.get(HALF_DELIVER_AT)
-    return own, ours.get(HALF_GROUP), None if deliver_at is None else int(deliver_at)
+    headers = letter_headers(
+        half.headers, half.topic, half.due_ms, half.partition, half.timestamp_ms
+    )
+    return _AsSent(names.halves, headers, ABSENT, ABSENT, HalfState.NONE, has_ttl=False)
 
 
 def _rewritten(

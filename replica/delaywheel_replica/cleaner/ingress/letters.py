@@ -23,8 +23,8 @@ from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.ingress.place import IngressPlace
-from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, Unfit, Withdrawn
-from delaywheel_replica.core.ingress.underway import Dies, Gone
+from delaywheel_replica.core.ingress.reading import CommittedRecord, Unfit
+from delaywheel_replica.core.ingress.underway import DeletedRecords, Dies, Gone
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.kafka_settings import KafkaNames
 
@@ -43,7 +43,7 @@ def letter(names: KafkaNames, settled: Dies, most_bytes: int) -> list[Record]:
     """
     record, wish = settled.taken.record, settled.taken.wish
     assert record is not None
-    key = (wish.id, wish.due_ms) if isinstance(wish, Delayed | Withdrawn) else None
+    key = None if isinstance(wish, Unfit | DeletedRecords) else (wish.id, wish.due_ms)
     *whole, smallest = _letters(names, record, settled.unfit)
     fitting = next((each for each in whole if batch_bytes(each) <= most_bytes), smallest)
     return [fitting, dead_outcome(names, record.place, settled.unfit.reason.value, key)]

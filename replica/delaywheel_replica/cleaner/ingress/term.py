@@ -36,6 +36,7 @@ from typing import Final
 from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.ingress import letters
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
+from delaywheel_replica.cleaner.ingress.half_letters import asked
 from delaywheel_replica.cleaner.ingress.handing import Handing
 from delaywheel_replica.cleaner.ingress.searching import TopicSearch
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken, counted_of, log_losses, name_of
@@ -54,6 +55,7 @@ from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.ingress.term import IngressTerm
 from delaywheel_replica.core.ingress.underway import Dies, Goes, Gone
+from delaywheel_replica.core.leader.halves import KNOWN_SINCE as HALVES_KNOWN_SINCE
 from delaywheel_replica.core.leader.rescheduling import nodes_behind
 from delaywheel_replica.core.protocol.control import (
     ControlState,
@@ -304,9 +306,11 @@ class Ingress:
             floor=around.state.progress.floor,
             blocked=blocked,
             most=self._handing.most,
+            takes_halves=around.state.needs >= HALVES_KNOWN_SINCE,
         )
         step = term.plan(moment, room=room)
-        goes = [each for each in step.settled if isinstance(each, Goes)]
+        names = self._settings.names
+        goes = [asked(each, names) for each in step.settled if isinstance(each, Goes)]
         announces = any(each.announced or each.taken_back for each in step.steps.values())
         taken = Taken(
             step,

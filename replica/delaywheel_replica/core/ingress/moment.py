@@ -10,7 +10,9 @@ from typing import NamedTuple, TypeAlias
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 
 Kind: TypeAlias = type[Delayed] | type[Withdrawn]
-"""The kind of a handed-over record: a server may accept cancels while it accepts no messages."""
+"""The kind of a handed-over record: a server may accept cancels while it accepts no messages.
+
+A commit counts as a cancel here: both are rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Moment:
         blocked: topics that cannot be forwarded to now, though others can.
         most: for each kind that the server does not accept now: how many records of this kind may
             wait announced.
+        takes_halves: every leader from now on knows half messages; else they wait, and commits.
     """
 
     now_ms: int
@@ -34,6 +37,7 @@ class Moment:
     floor: int
     blocked: AbstractSet[str] = frozenset()
     most: Mapping[Kind, int] = field(default_factory=dict)
+    takes_halves: bool = True
 
 
 class TransactionRoom(NamedTuple):

@@ -16,6 +16,8 @@ A record is settled in the transaction that moves next past it:
 | record | the transaction carries |
 |---|---|
 | held by W members | nothing for it |
+| a commit of a half whose hold is over | nothing: the half's group is asked, which is no error |
+| a half whose hold is over, and surely on no server | the letter that asks its group |
 | unfit | a dead letter |
 | due, and surely on no server | the message itself; one with an id of its sender's only once its |
 |   | second is sealed, or the server accepts nothing: the second may know it from before |
@@ -55,11 +57,13 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Final
 
+from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom
 from delaywheel_replica.core.ingress.reading import (
     CommittedRecord,
     Delayed,
+    HalfCommit,
     IngressRules,
     Unfit,
     UnfitReason,
@@ -83,6 +87,9 @@ from delaywheel_replica.core.protocol.seal import REST
 
 SPANS_MOST: Final = 200
 """Spans of announced offsets in one control record; a record that would add one more waits."""
+
+CLOCKS_DIFFER_MS: Final = 1_000
+"""A producer's clock may be so much ahead when it says how long a half is to be held."""
 
 _NEVER: Final = 2**63
 
@@ -137,7 +144,7 @@ class Intake:
         self._inherited: SeqSet = record.announced
         self._rules = rules
         # Announced records were judged before, and may be held, whatever has changed since.
-        self._inherited_rules = IngressRules(record.levels_ms, 2**63, frozenset())
+        self._inherited_rules = IngressRules(record.levels_ms, 2**63, frozenset(), halves=True)
         self._taken: deque[RecordUnderWay] = deque()
         # Announced records by slot; None: not counted yet.
         self._slots: Counter[int] | None = None
@@ -326,7 +333,7 @@ class Intake:
     def _settle(self, moment: Moment, room: TransactionRoom) -> _Draft:
         draft = _Draft(next_offset=self.record.next_offset)
         for taken in self._taken:
-            if taken.stage is not Stage.HELD:
+            if taken.stage is not Stage.HELD and not _is_void(taken, moment):
                 settled = self._settled(taken, moment)
                 if settled is None or not draft.take(settled, room):
                     return draft
@@ -345,7 +352,7 @@ class Intake:
         unfit = _unfit(taken, wish, moment)
         if unfit is not None:
             return Dies(taken, unfit)
-        if _is_for_the_wheel(taken, moment):
+        if _is_for_the_wheel(taken, moment) or _waits_for_halves(taken, moment):
             return None
         if taken.perhaps_held or not isinstance(wish, Delayed) or wish.due_ms > moment.now_ms:
             return None
@@ -416,7 +423,7 @@ class Intake:
 
 
 def _kind_of(taken: RecordUnderWay) -> Kind:
-    return Withdrawn if isinstance(taken.wish, Withdrawn) else Delayed
+    return Withdrawn if isinstance(taken.wish, Withdrawn | HalfCommit) else Delayed
 
 
 def _slots_of(taken: Iterable[RecordUnderWay]) -> Counter[int]:
@@ -453,24 +460,57 @@ def _unfit(taken: RecordUnderWay, wish: Wish, moment: Moment) -> Unfit | None:
         return wish
     if isinstance(wish, Withdrawn) and (is_refused or _is_late(taken, moment)):
         return Unfit(UnfitReason.DUE_TOO_OLD, "The message to cancel is gone by now")
-    if taken.stage is Stage.READ and wish.due_ms > moment.span_end_ms:
-        return Unfit(UnfitReason.DUE_BEYOND_SPAN, f"A due of {wish.due_ms} ms")
+    if taken.stage is Stage.READ and (too_far := _too_far(wish, moment)) is not None:
+        return too_far
     if is_refused and taken.answer is RecordAnswer.FULL:
         return Unfit(UnfitReason.SLOT_FULL, f"Second {wish.due_ms // 1000}")
+    return None
+
+
+def _too_far(wish: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | None:
+    """Returns why a record is due too late to be accepted; None if it is not."""
+    due_ms = wish.due_ms
+    if isinstance(wish, Delayed) and wish.is_half:
+        held_ms = due_ms - moment.now_ms
+        if held_ms > LONGEST_HOLD_MS + CLOCKS_DIFFER_MS:
+            return Unfit(UnfitReason.HALF_INVALID, f"It is to be held for {held_ms:,} ms")
+        due_ms = max(due_ms, wish.half_due_ms)
+    if due_ms > moment.span_end_ms:
+        return Unfit(UnfitReason.DUE_BEYOND_SPAN, f"A due of {due_ms} ms")
     return None
 
 
 def _can_be_handed(taken: RecordUnderWay, moment: Moment) -> bool:
     """Whether a record in stage READ may be announced; a due message need not be."""
     slot = taken.slot
+    if _waits_for_halves(taken, moment):
+        return False
     if isinstance(taken.wish, Delayed) and taken.wish.due_ms <= moment.now_ms:
         return _is_for_the_wheel(taken, moment)
     return (
         slot is not None
-        and isinstance(taken.wish, Delayed | Withdrawn)
+        and isinstance(taken.wish, Delayed | Withdrawn | HalfCommit)
         and moment.least_slot is not None
         and slot >= moment.least_slot
         and taken.wish.due_ms <= moment.span_end_ms
+    )
+
+
+def _is_void(taken: RecordUnderWay, moment: Moment) -> bool:
+    """Whether a commit that is not held means nothing any more: the group of its half is asked."""
+    wish = taken.wish
+    return (
+        isinstance(wish, HalfCommit)
+        and taken.stage is not Stage.HANDED
+        and (taken.stage is Stage.REFUSED or wish.due_ms <= moment.now_ms)
+    )
+
+
+def _waits_for_halves(taken: RecordUnderWay, moment: Moment) -> bool:
+    """Whether a half, or a commit of one, has to wait until all leaders know what it is."""
+    wish = taken.wish
+    return not moment.takes_halves and (
+        isinstance(wish, HalfCommit) or (isinstance(wish, Delayed) and wish.is_half)
     )
 
 

@@ -5,6 +5,7 @@ leader that reads a record again makes the same message of it, with the same id 
 ahead a due may be depends on the clock, and is checked elsewhere.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel import ingress
 from delaywheel.headers import encode_headers, is_cut_off
-from delaywheel.record_headers import is_reserved
+from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP, is_reserved
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
 from delaywheel_replica.patterns import Pattern, is_topic_name
@@ -22,6 +23,7 @@ ABSENT: Final = -1
 
 _PARTITIONS: Final = 2**31
 _TIMES: Final = 2**63
+_GROUP: Final = re.compile(rb"[a-zA-Z0-9._-]{1,200}")
 _WHEEL: Final = "dw-wheel"
 _DELIVERED: Final = frozenset({ingress.ID, "dw-due", "dw-accepted", _WHEEL, "dw-forwarded"})
 _DEAD_PREFIX: Final = "dw-dead-"
@@ -54,12 +56,14 @@ class IngressRules:
         max_message_bytes: limit for key, value and encoded headers together.
         own_topics: the service's own topics: a message delivered to them could forge its records.
         destinations: ingress topic -> patterns of the topics that it may lead to; absent: all.
+        halves: half messages are accepted.
     """
 
     levels_ms: Mapping[str, int]
     max_message_bytes: int
     own_topics: frozenset[str]
     destinations: Mapping[str, Sequence[Pattern]] = field(default_factory=dict)
+    halves: bool = False
 
 
 class Delayed(NamedTuple):
@@ -78,10 +82,21 @@ class Delayed(NamedTuple):
     """Encoded headers that are passed on."""
     has_own_id: bool = False
     """Its sender gave the id, and may send it again."""
+    is_half: bool = False
+    """It is a half message, whose due is the end of its hold; its headers say so."""
+    half_due_ms: int = ABSENT
+    """Of a half: when its message is due; `ABSENT`: at its commit."""
 
 
 class Withdrawn(NamedTuple):
     """A message to be cancelled."""
+
+    id: bytes
+    due_ms: int
+
+
+class HalfCommit(NamedTuple):
+    """A half message to be committed."""
 
     id: bytes
     due_ms: int
@@ -107,6 +122,8 @@ class UnfitReason(StrEnum):
     SLOT_FULL = "SLOT_FULL"
     WHEEL_LOST = "WHEEL_LOST"
     FORBIDDEN = "FORBIDDEN"
+    HALF_INVALID = "HALF_INVALID"
+    HALVES_OFF = "HALVES_OFF"
 
 
 class Unfit(NamedTuple):
@@ -116,7 +133,7 @@ class Unfit(NamedTuple):
     detail: str
 
 
-Wish: TypeAlias = Delayed | Withdrawn | Unfit
+Wish: TypeAlias = Delayed | Withdrawn | HalfCommit | Unfit
 
 
 class _UnfitError(Exception):
@@ -134,6 +151,8 @@ def read(record: CommittedRecord, rules: IngressRules) -> Wish:
         return Unfit(UnfitReason.MESSAGE_TOO_LARGE, detail)
     try:
         asked, passed = _sorted(record.headers)
+        if ingress.COMMIT in asked:
+            return _committed(record, asked, rules)
         if ingress.CANCEL in asked:
             return _withdrawn(record, asked, rules)
         return _delayed(record, asked, passed, rules)
@@ -152,6 +171,23 @@ def _withdrawn(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> W
     return Withdrawn(_id(asked, ingress.CANCEL), _deliver_at(asked))
 
 
+def _committed(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> HalfCommit:
+    _check_halves(record, rules)
+    if ingress.CANCEL in asked:
+        detail = f"{ingress.CANCEL} and {ingress.COMMIT}"
+        raise _UnfitError(UnfitReason.HALF_INVALID, detail)
+    return HalfCommit(_id(asked, ingress.COMMIT), _deliver_at(asked))
+
+
+def _check_halves(record: CommittedRecord, rules: IngressRules) -> None:
+    if not rules.halves:
+        raise _UnfitError(UnfitReason.HALVES_OFF, "The setting halves is false")
+    topic = record.place.topic
+    if topic in rules.destinations:  # which message a commit names is not known here
+        detail = f"No half messages through {topic}, which leads to some topics alone"
+        raise _UnfitError(UnfitReason.FORBIDDEN, detail)
+
+
 def _sorted(
     headers: Sequence[tuple[str, bytes | None]],
 ) -> tuple[_Asked, list[tuple[str, bytes | None]]]:
@@ -163,7 +199,7 @@ def _sorted(
             passed.append((name, value))
         elif name == _WHEEL:
             asked.pop(ingress.ID, None)  # from an earlier delivery
-        elif name in _ASKED or name == ingress.CANCEL:
+        elif name in _ASKED:
             asked[name] = value
         elif name not in _DELIVERED and not name.startswith(_DEAD_PREFIX):
             raise _UnfitError(UnfitReason.HEADER_RESERVED, f"Unknown header {_shown(name)}")
@@ -171,7 +207,10 @@ def _sorted(
 
 
 _ASKED: Final = frozenset(
-    {ingress.TOPIC, *ingress.DUES, ingress.ID, ingress.PARTITION, ingress.TIMESTAMP}
+    {
+        *(ingress.TOPIC, *ingress.DUES, ingress.ID, ingress.PARTITION, ingress.TIMESTAMP),
+        *(ingress.CANCEL, ingress.COMMIT, HALF_GROUP, HALF_DELIVER_AT),
+    }
 )
 
 
@@ -194,7 +233,12 @@ def _delayed(
     timestamp_ms = _optional(
         asked, ingress.TIMESTAMP, lambda n: 0 < n < _TIMES, UnfitReason.TIMESTAMP_INVALID
     )
-    headers = _encoded(passed)
+    is_half = not asked.keys().isdisjoint({HALF_GROUP, HALF_DELIVER_AT})
+    half_due_ms = ABSENT
+    if is_half:
+        _check_halves(record, rules)
+        ours, half_due_ms = _half(asked, due_ms)
+    headers = _encoded(passed) + (encode_headers(ours) if is_half else b"")
     length_bytes = len(record.key or b"") + len(record.value or b"") + len(headers)
     if length_bytes > rules.max_message_bytes:
         detail = f"{length_bytes:,} bytes, at most {rules.max_message_bytes:,}"
@@ -209,7 +253,30 @@ def _delayed(
         record.value,
         headers,
         id_ is not None,
+        is_half,
+        half_due_ms,
     )
+
+
+def _half(asked: _Asked, due_ms: int) -> tuple[list[tuple[str, bytes | None]], int]:
+    """Returns the headers that make a half, and the due of its message.
+
+    Its sender has to know its id and due: commits, and rows of the barrier, name it by both.
+    """
+    for name in (ingress.ID, ingress.DELIVER_AT):
+        if name not in asked:
+            raise _UnfitError(UnfitReason.HALF_INVALID, f"{HALF_GROUP} without {name}")
+    group = asked.get(HALF_GROUP) or b""
+    if not _GROUP.fullmatch(group):
+        raise _UnfitError(UnfitReason.HALF_INVALID, _quoted(HALF_GROUP, asked))
+    ours: list[tuple[str, bytes | None]] = [(HALF_GROUP, group)]
+    if HALF_DELIVER_AT not in asked:
+        return ours, ABSENT
+    half_due_ms = number_in(asked[HALF_DELIVER_AT])
+    if half_due_ms is None or half_due_ms not in ingress.PLAUSIBLE_MS or half_due_ms == due_ms:
+        detail = f"{_quoted(HALF_DELIVER_AT, asked)}: Unix milliseconds, and not {due_ms}"
+        raise _UnfitError(UnfitReason.HALF_INVALID, detail)
+    return [*ours, (HALF_DELIVER_AT, b"%d" % half_due_ms)], half_due_ms
 
 
 def _topic(asked: _Asked, rules: IngressRules) -> str:

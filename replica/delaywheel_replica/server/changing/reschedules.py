@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import MOST, nodes_behind
@@ -50,7 +51,6 @@ from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.passed_on import PassedChanges, change_permitted
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Decided, Subject
-from delaywheel_replica.server.intake.validate import LONGEST_HOLD_MS
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.answering import defect

@@ -33,6 +33,7 @@ from delaywheel.record_headers import (
     HALF_DELIVER_AT,
     HALF_GROUP,
     LONGEST_GROUP_BYTES,
+    LONGEST_HOLD_MS,
     is_reserved,
 )
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
@@ -54,8 +55,6 @@ from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 _GROUP = re.compile(rb"[a-zA-Z0-9._-]{1,%d}" % LONGEST_GROUP_BYTES)
 _DUE = re.compile(rb"[1-9][0-9]{11,13}")
-LONGEST_HOLD_MS: Final = 10_000
-"""No half is due later: until then seconds with releases are in memory."""
 
 MESSAGE_HEADERS: Final = 10_000
 REQUEST_HEADERS: Final = 200_000

@@ -1,0 +1,97 @@
+"""Letters that ask about half messages: docs/PROTOCOL.md has their headers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from delaywheel.headers import decode_headers, encode_headers
+from delaywheel.record_headers import (
+    HALF_DELIVER_AT,
+    HALF_GROUP,
+    HALF_PARTITION,
+    HALF_TIMESTAMP,
+    HALF_TOPIC,
+)
+from delaywheel_replica.cleaner.due.rows import ABSENT
+from delaywheel_replica.core.ingress.underway import Goes
+from delaywheel_replica.kafka_settings import KafkaNames
+
+Headers = list[tuple[str, bytes | None]]
+
+
+class Parted(NamedTuple):
+    """The headers of a half.
+
+    Attributes:
+        own: Its message's own.
+        group: Who is asked.
+        deliver_at_ms: When its message is due; None: at its commit.
+    """
+
+    own: Headers
+    group: bytes | None
+    deliver_at_ms: int | None
+
+
+def parted(headers: Iterable[tuple[str, bytes | None]]) -> Parted:
+    """Returns a half's headers, ours apart from its own."""
+    pairs = list(headers)
+    ours = {name: value for name, value in pairs if name in {HALF_GROUP, HALF_DELIVER_AT}}
+    own = [each for each in pairs if each[0] not in ours]
+    deliver_at = ours.get(HALF_DELIVER_AT)
+    return Parted(own, ours.get(HALF_GROUP), None if deliver_at is None else int(deliver_at))
+
+
+def letter_headers(
+    headers: Iterable[tuple[str, bytes | None]],
+    topic: str,
+    due_ms: int,
+    partition: int,
+    timestamp_ms: int,
+) -> Headers:
+    """Returns the headers of the letter about a half.
+
+    Args:
+        headers: Of the half.
+        topic: Where its message goes.
+        due_ms: The end of its hold.
+        partition: To which one its message goes, or ABSENT.
+        timestamp_ms: Which one its message is delivered with, or ABSENT.
+    """
+    own, group, deliver_at_ms = parted(headers)
+    if deliver_at_ms is None:
+        # Another due than the half's: one id and due is delivered once.
+        deliver_at_ms = due_ms + 1
+    own.append((HALF_GROUP, group))
+    own.append((HALF_TOPIC, topic.encode()))
+    own.append((HALF_DELIVER_AT, b"%d" % deliver_at_ms))
+    if partition != ABSENT:
+        own.append((HALF_PARTITION, b"%d" % partition))
+    if timestamp_ms != ABSENT:
+        own.append((HALF_TIMESTAMP, b"%d" % timestamp_ms))
+    return own
+
+
+def asked(goes: Goes, names: KafkaNames) -> Goes:
+    """Returns what is sent of a record that is due and in no wheel: of a half, its letter.
+
+    Of its commit, which would be a row of a wheel, nothing is known.
+    """
+    message = goes.message
+    if not message.is_half:
+        return goes
+    headers = letter_headers(
+        decode_headers(message.headers),
+        message.topic,
+        message.due_ms,
+        message.partition,
+        message.timestamp_ms,
+    )
+    letter = message._replace(
+        topic=names.halves,
+        headers=encode_headers(headers),
+        partition=ABSENT,
+        timestamp_ms=ABSENT,
+    )
+    return goes._replace(message=letter)
