@@ -136,6 +136,7 @@ def _consume(
             "isolation.level": "read_committed",
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
+            "log_level": 2,  # a broker that is killed is no news
         }
     )
     wanted = [
