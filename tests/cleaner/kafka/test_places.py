@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 
 import pytest
 from confluent_kafka import Producer
@@ -95,3 +96,57 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
     assert found == PlaceFound(1, LinkPlace(names.outcomes, 0, 3), was_withdrawn=True)
     asked = AskPlace(2, DELIVERED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
     assert looking.find(asked) == PlaceFound(2, LinkPlace(topic, 0, 0))
+
+
+def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(
+    kafka: KafkaBroker, cluster_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a leader was killed, hundreds of cancels are asked about at once."""
+    monkeypatch.setattr(places, "SEARCH_S", 30.0)  # for a busy machine
+    monkeypatch.setattr(places, "ANSWER_S", 60.0)
+    searches: list[int] = []
+
+    class Counted(places._Search):
+        def __init__(self, settings: KafkaSettings, asked: Iterable[AskPlace]) -> None:
+            super().__init__(settings, asked)
+            searches.append(len(self._open))
+
+    monkeypatch.setattr(places, "_Search", Counted)
+    names = KafkaNames(cluster_id)
+    for name in (names.outcomes, names.dead, "orders"):
+        create_topic(kafka.address, name)
+    producer = Producer({"bootstrap.servers": kafka.address})
+    ids = [bytes(15) + bytes([number]) for number in range(200)]
+    cancelled = [outcome(id_, MessageOutcome.CANCELLED) for id_ in ids[:199]]
+    for record in dropped(names, cancelled):
+        producer.produce(record.topic, record.value, record.key)
+    assert producer.flush(60) == 0
+
+    found: list[PlaceFound] = []
+
+    def send(each: PlaceFound) -> bool:
+        found.append(each)
+        return True
+
+    finder = PlaceFinder(
+        KafkaSettings(names, {"bootstrap.servers": kafka.address}),
+        send=send,
+        on_found=lambda: None,
+    )
+    asked = [
+        AskPlace(number, id_, DUE_MS, "orders", is_dead=False, is_named_by_cancel=True)
+        for number, id_ in enumerate(ids)
+    ]
+    long_ago = AskPlace(999, ids[0], DUE_MS - 86_400_000, "orders", is_named_by_cancel=True)
+    for each in (*asked, long_ago):
+        finder.ask(each)
+    threading.Thread(target=finder.run, daemon=True).start()
+
+    def are_all_told() -> bool:
+        finder.report()
+        return len(found) == 201
+
+    wait_until("all are told", are_all_told)
+    assert searches == [200, 1]
+    told = {each.question: each.was_withdrawn for each in found if each.place is not None}
+    assert told == dict.fromkeys(range(199), True)

@@ -76,7 +76,9 @@ async def test_what_is_not_done_is_not_looked_for(state: pb.MessageState.ValueTy
 
 async def test_so_many_wait_and_no_more() -> None:
     cleaner = Cleaner(None)
-    await asyncio.gather(*(cleaner.places.add_place(message(DONE)) for _ in range(50)))
+    await asyncio.gather(
+        *(cleaner.places.add_place(message(DONE)) for _ in range(2 * ASKED_AT_MOST))
+    )
     assert len(cleaner.asked) == ASKED_AT_MOST
     await cleaner.places.add_place(message(DONE))
     assert len(cleaner.asked) == ASKED_AT_MOST + 1, "there is room again"

@@ -10,9 +10,13 @@ was forwarded, not before its due, or the one that its caller set: a search begi
 | the dead-letter topic | due | may be dead letters |
 | the outcomes topic, first | due | are named by a cancel: if it took effect, that is there |
 
-A search ends with the record, with the end of all partitions, after `RECORDS_AT_MOST`, or
-`SEARCH_S` after it was requested; only a record proves anything. One search runs at a time, with a
-thread and a client of its own; at most `WAITING_AT_MOST` wait.
+All that are asked for while a search runs are the next one, if their records begin within
+`TOGETHER_MS`: each topic is read once for them, by one client. When a leader was killed hundreds of
+cancels are asked about at once, and a client for each found a few in a second.
+
+A search ends with the records, with the end of all partitions, after `RECORDS_AT_MOST`, or after
+`SEARCH_S`; only a record proves anything. One search runs at a time, on a thread of its own; at
+most `WAITING_AT_MOST` wait, and not for longer than `ANSWER_S`.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ import json
 import queue
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
@@ -32,9 +37,11 @@ from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
 from delaywheel_replica.process.logs import get_logger
 
 SEARCH_S = 2.0
-RECORDS_AT_MOST = 20_000
+ANSWER_S = 4.0
+RECORDS_AT_MOST = 50_000
 PARTITIONS_AT_MOST = 1_000
-WAITING_AT_MOST = 16
+WAITING_AT_MOST = 256
+TOGETHER_MS = 60_000
 
 _SLACK_MS = 5_000
 """The clock of a broker that stamps records itself may be behind by this much."""
@@ -65,79 +72,103 @@ class PlaceFinder:
         self._settings = settings
         self._send = send
         self._on_found = on_found
-        self._asked: queue.Queue[tuple[float, AskPlace]] = queue.Queue(WAITING_AT_MOST)
-        self._found: deque[PlaceFound] = deque()
+        self._asked: queue.Queue[_Asked] = queue.Queue(WAITING_AT_MOST)
+        self._found: deque[PlaceFound] = deque(maxlen=2 * WAITING_AT_MOST)
 
     def ask(self, asked: AskPlace) -> None:
         """Queues a search for a record; ignored when too many wait."""
         try:
-            self._asked.put_nowait((time.monotonic() + SEARCH_S, asked))
+            self._asked.put_nowait(_Asked(time.monotonic() + ANSWER_S, asked))
         except queue.Full:
             self._found.append(PlaceFound(asked.question))
 
     def report(self) -> None:
-        """Reports what was found to the server."""
-        while self._found:
-            self._send(self._found.popleft())
+        """Reports what was found to the server; what finds no room in the link, next time."""
+        while self._found and self._send(self._found[0]):
+            self._found.popleft()
 
     def run(self) -> None:
         """Searches for as long as the process lives."""
+        waiting: list[_Asked] = []
         while True:
-            deadline, asked = self._asked.get()
+            waiting += self._come(wait=not waiting)
+            first_ms = waiting[0].since_ms
+            together = [each for each in waiting if abs(each.since_ms - first_ms) <= TOGETHER_MS]
+            waiting = [each for each in waiting if each not in together]
+            now_s = time.monotonic()
+            search = _Search(
+                self._settings, [each.asked for each in together if each.until_s > now_s]
+            )
             try:
-                found = _Search(self._settings, asked, deadline).run()
+                search.run()
             except KafkaException as exception:
-                log.info("place not found", topic=asked.topic, cause=exception.args[0].str())
-                found = PlaceFound(asked.question)
+                log.info("places not found", cause=exception.args[0].str())
             except Exception:  # a malformed record must not end a leader
-                log.exception("place not found", topic=asked.topic)
-                found = PlaceFound(asked.question)
-            self._found.append(found)
+                log.exception("places not found")
+            questions = (each.asked.question for each in together)
+            self._found.extend(search.found.get(each, PlaceFound(each)) for each in questions)
             self._on_found()
+
+    def _come(self, *, wait: bool) -> list[_Asked]:
+        """Takes what has come."""
+        come = [self._asked.get()] if wait else []
+        try:
+            while len(come) < WAITING_AT_MOST:
+                come.append(self._asked.get_nowait())
+        except queue.Empty:
+            pass
+        return come
+
+
+class _Asked(NamedTuple):
+    """A question, and until when somebody waits for the answer."""
+
+    until_s: float
+    asked: AskPlace
+
+    @property
+    def since_ms(self) -> int:
+        """When its record was written at the earliest."""
+        return _since_ms(self.asked)
+
+
+_Named = tuple[bytes, bytes]
+"""A message, by its id in hex digits and its due, as headers have them."""
 
 
 class _Search:
-    """The search for one record."""
+    """One search for the records of some messages.
 
-    def __init__(self, settings: KafkaSettings, asked: AskPlace, deadline: float) -> None:
+    Attributes:
+        found: What was found, by question.
+    """
+
+    def __init__(self, settings: KafkaSettings, asked: Iterable[AskPlace]) -> None:
+        self.found: dict[int, PlaceFound] = {}
         self._settings = settings
-        self._asked = asked
-        self._deadline = deadline
+        self._open = {each.question: each for each in asked}
+        self._deadline = time.monotonic() + SEARCH_S
         self._records_left = RECORDS_AT_MOST
-        self._id, self._due = asked.id.hex().encode(), b"%d" % asked.due_ms
 
-    def run(self) -> PlaceFound:
-        """Returns the place; raises KafkaException if Kafka does not answer or allow it."""
-        asked = self._asked
-        if self._left_s <= 0:
-            return PlaceFound(asked.question)
-        settings = self._settings.consumer() | {"queued.max.messages.kbytes": _FETCHED_BYTES >> 10}
-        consumer = Consumer(settings, logger=LOGGER)
+    def run(self) -> None:
+        """Looks in each topic; raises KafkaException if Kafka does not answer or allow it."""
+        if not self._open:
+            return
+        names, limit = self._settings.names, {"queued.max.messages.kbytes": _FETCHED_BYTES >> 10}
+        consumer = Consumer(self._settings.consumer() | limit, logger=LOGGER)
         try:
-            found = None
-            if asked.is_named_by_cancel:
-                outcomes = self._settings.names.outcomes
-                found = self._look(consumer, outcomes, asked.due_ms, self._is_withdrawn)
-            if found is None and asked.is_dead is not True:
-                own_ms = asked.due_ms if asked.timestamp_ms is None else asked.timestamp_ms
-                found = self._look(consumer, asked.topic, min(own_ms, asked.due_ms))
-            if found is None and asked.is_dead is not False:
-                found = self._look(consumer, self._settings.names.dead, asked.due_ms)
+            named = [each for each in self._open.values() if each.is_named_by_cancel]
+            self._look(consumer, names.outcomes, named, lambda each: each.due_ms, _withdrawn)
+            alive: dict[str, list[AskPlace]] = {}
+            for each in self._open.values():
+                if each.is_dead is not True:
+                    alive.setdefault(each.topic, []).append(each)
+            for topic, messages in alive.items():
+                self._look(consumer, topic, messages, _since_ms, _delivered)
+            dead = [each for each in self._open.values() if each.is_dead is not False]
+            self._look(consumer, names.dead, dead, lambda each: each.due_ms, _delivered)
         finally:
             consumer.close()
-        if found is None:
-            return PlaceFound(asked.question)
-        topic, partition, offset = found.topic(), found.partition(), found.offset()
-        assert topic is not None
-        assert partition is not None
-        assert offset is not None
-        reason = _header(found, "dw-dead-reason") if topic == self._settings.names.dead else None
-        return PlaceFound(
-            asked.question,
-            LinkPlace(topic, partition, offset),
-            None if reason is None else reason.decode(errors="replace"),
-            was_withdrawn=topic == self._settings.names.outcomes,
-        )
 
     @property
     def _left_s(self) -> float:
@@ -147,39 +178,73 @@ class _Search:
         self,
         consumer: Consumer,
         topic: str,
-        since_ms: int,
-        is_it: Callable[[Message], bool] | None = None,
-    ) -> Message | None:
-        is_wanted = is_it or self._is_it
+        asked: Sequence[AskPlace],
+        since_ms: Callable[[AskPlace], int],
+        named_by: Callable[[Message], _Named | None],
+    ) -> None:
+        """Looks in one topic for what is asked for."""
+        if not asked:
+            return
+        wanted: dict[_Named, list[int]] = {}
+        for each in asked:
+            name = each.id.hex().encode(), b"%d" % each.due_ms
+            wanted.setdefault(name, []).append(each.question)
+        from_ms = max(0, min(map(since_ms, asked)) - _SLACK_MS)
         known = consumer.list_topics(topic, timeout=max(self._left_s, 0.01)).topics[topic]
         partitions = sorted(known.partitions or ())[:PARTITIONS_AT_MOST]
-        since = [TopicPartition(topic, n, max(0, since_ms - _SLACK_MS)) for n in partitions]
+        since = [TopicPartition(topic, n, from_ms) for n in partitions]
         if known.error is not None or not since:
-            return None
+            return
         begins = consumer.offsets_for_times(since, timeout=max(self._left_s, 0.01))
         begins = [begin for begin in begins if begin.error is None and begin.offset >= 0]
         unread = {begin.partition for begin in begins}
         consumer.assign(begins)
-        while unread and self._records_left > 0 and self._left_s > 0:
+        while wanted and unread and self._records_left > 0 and self._left_s > 0:
             for message in consumer.consume(_BATCH, min(_BATCH_S, max(self._left_s, 0))):
                 if message.error() is not None:
                     unread.discard(message.partition())  # at its end, or not readable
-                elif is_wanted(message):
-                    return message
-                else:
-                    self._records_left -= 1
+                    continue
+                self._records_left -= 1
+                named = named_by(message)
+                for question in () if named is None else wanted.pop(named, ()):
+                    self._take(question, message)
+
+    def _take(self, question: int, found: Message) -> None:
+        topic, partition, offset = found.topic(), found.partition(), found.offset()
+        assert topic is not None
+        assert partition is not None
+        assert offset is not None
+        names = self._settings.names
+        reason = _header(found, "dw-dead-reason") if topic == names.dead else None
+        del self._open[question]
+        self.found[question] = PlaceFound(
+            question,
+            LinkPlace(topic, partition, offset),
+            None if reason is None else reason.decode(errors="replace"),
+            was_withdrawn=topic == names.outcomes,
+        )
+
+
+def _since_ms(asked: AskPlace) -> int:
+    """When the record of a message was written at the earliest, by its own timestamp."""
+    return asked.due_ms if asked.timestamp_ms is None else min(asked.timestamp_ms, asked.due_ms)
+
+
+def _withdrawn(message: Message) -> _Named | None:
+    """The message that an outcome says was cancelled, or moved to another due."""
+    key = message.key()
+    if not isinstance(key, bytes):
         return None
+    outcome = json.loads(message.value() or b"{}")
+    if outcome.get("outcome") != "cancelled":
+        return None
+    return key.hex().encode(), str(outcome.get("due_ms")).encode()
 
-    def _is_withdrawn(self, message: Message) -> bool:
-        """Whether a record is the outcome of this message, cancelled or moved to another due."""
-        if message.key() != self._asked.id:
-            return False
-        outcome = json.loads(message.value() or b"{}")
-        told = outcome.get("outcome"), outcome.get("due_ms")
-        return told == ("cancelled", self._asked.due_ms)
 
-    def _is_it(self, message: Message) -> bool:
-        return _header(message, "dw-id") == self._id and _header(message, "dw-due") == self._due
+def _delivered(message: Message) -> _Named | None:
+    """The message of which this is the record."""
+    id_, due_ms = _header(message, "dw-id"), _header(message, "dw-due")
+    return None if id_ is None or due_ms is None else (id_, due_ms)
 
 
 def _header(message: Message, name: str) -> bytes | None:

@@ -71,8 +71,8 @@ _SETTLED_AT_ONCE: Final = 256
 """About as long as `DECIDED_AT_ONCE` take to be decided."""
 _ASKED_ABOUT: Final = 64
 """Messages that are looked for on other nodes at once, before it is said that none has them."""
-_RESOLVED_AT_ONCE: Final = 8
-"""Messages that are looked for in Kafka at once; half of what `get` and cancels have together."""
+_RESOLVED_AT_ONCE: Final = 192
+"""Messages that are looked for in Kafka at once; of what `get` and cancels have together most."""
 _RETRY_MS: Final = (50, 2_000)
 
 _UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})

@@ -14,8 +14,8 @@ from typing import Final
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskPlace, PlaceFound
 
-ANSWER_WAIT_S: Final = 2.5
-ASKED_AT_MOST: Final = 16
+ANSWER_WAIT_S: Final = 4.5
+ASKED_AT_MOST: Final = 256
 
 _IS_DEAD: Final = {
     pb.MESSAGE_STATE_DONE: None,
