@@ -119,7 +119,7 @@ def sent_fill(script: Script) -> None:
 def crash_behind(script: Script) -> None:
     """Interleaving 5: a third member lacks frames of two; one loses them, one is cut off."""
     _two_hold(script)
-    script.do(5_150, "crash_machine", node="b", ms=400)
+    script.do(5_150, "crash_machine", node="b", ms=400, loses_all=True)
     script.until_ms = 24_000
 
 
@@ -164,7 +164,7 @@ def _lagging_third(script: Script, *, delay_ms: int) -> None:
     script.mute(2_900, "Frames", "c", "a", ms=5_000)
     script.mute(2_900, "Fetch", "a", "bc", ms=5_000)
     script.flow(3_000, 3_060, 10, "c", delay_ms=delay_ms, timeout_ms=4_000)
-    script.do(script.about(3_100, 60), "crash_machine", node="b", ms=200)
+    script.do(script.about(3_100, 60), "crash_machine", node="b", ms=200, loses_all=True)
 
 
 @CLOSING(r"operator +replaces b")

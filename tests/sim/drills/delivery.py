@@ -205,15 +205,15 @@ def unreadable_marks(script: Script) -> None:
 def unreadable_marks_elsewhere(script: Script) -> None:
     """A rescheduled, delivered message is cancelled at a new leader that cannot read its mark.
 
-    The mark lies in the second sector of the slot file, behind the message's first copy, and this
+    The mark lies in the second page of the slot file, behind the message's first copy, and this
     node has not read the second before.
     """
-    first = script.send(3_000, "a", delay_ms=25_000, count=8)
+    first = script.send(3_000, "a", delay_ms=25_000, count=80)
     script.reschedule(script.about(3_500), first, 1_000, "a")
     for node in "ac":
         script.do(script.about(6_000), "pause", node=node, part="cleaner", ms=20_000)
     script.mute(9_900, "Fetch", "b", "ac")  # nothing is repaired
-    script.do(10_000, "bad_sector", node="b", what=f"{EPOCH_MS // 1000 + 28}.slot", choice=3)
+    script.do(10_000, "bad_sector", node="b", what=f"{EPOCH_MS // 1000 + 28}.slot", page=1)
     script.cancel(script.about(10_200), first, "b")
     script.until_ms = 16_000
 

@@ -293,13 +293,24 @@ class SimulatedDisk:
         if wears:
             self._files[str(path)].worn_pages.update(pages)
 
-    def spoil_somewhere(self, kind: str, chance: Random, *, wears: bool = False) -> Path | None:
-        """Makes one sector bad in a file of a kind: slot or index; returns which, if any."""
+    def spoil_somewhere(
+        self, kind: str, chance: Random, *, wears: bool = False, page: int | None = None
+    ) -> Path | None:
+        """Makes a page bad in a file of a kind: slot or index; returns which file, if any.
+
+        Args:
+            kind: The kind.
+            chance: Chooses the file, and the page.
+            wears: It takes no writes either, for ever.
+            page: The page; None: it is chosen.
+        """
         paths = [path for path in self.paths() if self._is_of(kind, path)]
         if not paths:
             return None
         path = chance.choice(paths)
         begin = chance.randrange(len(self._files[str(path)].now))
+        if page is not None:
+            begin = page * _PAGE_LENGTH_BYTES
         self.spoil(path, begin, begin + 1, wears=wears)
         return path
 

@@ -166,11 +166,12 @@ class SimNode:
         self.kill()
         self.is_gone = True
 
-    def crash_machine(self, loses: Random | None) -> None:
+    def crash_machine(self, loses: Random | None, *, loses_all: bool = False) -> None:
         """Crashes the machine without notice; it stays dead until `start`.
 
         Args:
             loses: decides the fate of unsynced writes; None: all survive.
+            loses_all: none of them does.
         """
         self.is_up = False
         if self._restart is not None:
@@ -181,6 +182,8 @@ class SimNode:
             self._end_server(silently=True)
         self._end_cleaner()
         reported = self.world.checks.reported_on(self)
+        if loses_all:
+            self.disk.lose_unsynced()
         self.disk.restart(loses)
         self.recovered = False
         lost = (frame for frame in reported if not frame.is_on(self.disk, with_row=False))

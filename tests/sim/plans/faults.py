@@ -132,11 +132,13 @@ def checker_dies(world: World, ms: int) -> None:
 
 
 @_fault
-def crash_machine(world: World, node: str, ms: int, *, loses: bool = True) -> None:
-    """Crashes the operating system: unsynced writes are kept, lost or torn."""
+def crash_machine(
+    world: World, node: str, ms: int, *, loses: bool = True, loses_all: bool = False
+) -> None:
+    """Crashes the operating system: unsynced writes are kept, lost or torn; or all are lost."""
     sim = world.nodes[node]
     if sim.is_up:
-        sim.crash_machine(_lossy(world, loses=loses))
+        sim.crash_machine(_lossy(world, loses=loses), loses_all=loses_all)
         world.later(ms, lambda: _start(sim))
 
 
@@ -303,10 +305,12 @@ def bit_flip(world: World, node: str, what: str, choice: int) -> None:
 
 
 @_fault
-def bad_sector(world: World, node: str, what: str, choice: int) -> None:
-    """Makes a sector of a file unreadable: of a slot, or an index."""
+def bad_sector(
+    world: World, node: str, what: str, choice: int = 0, page: int | None = None
+) -> None:
+    """Makes a page of a file unreadable: of a slot, or an index."""
     sim = world.nodes[node]
-    if path := sim.disk.spoil_somewhere(what, Random(choice)):
+    if path := sim.disk.spoil_somewhere(what, Random(choice), page=page):
         sim.damaged.add(path)
         world.trace.add(node, "a bad sector in", what)
         world.checks.disturbed()
