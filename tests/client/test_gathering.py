@@ -13,6 +13,7 @@ import pytest
 
 from delaywheel.client import gathering
 from delaywheel.client.gathering import AioChanges, SyncChanges
+from delaywheel.client.named_changes import Again
 from delaywheel.errors import TimedOutError
 
 Tell = Callable[[int, Any], None]
@@ -124,38 +125,38 @@ def test_thread_that_gives_up_or_is_interrupted_leaves_nobody_behind() -> None:
 
 async def test_nobody_waits_for_what_another_one_named() -> None:
     """Who is decided hears of it, though the call goes on; who is not is asked for again."""
-    calls: list[tuple[list[Any], list[int]]] = []
+    calls: list[tuple[list[Any], Any]] = []
     never = asyncio.Event()
 
-    async def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Sequence[int]) -> None:
-        calls.append((list(messages), list(doubtful)))
+    async def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: object) -> None:
+        calls.append((list(messages), doubtful))
         if len(calls) > 2:
             tell(0, "late")
             return
         for number, message in enumerate(messages):
-            tell(number, {1: "first"}.get(message))
-        await never.wait()  # another one of its messages is refused, and tried again
+            tell(number, {1: "first"}.get(message, Again()))
+        await never.wait()
 
     changes = AioChanges(cast("Any", call), calls_at_once=3)
     deadline_s = monotonic() + 60
     waiting = (asyncio.create_task(changes.change(cast("Any", n), deadline_s)) for n in (0, 1))
     assert await asyncio.gather(*waiting) == ["late", "first"]
-    assert calls == [([0], []), ([1, 0], [1]), ([0], [0])]
+    assert calls == [([0], {}), ([1, 0], {1: 0}), ([0], {0: 0})]
     never.set()
     await asyncio.gather(*changes._tasks)
 
 
 def test_threads_are_told_one_by_one_and_ask_again_for_what_is_not_decided() -> None:
-    calls: list[tuple[list[Any], list[int]]] = []
+    calls: list[tuple[list[Any], Any]] = []
     under_way, goes_on = threading.Event(), threading.Event()
 
-    def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Sequence[int]) -> None:
-        calls.append((list(messages), list(doubtful)))
+    def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Any) -> None:
+        calls.append((list(messages), doubtful))
         if len(calls) == 1:
             under_way.set()
             assert goes_on.wait(60)
         for number, message in enumerate(messages):
-            tell(number, None if message == 1 and not doubtful else message)
+            tell(number, Again() if message == 1 and not doubtful else message)
 
     changes = SyncChanges(cast("Any", call), calls_at_once=1)
     with ThreadPoolExecutor(3) as pool:
@@ -166,15 +167,42 @@ def test_threads_are_told_one_by_one_and_ask_again_for_what_is_not_decided() -> 
             threading.Event().wait(0.001)
         goes_on.set()
         assert [one.result(60) for one in waiting] == [0, 1, 2]
-    assert calls[-1] == ([1], [0])
+    assert calls[-1] == ([1], {0: 0})
 
 
 async def test_what_was_asked_for_once_is_not_known_to_be_unchanged() -> None:
     async def undecided(_messages: object, _: float, tell: Tell, _doubtful: object) -> None:
-        tell(0, None)
+        tell(0, Again())
         await asyncio.sleep(0.02)
 
     changes = AioChanges(cast("Any", undecided), calls_at_once=1)
     with pytest.raises(TimedOutError) as caught:
         await changes.change(cast("Any", 0), monotonic() + 0.05)
     assert not caught.value.outcome_known
+
+
+async def test_what_is_refused_holds_no_call_and_rests_before_it_is_named_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Sixteen that nobody could decide kept all others of their client waiting for 30 s."""
+    monkeypatch.setattr(gathering, "REST_FIRST_S", 0.2)
+    times_s: list[float] = []
+
+    async def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Any) -> None:
+        for number, message in enumerate(messages):
+            if message == 0:
+                times_s.append(monotonic())
+                late = doubtful.get(number, 0)
+                tell(number, late if late == 2 else Again(0.0, is_late=True))
+            else:
+                tell(number, message)
+
+    changes = AioChanges(cast("Any", call), calls_at_once=1)
+    refused = asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60))
+    await asyncio.sleep(0.01)
+    assert await changes.change(cast("Any", 7), monotonic() + 60) == 7
+    assert not refused.done()
+    assert cast("Any", await refused) == 2
+    first_s, second_s, third_s = times_s
+    assert second_s - first_s > 0.19
+    assert third_s - second_s > 0.39

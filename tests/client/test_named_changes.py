@@ -20,7 +20,13 @@ from delaywheel import (
     TimedOutError,
 )
 from delaywheel.client.exchange.retry import AttemptFailure
-from delaywheel.client.named_changes import CANCEL, LATE_ASKED_AT_MOST, NamedChanges, outcome_of
+from delaywheel.client.named_changes import (
+    CANCEL,
+    LATE_ASKED_AT_MOST,
+    Again,
+    NamedChanges,
+    outcome_of,
+)
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import FakeService, answer, hang
 
@@ -87,22 +93,28 @@ class TestNamedChanges:
             "CANCELLED",
         ]
 
-    def test_in_part_each_is_told_as_it_comes_and_what_is_not_decided_is_let_go(self) -> None:
-        told: list[tuple[int, str]] = []
-        cancels = NamedChanges(
-            CANCEL,
-            refs(4),
-            lambda row, result: told.append((row, str(getattr(result, "outcome", result)))),
-            doubtful=[3],
-        )
+    def test_in_part_each_is_told_and_what_has_no_outcome_is_let_go(self) -> None:
+        told: dict[int, Any] = {}
+        cancels = NamedChanges(CANCEL, refs(5), told.__setitem__, doubtful={3: 0, 4: 99})
         assert cancels.request().partly
-        first = [error(Reason.BACKPRESSURE), pb.MessageCancelled(), CANCELLED, LATE]
+        first = [error(Reason.BACKPRESSURE), pb.MessageCancelled(), CANCELLED, LATE, LATE]
         cancels.answered(pb.CancelResponse(results=first))
-        assert told == [(1, "None"), (2, "CANCELLED")]
-        assert list(cancels.request().messages) == [refs(4)[0], refs(4)[3]]
-        cancels.answered(pb.CancelResponse(results=[CANCELLED, CANCELLED]))
-        assert told[2:] == [(0, "CANCELLED"), (3, "CANCELLED")]
         assert cancels.done
+        assert told[0] == Again(0.001, is_doubtful=False)
+        assert told[1] == Again()
+        assert told[2].outcome is CancelOutcome.CANCELLED
+        assert told[3] == Again(0.25, is_late=True)
+        assert told[4].reason is Reason.CANCEL_UNKNOWN
+
+    @pytest.mark.parametrize("reason", [Reason.CANCEL_UNKNOWN, Reason.NO_LEADER])
+    def test_in_part_a_call_goes_on_where_the_service_does_not(self, reason: Reason) -> None:
+        told: dict[int, Any] = {}
+        cancels = NamedChanges(CANCEL, refs(1), told.__setitem__)
+        cancels.failed(AttemptFailure.of_error(error(reason).error))
+        assert not cancels.done, "another node is asked"
+        cancels.failed(AttemptFailure.of_error(error(reason).error))
+        assert cancels.done is (reason is Reason.CANCEL_UNKNOWN)
+        assert bool(told) is cancels.done
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_a_service_with_too_much_to_do_is_left_alone(self, *, whole: bool) -> None:

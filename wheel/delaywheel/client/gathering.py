@@ -8,8 +8,9 @@ If more come than the service answers, the first would be sent shortly before th
 and all later ones as well: so once the first has waited for `LATE_S`, the last go first.
 
 A call is answered in part, and no caller waits for what another one named: each is told as soon as
-its message is settled, and what is not decided by then is gathered again. An earlier call may have
-changed it, so it is in doubt from then on (named_changes.py).
+its message is settled, and what is not is gathered again, after a rest if it was refused. An
+earlier call may have changed it: then it is in doubt (named_changes.py). If calls went on for what
+is refused, a few messages that nobody can decide would hold all of them.
 
 Threads that wait send for one another: whoever may send takes all that is gathered, and there is
 no thread beside them.
@@ -26,6 +27,7 @@ from grpc import StatusCode
 
 from delaywheel.client.named_changes import (
     MESSAGES_AT_MOST,
+    Again,
     AnswerT,
     NamedT,
     OnSettled,
@@ -37,6 +39,9 @@ LINGER_S: Final = 0.02
 LATE_S: Final = 1.0
 CALLS_AT_ONCE: Final = 16
 """A call waits for a commit, and costs nothing meanwhile."""
+REST_FIRST_S: Final = 0.1
+REST_MOST_S: Final = 1.0
+"""How long a message rests that was refused: twice as long each time."""
 
 KeyT = TypeVar("KeyT")
 
@@ -46,17 +51,30 @@ class _One(NamedTuple, Generic[NamedT]):
     deadline_s: float
     since_s: float
     is_doubtful: bool = False
+    refused: int = 0
+    late: int = 0
 
-    def again(self) -> "_One[NamedT]":
-        """Returns it as it is gathered once more."""
-        return self._replace(since_s=monotonic(), is_doubtful=True)
+    def again(self, why: Again) -> "_One[NamedT]":
+        """Returns it as it is gathered once more: as if it came after its rest."""
+        rest_s, is_refused = 0.0, why.rest_s is not None
+        if why.rest_s is not None:
+            rest_s = max(why.rest_s, min(REST_MOST_S, REST_FIRST_S * 2.0**self.refused))
+        return self._replace(
+            since_s=monotonic() + rest_s,
+            is_doubtful=self.is_doubtful or why.is_doubtful,
+            refused=min(self.refused + is_refused, 16),
+            late=self.late + why.is_late,
+        )
 
 
 def _wait_s(gathered: Mapping[KeyT, _One[NamedT]], calls: int) -> float:
     """How long what is gathered still waits for others, with so many calls under way."""
+    waited_s = _waited_s(gathered)
+    if waited_s < 0:  # the first one rests
+        return -waited_s
     if not calls or len(gathered) >= MESSAGES_AT_MOST:
         return 0.0
-    return LINGER_S - _waited_s(gathered)
+    return LINGER_S - waited_s
 
 
 def _waited_s(gathered: Mapping[KeyT, _One[NamedT]]) -> float:
@@ -80,8 +98,8 @@ def _latest_s(batch: Mapping[KeyT, _One[NamedT]]) -> float:
     return max(one.deadline_s for one in batch.values())
 
 
-def _doubtful(batch: Mapping[KeyT, _One[NamedT]]) -> list[int]:
-    return [number for number, one in enumerate(batch.values()) if one.is_doubtful]
+def _doubtful(batch: Mapping[KeyT, _One[NamedT]]) -> dict[int, int]:
+    return {number: one.late for number, one in enumerate(batch.values()) if one.is_doubtful}
 
 
 class _WaitingThread(Generic[AnswerT]):
@@ -98,7 +116,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
 
     def __init__(
         self,
-        call: Callable[[Sequence[NamedT], float, OnSettled[AnswerT], Sequence[int]], object],
+        call: Callable[[Sequence[NamedT], float, OnSettled[AnswerT], Mapping[int, int]], object],
         calls_at_once: int = CALLS_AT_ONCE,
     ) -> None:
         """Prepares.
@@ -175,14 +193,14 @@ class SyncChanges(Generic[NamedT, AnswerT]):
     def _send(self, batch: Mapping[_WaitingThread[AnswerT], _One[NamedT]]) -> None:
         rows = [*batch.items()]
 
-        def take(number: int, result: AnswerT | DelaywheelError | None) -> None:
+        def take(number: int, result: AnswerT | DelaywheelError | Again) -> None:
             waiting, one = rows[number]
             with self._lock:
-                if result is not None:
+                if not isinstance(result, Again):
                     waiting.result = result
                     waiting.woken.set()
                 elif not waiting.has_left:
-                    self._gathered[waiting] = one.again()
+                    self._gathered[waiting] = one.again(result)
                     self._wake_first()
 
         messages = [one.message for _, one in rows]
@@ -209,7 +227,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
     def __init__(
         self,
         call: Callable[
-            [Sequence[NamedT], float, OnSettled[AnswerT], Sequence[int]], Awaitable[object]
+            [Sequence[NamedT], float, OnSettled[AnswerT], Mapping[int, int]], Awaitable[object]
         ],
         calls_at_once: int = CALLS_AT_ONCE,
     ) -> None:
@@ -279,14 +297,14 @@ class AioChanges(Generic[NamedT, AnswerT]):
     ) -> None:
         rows = [*batch.items()]
 
-        def take(number: int, result: AnswerT | DelaywheelError | None) -> None:
+        def take(number: int, result: AnswerT | DelaywheelError | Again) -> None:
             settled, one = rows[number]
             if settled.done():  # its caller gave up
                 return
-            if result is not None:
+            if not isinstance(result, Again):
                 settled.set_result(result)
                 return
-            self._gathered[settled] = one.again()
+            self._gathered[settled] = one.again(result)
             self._pump()
 
         messages = [one.message for _, one in rows]

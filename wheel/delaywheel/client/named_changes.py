@@ -8,7 +8,10 @@ Each message is settled on its own, once:
 | is refused, and a retry may help | part of the next attempt |
 | is refused for good | settled with the error |
 | is not settled before the deadline | settled with TimedOutError |
-| is not decided, and the call is answered in part | let go: its caller names it in another call |
+
+A call for several callers is answered in part, and over with the first answer: what has no outcome
+by then is let go (`Again`), and named in another call, after a rest if it was refused. So nobody's
+message keeps a call from ending. Only calls that fail as a whole are repeated.
 
 Asking twice is harmless: the service finds what the first attempt did. But TOO_LATE and NOT_FOUND
 say nothing of an earlier attempt whose answer was lost, or not waited for, and that may have
@@ -22,7 +25,7 @@ succeeded:
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -62,11 +65,34 @@ RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
 AnswerT = TypeVar("AnswerT", bound=Cancelled | Rescheduled | HalfCommitted)
 
-OnSettled: TypeAlias = Callable[[int, AnswerT | DelaywheelError | None], None]
-"""Called with the number of a message, and what became of it; None: it is not decided."""
+
+class Again(NamedTuple):
+    """A message that is to be named in another call.
+
+    Attributes:
+        rest_s: Not before a rest, which the service asks to have this length at least; None: it is
+            being decided.
+        is_doubtful: An attempt may have succeeded.
+        is_late: It was TOO_LATE, in doubt.
+    """
+
+    rest_s: float | None = None
+    is_doubtful: bool = True
+    is_late: bool = False
+
+
+OnSettled: TypeAlias = Callable[[int, AnswerT | DelaywheelError | Again], None]
+"""Called with the number of a message, and what became of it."""
+
+NONE_IN_DOUBT: Final[Mapping[int, int]] = {}
 
 # The leader's node is asked in the end, whichever node is called.
 _OF_THE_LEADERS_NODE: Final = frozenset({Reason.BACKPRESSURE, Reason.RESCHEDULES_BUSY})
+
+ELSEWHERE_AT_MOST: Final = 1
+"""How many other nodes a call asks of a message that one does not know of."""
+# The service answers, and does not know of this message.
+_OF_ONE_MESSAGE: Final = frozenset({Reason.CANCEL_UNKNOWN, Reason.RESCHEDULE_UNKNOWN})
 
 _LATE: Final = frozenset({CancelOutcome.TOO_LATE, RescheduleOutcome.TOO_LATE})
 LATE_ASKED_AT_MOST: Final = 8
@@ -177,16 +203,17 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         change: Change[NamedT, RequestT, ResponseT, AnswerT],
         messages: Sequence[NamedT],
         on_settled: OnSettled[AnswerT] | None = None,
-        doubtful: Iterable[int] = (),
+        doubtful: Mapping[int, int] = NONE_IN_DOUBT,
     ) -> None:
         """Prepares.
 
         Args:
             change: What is done with the messages.
             messages: Up to `MESSAGES_AT_MOST`.
-            on_settled: Calls are answered in part, and this is called with the number of each
-                message once it is known what became of it; None: it is not decided, and let go.
-            doubtful: The numbers of messages that an earlier call named.
+            on_settled: The call is answered in part, and this is called with the number of each
+                message.
+            doubtful: The numbers of messages that an earlier call named, each with how often it was
+                TOO_LATE.
         """
         self._change: Final = change
         self._on_settled: Final = on_settled
@@ -194,7 +221,8 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         self._settled: Final[list[AnswerT | DelaywheelError | None]] = [None] * len(messages)
         self._waiting = list(range(len(messages)))
         self._doubtful: Final = set(doubtful)
-        self._late: Final[Counter[int]] = Counter()
+        self._late: Final = Counter(doubtful)
+        self._unknown = 0
         self._obstacle: AttemptFailure | None = None
 
     @property
@@ -228,7 +256,8 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
             if self._row_failed(row, failure):
                 passing.append(failure)
                 waiting.append(row)
-        self._waiting = waiting
+                self._let_go(row, failure)
+        self._waiting = waiting if self._on_settled is None else []
         if passing:
             return self._report(passing)
         if waiting:
@@ -240,6 +269,11 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
     def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
         self._waiting = [row for row in self._waiting if self._row_failed(row, failure)]
+        self._unknown += failure.reason in _OF_ONE_MESSAGE
+        if self._on_settled is not None and self._unknown > ELSEWHERE_AT_MOST:
+            waiting, self._waiting = self._waiting, []
+            for row in waiting:
+                self._let_go(row, failure)
         return self._report([failure]) if self._waiting else Report(healthy=True)
 
     def give_up(self, why: str) -> None:
@@ -259,6 +293,11 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
             everywhere=any(failure.reason in _OF_THE_LEADERS_NODE for failure in passing),
         )
 
+    def _let_go(self, row: int, failure: AttemptFailure) -> None:
+        if self._on_settled is not None:
+            again = Again(failure.retry_delay_s or 0.0, is_doubtful=row in self._doubtful)
+            self._on_settled(row, again)
+
     def _settle(self, row: int, result: AnswerT | DelaywheelError) -> None:
         self._settled[row] = result
         if self._on_settled is not None:
@@ -268,12 +307,14 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         """Applies an answer to one message; returns whether it still waits."""
         if isinstance(answer, int):
             if not answer and self._on_settled is not None:
-                self._on_settled(row, None)
+                self._on_settled(row, Again())
                 return False
             text = f"the service answered outcome {answer}, which this SDK does not know"
         elif row in self._doubtful and answer.outcome in _IN_DOUBT:
             if answer.outcome in _LATE and self._late[row] < LATE_ASKED_AT_MOST:
                 self._late[row] += 1
+                if self._on_settled is not None:
+                    self._on_settled(row, Again(_LATE_AGAIN_S, is_late=True))
                 return True
             text = f"{answer.outcome} now, but an unanswered earlier attempt may have succeeded"
         else:

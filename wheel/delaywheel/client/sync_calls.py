@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from threading import Event, Lock
@@ -24,6 +24,7 @@ from delaywheel.client.exchange.settings import ExchangeSettings
 from delaywheel.client.named_changes import (
     CANCEL,
     COMMIT,
+    NONE_IN_DOUBT,
     RESCHEDULE,
     HalfCommitted,
     NamedChanges,
@@ -127,7 +128,7 @@ class Calls:
         messages: Sequence[pb.MessageRef],
         deadline_s: float,
         on_settled: OnSettled[Cancelled] | None = None,
-        doubtful: Iterable[int] = (),
+        doubtful: Mapping[int, int] = NONE_IN_DOUBT,
     ) -> list[Cancelled | DelaywheelError]:
         """Cancels messages that fit one call; returns what became of each, in order."""
         changes = NamedChanges(CANCEL, messages, on_settled, doubtful)
@@ -139,7 +140,7 @@ class Calls:
         halves: Sequence[pb.HalfRef],
         deadline_s: float,
         on_settled: OnSettled[HalfCommitted] | None = None,
-        doubtful: Iterable[int] = (),
+        doubtful: Mapping[int, int] = NONE_IN_DOUBT,
     ) -> list[HalfCommitted | DelaywheelError]:
         """Commits halves that fit one call; returns what became of each, in order."""
         changes = NamedChanges(COMMIT, halves, on_settled, doubtful)
@@ -151,7 +152,7 @@ class Calls:
         messages: Sequence[pb.NewDue],
         deadline_s: float,
         on_settled: OnSettled[Rescheduled] | None = None,
-        doubtful: Iterable[int] = (),
+        doubtful: Mapping[int, int] = NONE_IN_DOUBT,
     ) -> list[Rescheduled | DelaywheelError]:
         """Gives messages that fit one call other dues; returns what became of each, in order."""
         changes = NamedChanges(RESCHEDULE, messages, on_settled, doubtful)
