@@ -228,6 +228,10 @@ class _ManyHalves(Generic[HalfT]):
     def __iter__(self) -> Iterator[HalfT]:
         return iter(self._halves)
 
+    def _not_said(self, error: DelaywheelError) -> None:
+        counts = len(self._unsaid()), len(self)
+        _LOG.warning("%d of %d commits were not heard, the group is asked: %s", *counts, error)
+
     def _unsaid(self) -> list[HalfT]:
         return [half for half in self if half.outcome is None and not half.rolled_back]
 
@@ -276,7 +280,7 @@ class Halves(_ManyHalves[Half]):
             try:
                 self.commit()
             except DelaywheelError as failure:
-                self._halves[0]._not_said(failure)  # noqa: SLF001 - of this module
+                self._not_said(failure)
 
 
 class AsyncHalves(_ManyHalves[AsyncHalf]):
@@ -311,7 +315,7 @@ class AsyncHalves(_ManyHalves[AsyncHalf]):
             try:
                 await self.commit()
             except DelaywheelError as failure:
-                self._halves[0]._not_said(failure)  # noqa: SLF001 - of this module
+                self._not_said(failure)
 
 
 def _note(halves: Sequence[_HeldHalf], outcomes: Sequence[CommitOutcome | DelaywheelError]) -> None:
