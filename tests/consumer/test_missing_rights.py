@@ -6,9 +6,10 @@ import pytest
 
 from delaywheel.consumer import ConsumerError, ConsumerReason, ConsumerTrouble
 from delaywheel.consumer.message import State
+from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Partition
 from support.consumer.driven import DrivenConsumer
-from support.consumer.fake_kafka import INGRESS, FakeKafka
+from support.consumer.fake_kafka import INGRESS, FakeBroker, FakeKafka
 
 BESIDE = "beside"
 
@@ -126,3 +127,21 @@ def test_nothing_is_handed_out_while_the_group_may_not_be_used() -> None:
     )
     assert consumer.engine.health.is_well
     assert (consumer.engine.counts.done, consumer.engine.counts.forgotten) == (10, 0)
+
+
+def test_a_right_that_is_missing_at_the_start_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusals = iter([ConsumerError(ConsumerReason.NOT_AUTHORIZED, "Read on topic orders")])
+    starts = FakeBroker.start
+
+    def start(broker: FakeBroker) -> Start:
+        for refusal in refusals:
+            raise refusal
+        return starts(broker)
+
+    monkeypatch.setattr(FakeBroker, "start", start)
+    kafka, consumer = two_topics(wait_for_rights="1h")
+    turn(consumer)
+    assert kafka.offsets[Partition(BESIDE, 0)] == 5
+    assert consumer.engine.health.is_well
