@@ -206,3 +206,28 @@ async def test_what_is_refused_holds_no_call_and_rests_before_it_is_named_again(
     first_s, second_s, third_s = times_s
     assert second_s - first_s > 0.19
     assert third_s - second_s > 0.39
+
+
+def test_a_thread_whose_message_was_refused_rests_and_delays_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gathering, "REST_FIRST_S", 0.5)
+    was_refused = threading.Event()
+
+    def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Any) -> None:
+        for number, message in enumerate(messages):
+            if message == 0 and not doubtful:
+                tell(number, Again(0.0))
+                was_refused.set()
+            else:
+                tell(number, message)
+
+    changes = SyncChanges(cast("Any", call), calls_at_once=1)
+    began_s = monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        refused = pool.submit(changes.change, cast("Any", 0), monotonic() + 60)
+        assert was_refused.wait(60)
+        assert changes.change(cast("Any", 7), monotonic() + 60) == cast("Any", 7)
+        assert not refused.done()
+        assert refused.result(60) == cast("Any", 0)
+    assert monotonic() - began_s > 0.49

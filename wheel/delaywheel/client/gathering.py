@@ -69,12 +69,9 @@ class _One(NamedTuple, Generic[NamedT]):
 
 def _wait_s(gathered: Mapping[KeyT, _One[NamedT]], calls: int) -> float:
     """How long what is gathered still waits for others, with so many calls under way."""
-    waited_s = _waited_s(gathered)
-    if waited_s < 0:  # the first one rests
-        return -waited_s
     if not calls or len(gathered) >= MESSAGES_AT_MOST:
         return 0.0
-    return LINGER_S - waited_s
+    return LINGER_S - _waited_s(gathered)
 
 
 def _waited_s(gathered: Mapping[KeyT, _One[NamedT]]) -> float:
@@ -102,11 +99,19 @@ def _doubtful(batch: Mapping[KeyT, _One[NamedT]]) -> dict[int, int]:
     return {number: one.late for number, one in enumerate(batch.values()) if one.is_doubtful}
 
 
-class _WaitingThread(Generic[AnswerT]):
-    """A thread that waits for its message."""
+class _WaitingThread(Generic[NamedT, AnswerT]):
+    """A thread that waits for its message.
+
+    Attributes:
+        result: What became of it.
+        resting: It was refused, and is gathered again once its rest is over.
+        has_left: Nobody waits for it any more.
+        woken: Set when any of these changes, or the thread may send.
+    """
 
     def __init__(self) -> None:
         self.result: AnswerT | DelaywheelError | None = None
+        self.resting: _One[NamedT] | None = None
         self.has_left = False
         self.woken: Final = Event()
 
@@ -129,7 +134,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         self._call: Final = call
         self._calls_at_once: Final = calls_at_once
         self._lock: Final = Lock()  # guards all below, and results
-        self._gathered: Final[dict[_WaitingThread[AnswerT], _One[NamedT]]] = {}
+        self._gathered: Final[dict[_WaitingThread[NamedT, AnswerT], _One[NamedT]]] = {}
         self._under_way = 0
 
     def change(self, message: NamedT, deadline_s: float) -> AnswerT:
@@ -138,7 +143,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         Raises:
             DelaywheelError: As of `Client.cancel` or `Client.reschedule`.
         """
-        mine = _WaitingThread[AnswerT]()
+        mine = _WaitingThread[NamedT, AnswerT]()
         with self._lock:
             self._gathered[mine] = _One(message, deadline_s, monotonic())
         try:
@@ -150,7 +155,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         return outcome_of(result)
 
     def _step(
-        self, mine: _WaitingThread[AnswerT], deadline_s: float
+        self, mine: _WaitingThread[NamedT, AnswerT], deadline_s: float
     ) -> AnswerT | DelaywheelError | None:
         """Sends what is gathered if it may go, or waits until something has changed."""
         batch = None
@@ -158,7 +163,13 @@ class SyncChanges(Generic[NamedT, AnswerT]):
             if mine.result is not None:
                 return mine.result
             mine.woken.clear()
-            wait_s = deadline_s - monotonic()
+            now_s = monotonic()
+            wait_s = deadline_s - now_s
+            if mine.resting is not None:
+                if mine.resting.since_s <= now_s:
+                    self._gathered[mine], mine.resting = mine.resting, None
+                else:
+                    wait_s = min(wait_s, mine.resting.since_s - now_s)
             is_first = next(iter(self._gathered), None) is mine
             if is_first and self._under_way < self._calls_at_once:
                 may_go_in_s = _wait_s(self._gathered, self._under_way)
@@ -176,11 +187,11 @@ class SyncChanges(Generic[NamedT, AnswerT]):
             return late if mine.result is None else mine.result
         return None
 
-    def _leave(self, mine: _WaitingThread[AnswerT]) -> bool:
+    def _leave(self, mine: _WaitingThread[NamedT, AnswerT]) -> bool:
         """Takes out a message that nobody waits for any more; returns whether no call named it."""
         with self._lock:
             mine.has_left = True
-            one = self._gathered.pop(mine, None)
+            one = self._gathered.pop(mine, None) or mine.resting
             self._wake_first()
         return one is not None and not one.is_doubtful
 
@@ -190,18 +201,25 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         if first is not None:
             first.woken.set()
 
-    def _send(self, batch: Mapping[_WaitingThread[AnswerT], _One[NamedT]]) -> None:
+    def _send(self, batch: Mapping[_WaitingThread[NamedT, AnswerT], _One[NamedT]]) -> None:
         rows = [*batch.items()]
+        untold = set(batch)
 
         def take(number: int, result: AnswerT | DelaywheelError | Again) -> None:
             waiting, one = rows[number]
             with self._lock:
+                untold.discard(waiting)
                 if not isinstance(result, Again):
                     waiting.result = result
-                    waiting.woken.set()
-                elif not waiting.has_left:
+                elif waiting.has_left:
+                    return
+                elif result.rest_s is None:
                     self._gathered[waiting] = one.again(result)
                     self._wake_first()
+                    return
+                else:
+                    waiting.resting = one.again(result)
+                waiting.woken.set()
 
         messages = [one.message for _, one in rows]
         try:
@@ -209,10 +227,9 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         finally:
             with self._lock:
                 self._under_way -= 1
-                for waiting in batch:
-                    if waiting.result is None and waiting not in self._gathered:
-                        waiting.result = _UNFINISHED
-                        waiting.woken.set()
+                for waiting in untold:
+                    waiting.result = _UNFINISHED
+                    waiting.woken.set()
                 self._wake_first()
 
 
@@ -242,6 +259,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
         self._calls_at_once: Final = calls_at_once
         # A caller that gives up takes its message out, however many there are.
         self._gathered: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
+        self._resting: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -261,7 +279,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
                 result = await settled
         except TimeoutError:
-            one = self._gathered.pop(settled, None)
+            one = self._gathered.pop(settled, None) or self._resting.pop(settled, None)
             is_unchanged = one is not None and not one.is_doubtful
             raise TimedOutError("not answered in time", outcome_known=is_unchanged) from None
         return outcome_of(result)
@@ -284,6 +302,12 @@ class AioChanges(Generic[NamedT, AnswerT]):
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._lingered)
         return False
 
+    def _rested(self, settled: asyncio.Future[AnswerT | DelaywheelError]) -> None:
+        one = self._resting.pop(settled, None)
+        if one is not None:
+            self._gathered[settled] = one
+            self._pump()
+
     def _lingered(self) -> None:
         self._timer = None
         self._pump()
@@ -296,22 +320,28 @@ class AioChanges(Generic[NamedT, AnswerT]):
         self, batch: "dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]"
     ) -> None:
         rows = [*batch.items()]
+        untold = set(batch)
 
         def take(number: int, result: AnswerT | DelaywheelError | Again) -> None:
             settled, one = rows[number]
+            untold.discard(settled)
             if settled.done():  # its caller gave up
                 return
             if not isinstance(result, Again):
                 settled.set_result(result)
-                return
-            self._gathered[settled] = one.again(result)
-            self._pump()
+            elif result.rest_s is None:
+                self._gathered[settled] = one.again(result)
+                self._pump()
+            else:
+                again = self._resting[settled] = one.again(result)
+                rest_s = again.since_s - monotonic()
+                asyncio.get_running_loop().call_later(rest_s, self._rested, settled)
 
         messages = [one.message for _, one in rows]
         try:
             await self._call(messages, _latest_s(batch), take, _doubtful(batch))
         except BaseException as error:
-            for settled in batch:
-                if not settled.done() and settled not in self._gathered:
+            for settled in untold:
+                if not settled.done():
                     settled.set_exception(error)
             raise
