@@ -30,6 +30,17 @@ def handed_over_alone(script: Script) -> None:
     killed_at(script, "handed", "kill_cleaner", within_us=1_500)
 
 
+@INGRESS(r"handed at a: kill_cleaner", r"is handed", r"answers not now", r"delivers i\d+")
+def handed_over_in_vain(script: Script) -> None:
+    """The next leader's server has no room for what an earlier one was handed, until it is due."""
+    script.stream(3_000, 9_000, 250, delay_ms=1_500)
+    us = script.random.randrange(1_500)
+    script.do(script.about(4_010, 90), "at_moment", moment="handed", what="kill_cleaner", us=us)
+    for node in "bc":
+        script.do(4_360, "disk_full", node=node, spare_bytes=0, ms=5_000)
+    script.until_ms = 14_000
+
+
 @INGRESS(r"answered at a: kill_cleaner", r"init .* epoch 1", r"delivers i\d+")
 def answered_alone(script: Script) -> None:
     """Leaders die between an answer and the commit that settles its records."""

@@ -194,7 +194,7 @@ INGRESS = {
         "what an earlier leader has announced goes out directly, once it is due",
         goes_though_a_server_may_have_it,
         _DOUBLES,
-        ("handed_over_alone", "long_unread"),
+        ("handed_over_in_vain",),
     ),
     "inherits nothing": Mutant(
         "a leader reads on from the offset alone, and forgets what was announced from there on",

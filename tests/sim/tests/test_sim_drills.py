@@ -122,6 +122,7 @@ FOUND = {
 INGRESS = {
     "announced_alone",
     "handed_over_alone",
+    "handed_over_in_vain",
     "handed_over_late",
     "answered_alone",
     "settled_unheard",
