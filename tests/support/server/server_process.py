@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -29,6 +29,7 @@ from delaywheel_replica.process.inheritance import (
     ROW_FD_VARIABLE,
 )
 from support.server.fake_cleaner import FakeCleaner
+from support.server.forked import Forked, fork_server
 
 T = TypeVar("T")
 
@@ -96,12 +97,12 @@ class ServerProcess:
     def __init__(self, data: Path, **settings: Any) -> None:
         """Prepares; nothing runs before `start`."""
         self.data = data
-        # What Python runs.
-        self.program: Sequence[str] = ("-m", "delaywheel_replica.server.main")
+        # What Python runs; None: the server, forked from a process that has loaded it.
+        self.program: Sequence[str] | None = None
         self.config = config_for(data, **settings)
         self.address: str | None = None
         self.cleaner: FakeCleaner
-        self.process: subprocess.Popen[bytes]
+        self.process: subprocess.Popen[bytes] | Forked
         self.life_write = -1
         self._row_fd = os.memfd_create("server.row")
         self._channel: grpc.Channel | None = None
@@ -132,20 +133,10 @@ class ServerProcess:
             READY_FD_VARIABLE: ready_write,
             ROW_FD_VARIABLE: self._row_fd,
         }
-        environment = {
-            **ALLOCATOR,
-            **os.environ,
-            **{name: str(number) for name, number in inherited.items()},
-            RESOLVED_VARIABLE: self.config.resolved(),
-        }
+        environment = {**ALLOCATOR, **os.environ, RESOLVED_VARIABLE: self.config.resolved()}
         if self.address is not None:
             environment[ADDRESS_VARIABLE] = self.address
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", *self.program],
-            env=environment,
-            pass_fds=tuple(inherited.values()),
-            stdin=subprocess.DEVNULL,
-        )
+        self.process = self._started(environment, inherited)
         there.close()
         os.close(life_read)
         os.close(ready_write)
@@ -161,6 +152,19 @@ class ServerProcess:
         with os.fdopen(ready_read) as ready:
             self.address = ready.readline().strip() or None
         assert self.address is not None, f"the server ended: {self.process.wait(30)}"
+
+    def _started(
+        self, environment: Mapping[str, str], inherited: Mapping[str, int]
+    ) -> subprocess.Popen[bytes] | Forked:
+        if self.program is None:
+            return fork_server(environment, inherited)
+        numbers = {name: str(number) for name, number in inherited.items()}
+        return subprocess.Popen(
+            [sys.executable, "-P", *self.program],
+            env={**environment, **numbers},
+            pass_fds=tuple(inherited.values()),
+            stdin=subprocess.DEVNULL,
+        )
 
     def kill(self) -> None:
         """Ends the process at once, and the fake cleaner."""

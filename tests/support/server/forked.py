@@ -1,0 +1,195 @@
+"""Server processes forked from one that has loaded all modules, and has done nothing else.
+
+To load them is nearly all that a server computes to start: 0.72 of 0.75 CPU s (decision 211). What
+is different about a start by exec, all tests with whole nodes show.
+
+A start is one message to that process: the environment, and descriptors for standard output and
+error, for the exit code, and for all that the server inherits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from delaywheel_replica.process.garbage import exit_at_once
+from delaywheel_replica.process.inheritance import ALLOCATOR
+
+_TESTS = Path(__file__).parents[2]
+_MOST_BYTES = 1 << 17
+_MOST_DESCRIPTORS = 16
+_OUTPUTS = 3
+"""Standard output, standard error, and where the exit code goes."""
+
+
+class Forked:
+    """A process; for its user like one of `subprocess`.
+
+    Attributes:
+        pid: Its id.
+        returncode: What it ended with, once `poll` or `wait` has seen that; minus a signal's
+            number.
+    """
+
+    def __init__(self, pid: int, status: int) -> None:
+        """Takes over the descriptor from which the exit code will be read."""
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for the end, and returns the exit code.
+
+        Raises:
+            TimeoutExpired: It runs on.
+        """
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("server", timeout or 0)
+            self.returncode = int(os.read(self._status, 16))
+            os.close(self._status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class _Parent:
+    """The process that has loaded all; started by the first who needs it, ends with this one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._control: socket.socket | None = None
+
+    def fork(self, environment: Mapping[str, str], inherited: Mapping[str, int]) -> Forked:
+        read, write = os.pipe()
+        content = json.dumps({"environment": dict(environment), "inherited": list(inherited)})
+        with self._lock:
+            if self._control is None:
+                self._control = _started()
+            descriptors = [1, 2, write, *inherited.values()]
+            socket.send_fds(self._control, [content.encode()], descriptors)
+            pid = int(self._control.recv(16))
+        os.close(write)
+        return Forked(pid, read)
+
+
+_parent = _Parent()
+
+
+def fork_server(environment: Mapping[str, str], inherited: Mapping[str, int]) -> Forked:
+    """Starts a server.
+
+    Args:
+        environment: All of its variables.
+        inherited: Name of a variable -> the descriptor whose number it gets.
+    """
+    return _parent.fork(environment, inherited)
+
+
+def _started() -> socket.socket:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = f"import sys; sys.path.append({str(_TESTS)!r});"
+    program += f"from support.server.forked import main; main({theirs.fileno()})"
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", program],
+            env={**ALLOCATOR, **os.environ},
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+        )
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def main(descriptor: int) -> NoReturn:
+    """Forks a server for each message, and reports their ends, until the tests have ended."""
+    import delaywheel_replica.server.main  # noqa: F401, PLC0415 - the test needs none of it
+
+    running: dict[int, int] = {}
+    woken, waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(waker)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control = socket.socket(fileno=descriptor)
+    while True:
+        ready, _, _ = select.select([descriptor, woken], [], [])
+        if woken in ready:
+            os.read(woken, 512)
+            _report(running)
+        if descriptor not in ready:
+            continue
+        content, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, _MOST_DESCRIPTORS)
+        if not content:
+            exit_at_once(0)
+        pid = os.fork()
+        if not pid:
+            for each in (descriptor, woken, waker, *running.values()):
+                os.close(each)
+            control.detach()
+            _serve(content, descriptors)
+        for each in (*descriptors[: _OUTPUTS - 1], *descriptors[_OUTPUTS:]):
+            os.close(each)
+        running[pid] = descriptors[_OUTPUTS - 1]
+        control.send(str(pid).encode())
+
+
+def _report(running: dict[int, int]) -> None:
+    """Tells the exit codes of those that have ended."""
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            reader = running.pop(pid)
+            with suppress(BrokenPipeError):  # nobody asks any more
+                os.write(reader, str(os.waitstatus_to_exitcode(status)).encode())
+            os.close(reader)
+
+
+def _serve(content: bytes, descriptors: Sequence[int]) -> NoReturn:
+    from delaywheel_replica.server.main import main as serve  # noqa: PLC0415 - it is loaded
+
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, given in enumerate(descriptors[: _OUTPUTS - 1], start=1):
+            os.dup2(given, number)
+        for given in descriptors[:_OUTPUTS]:
+            os.close(given)
+        asked = json.loads(content)
+        os.environ.clear()
+        os.environ.update(asked["environment"])
+        numbers = map(str, descriptors[_OUTPUTS:])
+        os.environ.update(zip(asked["inherited"], numbers, strict=True))
+        code = serve()
+    except BaseException:  # noqa: BLE001 - this process is the server's: nothing is above it
+        traceback.print_exc()
+    exit_at_once(code)
