@@ -31,12 +31,13 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLeve
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # No deadlines: the machine that runs this is shared. `long` is for a night, not for a push.
+# Each push tries other examples: together they are many, and no push waits for all of them.
 # A push hears of one failure at a time, shortened for some seconds: an example of a state machine
 # took minutes to shorten, and again to explain, beside all other tests.
 settings.register_profile(
     "short",
     deadline=None,
-    max_examples=40,
+    max_examples=20,
     report_multiple_bugs=False,
     phases=[phase for phase in Phase if phase is not Phase.explain],
     print_blob=True,

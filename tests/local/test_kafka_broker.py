@@ -1,4 +1,7 @@
-"""The broker of scripts and tests comes back where it was, and leaves no process behind."""
+"""The broker of scripts and tests leaves no process behind.
+
+That it comes back where it was, with its data, tests/e2e/test_outages.py shows.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from local.loopback.kafka import KafkaBroker
-from support.kafka.read_committed import create_topic, topic_exists
 from support.services import service
 
 pytestmark = pytest.mark.kafka
@@ -35,20 +36,6 @@ def lives(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
-
-
-def test_it_comes_back_on_the_same_port_with_its_data(tmp_path: Path) -> None:
-    with KafkaBroker(tmp_path, heap="512m") as broker:
-        address = broker.address
-        create_topic(address, "kept")
-        broker.kill()
-        assert not broker.running
-        broker.start()
-        assert broker.address == address
-        assert topic_exists(address, "kept")
-        broker.pause()
-        broker.resume()
-        assert topic_exists(address, "kept")
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])

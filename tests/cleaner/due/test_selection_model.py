@@ -361,8 +361,8 @@ class SelectionWhileLoading(Selection):
 
 
 TestSelection = Selection.TestCase
-TestSelection.settings = settings(deadline=None, max_examples=40, stateful_step_count=30)
+TestSelection.settings = settings(stateful_step_count=30)
 TestSelectionOfCollidingKeys = SelectionOfCollidingKeys.TestCase
-TestSelectionOfCollidingKeys.settings = settings(TestSelection.settings, max_examples=30)
+TestSelectionOfCollidingKeys.settings = TestSelection.settings
 TestSelectionWhileLoading = SelectionWhileLoading.TestCase
-TestSelectionWhileLoading.settings = settings(TestSelection.settings, max_examples=40)
+TestSelectionWhileLoading.settings = TestSelection.settings

@@ -259,9 +259,7 @@ class Members(RuleBasedStateMachine):
 
 
 Members.TestCase.settings = settings(
-    max_examples=40,
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 TestMembers = Members.TestCase

@@ -546,6 +546,6 @@ class SyncedStoreMachine(StoreMachine):
 
 
 for _machine in (StoreMachine, SyncedStoreMachine):
-    _machine.TestCase.settings = settings(deadline=None, max_examples=30, stateful_step_count=25)
+    _machine.TestCase.settings = settings(stateful_step_count=25)
 TestStores = StoreMachine.TestCase
 TestSyncedStores = SyncedStoreMachine.TestCase

@@ -165,4 +165,4 @@ class NothingUntrue(RuleBasedStateMachine):
 
 
 TestNothingUntrue = NothingUntrue.TestCase
-TestNothingUntrue.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestNothingUntrue.settings = settings(stateful_step_count=30)

@@ -245,7 +245,7 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndex = IndexMachine.TestCase
-TestIndex.settings = settings(stateful_step_count=30, max_examples=60, report_multiple_bugs=False)
+TestIndex.settings = settings(stateful_step_count=30)
 
 
 def test_a_reader_finds_what_was_repaired_behind_a_gap() -> None:

@@ -247,7 +247,7 @@ class WheelMachine(RuleBasedStateMachine):
         assert unreadable.isdisjoint(self.promised)
 
 
-WheelMachine.TestCase.settings = settings(deadline=None, max_examples=30, stateful_step_count=25)
+WheelMachine.TestCase.settings = settings(stateful_step_count=25)
 TestWheelAgainstDict = WheelMachine.TestCase
 
 
