@@ -11,7 +11,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -161,6 +161,8 @@ class _Run:
         self._plan = Plan(())
         """The latest plan of a read of Kafka."""
         self._kept: list[DataFrame] = []
+        self._answers: Callable[[], str] = str
+        """Says what is known of answers about halves that somebody was asked about."""
 
     def run(self) -> Summary:
         options = self._options
@@ -313,7 +315,15 @@ class _Run:
             place.wait_for_transactions([names.dead])
             return place.read(spark, place.pin([names.dead], from_ms, None), LETTER_COLUMNS)
 
-        self._topics, self._plan = topics, messages
+        def answers() -> str:
+            halves = asked.where("outcome = 'asked'").select("id").distinct()
+            sent = records.asked.select("id").distinct().join(halves, "id", "left_semi").count()
+            known = f"of {sent:,} of them the message is in an ingress topic: they were committed"
+            if records and not records.has_all:
+                known = "what was answered is not known, as not all of the ingress topics was read"
+            return known
+
+        self._topics, self._plan, self._answers = topics, messages, answers
         kafka, books = place.records(spark, messages), ledger
         if records:  # these read it three times
             kafka = kafka.persist(StorageLevel.DISK_ONLY)
@@ -404,6 +414,11 @@ class _Run:
             self._note(
                 f"{totals['not_verifiable']:,} acceptances are of a time of which Kafka has "
                 "deleted records: they are not verifiable, and not known to be missing"
+            )
+        if totals["asked"]:
+            self._note(
+                f"{totals['asked']:,} halves were not committed in time, and their groups are "
+                f"asked; {self._answers()}"
             )
         if books.sought_too_many:
             self._note("too many are missing to look for each under another due")

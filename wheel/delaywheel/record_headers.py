@@ -39,6 +39,9 @@ HALF_TOPIC: Final = "dw-half-topic"
 HALF_PARTITION: Final = "dw-half-partition"
 HALF_TIMESTAMP: Final = "dw-half-timestamp"
 """In the letter that asks about a half: where the message goes. docs/PROTOCOL.md has the letter."""
+COMMITTED: Final = "dw-committed"
+"""When a half message was committed, in Unix milliseconds: on one that arrived at its commit, and
+so perhaps before its due, the end of its hold."""
 
 LONGEST_GROUP_BYTES: Final = 200
 """The longest value of `HALF_GROUP`."""

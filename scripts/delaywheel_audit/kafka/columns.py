@@ -10,7 +10,7 @@ else works on whole columns. Properties that no column needs are not read: heade
 | key, value | binary | null as in Kafka |
 | headers | array of (name string, value binary) | in order, with repeats; empty if unreadable |
 | dw_id | binary | 16 bytes |
-| dw_due_ms, dw_accepted_ms, dw_forwarded_ms | long | Unix ms |
+| dw_due_ms, dw_accepted_ms, dw_forwarded_ms, dw_committed_ms | long | Unix ms |
 | dw_wheel | string | |
 | dw_malformed | boolean | one of these headers cannot be read, or is there more than once |
 
@@ -50,6 +50,7 @@ FIELDS: dict[str, pa.DataType] = {
     "dw_accepted_ms": pa.int64(),
     "dw_wheel": pa.string(),
     "dw_forwarded_ms": pa.int64(),
+    "dw_committed_ms": pa.int64(),
     "dw_malformed": pa.bool_(),
 }
 """All columns, in order."""
@@ -101,6 +102,7 @@ _OWN = {
     "dw-accepted": _NUMBER,
     "dw-wheel": _Form(r"^([a-z0-9][a-z0-9-]{0,30}\.[1-9][0-9]{0,17}|ingress)$", _read_texts),
     "dw-forwarded": _NUMBER,
+    "dw-committed": _NUMBER,
 }
 """The headers of delaywheel; a wheel's name as `delaywheel.identity` has it, `ingress` for none."""
 
@@ -221,6 +223,7 @@ _MAKERS: dict[str, Callable[[_Messages], Column]] = {
     "dw_accepted_ms": lambda messages: messages.own("dw-accepted").values,
     "dw_wheel": lambda messages: messages.own("dw-wheel").values,
     "dw_forwarded_ms": lambda messages: messages.own("dw-forwarded").values,
+    "dw_committed_ms": lambda messages: messages.own("dw-committed").values,
     "dw_malformed": _Messages.malformed,
 }
 

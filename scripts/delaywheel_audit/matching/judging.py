@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.matching.matching import INGRESS, wheel_table
+from delaywheel_audit.matching.matching import INGRESS, ended, wheel_table
 from delaywheel_audit.matching.terms import Facts, Terms
 
 BEFORE_FIRST = -1
@@ -108,8 +108,8 @@ def _with_orphans(known: DataFrame, terms: Terms) -> DataFrame:
     One of them is not believed: it has no outcome, so it is missing. Only by due: there all that
     a duplicate may repeat is in view.
     """
-    ended = (F.col("copies") > 0) | (F.col("ended_elsewhere") > 0)
-    orphan = (F.col("rows") > 0) & (F.col("duplicates_dropped") >= F.col("rows")) & ~ended
+    is_original = (F.col("copies") > 0) | (F.col("ended_elsewhere") > 0)
+    orphan = (F.col("rows") > 0) & (F.col("duplicates_dropped") >= F.col("rows")) & ~is_original
     if terms.topics:  # what it repeats may be in a topic that was not asked for
         orphan = orphan & (F.col("differs") == 0)
     if terms.by != "due":
@@ -120,9 +120,7 @@ def _with_orphans(known: DataFrame, terms: Terms) -> DataFrame:
 
 def _with_fates(known: DataFrame) -> DataFrame:
     rows, copies = F.col("rows"), F.col("copies")
-    rest = F.greatest(
-        rows - F.col("cancelled") - F.col("duplicates_dropped") - F.col("dead"), F.lit(0)
-    )
+    rest = F.greatest(rows - ended() - F.col("duplicates_dropped"), F.lit(0))
     # A copy of another acceptance of the same message, which the ledger does not show.
     elsewhere = F.coalesce(F.col("stray").isin("unpublished", "gap"), F.lit(col=False))
     return (
@@ -141,12 +139,14 @@ def _with_fates(known: DataFrame) -> DataFrame:
 def with_findings(fated: DataFrame, terms: Terms) -> DataFrame:
     """Adds counts that depend on the fates."""
     forwarded = F.col("forwarded") > 0
-    copies, due = F.col("copies"), F.col("due_ms")
+    copies = F.col("copies")
+    # A half that its sender committed arrives at once: its due was only the end of its hold.
+    due = F.coalesce("copy.committed_ms", "due_ms")
     at = F.col("copy.forwarded_ms")
     tolerance = F.when(F.col("copy.by_broker"), terms.clock_tolerance_ms).otherwise(0)
-    # Behind a cancel or a dead letter every other acceptance is a duplicate.
-    ended = F.col("cancelled") + F.col("dead") + F.col("ended_elsewhere") > 0
-    never = (copies > 0) & ~F.col("elsewhere") & (~forwarded | ended)
+    # Behind an outcome that ends a message every other acceptance is a duplicate.
+    has_ended = ended() + F.col("ended_elsewhere") > 0
+    never = (copies > 0) & ~F.col("elsewhere") & (~forwarded | has_ended)
     # Acceptances that the service has ended otherwise, and a copy of it all the same.
     unexpected = F.when(never, F.when(F.col("rows") == 0, copies).otherwise(1)).otherwise(0)
     unexpected = unexpected + F.col("surplus")

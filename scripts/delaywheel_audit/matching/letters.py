@@ -30,6 +30,7 @@ def letter_findings(judged: DataFrame, records: DataFrame) -> DataFrame:
                 "forwarded_ms",
                 F.col("dw_wheel").alias("wheel"),
                 F.col("dw_accepted_ms").alias("accepted_ms"),
+                F.lit(None).cast("long").alias("committed_ms"),
                 _header("dw-dead-partition").alias("wanted_partition"),
                 _header("dw-dead-detail").alias("detail_header"),
             ).alias("letter"),

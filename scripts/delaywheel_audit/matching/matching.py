@@ -17,7 +17,15 @@ INGRESS = "ingress"
 """What a message names in place of a wheel that went out directly (ingress.py)."""
 
 _FRAME = (*KEY, "topic", "wheel", "seq", "accepted_at_ms")
-_FATES = {"cancelled": "cancelled", "duplicate": "duplicates_dropped", "dead-lettered": "dead"}
+_ENDS = {
+    "cancelled": "cancelled",
+    "dead-lettered": "dead",
+    "committed": "committed",
+    "asked": "asked",
+}
+"""Outcomes that end a message, whatever other copies of it there are, and the count of each."""
+ENDS = tuple(_ENDS.values())
+_FATES = {**_ENDS, "duplicate": "duplicates_dropped"}
 _PIECE_SEQS = 65_536
 """Lost frames are reported in runs of any length; they are searched among those of one piece."""
 
@@ -107,18 +115,27 @@ def _capped(frames: DataFrame) -> DataFrame:
     `surplus` is how many outcomes are too many. Of a frame that the ledger does not show (not
     published yet, or lost) only `ended_elsewhere` is kept: how many of it were ended for good.
     """
-    rows, cancelled, dead = F.col("rows"), F.col("cancelled"), F.col("dead")
-    decided = cancelled + F.col("duplicates_dropped") + dead
-    nothing = F.lit(0).cast("long")
-    return (
+    rows, nothing = F.col("rows"), F.lit(0).cast("long")
+    decided = ended() + F.col("duplicates_dropped")
+    capped = (
         frames.withColumn("surplus", F.when(rows > 0, F.greatest(decided - rows, nothing)))
-        .withColumn("ended_elsewhere", F.when(rows == 0, cancelled + dead))
+        .withColumn("ended_elsewhere", F.when(rows == 0, ended()))
         .fillna(0, ["surplus", "ended_elsewhere"])
         .withColumn("differs", F.when(rows > 0, F.col("differs")).otherwise(nothing))
-        .withColumn("cancelled", F.least(cancelled, rows))
-        .withColumn("dead", F.least(dead, rows - cancelled))
-        .withColumn("duplicates_dropped", F.least("duplicates_dropped", rows - cancelled - dead))
     )
+    left = rows
+    for name in (*ENDS, "duplicates_dropped"):
+        capped = capped.withColumn(name, F.least(name, left))
+        left = left - F.col(name)
+    return capped
+
+
+def ended() -> Column:
+    """Returns how many acceptances have an outcome that ends their message."""
+    total = F.lit(0).cast("long")
+    for name in ENDS:
+        total = total + F.col(name)
+    return total
 
 
 def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFrame:
@@ -127,8 +144,7 @@ def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFr
     table = wheel_table(frames, facts)
     wheels = table.select("wheel", "done_seq", "split_seq")
     lost = _lost_frames(outcomes, table)
-    rest = F.col("rows") - F.col("cancelled") - F.col("duplicates_dropped") - F.col("dead")
-    rest = F.greatest(rest, F.lit(0))
+    rest = F.greatest(F.col("rows") - ended() - F.col("duplicates_dropped"), F.lit(0))
     due, seq = F.col("due_ms"), F.col("seq")
     taken = seq <= F.coalesce("done_seq", F.lit(0))
     split = (due == done.due_ms + 1) & (seq <= F.coalesce("split_seq", F.lit(0)))
@@ -238,6 +254,7 @@ def copy_struct() -> Column:
         F.col("dw_wheel").alias("wheel"),
         F.col("dw_accepted_ms").alias("accepted_ms"),
         F.col("dw_due_ms").alias("due_ms"),
+        F.col("dw_committed_ms").alias("committed_ms"),
         by_broker.alias("by_broker"),
     )
 

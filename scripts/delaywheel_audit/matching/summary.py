@@ -14,6 +14,8 @@ By: TypeAlias = Literal["due", "accepted"]
 FATES = (
     "forwarded",
     "cancelled",
+    "committed",
+    "asked",
     "duplicates_dropped",
     "dead",
     "lost",

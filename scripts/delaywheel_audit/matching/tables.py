@@ -204,7 +204,7 @@ def finding(
         "partition": found["partition"],
         "offset": found["offset"],
         "forwarded_at_ms": found["forwarded_ms"],
-        "lateness_ms": found["forwarded_ms"] - due,
+        "lateness_ms": found["forwarded_ms"] - F.coalesce(found["committed_ms"], due),
         "detail": F.coalesce(detail, F.lit("")),
     }
     return F.when(when, F.struct(*(values[name].alias(name) for name in _COLUMNS)))
@@ -250,8 +250,9 @@ def _changes() -> Column:
 
 def _unexpected_detail() -> Column:
     ended = F.format_string(
-        "accepted, and ended otherwise (%d cancelled, %d dropped as duplicates, %d dead letters)",
-        "cancelled", "duplicates_dropped", "dead",
+        "accepted, and ended otherwise (%d cancelled, %d dropped as duplicates, %d dead letters,"
+        " %d halves asked about, %d passed on)",
+        "cancelled", "duplicates_dropped", "dead", "asked", "committed",
     )  # fmt: skip
     unreadable = F.lit("headers of ours that cannot be read")
     wheel = F.concat(F.lit("no such acceptance in the ledger of wheel "), F.col("copy.wheel"))

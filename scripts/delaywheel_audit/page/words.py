@@ -15,6 +15,8 @@ DAY = 24 * HOUR
 PARTS = {
     "forwarded": "forwarded",
     "cancelled": "cancelled",
+    "committed": "committed for later",
+    "asked": "asked about",
     "duplicates_dropped": "duplicates dropped",
     "dead": "dead-lettered",
     "pending": "pending",

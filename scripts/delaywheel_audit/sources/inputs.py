@@ -18,7 +18,7 @@ from delaywheel_audit.sources.ledger_files import LedgerFolder, Listing
 LEDGER_SCHEMA = "id binary, due_ms long, accepted_at_ms long, topic string, wheel string, seq long"
 _COLUMNS = (
     "topic,partition,offset,timestamp_ms,timestamp_type,"
-    "dw_id,dw_due_ms,dw_accepted_ms,dw_wheel,dw_forwarded_ms,dw_malformed"
+    "dw_id,dw_due_ms,dw_accepted_ms,dw_wheel,dw_forwarded_ms,dw_committed_ms,dw_malformed"
 )
 _WHOLE = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 """Whatever the session says: a file that is not read would be missing acceptances."""

@@ -21,9 +21,18 @@ OURS: list[tuple[str, bytes | None]] = [
     ("dw-accepted", b"1767225600000"),
     ("dw-wheel", b"node-1.7"),
     ("dw-forwarded", b"1767225600125"),
+    ("dw-committed", b"1767225600122"),
 ]
-DW = ["dw_id", "dw_due_ms", "dw_accepted_ms", "dw_wheel", "dw_forwarded_ms", "dw_malformed"]
-NOTHING = (None, None, None, None, None)
+DW = [
+    "dw_id",
+    "dw_due_ms",
+    "dw_accepted_ms",
+    "dw_wheel",
+    "dw_forwarded_ms",
+    "dw_committed_ms",
+    "dw_malformed",
+]
+NOTHING = (None,) * (len(DW) - 1)
 
 
 def message(
@@ -54,7 +63,8 @@ def test_a_message_as_a_row() -> None:
     )
     headers = [{"name": name, "value": value} for name, value in OURS]
     kafkas = ("t", 3, 1 << 40, 1_767_225_600_125, "CREATE_TIME", b"k", b"", headers)
-    ours = (ID.bytes, 1_767_225_600_123, 1_767_225_600_000, "node-1.7", 1_767_225_600_125, False)
+    numbers = 1_767_225_600_125, 1_767_225_600_122
+    ours = (ID.bytes, 1_767_225_600_123, 1_767_225_600_000, "node-1.7", *numbers, False)
     assert found == [
         (*kafkas, *ours),
         ("t", 3, (1 << 40) + 1, 9, "LOG_APPEND_TIME", None, None, [], *NOTHING, False),

@@ -96,6 +96,7 @@ def test_all_columns_of_all_partitions(topic: MakeTopic, load: Load) -> None:
         "dw_accepted_ms": 1_767_225_600_000,
         "dw_wheel": "node-1.7",
         "dw_forwarded_ms": None,
+        "dw_committed_ms": None,
         "dw_malformed": False,
     }
     assert (last.partition, last.key, last.value, last.headers) == (2, None, None, [])

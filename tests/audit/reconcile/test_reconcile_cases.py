@@ -38,7 +38,7 @@ LEDGER = "id binary, due_ms long, accepted_at_ms long, topic string, wheel strin
 KAFKA = (
     "topic string, partition int, offset long, timestamp_ms long, timestamp_type string,"
     " dw_id binary, dw_due_ms long, dw_accepted_ms long, dw_wheel string, dw_forwarded_ms long,"
-    " dw_malformed boolean"
+    " dw_committed_ms long, dw_malformed boolean"
 )
 
 
@@ -97,6 +97,7 @@ class World:
                 changes.get("at", ACCEPTED),
                 changes.get("wheel", "n1.1"),
                 changes.get("forwarded"),
+                changes.get("committed"),
                 changes.get("malformed", False),
             )
         )
@@ -226,6 +227,25 @@ def of_a_time_that_kafka_has_deleted(world: World) -> None:
         world.accept(name, due=due, topic="short", wheel="n3.1", seq=7)
         world.forward(name, due=due, topic="short")
     world.accept("any topic, no outcome", due=OUTCOMES_FROM)
+
+
+def halves(world: World) -> None:
+    world.accept("half, at its commit")
+    world.forward("half, at its commit", late=-2_500, committed=DUE - 2_503)
+    world.accept("half, before its commit")
+    world.forward("half, before its commit", late=-2_500, committed=DUE - 2_499)
+    world.accept("half, for later")
+    world.end("half, for later", "committed")
+    world.accept("half, asked about")
+    world.accept("half, asked about", wheel="n3.1", seq=7)
+    world.end("half, asked about", "asked")
+    world.end("half, asked about", "duplicate", wheel="n3.1", seq=7)
+    world.accept("half, asked and delivered")
+    world.end("half, asked and delivered", "asked")
+    world.forward("half, asked and delivered")
+    world.accept("half, one copy lost")
+    world.accept("half, one copy lost", wheel="n3.1", seq=8)
+    world.end("half, one copy lost", "committed")
 
 
 def lost(world: World) -> None:
@@ -365,14 +385,14 @@ def through_ingress(world: World) -> None:
 
 
 def foreign(world: World) -> None:
-    world.kafka.append(("orders", 0, 10_000, DUE, "CREATE_TIME", *[None] * 5, False))
+    world.kafka.append(("orders", 0, 10_000, DUE, "CREATE_TIME", *[None] * 6, False))
 
 
 CASES: list[Callable[[World], None]] = [
     good, forwarded_after_the_record, pending, done_or_missing, cancelled,
     cancelled_twice_accepted, cancelled_and_forwarded, twice_accepted, twice_in_one_frame,
     duplicate_before_the_first_is_published, outcome_before_its_row,
-    acceptance_without_an_outcome, differing, dead, lost, lost_in_a_row,
+    acceptance_without_an_outcome, differing, dead, halves, lost, lost_in_a_row,
     lost_without_rows, duplicated,
     early_and_late, changed,
     unexpected, unpublished, in_a_hole, behind_the_last_file, duplicate_of_nothing,
@@ -494,6 +514,7 @@ NAMES = [
     "asked, gone", "asked, twice", "asked, by nobody",
     "up to the first left", "within the tolerance", "due behind it", "of an empty topic",
     "outcome deleted", "outcome missing", "any topic, no outcome", "of a compacted topic",
+    "half, before its commit", "half, asked and delivered", "half, one copy lost",
 ]  # fmt: skip
 
 
@@ -502,7 +523,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         "missing": {
             "split, done", "gone wheel", "missing", "one fate of two", "orphan",
             "too many outcomes", "two dues", "two acceptances", "long ago, missing",
-            "due behind it", "outcome missing", "asked, gone",
+            "due behind it", "outcome missing", "asked, gone", "half, one copy lost",
         },
         "not_verifiable": {
             "up to the first left", "within the tolerance", "of an empty topic",
@@ -510,7 +531,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         },
         "dead_letter": {"dead", "dead, letter gone", "dead, alive"},
         "duplicated": {"duplicated", "asked, twice"},
-        "early": {"early"},
+        "early": {"early", "half, before its commit"},
         "late": {"late", "changed due beyond"},
         "lost": {"lost", "first of a row", "last of a row", "in an enormous row", None},
         "content_differs": {"differs"},
@@ -524,7 +545,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
         "unexpected": {
             "cancel broken", "forged", "forged wheel", "forged number", "forged behind",
             "forged twice", "too many outcomes", "two fates", "cancel ignored", "dead, alive",
-            "forged long ago", "asked, by nobody",
+            "forged long ago", "asked, by nobody", "half, asked and delivered",
         },
         "ledger_gap": {None},
     }  # fmt: skip
@@ -535,6 +556,7 @@ def test_a_finding_says_all_that_is_known(found: Found) -> None:
     lost = found.one("lost", "lost")
     assert (lost["wheel"], lost["seq"], lost["detail"]) == ("n1.1", 13, "nobody holds it")
     assert found.one("early", "early")["lateness_ms"] == -1
+    assert found.one("early", "half, before its commit")["lateness_ms"] == -1
     due = found.one("changed", "changed due")
     assert due["detail"] == f"due was {DUE}, is {DUE + 1}"
     assert found.one("changed", "changed topic")["detail"] == "topic was orders, is bills"
@@ -569,6 +591,8 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
     fates = (
         "forwarded",
         "cancelled",
+        "committed",
+        "asked",
         "duplicates_dropped",
         "dead",
         "lost",
@@ -581,9 +605,9 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
     for name in (*fates, "accepted", "duplicated", "unexpected", "early", "late"):
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
-        "pending": 3, "cancelled": 8, "duplicates_dropped": 6, "dead": 3, "lost": 4,
-        "not_verifiable": 6, "missing": 12, "duplicated": 3, "unexpected": 13, "early": 1,
-        "late": 2,
+        "pending": 3, "cancelled": 8, "duplicates_dropped": 7, "dead": 3, "lost": 4,
+        "not_verifiable": 6, "missing": 13, "duplicated": 3, "unexpected": 14, "early": 2,
+        "late": 2, "committed": 2, "asked": 2,
     }  # fmt: skip
     assert {name: found.totals[name] for name in expected} == expected
 

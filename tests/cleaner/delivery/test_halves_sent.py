@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from cleaner.delivery import test_outcomes
 from cleaner.delivery.test_outcomes import A1, NAMES, NOW_MS, Leader, sent
+from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.headers import encode_headers
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW, Record
@@ -29,14 +31,14 @@ def half(number: int, *more: tuple[str, bytes | None], **content: object) -> Sen
     return sent(number, in_ms=5_000, headers=headers, key=b"k", value=b"v", **content)
 
 
-def end(wheels: Wheels, message: Sent, *kinds: Kind) -> list[Record]:
+def end(wheels: Wheels, message: Sent, *kinds: Kind, at_ms: int = NOW_MS) -> list[Record]:
     """Begins a half, adds rows of these kinds, and returns what is written at once, or at its due.
 
-    Control records are left out.
+    The rows are accepted at `at_ms`. Control records are left out.
     """
     wheels.write(A1, [message])
     for kind in kinds:
-        wheels.cancel(A1, [message], kind=kind)
+        wheels.cancel(A1, [message], kind=kind, now_ms=at_ms)
     leader = Leader(wheels)
     list(leader.transactions())
     if Kind.RELEASES not in kinds:
@@ -48,11 +50,14 @@ def end(wheels: Wheels, message: Sent, *kinds: Kind) -> list[Record]:
 
 @pytest.mark.parametrize("kind", [Kind.COMMITS, Kind.RELEASES])
 def test_a_committed_half_is_delivered_as_it_was_sent(wheels: Wheels, kind: Kind) -> None:
-    (record,) = end(wheels, half(1, partition=3, timestamp_ms=NOW_MS), kind)
+    message = half(1, partition=3, timestamp_ms=NOW_MS)
+    (record,) = end(wheels, message, kind, at_ms=NOW_MS - 7)
     assert record[:3] == ("orders", b"k", b"v")
     assert (record.partition, record.timestamp_ms) == (3, NOW_MS)
-    names = [name for name, _ in record.headers]
-    assert names == ["x", "ttl", "dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"]
+    committed = [("dw-committed", b"%d" % (NOW_MS - 7))] if kind is Kind.RELEASES else []
+    assert record.headers[: 2 + len(committed)] == [*OWN, *committed]
+    names = [name for name, _ in record.headers[2 + len(committed) :]]
+    assert names == ["dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"]
 
 
 def test_one_that_is_due_later_goes_to_the_ingress_topic_and_is_the_same_message(
@@ -103,6 +108,36 @@ def test_a_group_is_asked_about_one_that_nobody_committed(
         "dw-wheel",
     ]
     assert json.loads(outcome.value or b"")["outcome"] == "asked"
+
+
+def test_a_question_is_asked_whatever_is_thought_of_its_topic(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a dead letter it would reach no group: it waits for Kafka, as outcomes do."""
+    monkeypatch.setattr(test_outcomes, "BAD", NAMES.halves)
+    letter, outcome = end(wheels, half(1))
+    assert letter.topic == NAMES.halves
+    assert json.loads(outcome.value or b"")["outcome"] == "asked"
+
+
+def test_what_the_ingress_topic_does_not_take_is_a_dead_letter_of_its_message(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent again, it goes to the ingress topic with its own due; the books know its topic."""
+    monkeypatch.setattr(test_outcomes, "BAD", NAMES.ingress)
+    deliver_at = ("dw-half-deliver-at", b"%d" % (NOW_MS + 60_000))
+    record, outcome = end(wheels, half(1, deliver_at), Kind.RELEASES)
+    assert record.topic == NAMES.dead
+    told = json.loads(outcome.value or b"")
+    assert (told["outcome"], told["topic"]) == ("dead-lettered", "orders")
+    letter = Letter(LetterPlace(0, 7), NOW_MS, record.key, record.value, tuple(record.headers))
+    again = letter.again(NAMES.dead, to=None, as_new=False)
+    assert again.topic == NAMES.ingress
+    place = IngressPlace(NAMES.ingress, 0, 7)
+    taken = CommittedRecord(place, NOW_MS, again.key, again.value, again.headers)
+    wish = read(taken, IngressRules({}, 1_000, frozenset()))
+    assert isinstance(wish, Delayed)
+    assert (wish.due_ms, wish.topic) == (NOW_MS + 60_000, "orders")
 
 
 def test_a_cancel_beats_a_commit_in_the_same_transaction(wheels: Wheels) -> None:

@@ -16,8 +16,8 @@ from delaywheel_replica.cleaner.delivery.forward import Forwarder, _OwnRecords
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.due.rows import RECORD, DroppedRows, DueRows
 from delaywheel_replica.cleaner.due.steps import Step
-from delaywheel_replica.cleaner.lateness import Lateness
 from delaywheel_replica.cleaner.outside.ports import Record, RefusedRecord
+from delaywheel_replica.cleaner.tallies import Lateness
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState

@@ -99,6 +99,7 @@ def test_as_json_everything_is_there(topic: Topic, command: Command) -> None:
         "accepted_at_ms": 1_899_999_940_250,
         "wheel": "n1.7",
         "forwarded_ms": DUE_MS + 23,
+        "committed_ms": None,
         "lateness_ms": 23,
         "key": "NDI=",
         "value": "dg==",

@@ -477,7 +477,8 @@ class Checks:
         self._check_time(entry)
         if has_expired_long_ago(entry, entry.visible_us):
             self._fail(f"{entry} is delivered, and has expired")
-        content = log_entry.topic, log_entry.key, log_entry.value, log_entry.headers[:-4]
+        headers = self._halves.as_sent(entry, log_entry.headers[: -len(OWN_HEADERS)])
+        content = log_entry.topic, log_entry.key, log_entry.value, headers
         if content != (entry.topic, entry.record_key, entry.value, entry.headers):
             self._fail(f"{entry} is delivered with other bytes: {content}")
 

@@ -25,6 +25,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from delaywheel.consumer.message import Outcome, Settlement
+from delaywheel.record_headers import COMMITTED
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
@@ -81,6 +82,15 @@ class HalvesChecks:
         if entry.is_half:
             self._goes(entry, "delivered")
             self._ended(entry)
+
+    def as_sent(self, entry: Entry, headers: Headers) -> Headers:
+        """Returns the headers of a delivered message without what says when it was committed."""
+        if not (entry.is_half and headers and headers[-1][0] == COMMITTED):
+            return headers
+        committed_ms = int(headers[-1][1] or 0)
+        if committed_ms >= entry.due_ms:
+            self._fail(f"{entry} arrives at its commit, and that was at {committed_ms}")
+        return headers[:-1]
 
     def outcome(self, entry: Entry, outcome: str) -> None:
         """Checks a half that ended otherwise."""

@@ -7,7 +7,7 @@ could not be delayed has none, but a `dw-dead-origin`: it goes back to where it 
 | header | sent again |
 |---|---|
 | `dw-dead-…` | no |
-| `dw-id`, `dw-due`, `dw-accepted`, `dw-wheel`, `dw-forwarded` | no: the copy is not an accepted message. To an ingress topic yes: a `dw-id` there was its sender's |
+| `dw-id`, `dw-due`, `dw-accepted`, `dw-wheel`, `dw-forwarded`, `dw-committed` | no: the copy is not an accepted message. To an ingress topic yes: a `dw-id` there was its sender's |
 | `dw-half…`, of a letter that asks about a half message | no: sent elsewhere it is the message. To the group's retry topic yes: it is asked again |
 | any other | yes |
 | `dw-dead-replayed` | added: `<topic>/<partition>/<offset>` of the letter |
@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 from delaywheel.record_headers import (
+    COMMITTED,
     HALF_GROUP,
     OMITTED_HEADER,
     RETRY_ATTEMPT,
@@ -46,7 +47,9 @@ _KEPT_BY_RETRIES = {
     "dw-dead-first-error": RETRY_FIRST_ERROR,
     "dw-dead-detail": RETRY_LAST_ERROR,
 }
-FORWARDING_HEADERS = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
+FORWARDING_HEADERS = frozenset(
+    {"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded", COMMITTED}
+)
 ANY_PARTITION = -1
 LONGEST_REASON = 64
 """How many characters of a reason count."""

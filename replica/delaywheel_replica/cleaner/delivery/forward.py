@@ -455,15 +455,20 @@ class Forwarder:
             outcomes.dead_letter(names, each.message, each.reason, each.detail) for each in dead
         )
         own.write(chain.from_iterable(letters))
+        own.write(outcomes.forwarded(halves.letters_of(step, names), now_ms))
         own.write(outcomes.dropped(names, step.dropped))
+        passed_on = 0
         for rows in forwarded:
-            own.write(outcomes.committed(names, halves.passed_on(rows)))
+            later = halves.passed_on(rows)
+            passed_on += len(later)
+            own.write(outcomes.committed(names, later))
         counts = np.bincount(step.dropped.outcomes, minlength=len(MessageOutcome) + 1).tolist()
         counted = Counter(
-            forwarded=sum(map(len, forwarded)),
+            forwarded=sum(map(len, forwarded)) - passed_on,
             dead_lettered=len(dead),
             cancelled=counts[MessageOutcome.CANCELLED],
             duplicates=counts[MessageOutcome.DUPLICATE],
+            halves_passed_on=passed_on,
             halves_asked=counts[MessageOutcome.ASKED],
         )
         return forwarded, dead, counted

@@ -2,14 +2,17 @@
 
 | a half that the step takes | is sent | its outcome |
 |---|---|---|
-| and forwards, its message is due | to its topic | - |
+| and forwards, its message is due | to its topic; with `dw-committed`, if a release let it go | - |
 | and forwards, its message is due later | to the ingress topic, with its own due | `committed` |
 | and asks about | to the halves topic, as a letter to its group | `asked` |
 
-All three are records like any other from here on: what their topic does not take becomes a dead
-letter. None has the headers that make a half, or it would be one again; the letter, which no
-ingress topic takes, says in such headers what it is about (docs/PROTOCOL.md). A time to live ends
-neither a question nor a message that is due later: both are marked as having none.
+The first two are messages like any other from here on: what their topic does not take becomes a
+dead letter, which can be sent again. A letter is a record of our own, as an outcome is: the
+transaction waits until Kafka takes it, since a dead letter would ask nobody.
+
+None of them has the headers that make a half, or it would be one again; the letter, which no
+ingress topic takes, says in such headers what it is about (docs/PROTOCOL.md). A time to live does
+not end a message that is due later: it is marked as having none.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from numpy.typing import NDArray
 
 from delaywheel import ingress
 from delaywheel.headers import encode_headers
+from delaywheel.record_headers import COMMITTED
 from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState
 from delaywheel_replica.cleaner.due.steps import Step
-from delaywheel_replica.cleaner.ingress.direct import joined_with
 from delaywheel_replica.cleaner.ingress.half_letters import Headers, letter_headers, parted
 from delaywheel_replica.kafka_settings import KafkaNames
 
@@ -41,7 +44,7 @@ class _AsSent(NamedTuple):
 
 
 def messages_of(step: Step, now_ms: int, names: KafkaNames) -> DueRows:
-    """Returns everything that a step sends, with its halves as they are sent, letters last.
+    """Returns the messages that a step sends, with its halves as they are sent.
 
     Args:
         step: What is taken.
@@ -51,12 +54,17 @@ def messages_of(step: Step, now_ms: int, names: KafkaNames) -> DueRows:
     rows = step.messages
     halves = np.flatnonzero(rows.records["half"])
     if len(halves):
-        rows = _rewritten(rows, halves, lambda half: _committed(half, now_ms, names))
-    asked = step.dropped.asked
-    if len(asked):
-        letters = _rewritten(asked, np.arange(len(asked)), lambda half: _letter(half, names))
-        rows = joined_with(rows, letters)
+        early_ms = iter(rows.records["early_ms"][halves].tolist())
+        rows = _rewritten(
+            rows, halves, lambda half: _committed(half, next(early_ms), now_ms, names)
+        )
     return rows
+
+
+def letters_of(step: Step, names: KafkaNames) -> DueRows:
+    """Returns the letters about the halves of a step that nobody committed."""
+    asked = step.dropped.asked
+    return _rewritten(asked, np.arange(len(asked)), lambda half: _letter(half, names))
 
 
 def passed_on(rows: DueRows) -> DueRows:
@@ -64,9 +72,11 @@ def passed_on(rows: DueRows) -> DueRows:
     return rows.take(rows.records["half"] == HalfState.PASSED_ON)
 
 
-def _committed(half: DueMessage, now_ms: int, names: KafkaNames) -> _AsSent:
+def _committed(half: DueMessage, early_ms: int, now_ms: int, names: KafkaNames) -> _AsSent:
     own, _, deliver_at_ms = parted(half.headers)
     if deliver_at_ms is None or deliver_at_ms <= now_ms:
+        if early_ms:
+            own.append((COMMITTED, b"%d" % (half.due_ms - early_ms)))
         return _AsSent(
             half.topic, own, half.partition, half.timestamp_ms, HalfState.NONE, has_ttl=True
         )

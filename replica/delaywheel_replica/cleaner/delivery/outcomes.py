@@ -140,6 +140,7 @@ def dead_letter(
         origin = IngressPlace(message.wheel.topic, message.wheel.partition, message.seq)
         return [letter, dead_outcome(names, origin, reason.value, (message.id, message.due_ms))]
     outcome = {"outcome": "dead-lettered", "reason": reason.value, **_place(message)}
+    outcome["topic"] = _destination(message)
     return [letter, _outcome(names, message.id, outcome)]
 
 
@@ -171,9 +172,14 @@ def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
 def committed(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
     """Yields outcomes of halves that were committed, and whose messages are due later."""
     for message in rows:
-        topic = dict(message.headers)[TOPIC] or b""
-        place = _place(message) | {"topic": topic.decode()}
+        place = _place(message) | {"topic": _destination(message)}
         yield _outcome(names, message.id, {"outcome": "committed", **place})
+
+
+def _destination(message: DueMessage) -> str:
+    """Returns the topic that a message was accepted for: a half may go to the ingress topic."""
+    passed_on = dict(message.headers).get(TOPIC)
+    return message.topic if passed_on is None else passed_on.decode()
 
 
 _OUTCOMES = {

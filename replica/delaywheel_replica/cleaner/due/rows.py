@@ -24,23 +24,24 @@ ABSENT = -1
 
 # `id_low` and `id_high` are the same 16 bytes as `id`, for arithmetic. `ttl`: it may have such a
 # header. `half`: a `HalfState`. `released`: the seq of the first release that counts for it; 0: no
-# release does.
+# release does. `early_ms`: how long before its due such a release was accepted.
 RECORD = np.dtype(
     {
         "names": [
             "due_ms", "id", "id_low", "id_high", "mix", "seq", "accepted_at_ms", "start",
             "timestamp_ms", "row", "wheel", "blob", "topic", "key_length", "value_length",
-            "headers_length", "partition", "suspect", "ahead", "ttl", "half", "released",
+            "headers_length", "partition", "suspect", "ahead", "ttl", "half", "early_ms",
+            "released",
         ],
         "formats": [
             "<i8", "V16", "<u8", "<u8", "<u8", "<i8", "<i8", "<i8",
             "<i8", "<i4", "<i4", "<i4", "<i4", "<i4", "<i4",
-            "<i4", "<i4", "?", "?", "?", "u1", "<i8",
+            "<i4", "<i4", "?", "?", "?", "u1", "<i4", "<i8",
         ],
         "offsets": [
             0, 8, 8, 16, 24, 32, 40, 48,
             56, 64, 68, 72, 76, 80, 84,
-            88, 92, 96, 97, 98, 99, 104,
+            88, 92, 96, 97, 98, 99, 100, 104,
         ],
         "itemsize": 112,
     }
@@ -130,6 +131,12 @@ class DueRows:
     def dues_ms(self) -> NDArray[np.int64]:
         """The due of each row."""
         return self.records["due_ms"]
+
+    @property
+    def expected_ms(self) -> NDArray[np.int64]:
+        """When each row is to arrive: at its due; a half that a release lets go, at its commit."""
+        expected: NDArray[np.int64] = self.records["due_ms"] - self.records["early_ms"]
+        return expected
 
     def topic_names(self) -> set[str]:
         """The topics that these rows go to."""

@@ -75,6 +75,8 @@ _TAKEN_OVER = (
 _KEY = ("due_ms", "id_low", "id_high")
 _COMMITTING = frozenset({Kind.COMMITS, Kind.RELEASES})
 _NO_SEQS: NDArray[np.int64] = np.empty(0, np.int64)
+_EARLIEST_MS = 86_400_000
+"""Holds are of seconds: more is the doing of a clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +276,7 @@ class Second:
         for name, column in _TAKEN_OVER:
             records[name] = getattr(columns, column)
         records["half"] = HalfState.NONE
-        records["released"] = 0
+        records["released"] = records["early_ms"] = 0
         may_be = rows_that_may_have(columns, HALF_GROUP, LONGEST_GROUP_BYTES)
         if may_be.any():
             self._mark_halves(records, np.flatnonzero(may_be))
@@ -312,6 +314,7 @@ class Second:
         for batch in batches:
             added = np.zeros(len(batch.columns), RECORD)
             self._set_keys(added, batch)
+            added["accepted_at_ms"] = np.repeat(batch.accepted_at_ms, batch.counts)
             _set_mixes(added)
             self.length_bytes += _ROW_BYTES * len(added)
             parts.append(added)
@@ -326,10 +329,13 @@ class Second:
         records, named = self.records(found), releases.take(places)
         counts = (records["half"] == HalfState.HALF) & (records["wheel"] == named["wheel"])
         counts &= (records["seq"] < named["seq"]) & (records["released"] == 0)
-        found, seqs = found[counts], named["seq"][counts]
-        order = np.lexsort((seqs, found))
+        found, named = found[counts], named[counts]
+        order = np.lexsort((named["seq"], found))
         rows, first = np.unique(found[order], return_index=True)
-        seqs = seqs[order][first]
+        named = named[order[first]]
+        seqs: NDArray[np.int64] = named["seq"]
+        early_ms = self._records["due_ms"][rows] - named["accepted_at_ms"]
+        self._records["early_ms"][rows] = np.clip(early_ms, 0, _EARLIEST_MS)
         self._records["released"][rows] = seqs
         self._has_released |= bool(len(rows))
         return Released(rows, seqs)

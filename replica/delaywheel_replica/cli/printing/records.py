@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Message
 
-from delaywheel.record_headers import headers_of
+from delaywheel.record_headers import COMMITTED, headers_of
 from delaywheel_replica.cli.printing.text import bytes_text
 from delaywheel_replica.cli.values import iso
 from delaywheel_replica.quantities import about
 
-_OWN: Final = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
+_OWN: Final = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded", COMMITTED})
 
 
 class _Delivery(NamedTuple):
@@ -24,12 +24,14 @@ class _Delivery(NamedTuple):
     accepted_at_ms: int | None
     wheel: str | None
     forwarded_ms: int | None
+    committed_ms: int | None
 
     @property
     def lateness_ms(self) -> int | None:
-        if self.due_ms is None or self.forwarded_ms is None:
+        expected_ms = self.due_ms if self.committed_ms is None else self.committed_ms
+        if expected_ms is None or self.forwarded_ms is None:
             return None
-        return self.forwarded_ms - self.due_ms
+        return self.forwarded_ms - expected_ms
 
 
 def shape(record: Message) -> dict[str, Any]:
@@ -90,6 +92,7 @@ def _delivery(record: Message, headers: list[tuple[str, bytes | None]]) -> _Deli
         _number(found.get("dw-accepted")),
         _text(found.get("dw-wheel")),
         forwarded_ms,
+        _number(found.get(COMMITTED)),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel import ingress
 from delaywheel.headers import encode_headers, is_cut_off
-from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP, is_reserved
+from delaywheel.record_headers import COMMITTED, HALF_DELIVER_AT, HALF_GROUP, is_reserved
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
 from delaywheel_replica.patterns import Pattern, is_topic_name
@@ -25,7 +25,9 @@ _PARTITIONS: Final = 2**31
 _TIMES: Final = 2**63
 _GROUP: Final = re.compile(rb"[a-zA-Z0-9._-]{1,200}")
 _WHEEL: Final = "dw-wheel"
-_DELIVERED: Final = frozenset({ingress.ID, "dw-due", "dw-accepted", _WHEEL, "dw-forwarded"})
+_DELIVERED: Final = frozenset(
+    {ingress.ID, "dw-due", "dw-accepted", _WHEEL, "dw-forwarded", COMMITTED}
+)
 _DEAD_PREFIX: Final = "dw-dead-"
 _SHOWN: Final = 40
 
