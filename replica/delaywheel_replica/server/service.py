@@ -165,11 +165,9 @@ class DelayWheelService:
         if is_doubtful and message.state == pb.MESSAGE_STATE_DONE:
             was_withdrawn = await self._places.was_withdrawn(message)
             if was_withdrawn is not None:
-                cancelled, delivered = pb.MESSAGE_STATE_CANCELLED, pb.MESSAGE_STATE_DELIVERED
-                message.state = cancelled if was_withdrawn else delivered
-        is_half = any(header.name == HALF_GROUP for header in message.headers)
-        if is_half and message.state == pb.MESSAGE_STATE_DELIVERED:
-            message.state = pb.MESSAGE_STATE_DONE  # or its group is asked: its place shows it
+                is_half = any(header.name == HALF_GROUP for header in message.headers)
+                cancelled = pb.MESSAGE_STATE_ROLLED_BACK if is_half else pb.MESSAGE_STATE_CANCELLED
+                message.state = cancelled if was_withdrawn else pb.MESSAGE_STATE_DELIVERED
         if request.find_place:
             await self._places.add_place(message)
         return message

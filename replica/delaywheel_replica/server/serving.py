@@ -15,6 +15,7 @@ from functools import partial
 from typing import Final
 
 from delaywheel.identity import WheelId
+from delaywheel.ingress import halves_topic
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.disk import PosixDisk
@@ -244,7 +245,9 @@ class Server:
             knows_all=self._queries.knows_all,
             on_damaged=self._queries.damaged,
         )
-        places = AskedPlaces(ask=self._link.send)
+        places = AskedPlaces(
+            ask=self._link.send, halves_topic=halves_topic(self._config.cluster_id)
+        )
         self._passing = Passing(self._view, self._certificates)
         writing = Writing(self._driver)
         sights = Sights(self._view, self._queries, self._passing, places)

@@ -41,6 +41,15 @@ def begun(stub: DelayWheelStub, topic: str) -> pb.HalfRef:
     return wait_until("all nodes know halves", accepted)
 
 
+def states(stub: DelayWheelStub, half: pb.HalfRef) -> tuple[str, set[str]]:
+    """The state of a half by its name, and the states that a search for its id finds."""
+    named = pb.MessageRef(id_and_due=pb.IdAndDue(id=half.id, due_ms=half.due_ms))
+    got = stub.GetMessage(pb.GetMessageRequest(message=named, find_place=True)).message
+    found = stub.Search(pb.SearchRequest(filter=pb.Filter(id=half.id))).messages
+    listed = {pb.MessageState.Name(each.state) for each in found}
+    return pb.MessageState.Name(got.state), listed
+
+
 def test_a_commit_goes_to_the_node_that_has_the_half(
     trio: Trio, kafka: KafkaBroker, topic: str
 ) -> None:
@@ -52,7 +61,10 @@ def test_a_commit_goes_to_the_node_that_has_the_half(
     ):
         half = begun(DelayWheelStub(one), topic)
         begun(DelayWheelStub(other), topic)  # that node knows by now, too; nobody commits this one
+        held = "MESSAGE_STATE_HELD"
+        assert states(DelayWheelStub(one), half) == (held, {held})
         (result,) = DelayWheelStub(other).Commit(pb.CommitRequest(halves=[half])).results
         assert result.outcome == pb.COMMIT_OUTCOME_COMMITTED
         reader.wait_for(1)
         assert reader.messages[0].timestamp()[1] < half.due_ms - 1_000, "not at the end of its hold"
+        assert states(DelayWheelStub(one), half) == ("MESSAGE_STATE_DELIVERED", set())

@@ -1,5 +1,6 @@
 """A second's messages and cancels are read in pieces: neither is kept as a whole."""
 
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
+from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.progress import Position
@@ -36,13 +38,13 @@ def read(
         limits = {A1: own.last_seq}
     scanner = Scanner(disk, DATA)
 
-    def cancels() -> object:
+    def naming(kind: Kind) -> Iterator[Frame]:
         nonlocal looks
         looks += 1
-        return scanner.frames(BASE_SLOT, limits, kind=Kind.CANCELS)
+        return scanner.frames(BASE_SLOT, limits, kind=kind)
 
     frames = scanner.frames(BASE_SLOT, limits, kind=Kind.MESSAGES)
-    found = list(in_batches(rows_after(frames, None), cancels, first_rows))  # type: ignore[arg-type]
+    found = list(in_batches(rows_after(frames, None), naming, first_rows))
     return found, looks
 
 
@@ -50,7 +52,7 @@ def ids(batch: ScannedBatch, *, cancelled: bool) -> list[bytes]:
     return [
         frame.columns.ids[row].tobytes()
         for frame, row, key in batch.rows()
-        if (key in batch.cancelled) is cancelled
+        if bool(batch.named_by(Kind.CANCELS, key)) is cancelled
     ]
 
 
@@ -64,7 +66,7 @@ def test_a_batch_keeps_only_cancels_of_its_own_messages() -> None:
         each.id for each in withdrawn
     ]
     for each in found:
-        assert each.cancelled.keys() <= {key for _, _, key in each.rows()}
+        assert each.naming[Kind.CANCELS].keys() <= {key for _, _, key in each.rows()}
 
 
 def test_batches_grow_so_that_cancels_are_read_seldom() -> None:
@@ -90,7 +92,9 @@ def test_frames_of_which_nothing_is_wanted_are_not_kept_and_their_cancels_not_re
         limits = {A1: own.last_seq}
     (frame,) = Scanner(disk, DATA).frames(BASE_SLOT, limits, kind=Kind.MESSAGES)
     end = Position(frame.wheel, frame.seq, len(frame.columns))
-    (batch,) = in_batches([Examined(end, frame.length_bytes, ())], pytest.fail, 10)
+    (batch,) = in_batches(
+        [Examined(end, frame.length_bytes, ())], lambda _: pytest.fail("read"), 10
+    )
     assert batch.frames == []
     assert batch.end is not None
     assert batch.end.row == 50

@@ -84,7 +84,10 @@ class Site:
         self.history = ProgressHistory()
         self.progress: Progress | None = None
         self.transactions = 0
-        self.queries = Queries(self.disk, DATA, view, Fates(), self.history, on_damaged=on_damaged)
+        self.fates = Fates()
+        self.queries = Queries(
+            self.disk, DATA, view, self.fates, self.history, on_damaged=on_damaged
+        )
 
     @contextmanager
     def opened(self, wheel: WheelId) -> Iterator[OriginWheel]:
@@ -126,8 +129,13 @@ class Site:
 
     def know(self) -> None:
         """Has the cleaner report what is committed."""
+        self._cleaner.status = self.known()
+        self.history.saw(self._cleaner.status)
+
+    def known(self) -> CleanerStatus:
+        """What the cleaner reports now."""
         closed_at = self.applied[B1] + self.missing
-        self._cleaner.status = CleanerStatus(
+        return CleanerStatus(
             node="a",
             boot="boot",
             pid=1,
@@ -141,7 +149,6 @@ class Site:
             epoch=1,
             counters={"transactions": self.transactions},
         )
-        self.history.saw(self._cleaner.status)
 
     def _status(self) -> ServerStatus:
         wheels = {wheel: wheel_heartbeat(applied) for wheel, applied in self.applied.items()}

@@ -28,8 +28,14 @@ from delaywheel_replica.core.protocol.codec import MalformedError, from_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.lookup.batches import in_batches
+from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.scan import Scanner
-from delaywheel_replica.server.lookup.stored import progress_message, rows_after, stored_message
+from delaywheel_replica.server.lookup.stored import (
+    listed_half_state,
+    progress_message,
+    rows_after,
+    stored_message,
+)
 
 _EVERY_SEQ = 2**63 - 1
 _FIRST_ROWS: Final = 1_000
@@ -134,14 +140,21 @@ def slot_messages(data: Path, slot: int, *, with_content: bool) -> Iterator[pb.S
     node_of(data)
     disk = PosixDisk()
     progress = read_progress(data)
+    history = ProgressHistory()
     every = dict.fromkeys(list_wheels(disk, data), _EVERY_SEQ)
     frames = partial(Scanner(disk, data).frames, slot, every)
     for batch in in_batches(
         rows_after(frames(kind=Kind.MESSAGES), None),
-        partial(frames, kind=Kind.CANCELS),
+        lambda kind: frames(kind=kind),
         _FIRST_ROWS,
     ):
         for frame, row, key in batch.rows():
+            half = batch.half(frame, row, key)
             yield stored_message(
-                frame, row, progress, cancelled=key in batch.cancelled, with_content=with_content
+                frame,
+                row,
+                progress,
+                cancelled=bool(batch.named_by(Kind.CANCELS, key)),
+                with_content=with_content,
+                half=None if half is None else listed_half_state(half, progress, history),
             )

@@ -31,6 +31,7 @@ from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 # This many calls hold a page at once. Further calls are refused before anything is written.
 _RUNNING_AT_MOST: Final = 16
+_CANCELLED: Final = frozenset({pb.MESSAGE_STATE_CANCELLED, pb.MESSAGE_STATE_ROLLED_BACK})
 
 
 class CancelMany:
@@ -93,7 +94,7 @@ class CancelMany:
             looked=page.looked(self._view.status().heartbeat.node),
         )
         for message, outcome in zip(page.messages, results, strict=True):
-            was_cancelled = message.state == pb.MESSAGE_STATE_CANCELLED
+            was_cancelled = message.state in _CANCELLED
             answer.results.add(
                 handle=message.handle,
                 due_ms=message.due_ms,
@@ -120,7 +121,7 @@ class CancelMany:
         self, page: Page, references: Sequence[Reference]
     ) -> Iterable["pb.CancelOutcome.ValueType"]:
         """What is known of messages that have a cancel; of all others nothing is said."""
-        are_cancelled = [message.state == pb.MESSAGE_STATE_CANCELLED for message in page.messages]
+        are_cancelled = [message.state in _CANCELLED for message in page.messages]
         decided = iter(await self._groups.known(list(compress(references, are_cancelled))))
         return [
             _outcome(next(decided)) if is_cancelled else pb.CANCEL_OUTCOME_UNSPECIFIED

@@ -2,22 +2,36 @@
 
 A second may hold any number of messages and of cancels. So neither is kept as a whole: frames are
 gathered until there are enough messages or bytes, and then all cancels of the second are read once,
-of which only those of the batch are kept. Batches grow, so that the first messages come soon and
-the cancels are not read too often.
+of which only those of the batch are kept; commits and releases likewise, if there are half messages
+in the batch. Batches grow, so that the first messages come soon and the cancels are not read too
+often.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from delaywheel.record_headers import HALF_GROUP
+from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.cancels import begins_of, rows_that_begin
+from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.server.lookup.scan import key_of
 
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_ROWS: Final = 1 << 16
 _GROWTH: Final = 4
+NAMING_KINDS: Final = (Kind.CANCELS, Kind.COMMITS, Kind.RELEASES)
+"""The kinds of rows that name messages."""
+
+
+def is_half(columns: Columns, row: int) -> bool:
+    """Whether a message is a half message, as its headers say."""
+    if not columns.headers_lengths[row]:
+        return False
+    return any(name == HALF_GROUP for name, _ in columns.headers(row))
 
 
 class Examined(NamedTuple):
@@ -42,13 +56,27 @@ class ScannedBatch:
         frames: Frames in the order of positions, each with its wanted rows; frames without any are
             left out.
         end: The position after all messages that were examined.
-        cancelled: Of those messages that have cancels, where these lie, by the messages' keys, as
-            `key_of` makes them.
+        naming: By kind of row: of those messages that are named by some, where these lie, by the
+            messages' keys, as `key_of` makes them.
     """
 
     frames: list[tuple[Frame, list[int]]] = field(default_factory=list)
     end: Position | None = None
-    cancelled: dict[bytes, list[Position]] = field(default_factory=dict)
+    naming: dict[Kind, dict[bytes, list[Position]]] = field(
+        default_factory=lambda: {kind: {} for kind in NAMING_KINDS}
+    )
+
+    def named_by(self, kind: Kind, key: bytes) -> Sequence[Position]:
+        """Returns where the rows of a kind lie that name a message."""
+        return self.naming[kind].get(key, ())
+
+    def half(self, frame: Frame, row: int, key: bytes) -> HalfRows | None:
+        """Returns one copy of a half with the rows that decide it; None: the message is none."""
+        if not is_half(frame.columns, row):
+            return None
+        cancels, commits, releases = (frozenset(self.named_by(kind, key)) for kind in NAMING_KINDS)
+        copies = frozenset({Position(frame.wheel, frame.seq, row)})
+        return HalfRows(int(frame.columns.due_ms[row]), copies, commits, releases, cancels)
 
     def rows(self) -> Iterator[tuple[Frame, int, bytes]]:
         """Yields the messages one by one: frame, row and key."""
@@ -59,7 +87,7 @@ class ScannedBatch:
 
 def in_batches(
     examined: Iterable[Examined],
-    cancels: Callable[[], Iterable[Frame]],
+    naming: Callable[[Kind], Iterable[Frame]],
     first_rows: int,
     *,
     is_enough: Callable[[], bool] = lambda: False,
@@ -68,7 +96,7 @@ def in_batches(
 
     Args:
         examined: Its frames with messages, in the order of positions.
-        cancels: Reads its frames with cancels.
+        naming: Reads its frames of a kind that names messages.
         first_rows: How many messages the first batch has at least.
         is_enough: Ends a batch early.
     """
@@ -79,23 +107,33 @@ def in_batches(
         count += sum(len(rows) for _, rows in part.frames)
         length_bytes += part.length_bytes
         if count >= rows_at_most or length_bytes >= _BATCH_BYTES or is_enough():
-            yield _with_cancels(batch, cancels)
+            yield _with_naming(batch, naming)
             rows_at_most = max(first_rows, min(rows_at_most * _GROWTH, _BATCH_ROWS))
             batch, count, length_bytes = ScannedBatch(), 0, 0
     if batch.end is not None:
-        yield _with_cancels(batch, cancels)
+        yield _with_naming(batch, naming)
 
 
-def _with_cancels(batch: ScannedBatch, cancels: Callable[[], Iterable[Frame]]) -> ScannedBatch:
+def _with_naming(batch: ScannedBatch, naming: Callable[[Kind], Iterable[Frame]]) -> ScannedBatch:
     keys = {key for _, _, key in batch.rows()}
-    if keys:
-        begins = begins_of(keys)
-        for frame in cancels():
-            columns = frame.columns
-            rows = rows_that_begin(columns, begins)
-            for row in rows:
-                key = key_of(columns, row)
-                if key in keys:
-                    place = Position(frame.wheel, frame.seq, row)
-                    batch.cancelled.setdefault(key, []).append(place)
+    _add_rows(batch, Kind.CANCELS, keys, naming)
+    halves = {key for frame, row, key in batch.rows() if is_half(frame.columns, row)}
+    for kind in (Kind.COMMITS, Kind.RELEASES):
+        _add_rows(batch, kind, halves, naming)
     return batch
+
+
+def _add_rows(
+    batch: ScannedBatch,
+    kind: Kind,
+    keys: Collection[bytes],
+    naming: Callable[[Kind], Iterable[Frame]],
+) -> None:
+    if not keys:
+        return
+    begins, found = begins_of(keys), batch.naming[kind]
+    for frame in naming(kind):
+        for row in rows_that_begin(frame.columns, begins):
+            key = key_of(frame.columns, row)
+            if key in keys:
+                found.setdefault(key, []).append(Position(frame.wheel, frame.seq, row))

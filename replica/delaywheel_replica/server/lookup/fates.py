@@ -19,9 +19,11 @@ are forgotten together.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from delaywheel_replica.core.leader.halves import is_released
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import DeadLettered
@@ -41,8 +43,12 @@ class _Span:
     begin: Progress
     end: Progress
 
-    def has(self, due_ms: int, position: Position) -> bool:
-        return not self.begin.covers(due_ms, position) and self.end.covers(due_ms, position)
+    def has(self, due_ms: int, position: Position, releases: Collection[Position]) -> bool:
+        def is_done(progress: Progress) -> bool:
+            is_covered = progress.covers(due_ms, position)
+            return is_covered or is_released(position, releases, progress)
+
+        return not is_done(self.begin) and is_done(self.end)
 
 
 @dataclass(slots=True)
@@ -103,10 +109,12 @@ class Fates:
                 return reason
         return None
 
-    def is_known(self, due_ms: int, position: Position) -> bool:
+    def is_known(
+        self, due_ms: int, position: Position, releases: Collection[Position] = ()
+    ) -> bool:
         """Whether this message, if it were a dead letter, would be known as one."""
         spans = [span for generation in list(self._generations) for span in list(generation.spans)]
-        return any(span.has(due_ms, position) for span in spans)
+        return any(span.has(due_ms, position, releases) for span in spans)
 
 
 def _key(id_: bytes, due_ms: int) -> bytes:

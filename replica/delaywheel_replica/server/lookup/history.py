@@ -1,15 +1,15 @@
-"""Committed progress as this node saw it, to tell which cancels came in time.
+"""Committed progress as this node saw it, to tell which rows came in time.
 
-A cancel counts if its seq is <= V of the transaction that takes its message. The first progress
-seen that covers the message decides, with the one seen before it, if by that no copy of the message
-can have been taken:
+A row that names a message, as cancels do, counts if its seq is <= V of the transaction that takes
+the message. The first progress seen by which the message is done decides, with the one seen before
+it, if by that no copy of the message can have been taken:
 
-| the first cancel | then the message |
+| the first row | then it |
 |---|---|
-| is <= V of the progress before | was cancelled: V of a later transaction is no less |
-| is <= V of the progress that covers it, committed directly after | was cancelled |
-| is <= V of the progress that covers it, committed later | may be either |
-| is > V of the progress that covers it | was not cancelled |
+| is <= V of the progress before | counted: V of a later transaction is no less |
+| is <= V of the deciding progress, which was committed directly after | counted |
+| is <= V of the deciding progress, which was committed later | may have counted |
+| is > V of the deciding progress | did not count |
 
 Memory is bounded: if there are too many, every other one of the older half is dropped.
 """
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from delaywheel_replica.core.leader.cancel import directly_before
+from delaywheel_replica.core.leader.halves import is_released
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 
@@ -61,36 +62,46 @@ class ProgressHistory:
             self._seen = [*old, *self._seen[half + 1 :]]
             self._seqs = sum(_weight(each.progress) for each in self._seen)
 
-    def was_cancelled(
-        self, due_ms: int, copies: Iterable[Position], cancels: Collection[Position]
+    def did_count(
+        self,
+        due_ms: int,
+        copies: Iterable[Position],
+        naming: Collection[Position],
+        releases: Collection[Position] = (),
     ) -> bool | None:
-        """Whether a message that is done was cancelled; None if that is not known here.
+        """Whether some rows counted when their message was taken; None if that is not known here.
 
         Args:
-            due_ms: Its due.
+            due_ms: The due of the message, which is done.
             copies: Where it lies; one is enough.
-            cancels: Where all its cancels lie.
+            naming: Where all these rows lie: its cancels, for instance.
+            releases: Where its releases lie, if it is a half.
         """
         copies, seen = list(copies), self._seen
 
         def is_done(each: _Seen) -> int:
-            return int(any(each.progress.covers(due_ms, copy) for copy in copies))
+            return int(
+                any(
+                    each.progress.covers(due_ms, copy) or is_released(copy, releases, each.progress)
+                    for copy in copies
+                )
+            )
 
         at = bisect_left(seen, 1, key=is_done)
         if at == len(seen):
             return None
-        if not _counts(seen[at].progress, cancels):
+        if not _counts(seen[at].progress, naming):
             return False
         if at == 0:
             return None
         before = seen[at - 1].progress
         if due_ms <= max(before.last_due_ms, before.ahead_ms or 0):
             return None  # another copy may have been taken before
-        return True if seen[at].follows or _counts(before, cancels) else None
+        return True if seen[at].follows or _counts(before, naming) else None
 
 
-def _counts(progress: Progress, cancels: Iterable[Position]) -> bool:
-    return any(cancel.seq <= progress.seq(cancel.wheel) for cancel in cancels)
+def _counts(progress: Progress, rows: Iterable[Position]) -> bool:
+    return any(row.seq <= progress.seq(row.wheel) for row in rows)
 
 
 def _weight(progress: Progress) -> int:

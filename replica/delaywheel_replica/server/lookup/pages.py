@@ -15,12 +15,13 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.server.lookup.batches import in_batches
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.scan import Scanner
-from delaywheel_replica.server.lookup.stored import rows_after, stored_message
+from delaywheel_replica.server.lookup.stored import listed_half_state, rows_after, stored_message
 
 _PAGE_DEFAULT: Final = 100
 _PAGE_AT_MOST: Final = 1_000
@@ -39,12 +40,12 @@ class _Reading:
     """A second, read up to some message.
 
     Attributes:
-        rows: The messages that come next: frame, row, and where its cancels lay when its batch was
-            read.
+        rows: The messages that come next: frame, row, where its cancels lay when its batch was
+            read, and what decides it if it is a half.
         until_s: When it is dropped, by the monotonic clock.
     """
 
-    rows: Iterator[tuple[Frame, int, Collection[Position]]]
+    rows: Iterator[tuple[Frame, int, Collection[Position], HalfRows | None]]
     until_s: float
 
 
@@ -76,10 +77,10 @@ class SearchPages:
         reading = self._reading(request, after, limits, page_size)
         answer = pb.GetSlotResponse()
         length_bytes = 0
-        for frame, row, cancels in reading.rows:
+        for frame, row, cancels, half in reading.rows:
             if len(answer.messages) >= page_size or length_bytes >= _PAGE_BYTES:
                 answer.next_page_token = str(after)
-                reading.rows = chain([(frame, row, cancels)], reading.rows)
+                reading.rows = chain([(frame, row, cancels, half)], reading.rows)
                 self._keep((request.slot, answer.next_page_token), reading)
                 break
             answer.messages.append(
@@ -90,6 +91,7 @@ class SearchPages:
                     cancelled=self._counts(frame, row, cancels, progress),
                     with_content=request.with_content,
                     fates=self._fates,
+                    half=None if half is None else listed_half_state(half, progress, self._history),
                 )
             )
             if request.with_content:
@@ -110,11 +112,11 @@ class SearchPages:
         slot, frames = request.slot, self._scanner.frames
         batches = in_batches(
             rows_after(frames(slot, limits, kind=Kind.MESSAGES, after=after), after),
-            lambda: frames(slot, limits, kind=Kind.CANCELS),
+            lambda kind: frames(slot, limits, kind=kind),
             page_size + 1,  # the row after it says whether there is a next page
         )
         rows = (
-            (frame, row, batch.cancelled.get(key, ()))
+            (frame, row, batch.named_by(Kind.CANCELS, key), batch.half(frame, row, key))
             for batch in batches
             for frame, row, key in batch.rows()
         )
@@ -131,7 +133,7 @@ class SearchPages:
         due_ms, place = int(frame.columns.due_ms[row]), Position(frame.wheel, frame.seq, row)
         if not cancels or progress is None or not progress.covers(due_ms, place):
             return bool(cancels)
-        return self._history.was_cancelled(due_ms, [place], cancels) is True
+        return self._history.did_count(due_ms, [place], cancels) is True
 
     def _keep(self, key: tuple[int, str], reading: _Reading) -> None:
         now_s = time.monotonic()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Final
 
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskPlace, PlaceFound
 
@@ -21,20 +22,29 @@ _IS_DEAD: Final = {
     pb.MESSAGE_STATE_DONE: None,
     pb.MESSAGE_STATE_DELIVERED: False,
     pb.MESSAGE_STATE_DEAD_LETTERED: True,
+    pb.MESSAGE_STATE_ASKED: False,
 }
 
 
 class AskedPlaces:
     """Asks the cleaner for places. For the event loop's thread."""
 
-    def __init__(self, *, ask: Callable[[AskPlace], bool], wait_s: float = ANSWER_WAIT_S) -> None:
+    def __init__(
+        self,
+        *,
+        ask: Callable[[AskPlace], bool],
+        halves_topic: str = "",
+        wait_s: float = ANSWER_WAIT_S,
+    ) -> None:
         """Begins without requests.
 
         Args:
             ask: Sends a question to the cleaner.
+            halves_topic: Where groups are asked about half messages.
             wait_s: How long to wait for its answer.
         """
         self._ask = ask
+        self._halves_topic = halves_topic
         self._wait_s = wait_s
         self._questions = count(1)
         self._asked: dict[int, asyncio.Future[PlaceFound]] = {}
@@ -43,11 +53,13 @@ class AskedPlaces:
         """Adds the place of a message's record, if any; and what that proves of its state."""
         if message.state not in _IS_DEAD:
             return
-        found = await self._look(_question(message, is_dead=_IS_DEAD[message.state]))
+        found = await self._look(self._question(message, is_dead=_IS_DEAD[message.state]))
         if found is None or found.place is None:
             return
         topic, partition, offset = found.place
         message.place.CopyFrom(pb.KafkaPlace(topic=topic, partition=partition, offset=offset))
+        if message.state == pb.MESSAGE_STATE_ASKED:
+            return
         if found.dead_reason is None:
             message.state = pb.MESSAGE_STATE_DELIVERED
         else:
@@ -58,7 +70,7 @@ class AskedPlaces:
 
         Withdrawn is what was cancelled, or has another due.
         """
-        found = await self._look(_question(message, is_named_by_cancel=True))
+        found = await self._look(self._question(message, is_named_by_cancel=True))
         return None if found is None or found.place is None else found.was_withdrawn
 
     async def _look(self, asked: AskPlace) -> PlaceFound | None:
@@ -77,22 +89,30 @@ class AskedPlaces:
         finally:
             del self._asked[question.question]
 
+    def _question(
+        self,
+        message: pb.StoredMessage,
+        *,
+        is_dead: bool | None = None,
+        is_named_by_cancel: bool = False,
+    ) -> AskPlace:
+        since_ms = message.timestamp_ms if message.HasField("timestamp_ms") else None
+        if any(header.name == HALF_GROUP for header in message.headers):
+            # At its commit it arrives before its due.
+            since_ms = min(message.accepted_at_ms, since_ms or message.accepted_at_ms)
+        is_asked = message.state == pb.MESSAGE_STATE_ASKED
+        return AskPlace(
+            0,
+            message.id,
+            message.due_ms,
+            self._halves_topic if is_asked else message.topic,
+            timestamp_ms=since_ms,
+            is_dead=is_dead,
+            is_named_by_cancel=is_named_by_cancel,
+        )
+
     def heard(self, found: PlaceFound) -> None:
         """Takes the cleaner's answer, which may be too late for its caller."""
         answer = self._asked.get(found.question)
         if answer is not None and not answer.done():
             answer.set_result(found)
-
-
-def _question(
-    message: pb.StoredMessage, *, is_dead: bool | None = None, is_named_by_cancel: bool = False
-) -> AskPlace:
-    return AskPlace(
-        0,
-        message.id,
-        message.due_ms,
-        message.topic,
-        timestamp_ms=message.timestamp_ms if message.HasField("timestamp_ms") else None,
-        is_dead=is_dead,
-        is_named_by_cancel=is_named_by_cancel,
-    )

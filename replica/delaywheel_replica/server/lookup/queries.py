@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import HALF_DELIVER_AT
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame
@@ -24,19 +25,21 @@ from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
+from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.leader.holders import knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import known_due_ms
 from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server.lookup.batches import is_half
 from delaywheel_replica.server.lookup.describe import wheels_of
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.pages import SearchPages
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found, Scanner
-from delaywheel_replica.server.lookup.stored import progress_message, stored_message
+from delaywheel_replica.server.lookup.stored import half_state, progress_message, stored_message
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
@@ -292,9 +295,10 @@ class Queries:
         )
         is_cancelled: bool | None = bool(found.cancels) or moved_ms is not None
         if is_done and is_cancelled and moved_ms is None:
-            is_cancelled = self._history.was_cancelled(due_ms, found.copies, found.cancels)
+            is_cancelled = self._history.did_count(due_ms, found.copies, found.cancels)
             if not found.complete:  # a cancel may lie in what is not here
                 is_cancelled = is_cancelled or None
+        half = self._half_state(found, progress) if is_half(frame.columns, place.row) else None
         message = stored_message(
             frame,
             place.row,
@@ -302,14 +306,35 @@ class Queries:
             cancelled=bool(is_cancelled),
             with_content=True,
             fates=self._fates,
+            half=half,
         )
         if moved_ms is not None and message.state == pb.MESSAGE_STATE_CANCELLED:
             message.rescheduled_to_ms = moved_ms
-        is_doubtful = is_cancelled is None and message.state == pb.MESSAGE_STATE_DONE
-        is_done = message.state == pb.MESSAGE_STATE_DONE and not is_doubtful
-        if is_done and self._was_delivered(found):
-            message.state = pb.MESSAGE_STATE_DELIVERED
+        is_doubtful = message.state == pb.MESSAGE_STATE_DONE and (
+            is_cancelled is None or half is not None
+        )
+        was_taken = message.state == pb.MESSAGE_STATE_DONE and not is_doubtful
+        if was_taken or message.state == pb.MESSAGE_STATE_DELIVERED:
+            message.state = self._end_of(message, found)
         return Got(message, is_doubtful=is_doubtful)
+
+    def _end_of(self, message: pb.StoredMessage, found: Found) -> "pb.MessageState.ValueType":
+        """What became of a message that was forwarded, or is a dead letter."""
+        if not self._was_delivered(found):
+            return pb.MESSAGE_STATE_DONE
+        has_own_due = any(header.name == HALF_DELIVER_AT for header in message.headers)
+        return pb.MESSAGE_STATE_COMMITTED if has_own_due else pb.MESSAGE_STATE_DELIVERED
+
+    def _half_state(self, found: Found, progress: Progress | None) -> "pb.MessageState.ValueType":
+        """The state of a half; what is done may have been decided by what is not here."""
+        (due_ms,) = found.dues_ms
+        copies, cancels = frozenset(found.copies), frozenset(found.cancels)
+        rows = HalfRows(
+            due_ms, copies, frozenset(found.commits), frozenset(found.releases), cancels
+        )
+        state = half_state(rows, progress, self._history)
+        is_unsure = state == pb.MESSAGE_STATE_ASKED and not found.complete
+        return pb.MESSAGE_STATE_DONE if is_unsure else state
 
     def _moved_ms(self, id_: bytes, found: Found) -> int | None:
         """The due that a message was rescheduled to: the record shows it before frames do."""
@@ -327,7 +352,8 @@ class Queries:
         if status is None or not found.complete:
             return False
         return all(
-            self._fates.is_known(due_ms, copy) and (copy.wheel, copy.seq) not in status.lost
+            self._fates.is_known(due_ms, copy, found.releases)
+            and (copy.wheel, copy.seq) not in status.lost
             for copy in found.copies
         )
 

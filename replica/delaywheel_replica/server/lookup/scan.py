@@ -58,7 +58,8 @@ class Found:
         complete: The same, and the node holds everything acknowledged.
         rescheduled_to: The message has this due by now, according to its mark.
         looked: Up to which seq of each wheel there are no other cancels; empty if unknown.
-        releases: Releases of it; only a half has any.
+        commits: Commits of it; only a half has any.
+        releases: Likewise releases.
     """
 
     dues_ms: tuple[int, ...] = ()
@@ -69,6 +70,7 @@ class Found:
     complete: bool = True
     rescheduled_to: GivenDue | None = None
     looked: Mapping[WheelId, int] = field(default_factory=dict)
+    commits: list[Position] = field(default_factory=list)
     releases: list[Position] = field(default_factory=list)
 
 
@@ -78,6 +80,7 @@ class _RowsOfId:
 
     copies: list[tuple[Position, int]] = field(default_factory=list)
     cancels: list[tuple[Position, int]] = field(default_factory=list)
+    commits: list[tuple[Position, int]] = field(default_factory=list)
     releases: list[tuple[Position, int]] = field(default_factory=list)
 
     @property
@@ -91,6 +94,8 @@ class _RowsOfId:
             self.copies.append((place, due_ms))
         elif kind is Kind.CANCELS:
             self.cancels.append((place, due_ms))
+        elif kind is Kind.COMMITS:
+            self.commits.append((place, due_ms))
         elif kind is Kind.RELEASES:
             self.releases.append((place, due_ms))
 
@@ -103,10 +108,11 @@ class _RowsOfId:
     ) -> None:
         """Fills in which message a reference means, and where it lies."""
         self._fill(found, reference, marked, reschedules)
-        if self.releases:
-            found.releases = [
-                place for place, due_ms in self.releases if (due_ms,) == found.dues_ms
-            ]
+        for of_id, of_message in (
+            (self.commits, found.commits),
+            (self.releases, found.releases),
+        ):
+            of_message += [place for place, due_ms in of_id if (due_ms,) == found.dues_ms]
 
     def _fill(
         self,

@@ -32,18 +32,20 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.halves import is_released
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.lookup.batches import Examined, ScannedBatch, in_batches
 from delaywheel_replica.server.lookup.filters import Wanted
+from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.queries import limits_of
 from delaywheel_replica.server.lookup.scan import (
     Found,
     Scanner,
     message_key,
 )
-from delaywheel_replica.server.lookup.stored import first_row, stored_message
+from delaywheel_replica.server.lookup.stored import first_row, half_state, stored_message
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
@@ -62,6 +64,8 @@ _REST_S: Final = 0.01
 _WAITING: Final = 8
 _SLOT_BEYOND: Final = 1 << 32
 _Made = TypeVar("_Made")
+_NO_HISTORY: Final = ProgressHistory()
+"""What is shown here is not done: nothing needs to be known of the past."""
 
 _TOKEN = re.compile(r"(?P<slot>\d{1,10})(?:/(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9}))?")
 
@@ -323,10 +327,8 @@ class Walk:
     ) -> Iterator[ScannedBatch]:
         """Yields the messages of a second that meet the filter, cancelled ones included."""
 
-        def cancels() -> Iterator[Frame]:
-            for frame in self._scanner.frames(
-                begin.slot, held.limits, kind=Kind.CANCELS, found=found
-            ):
+        def naming(kind: Kind) -> Iterator[Frame]:
+            for frame in self._scanner.frames(begin.slot, held.limits, kind=kind, found=found):
                 page.read_bytes += frame.length_bytes
                 yield frame
             page.complete = page.complete and found.complete
@@ -349,7 +351,7 @@ class Walk:
 
         return in_batches(
             wanted(),
-            cancels,
+            naming,
             min(asked.page_size or _PAGE_DEFAULT, PAGE_AT_MOST),
             is_enough=lambda: page.read_bytes >= self._read_bytes,
         )
@@ -385,17 +387,30 @@ def _matches(
         seen: Those of the second that the page has already; a retry may have left several copies.
     """
     for frame, row, key in batch.rows():
-        at, is_cancelled = Position(frame.wheel, frame.seq, row), key in batch.cancelled
+        at, is_cancelled = (
+            Position(frame.wheel, frame.seq, row),
+            bool(batch.named_by(Kind.CANCELS, key)),
+        )
         if key in seen:
             continue
         if not asked.with_cancelled and (is_cancelled or key in held.rescheduled):
             continue
         if held.progress is not None and held.progress.covers(int(frame.columns.due_ms[row]), at):
             continue
+        half, state = batch.half(frame, row, key), None
+        if half is not None:
+            if held.progress is not None and is_released(at, half.releases, held.progress):
+                continue
+            state = half_state(half, None, _NO_HISTORY)
         seen.add(key)
         yield (
             stored_message(
-                frame, row, held.progress, cancelled=is_cancelled, with_content=asked.with_content
+                frame,
+                row,
+                held.progress,
+                cancelled=is_cancelled,
+                with_content=asked.with_content,
+                half=state,
             ),
             at,
         )

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Iterator
 
 from delaywheel.storage.frames.format import Frame
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.halves import HalfRows, is_done
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.server.lookup.batches import Examined
 from delaywheel_replica.server.lookup.fates import Fates
+from delaywheel_replica.server.lookup.history import ProgressHistory
 
 
 def first_row(frame: Frame, after: Position | None) -> int:
@@ -33,6 +35,7 @@ def stored_message(
     cancelled: bool,
     with_content: bool,
     fates: Fates | None = None,
+    half: "pb.MessageState.ValueType | None" = None,
 ) -> pb.StoredMessage:
     """Builds the protocol's form of a message.
 
@@ -43,6 +46,7 @@ def stored_message(
         cancelled: A cancel frame of its slot names it.
         with_content: Include key, value and headers.
         fates: What is known of messages that are done.
+        half: The state of a half, as `half_state` has it; None: the message is none.
     """
     columns = frame.columns
     due_ms = int(columns.due_ms[row])
@@ -63,6 +67,8 @@ def stored_message(
     reason = None if fates is None else fates.reason(id_, due_ms)
     if reason is not None:
         message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, reason
+    elif half is not None:
+        message.state = half
     elif cancelled:
         message.state = pb.MESSAGE_STATE_CANCELLED
     elif progress is not None and progress.covers(due_ms, Position(frame.wheel, frame.seq, row)):
@@ -74,6 +80,48 @@ def stored_message(
     if with_content:
         _add_content(message, frame, row)
     return message
+
+
+def half_state(
+    rows: HalfRows, progress: Progress | None, history: ProgressHistory
+) -> "pb.MessageState.ValueType":
+    """Returns the state of a half, as far as this node knows.
+
+    What is done is as its rows <= V' of the step that took it say (core/leader/halves.py).
+
+    | the half | its state |
+    |---|---|
+    | is not done; a cancel names it | ROLLED_BACK |
+    | is not done; a commit or release names it | COMMITTED |
+    | is not done; neither | HELD |
+    | is done; a cancel counted | ROLLED_BACK |
+    | is done; a commit or release counted | DELIVERED: to its topic, or, with a delay, to ingress;
+                                             unless it is a dead letter |
+    | is done; neither | ASKED |
+    | is done; what counted is not known | DONE |
+    """
+    decided = rows.commits | rows.releases
+    if progress is None or not any(is_done(rows, copy, progress) for copy in rows.copies):
+        if rows.cancels:
+            return pb.MESSAGE_STATE_ROLLED_BACK
+        return pb.MESSAGE_STATE_COMMITTED if decided else pb.MESSAGE_STATE_HELD
+    cancelled, committed = (
+        history.did_count(rows.due_ms, rows.copies, naming, rows.releases) if naming else False
+        for naming in (rows.cancels, decided)
+    )
+    if cancelled:
+        return pb.MESSAGE_STATE_ROLLED_BACK
+    if cancelled is None or committed is None:
+        return pb.MESSAGE_STATE_DONE
+    return pb.MESSAGE_STATE_DELIVERED if committed else pb.MESSAGE_STATE_ASKED
+
+
+def listed_half_state(
+    rows: HalfRows, progress: Progress | None, history: ProgressHistory
+) -> "pb.MessageState.ValueType":
+    """Returns the state of a half in a list, where no message is said to be delivered."""
+    state = half_state(rows, progress, history)
+    return pb.MESSAGE_STATE_DONE if state == pb.MESSAGE_STATE_DELIVERED else state
 
 
 def _add_content(message: pb.StoredMessage, frame: Frame, row: int) -> None:

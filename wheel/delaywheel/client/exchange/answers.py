@@ -127,6 +127,16 @@ class MessageState(StrEnum):
     """It is in its topic; known only for recently delivered messages."""
     DEAD_LETTERED = "DEAD_LETTERED"
     """It is in the dead-letter topic, see `StoredMessage.dead_reason`; likewise."""
+    HELD = "HELD"
+    """A half message; nobody has said yet what became of its transaction."""
+    COMMITTED = "COMMITTED"
+    """A half message that is committed and on its way. One with a delay stays so: its message has a
+    due of its own, by which it is found."""
+    ROLLED_BACK = "ROLLED_BACK"
+    """A half message that is never delivered."""
+    ASKED = "ASKED"
+    """A half message that nobody committed in time; its group's checker is asked, or was. One that
+    no checker could decide is a dead letter of the group, `UNDECIDED`."""
 
     @classmethod
     def of(cls, number: int) -> Self:
