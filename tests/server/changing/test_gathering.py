@@ -24,6 +24,8 @@ from delaywheel_replica.server.changing import gathering
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.sights import DecisionBasis
 from delaywheel_replica.server.changing.waiting import (
+    AskedGroup,
+    Cohort,
     Decided,
     PendingCancel,
     Subject,
@@ -221,6 +223,63 @@ async def test_who_asks_again_joins_a_group_in_which_a_message_has_two_names() -
         site.reach(100)
         assert [await call for call in calls] == [cancelled(3), cancelled(), cancelled()]
     assert (site.looked_up, groups.kept, groups._named) == ([3], 0, {})
+
+
+async def test_a_defect_while_a_call_is_queued_leaves_no_name_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever names the same messages later is served; what joins a defect does not matter."""
+    site = Site()
+    async with site.serving() as groups:
+        first = asyncio.create_task(groups.cancel([named(1)], 9))
+        await site.until(lambda: site.looked_up == [1])
+
+        def join(*_: object) -> None:
+            raise KeyError("injected")
+
+        monkeypatch.setattr(AskedGroup, "join", join)
+        with pytest.raises(KeyError):
+            await groups.cancel([named(2), named(1), named(3)], 9)
+        monkeypatch.undo()
+        later = asyncio.create_task(groups.cancel([named(2), named(3)], 9))
+        site.goes_on.set()
+        await site.until(lambda: sum(site.written) == 3)
+        site.reach(100)
+        assert [await first, await later] == [cancelled(), cancelled(2)]
+        assert groups.kept == 0
+
+
+@pytest.mark.parametrize("where", ["cohort", "single"])
+async def test_what_a_defect_leaves_in_the_table_is_answered_and_can_be_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    site = Site()
+    site.goes_on.set()
+    monkeypatch.setattr(gathering, "LEFT_BEHIND_S", 0.05)
+    monkeypatch.setattr(gathering, "QUEUED_S", 0.05)
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("injected")
+
+    async def find_many(names: list[Reference]) -> list[Subject]:
+        return [Subject(each, each, Found()) for each in names]
+
+    async with site.serving() as groups:
+        with monkeypatch.context() as defect:
+            if where == "cohort":
+                defect.setattr(Cohort, "close", broken)
+            else:
+                defect.setattr(DecisionBasis, "are_written", lambda *_: np.zeros(1, np.bool_))
+                defect.setattr(site, "find_many", find_many, raising=False)
+                defect.setattr(DecisionBasis, "before_writing", broken)
+            call = asyncio.create_task(groups.cancel([named(1)], 9))
+            await site.until(lambda: groups.kept == 1 and site.looked_up == [1])
+        site.changed.set()
+        (answer,) = await call
+        assert isinstance(answer, Refusal)
+        is_cohort = where == "cohort"  # of the other it is known that nothing was written
+        assert answer.reason is (Reason.CANCEL_UNKNOWN if is_cohort else Reason.NOT_UP_TO_DATE)
+        assert groups.kept == 0
 
 
 async def test_what_one_look_does_not_confirm_is_looked_at_alone() -> None:

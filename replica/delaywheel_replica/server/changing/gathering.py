@@ -15,6 +15,9 @@ Cancels are written as one group while the next
 batch is looked up. A message is in this table once: whoever asks again joins its first attempt,
 even if its caller gave up, and nothing is read or written for that.
 
+A defect midway leaves nothing here for ever: what a call has named is queued whatever happens next,
+and what was asked for more than `LEFT_BEHIND_S` ago is in nobody's hands and is answered.
+
 So that load is refused instead of piling up, at most `QUEUED_AT_MOST` messages are queued and
 `KEPT_AT_MOST` are in the table, and nothing is queued behind what waits for `QUEUED_S` already.
 """
@@ -74,6 +77,7 @@ _ASKED_ABOUT: Final = 64
 _RESOLVED_AT_ONCE: Final = 192
 """Messages that are looked for in Kafka at once; of what `get` and cancels have together most."""
 _RETRY_MS: Final = (50, 2_000)
+LEFT_BEHIND_S: Final = 2 * WAIT_S
 
 _UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
 _TO_CONFIRM: Final = frozenset({CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED})
@@ -201,27 +205,32 @@ class CancelGroups:
         """Queues messages, or joins earlier attempts; returns with what each waits for its turn."""
         group, asked = AskedGroup(call, monotonic_ms()), list[AskedGroup | None]()
         room = self._room()
-        for row, reference in enumerate(references):
-            waits_with: AskedGroup | None = None
-            if isinstance(reference, Refusal):
-                call.settle(row, reference)
-            elif (known := self._named.get(reference)) is None:
-                if len(group) < room:
-                    waits_with = self._named[reference] = group
-                    group.named.append(reference)
-                    group.rows.append(row)
+        try:
+            for row, reference in enumerate(references):
+                waits_with: AskedGroup | None = None
+                if isinstance(reference, Refusal):
+                    call.settle(row, reference)
+                elif (known := self._named.get(reference)) is None:
+                    if len(group) < room:
+                        group.named.append(reference)
+                        group.rows.append(row)
+                        waits_with = self._named[reference] = group
+                    else:
+                        call.settle(row, self._too_many())
+                elif isinstance(known, AskedGroup):
+                    waits_with = known
+                    known.join(reference, call, row)
                 else:
-                    call.settle(row, self._too_many())
-            elif isinstance(known, AskedGroup):
-                waits_with = known
-                known.join(reference, call, row)
-            else:
-                known.join(known.key_of(reference), [partial(call.settle, row)], None)
-            asked.append(waits_with)
-        if len(group):
-            self._queue.append(group)
-            self._queued += len(group)
-            self._arrived.set()
+                    known.join(known.key_of(reference), [partial(call.settle, row)], None)
+                asked.append(waits_with)
+        except BaseException:
+            call.is_over = True  # nobody waits for what it has queued
+            raise
+        finally:  # who names one of them later waits for this group
+            if len(group):
+                self._queue.append(group)
+                self._queued += len(group)
+                self._arrived.set()
         return asked
 
     def _room(self) -> int:
@@ -301,7 +310,7 @@ class CancelGroups:
                 messages += len(group)
             else:
                 for named in group.named:
-                    del self._named[named]
+                    self._named.pop(named, None)
         return batch
 
     async def _look_up(self, batch: list[AskedGroup]) -> None:
@@ -517,7 +526,7 @@ class CancelGroups:
     async def _follow(self) -> None:
         while True:
             try:
-                is_any = bool(len(self._waiting) or self._cohorts)
+                is_any = bool(self._pending)
                 async with asyncio.timeout(QUEUED_S if is_any else None):
                     await self._news.wait()
             except TimeoutError:
@@ -533,6 +542,23 @@ class CancelGroups:
                     self._single_out(cohort, cohort.is_open)
             for pending in self._waiting.older(before_ms):
                 self._settle(pending, Decided(CancelDecision.UNKNOWN))
+            self._settle_left_behind()
+
+    def _settle_left_behind(self) -> None:
+        """Answers for what only a defect can have left in the table for so long."""
+        before_ms = monotonic_ms() - round(LEFT_BEHIND_S * 1000)
+        for key, known in list(self._pending.items()):
+            if known.since_ms >= before_ms:  # those behind it came later
+                return
+            if isinstance(known, PendingCancel):
+                self._settle(known, Decided(CancelDecision.UNKNOWN))
+                continue
+            row = known.keys.index(key)
+            known.is_open[row : row + 1] = False
+            for name in known.names(row):
+                self._named.pop(name, None)
+            del self._pending[key]
+            known.settle(row, Refusal(Reason.CANCEL_UNKNOWN))
 
     async def _decide(self) -> None:
         """Decides what the present progress covers; confirmations are one look for all."""
