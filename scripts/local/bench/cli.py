@@ -16,7 +16,7 @@ from local.bench.page import write_page
 from local.bench.report import print_report
 from local.bench.running import Options, Runner
 from local.bench.stand import Stand
-from local.bench.workloads import USUAL, WORKLOADS
+from local.bench.workloads import USUAL, WORKLOADS, Halves
 from local.loopback.child import interrupt_on_signals
 from local.loopback.cluster import ClusterError
 from local.loopback.kafka_jars import KafkaError
@@ -110,6 +110,7 @@ def _measure(
         topics=workload.topics,
         programs=workload.senders.programs,
         is_secure=is_secure,
+        has_halves=isinstance(workload.kind, Halves),
     ) as stand:
         runner = Runner(stand, options, _say, topics=workload.topics)
         warmth_ms = runner.warm()

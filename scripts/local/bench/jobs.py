@@ -21,8 +21,10 @@ import numpy as np
 from delaywheel import AsyncClient, Client, Tls
 from delaywheel.client.exchange.answers import Cancelled
 from delaywheel.client.exchange.pending import PendingResult
+from delaywheel.transactions import CommitOutcome
 from local.bench.consuming import STAMP, topic_names
 from local.bench.workloads import Accept, Senders, Topics
+from local.loopback.cluster import ClusterError
 
 VALUE_BYTES: Final = 200
 TICK_S: Final = 0.01
@@ -31,6 +33,8 @@ CANCELLED_AFTER_S: Final = 1.0
 """How long after a message was sent it is cancelled, if it is one of those."""
 CANCELLED_BEFORE_S: Final = 2.0
 """How long before its due that is, at least."""
+HALF_GROUP: Final = "bench"
+HOLD: Final = "8s"
 _FILLER: Final = random.Random(1).randbytes(VALUE_BYTES - STAMP.size)  # noqa: S311 - no secret
 
 
@@ -44,6 +48,8 @@ class Paced:
         ahead_ms: Between which times ahead the dues are.
         topics: Where messages go.
         senders: Who sends them.
+        awaited: Each message is awaited by a coroutine of its own.
+        halves: Each is a half message that is committed when a message would be due; awaited, too.
     """
 
     rate_per_s: int
@@ -51,6 +57,8 @@ class Paced:
     ahead_ms: tuple[int, int]
     topics: Topics = Topics()  # noqa: RUF009 - frozen
     senders: Senders = Senders()  # noqa: RUF009 - frozen
+    awaited: bool = False
+    halves: bool = False
 
     @property
     def program_per_s(self) -> float:
@@ -207,6 +215,38 @@ def send_in_background(client: Client, job: Paced, family: str) -> Sent:
     for one in pending:
         one.result()
     return Sent(messages, seconds, cancelled=cancelling.end())
+
+
+async def send_awaited(address: str, job: Paced, family: str, tls: Tls | None = None) -> Sent:
+    """Sends messages, or half messages, by one client; a coroutine waits for each."""
+    targets, chance = Targets(family, job.topics), random.Random(2)  # noqa: S311 - no secret
+
+    async with AsyncClient(address, tls=tls, timeout=TIMEOUT_S) as client:
+
+        async def send(due_ms: int) -> None:
+            topic, key = targets.next()
+            value = value_of(due_ms * 1000)
+            if not job.halves:
+                due = datetime.fromtimestamp(due_ms / 1000, UTC)
+                await client.produce(topic, value, key=key, deliver_at=due)
+                return
+            half = await client.begin(topic, value, key=key, group=HALF_GROUP, hold=HOLD)
+            async with half:
+                await asyncio.sleep(due_ms / 1000 - time.time())
+            if half.outcome is not CommitOutcome.COMMITTED:
+                raise ClusterError(f"a half was to be committed, and is {half.outcome}")
+
+        sending: set[asyncio.Task[None]] = set()
+        started, total = time.monotonic(), int(job.program_per_s * job.seconds)
+        while len(sending) < total:
+            wanted = min(int((time.monotonic() - started) * job.program_per_s), total)
+            due_ms = time.time_ns() // 1_000_000 + chance.randrange(*job.ahead_ms)
+            for _ in range(wanted - len(sending)):
+                sending.add(asyncio.create_task(send(due_ms)))
+            await asyncio.sleep(TICK_S)
+        seconds = time.monotonic() - started
+        await asyncio.gather(*sending)
+    return Sent(total, seconds)
 
 
 async def send_as_crowd(address: str, job: Paced, family: str, tls: Tls | None = None) -> Sent:

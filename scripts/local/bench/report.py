@@ -14,6 +14,7 @@ LABELS = {
     "floor": "Kafka, transactions",
     "ingress": "delaywheel, ingress",
     "ours": "delaywheel",
+    "halves": "delaywheel, half messages",
 }
 ORIGIN_SHARE = 0.9
 """The share of the groups that a node must have written to count as their origin."""
@@ -119,7 +120,10 @@ def _print_rounds(one: Mapping[str, Any]) -> None:
             f"leader killed: the latest message {killed['latest_ms']:,.0f} ms late, the last second"
             f" with a p99 above {CALM_P99_MS:.0f} ms ended after {killed['calm_after_s']:.1f} s"
         )
-    _print_costs([of["ours"] for of in rounds])
+    for kind in ("ours", "halves"):
+        if kind in rounds[0]:
+            print(f"{LABELS[kind]}:")
+            _print_costs([of[kind] for of in rounds])
 
 
 def _row(label: str, parts: list[Mapping[str, Any]]) -> tuple[str, ...]:

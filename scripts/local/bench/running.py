@@ -24,6 +24,7 @@ from local.bench.workloads import (
     Burst,
     Changes,
     Consume,
+    Halves,
     Highest,
     Idle,
     Restart,
@@ -40,6 +41,8 @@ from local.stage.tally import Spread
 FILL_S: Final = 20.0
 AT_ONCE_MS: Final = (0, 1_000)
 """How far ahead dues are if nothing has to be accepted before."""
+_COMMITTED_MS: Final = (1_000, 1_001)
+"""How long after its begin a half is committed, and how far ahead the messages beside are due."""
 _WARM_RATE_PER_S: Final = 2_000
 _LEAD_S: Final = 4.0
 _AT_REST_S: Final = 2.0
@@ -105,16 +108,8 @@ class Runner:
             measured = self._programs(kind, workload.senders)
         elif isinstance(kind, Idle):
             measured = self._rounds([("ours", None)])
-        elif isinstance(kind, Steady):
-            theirs = self._job(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
-            ours = self._paced(kind.rate_per_s, kind.ahead_ms)
-            ours = replace(ours, senders=workload.senders)
-            beside: list[tuple[str, Job]] = [("plain", theirs), ("floor", theirs)]
-            if workload.by_ingress:
-                beside = [("ingress", ours)]
-            measured = self._rounds([*beside, ("ours", ours)])
-            if workload.kills_leader:
-                measured["killed"] = self._kill_leader(ours)
+        elif isinstance(kind, Steady | Halves):
+            measured = self._at_a_rate(kind, workload)
         elif isinstance(kind, Accept):
             bulk, before = Bulk(kind, self._options.seconds), self._length_bytes()
             beside = [("ingress" if workload.by_ingress else "plain", bulk)]
@@ -126,6 +121,22 @@ class Runner:
         else:
             measured = self._bursts(kind)
         return {"filled": filled, **measured}
+
+    def _at_a_rate(self, kind: Steady | Halves, workload: Workload) -> Document:
+        """Measures messages at a rate beside others."""
+        if isinstance(kind, Halves):
+            awaited = replace(self._paced(kind.rate_per_s, _COMMITTED_MS), awaited=True)
+            return self._rounds([("ours", awaited), ("halves", replace(awaited, halves=True))])
+        theirs = self._job(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
+        ours = self._paced(kind.rate_per_s, kind.ahead_ms)
+        ours = replace(ours, senders=workload.senders)
+        beside: list[tuple[str, Job]] = [("plain", theirs), ("floor", theirs)]
+        if workload.by_ingress:
+            beside = [("ingress", ours)]
+        measured = self._rounds([*beside, ("ours", ours)])
+        if workload.kills_leader:
+            measured["killed"] = self._kill_leader(ours)
+        return measured
 
     def _paced(self, rate_per_s: int, ahead_ms: tuple[int, int]) -> Paced:
         """Returns a load that lasts until all parts have run at it for the requested time."""
@@ -400,6 +411,11 @@ def compared(rounds: list[Document]) -> Document:
     figures["cpu_share"] = asdict(cpu) if cpu else None
     if rounds and "ingress" in rounds[0]:
         _compare(figures, [one["ingress"] for one in rounds], "SDK", ours)
+    if rounds and "halves" in rounds[0]:
+        halves = [one["halves"] for one in rounds]
+        _compare(figures, halves, "without", ours)
+        cpu = ratios([our_cpu_share(one) for one in halves], [our_cpu_share(one) for one in ours])
+        figures["cpu_share / without"] = asdict(cpu) if cpu else None
     for other in ("plain", "floor"):
         if rounds and other in rounds[0]:
             _compare(figures, ours, other, [one[other] for one in rounds])

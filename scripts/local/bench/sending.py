@@ -33,6 +33,7 @@ from local.bench.jobs import (
     Targets,
     paced,
     send_as_crowd,
+    send_awaited,
     send_in_background,
     value_of,
 )
@@ -157,6 +158,8 @@ class Ours:
 
     def do(self, job: Job, topic: str) -> Sent:
         """See `Way`."""
+        if isinstance(job, Paced) and (job.awaited or job.halves):
+            return asyncio.run(send_awaited(self._address, job, topic, self._tls))
         if isinstance(job, Paced) and job.senders.clients:
             return asyncio.run(send_as_crowd(self._address, job, topic, self._tls))
         with Client(self._address, tls=self._tls, timeout=TIMEOUT_S) as client:

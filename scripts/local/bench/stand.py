@@ -21,10 +21,13 @@ from local.stage.tally import Spread
 
 OBSERVED: Final = {
     "ours": "delayed",
+    "halves": "halved",
     "ingress": "ingressed",
     "plain": "direct",
     "floor": "transacted",
 }
+SAME_SENDERS: Final = {"halves": "ours"}
+"""Kinds whose senders are those of another."""
 SHARED: Final = "many"
 """Where all send to if there are many topics: a consumer of all would cost more than anything."""
 BULK: Final = "bulk"
@@ -79,9 +82,10 @@ class Stand:
         topics: Topics,
         programs: int,
         is_secure: bool = False,
+        has_halves: bool = False,
     ) -> None:
         """Prepares."""
-        settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s}
+        settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s, "halves": has_halves}
         self.cluster = LocalCluster(nodes=nodes, settings=settings, is_secure=is_secure, say=say)
         self._cadence_s = cadence_s
         self._topics = topics
@@ -100,7 +104,7 @@ class Stand:
             partitions = self._topics.partitions
             cluster.create_topics([*topics, BULK], partitions)
             self._consumer = stack.enter_context(Consumer(cluster.kafka, topics, partitions))
-            for kind in OBSERVED:
+            for kind in OBSERVED.keys() - SAME_SENDERS.keys():
                 is_ours = kind == "ours"
                 self._senders[kind] = [
                     stack.enter_context(
@@ -142,7 +146,7 @@ class Stand:
         Raises:
             ClusterError: Something was not acknowledged, or did not arrive.
         """
-        sender = self._senders[kind][0]
+        sender = self._senders_of(kind)[0]
         with self._watched() as part:
             if isinstance(job, Bulk):
                 with self._counted(part):
@@ -187,10 +191,13 @@ class Stand:
 
     def _begin(self, kind: str, job: Paced) -> list[Sender]:
         """Starts a job in as many programs as it has; `Sender.end` waits for each."""
-        programs = self._senders[kind][: job.senders.programs]
+        programs = self._senders_of(kind)[: job.senders.programs]
         for sender in programs:
             sender.begin(job, self._families[kind])
         return programs
+
+    def _senders_of(self, kind: str) -> list[Sender]:
+        return self._senders[SAME_SENDERS.get(kind, kind)]
 
     def rest(self, seconds: float) -> Part:
         """Does nothing for a while, and returns the costs."""

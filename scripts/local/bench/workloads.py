@@ -21,6 +21,17 @@ class Steady:
 
 
 @dataclass(frozen=True, slots=True)
+class Halves:
+    """Half messages at a rate, committed a second after they are begun; measures lateness.
+
+    Lateness counts from the moment of the commit. Beside them come messages that are due at that
+    moment, sent in the same way: each is awaited.
+    """
+
+    rate_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class Burst:
     """Messages that are all due in one second; measures how soon all have arrived."""
 
@@ -89,7 +100,7 @@ class Consume:
     calls: int = 20_000
 
 
-Kind = Steady | Burst | Accept | Highest | Idle | Restart | Changes | Consume
+Kind = Steady | Halves | Burst | Accept | Highest | Idle | Restart | Changes | Consume
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +201,8 @@ WORKLOADS: Final = {
         senders=Senders(programs=4, clients=50),
     ),
     "highest": Workload(Highest(), "the highest rate that holds"),
+    "halves-300": Workload(Halves(300), "half messages and their commits, 300 a second"),
+    "halves-2000": Workload(Halves(2_000), "half messages and their commits, 2,000 a second"),
     "short": Workload(Steady(2_000, (50, 500)), "lateness, due in 50 to 500 ms"),
     "ingress-accept": Workload(
         Accept((60, HOUR_S)), "accepted a second through ingress", by_ingress=True
