@@ -143,6 +143,17 @@ class _MessageStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageS
     """The message is in its topic. Only in GetMessage, and only if it was delivered recently."""
     MESSAGE_STATE_DEAD_LETTERED: _MessageState.ValueType  # 5
     """The message is in the dead-letter topic. Only if that was recent."""
+    MESSAGE_STATE_HELD: _MessageState.ValueType  # 6
+    """The next four are of half messages. HELD: nobody has said yet what became of its transaction."""
+    MESSAGE_STATE_COMMITTED: _MessageState.ValueType  # 7
+    """It is committed and on its way. Of one with a delay this stays so: its message has a due of its
+    own, by which it is found.
+    """
+    MESSAGE_STATE_ROLLED_BACK: _MessageState.ValueType  # 8
+    MESSAGE_STATE_ASKED: _MessageState.ValueType  # 9
+    """Nobody committed it in time: its group is asked, or was. What the group answered is not known
+    here: a message that it commits is found by its own due, and a dead letter UNDECIDED is the group's.
+    """
 
 class MessageState(_MessageState, metaclass=_MessageStateEnumTypeWrapper): ...
 
@@ -157,6 +168,17 @@ MESSAGE_STATE_DELIVERED: MessageState.ValueType  # 4
 """The message is in its topic. Only in GetMessage, and only if it was delivered recently."""
 MESSAGE_STATE_DEAD_LETTERED: MessageState.ValueType  # 5
 """The message is in the dead-letter topic. Only if that was recent."""
+MESSAGE_STATE_HELD: MessageState.ValueType  # 6
+"""The next four are of half messages. HELD: nobody has said yet what became of its transaction."""
+MESSAGE_STATE_COMMITTED: MessageState.ValueType  # 7
+"""It is committed and on its way. Of one with a delay this stays so: its message has a due of its
+own, by which it is found.
+"""
+MESSAGE_STATE_ROLLED_BACK: MessageState.ValueType  # 8
+MESSAGE_STATE_ASKED: MessageState.ValueType  # 9
+"""Nobody committed it in time: its group is asked, or was. What the group answered is not known
+here: a message that it commits is found by its own due, and a dead letter UNDECIDED is the group's.
+"""
 Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
 
 class _WheelState:
@@ -1770,6 +1792,7 @@ class MemberReport(_message.Message):
     INSECURE_FIELD_NUMBER: _builtins.int
     ACCESS_FAULT_FIELD_NUMBER: _builtins.int
     ACCESS_DIFFERS_FIELD_NUMBER: _builtins.int
+    UNANSWERED_HALVES_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1860,6 +1883,12 @@ class MemberReport(_message.Message):
     def access_differs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes that have had other files of grants or tokens in force than this one for some seconds."""
 
+    @_builtins.property
+    def unanswered_halves(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnansweredHalves]:
+        """Only from the leader: half messages about which groups were asked, and that they have not read
+        yet; at most 20 groups, those with the most first.
+        """
+
     def __init__(
         self,
         *,
@@ -1894,10 +1923,11 @@ class MemberReport(_message.Message):
         insecure: _builtins.str = ...,
         access_fault: _builtins.str = ...,
         access_differs: _abc.Iterable[_builtins.str] | None = ...,
+        unanswered_halves: _abc.Iterable[Global___UnansweredHalves] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "certificate_expires_ms", b"certificate_expires_ms", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "access_differs", b"access_differs", "access_fault", b"access_fault", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "insecure", b"insecure", "kafka_error", b"kafka_error", "lacking_frames", b"lacking_frames", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unavailable_topics", b"unavailable_topics", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "access_differs", b"access_differs", "access_fault", b"access_fault", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "insecure", b"insecure", "kafka_error", b"kafka_error", "lacking_frames", b"lacking_frames", "ledger", b"ledger", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unanswered_halves", b"unanswered_halves", "unavailable_topics", b"unavailable_topics", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__certificate_expires_ms: _TypeAlias = _typing.Literal["certificate_expires_ms"]  # noqa: Y015
     _WhichOneofArgType__certificate_expires_ms: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms"]  # noqa: Y015
@@ -1913,6 +1943,32 @@ class MemberReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ingress_lag) -> _WhichOneofReturnType__ingress_lag | None: ...
 
 Global___MemberReport: _TypeAlias = MemberReport  # noqa: Y015
+
+@_typing.final
+class UnansweredHalves(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    LETTERS_FIELD_NUMBER: _builtins.int
+    OLDEST_MS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    letters: _builtins.int
+    oldest_ms: _builtins.int
+    """When the first of them was asked, Unix milliseconds."""
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        letters: _builtins.int = ...,
+        oldest_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "letters", b"letters", "oldest_ms", b"oldest_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnansweredHalves: _TypeAlias = UnansweredHalves  # noqa: Y015
 
 @_typing.final
 class WaitingCalls(_message.Message):

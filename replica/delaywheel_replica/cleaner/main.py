@@ -43,6 +43,7 @@ from delaywheel_replica.cleaner.outside.runner import ThreadRunner
 from delaywheel_replica.cleaner.row_keeper import STAMP_S, RowKeeper, RowNews
 from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.cleaner.topics_soon import TopicsSoon
+from delaywheel_replica.cleaner.unanswered_halves import UnansweredLetters
 from delaywheel_replica.cleaner.wakeups import Wakeups
 from delaywheel_replica.config import Config
 from delaywheel_replica.core.election.events import ElectionPhase
@@ -171,6 +172,11 @@ class Cleaner:
             clock=self._clock,
             on_dead=self._dead_news.add,
         )
+        self._unanswered = UnansweredLetters(
+            settings, is_leading=lambda: self._leadership.role is Role.LEADING
+        )
+        if config.halves:
+            threading.Thread(target=self._unanswered.run, name="halves", daemon=True).start()
 
         self._row_keeper = RowKeeper(
             lambda status: row.write(to_json(status)),
@@ -348,6 +354,7 @@ class Cleaner:
             unreadable=view.unreadable,
             lost=view.state.lost,
             ingress_slot=view.ingress_slot,
+            unanswered=self._unanswered.found,
             ingress=None if self._leadership.ingress is None else self._leadership.ingress.status(),
             reschedules=view.state.reschedules,
             needs=view.state.needs,

@@ -35,6 +35,8 @@ _WHEEL_STATES = {
 
 _WATCH_S = 2.0
 _LOOK_S = 1.0
+_UNCHECKED_MS = 60_000
+"""A checker that runs has read a letter by then."""
 
 
 def status(
@@ -195,6 +197,7 @@ def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
         ("lateness", _lateness(answer)),
         ("dead letters", _dead_letters(answer)),
         *_ingress(answer),
+        *_unanswered(answer),
         ("pending", _pending(answer.pending) if answer.HasField("pending") else None),
         ("acknowledged", _acknowledged(answer)),
     ]
@@ -236,6 +239,16 @@ def _ingress(answer: pb.DescribeClusterResponse) -> Iterator[tuple[str, object]]
     for member in answer.members:
         if member.report.HasField("ingress_lag"):
             yield "ingress", f"{counted(member.report.ingress_lag, 'offset')} not settled"
+
+
+def _unanswered(answer: pb.DescribeClusterResponse) -> Iterator[tuple[str, object]]:
+    """Yields which groups have half messages to answer for, if any."""
+    for member in answer.members:
+        for each in member.report.unanswered_halves:
+            halves = f"{counted(each.letters, 'answer')} of group {each.group} awaited"
+            waited_ms = member.report.now_ms - each.oldest_ms
+            checker = "" if waited_ms < _UNCHECKED_MS else "; does its checker run?"
+            yield "half messages", f"{halves}, the first for {about(waited_ms)}{checker}"
 
 
 def _pending(pending: pb.Pending) -> str:

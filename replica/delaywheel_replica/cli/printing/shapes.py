@@ -82,6 +82,10 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "unavailable_topics": list(report.unavailable_topics),
         "verifying_wheels": report.verifying_wheels,
         "wheels": report.wheels,
+        "unanswered_halves": [
+            {"group": each.group, "letters": each.letters, "oldest_ms": each.oldest_ms}
+            for each in report.unanswered_halves
+        ],
         "ingress_lag": _if_set(report, "ingress_lag", report.ingress_lag),
         "ingress_faults": list(report.ingress_faults),
         "floor_wait": _floor_wait(report),

@@ -162,6 +162,21 @@ class IngressStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class UnansweredHalves:
+    """Half messages about which one group was asked, and that it has not read yet.
+
+    Attributes:
+        group: The group.
+        letters: How many.
+        oldest_ms: When the first of them was asked, in Unix milliseconds.
+    """
+
+    group: str
+    letters: Natural
+    oldest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class CleanerStatus:
     """The cleaner's status.
 
@@ -204,6 +219,8 @@ class CleanerStatus:
         ingress: How far it takes in the ingress topics; None: it does not lead, or has none.
         reschedules: Messages that have another due by now, while frames do not express it yet.
         needs: The version of control records that a leader must know.
+        unanswered: Halves that wait for their groups' checkers, while this node leads; at most
+            20 groups, those with the most first.
         floor_wait: What keeps back the floor, if it is far behind, and this node leads.
         standstill: Why progress does not move, if it has not for long, and this node leads.
     """
@@ -242,6 +259,7 @@ class CleanerStatus:
     ingress: IngressStatus | None = None
     reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
     needs: Positive = 1
+    unanswered: tuple[UnansweredHalves, ...] = ()
     floor_wait: FloorWait | None = None
     standstill: Standstill | None = None
 

@@ -138,6 +138,10 @@ class Details:
         if fresh is not None:
             report.role, report.kafka_error = fresh.role.value, _of_kafka(fresh)
             report.unavailable_topics.extend(fresh.unavailable_topics)
+            for each in fresh.unanswered:
+                report.unanswered_halves.add(
+                    group=each.group, letters=each.letters, oldest_ms=each.oldest_ms
+                )
             wait = fresh.floor_wait
             if wait is not None:
                 report.floor_wait.behind_seconds = wait.behind_s

@@ -7,7 +7,12 @@ from zero, and `delaywheel_row_age_seconds` shows how old that status is.
 from collections.abc import Callable
 
 from delaywheel_replica.core.protocol.progress import time_floor
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, IngressStatus, Role
+from delaywheel_replica.core.protocol.status_files import (
+    CleanerStatus,
+    IngressStatus,
+    Role,
+    UnansweredHalves,
+)
 from delaywheel_replica.server.metrics.metric import (
     Spec,
     Value,
@@ -63,6 +68,13 @@ def _registered(scrape: Scrape) -> Values:
     records = scrape.cleaner.wheels.values()
     closed = sum(record.closed_at is not None for record in records)
     return [(("open",), len(records) - closed), (("closed",), closed)]
+
+
+def _unanswered(scrape: Scrape, value: Callable[[UnansweredHalves, int], float]) -> Values:
+    status = scrape.cleaner
+    if status is None:
+        return []
+    return [((each.group,), value(each, status.wall_ms)) for each in status.unanswered]
 
 
 def _of_ingress(value: Callable[[IngressStatus], Value]) -> Callable[[Scrape], Value]:
@@ -163,6 +175,24 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         "asked_halves",
         "Half messages that nobody committed in time: letters to their groups.",
         "halves_asked",
+    ),
+    _counted(
+        "passed_on_halves",
+        "Committed half messages that are due later: they went to the ingress topic.",
+        "halves_passed_on",
+    ),
+    gauges(
+        "unanswered_halves",
+        "Letters about half messages that a group has not read yet, as the leader sees it; of at"
+        " most 20 groups.",
+        ("group",),
+        lambda s: _unanswered(s, lambda each, _: each.letters),
+    ),
+    gauges(
+        "unanswered_halves_age_seconds",
+        "How long the first of them has waited: without a checker of the group, nobody answers.",
+        ("group",),
+        lambda s: _unanswered(s, lambda each, now_ms: max(0, now_ms - each.oldest_ms) / 1e3),
     ),
     counters(
         "topic_forwarded_messages",

@@ -1,0 +1,194 @@
+"""Letters about half messages that nobody has answered: counted for the operator, by the leader.
+
+A half that was not committed in time waits in the halves topic until a checker of its group reads
+its letter. If no such program runs, nothing fails, and nothing is delivered: so the leader counts
+what waits, every `EVERY_S`.
+
+| known | from |
+|---|---|
+| which groups have letters, and where | the letters; of those that were there before the leader began, the last `READ_AT_MOST` |
+| how far a group has read | its committed offsets |
+
+A letter that waits for long shows that no checker runs, whatever the group's members are. One that
+a checker put off is no longer counted: it was read. What Kafka does not answer, or does not allow
+this node to know, leaves what was known before.
+"""  # noqa: E501 - rows of a table
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+
+from delaywheel.record_headers import HALF_GROUP, headers_of
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.core.protocol.status_files import UnansweredHalves
+from delaywheel_replica.kafka_settings import KafkaSettings
+from delaywheel_replica.process.logs import get_logger
+
+EVERY_S: Final = 5.0
+READ_AT_MOST: Final = 20_000
+"""Letters that are known at once; of more, the first are forgotten."""
+GROUPS_AT_MOST: Final = 20
+"""Of more groups, those with the most letters are looked at."""
+_ANSWER_S: Final = 5.0
+_BATCH: Final = 500
+
+log = get_logger(__name__)
+
+
+class _Letter(NamedTuple):
+    """One letter: where it lies, and when it was written, in Unix milliseconds."""
+
+    partition: int
+    offset: int
+    written_ms: int
+
+
+class UnansweredLetters:
+    """Counts the letters that wait. `run` is for a thread of its own; `found` for any."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        *,
+        is_leading: Callable[[], bool],
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """Begins with nothing known.
+
+        Args:
+            settings: Settings for reaching Kafka.
+            is_leading: Whether this node leads: others count nothing.
+            pause: Waits so many seconds.
+        """
+        self.found: tuple[UnansweredHalves, ...] = ()
+        """What waits now, by group, the most first."""
+        self._settings = settings
+        self._topic = settings.names.halves
+        self._is_leading = is_leading
+        self._pause = pause
+        self._consumer: Consumer | None = None
+        self._letters: dict[str, list[_Letter]] = {}
+
+    def run(self) -> None:
+        """Counts now and then, for as long as the process lives."""
+        while True:
+            self._pause(EVERY_S)
+            try:
+                self.look()
+            except KafkaException as exception:
+                log.info("unanswered halves are not known", cause=exception.args[0].str())
+            except Exception:  # what operators are told must not end a leader
+                log.exception("unanswered halves are not known")
+
+    def look(self) -> None:
+        """Counts once.
+
+        Raises:
+            KafkaException: Kafka does not answer, or does not allow it.
+        """
+        if not self._is_leading():
+            self._forget()
+            return
+        self._read()
+        groups = sorted(self._letters, key=lambda group: len(self._letters[group]), reverse=True)
+        found = []
+        for group in groups[:GROUPS_AT_MOST]:
+            waiting = self._waiting(group, self._committed(group))
+            if waiting:
+                oldest_ms = min(letter.written_ms for letter in waiting)
+                found.append(UnansweredHalves(group, len(waiting), oldest_ms))
+        self.found = tuple(sorted(found, key=lambda each: each.letters, reverse=True))
+
+    def _committed(self, group: str) -> dict[int, int]:
+        """Returns how far a group has read each partition; a client of the group must ask that."""
+        assert self._consumer is not None
+        client = Consumer(self._settings.consumer() | {"group.id": group}, logger=LOGGER)
+        try:
+            places = client.committed(self._consumer.assignment(), timeout=_ANSWER_S)
+            return {place.partition: place.offset for place in places}
+        finally:
+            client.close()
+
+    def _waiting(self, group: str, committed: Mapping[int, int]) -> list[_Letter]:
+        """Forgets the letters that a group has answered; returns the others."""
+        waiting = [
+            letter
+            for letter in self._letters[group]
+            if letter.offset >= committed.get(letter.partition, 0)
+        ]
+        if waiting:
+            self._letters[group] = waiting
+        else:
+            del self._letters[group]
+        return waiting
+
+    def _read(self) -> None:
+        """Reads the letters that are new."""
+        consumer = self._consumer or self._begin()
+        if consumer is None:
+            return
+        unread = {place.partition for place in consumer.assignment()}
+        deadline = time.monotonic() + _ANSWER_S
+        while unread and time.monotonic() < deadline:
+            for message in consumer.consume(_BATCH, 0.2):
+                partition, offset = message.partition(), message.offset()
+                if message.error() is not None:
+                    unread.discard(partition)  # at its end, or not readable
+                elif (group := _group_of(message)) is not None:
+                    assert partition is not None
+                    assert offset is not None
+                    letter = _Letter(partition, offset, message.timestamp()[1])
+                    self._letters.setdefault(group, []).append(letter)
+        self._drop_first()
+
+    def _begin(self) -> Consumer | None:
+        """Makes the consumer; None: there is no such topic yet."""
+        settings = self._settings.consumer() | {"queued.max.messages.kbytes": 4_096}
+        consumer = Consumer(settings, logger=LOGGER)
+        known = consumer.list_topics(self._topic, timeout=_ANSWER_S).topics[self._topic]
+        if known.error is not None or not known.partitions:
+            consumer.close()
+            return None
+        places = []
+        for number in known.partitions:
+            place = TopicPartition(self._topic, number)
+            first, end = consumer.get_watermark_offsets(place, timeout=_ANSWER_S)
+            place.offset = max(first, end - READ_AT_MOST)
+            places.append(place)
+        consumer.assign(places)
+        self._consumer = consumer
+        return consumer
+
+    def _drop_first(self) -> None:
+        """Forgets the first of too many letters."""
+        letters = [letter for group in self._letters.values() for letter in group]
+        if len(letters) <= READ_AT_MOST:
+            return
+        times_ms = sorted(letter.written_ms for letter in letters)
+        since_ms = times_ms[-READ_AT_MOST]
+        for group, own in list(self._letters.items()):
+            kept = own[bisect_left(own, since_ms, key=lambda letter: letter.written_ms) :]
+            if kept:
+                self._letters[group] = kept
+            else:
+                del self._letters[group]
+
+    def _forget(self) -> None:
+        self.found = ()
+        self._letters.clear()
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+
+def _group_of(message: Message) -> str | None:
+    """The group that a letter asks; None: it is no letter."""
+    for name, value in headers_of(message) or []:
+        if name == HALF_GROUP and isinstance(value, bytes):
+            return value.decode(errors="replace")
+    return None
