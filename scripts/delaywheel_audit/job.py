@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -315,15 +316,8 @@ class _Run:
             place.wait_for_transactions([names.dead])
             return place.read(spark, place.pin([names.dead], from_ms, None), LETTER_COLUMNS)
 
-        def answers() -> str:
-            halves = asked.where("outcome = 'asked'").select("id").distinct()
-            sent = records.asked.select("id").distinct().join(halves, "id", "left_semi").count()
-            known = f"of {sent:,} of them the message is in an ingress topic: they were committed"
-            if records and not records.has_all:
-                known = "what was answered is not known, as not all of the ingress topics was read"
-            return known
-
-        self._topics, self._plan, self._answers = topics, messages, answers
+        self._topics, self._plan = topics, messages
+        self._answers = partial(_answers, asked, records, terms)
         kafka, books = place.records(spark, messages), ledger
         if records:  # these read it three times
             kafka = kafka.persist(StorageLevel.DISK_ONLY)
@@ -437,6 +431,18 @@ def _refuse_nothing(everything: Listing, done: Done, place: str) -> None:
             f"{shown(place)}: no file of a ledger, though the cluster has had wheels; is it the "
             "right place, and mounted? A new cluster publishes within ledger_seal_seconds"
         )
+
+
+def _answers(outcomes: DataFrame, records: Asked, terms: Terms) -> str:
+    """Says what is known of answers about halves, by outcomes and requests in ingress topics."""
+    if records and not records.has_all:
+        return "what was answered is not known, as not all of the ingress topics was read"
+    halves = outcomes.where("outcome = 'asked'")
+    if terms.topics:
+        halves = halves.where(F.col("topic").isin(*terms.topics))
+    sent = records.asked.join(halves.select("id").distinct(), "id", "left_semi")
+    committed = sent.select("id").distinct().count()
+    return f"of {committed:,} of them the message is in an ingress topic: they were committed"
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:
