@@ -6,13 +6,16 @@ import itertools
 import json
 import random
 from pathlib import Path
+from typing import Any, NoReturn, cast
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.chaos.disturbing import How
 from local.chaos.figures import Disturbance, Summary, as_json, print_summaries
 from local.chaos.run import main, order_of
+from local.chaos.transactions import OpenTransactions
 from local.loopback.machine import CpuTime, load_1min
 from local.loopback.node import Node
 from local.stage import wholeness
@@ -177,6 +180,23 @@ def test_json_is_json_and_says_whether_all_was_kept() -> None:
     assert found["recovered_always"] is True
     assert found["disturbances"][0]["how"] == "pause"
     assert found["mirrors"]["differing"] == ["n1.1/5.slot"]
+
+
+def test_open_transactions_are_unknown_until_the_client_knows_the_broker_again() -> None:
+    """A broker that was killed has another epoch, and refuses questions with the former one."""
+    looked: list[str] = []
+
+    class Stale:
+        def list_offsets(self, *_: object, **__: object) -> NoReturn:
+            raise KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH))
+
+        def list_topics(self, *_: object, **__: object) -> None:
+            looked.append("again")
+
+    transactions = OpenTransactions("127.0.0.1:1", "t", 1)
+    transactions._client = cast("Any", Stale())
+    assert transactions.records() == 0
+    assert looked == ["again"]
 
 
 def test_machine_has_cpu_time_and_a_load() -> None:

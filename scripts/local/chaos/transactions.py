@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 TIMEOUT_S = 20.0
@@ -18,10 +18,17 @@ class OpenTransactions:
         self._latest = {TopicPartition(topic, n): latest for n in range(partitions)}
 
     def records(self) -> int:
-        """Returns how many records are written and neither committed nor aborted."""
-        # In this order: a commit in between makes the answer too small, never too great.
-        written = self._end(IsolationLevel.READ_UNCOMMITTED)
-        return max(0, written - self._end(IsolationLevel.READ_COMMITTED))
+        """Returns how many records are written and neither committed nor aborted.
+
+        None that could be counted, if the client has to learn first that the broker began anew.
+        """
+        try:
+            # In this order: a commit in between makes the answer too small, never too great.
+            written = self._end(IsolationLevel.READ_UNCOMMITTED)
+            return max(0, written - self._end(IsolationLevel.READ_COMMITTED))
+        except KafkaException:
+            self._client.list_topics(timeout=TIMEOUT_S)
+            return 0
 
     def _end(self, level: IsolationLevel) -> int:
         futures = self._client.list_offsets(
