@@ -420,9 +420,10 @@ PROFILES: dict[str, Profile] = {
         (2, 12),
         (3, 3, 3, 1, 2),
         ingress=1.0,
+        halves=0.3,
     ),
     "links": Profile((*LINKS, *LINKS, _kafka_slow, _kafka_slow_for_one, _kill_server), (5, 16)),
-    "brokers": Profile((*BROKERS, *BROKERS, _kill_cleaner, _isolate), (5, 14)),
+    "brokers": Profile((*BROKERS, *BROKERS, _kill_cleaner, _isolate), (5, 14), halves=0.3),
     "answers": Profile((_lost_answers, _lost_answers, _bad_link, *DEATHS), (6, 14)),
     "disks": Profile((*DISKS, *DISKS, _kill_server, _crash_machine), (6, 16)),
     "media": Profile(
@@ -437,7 +438,7 @@ PROFILES: dict[str, Profile] = {
     ),
     "troubled": Profile((_topic_trouble,), (1, 4)),
     "own_topics": Profile(
-        (_own_topic_trouble, _own_topic_trouble, *TROUBLED, _kill_cleaner), (2, 8)
+        (_own_topic_trouble, _own_topic_trouble, *TROUBLED, _kill_cleaner), (2, 8), halves=0.3
     ),
     "wipes": Profile((_wipe, _wipe, _kill_server, _cut, _crash_machine), (2, 6)),
     "changes": Profile(
