@@ -65,7 +65,7 @@ def test_missing_message_is_lost(tally: Tally) -> None:
     assert not verdict.is_clean
 
 
-@pytest.mark.parametrize("outcome", ["CANCELLED", "UNKNOWN", "TOO_LATE"])
+@pytest.mark.parametrize("outcome", ["CANCELLED", "UNKNOWN", "TOO_LATE", "NOT_CANCELLED"])
 def test_what_is_cancelled_must_not_come_and_what_is_not_must(tally: Tally, outcome: str) -> None:
     tally.answered(message(1)[0], outcome)
     came = tally.verdict([arrived(n) for n in range(3)])
@@ -75,8 +75,8 @@ def test_what_is_cancelled_must_not_come_and_what_is_not_must(tally: Tally, outc
         outcome == "CANCELLED",
     )
     assert (stayed_away.is_clean, stayed_away.lost) == (
-        outcome != "TOO_LATE",
-        outcome == "TOO_LATE",
+        outcome in {"CANCELLED", "UNKNOWN"},
+        outcome in {"TOO_LATE", "NOT_CANCELLED"},
     )
     assert json.loads(json.dumps(asdict(came)))["cancels"] == {outcome: 1}
     assert tally.cancelled == (outcome == "CANCELLED")

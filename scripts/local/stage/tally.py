@@ -32,6 +32,8 @@ class Content(NamedTuple):
 
 _CANCELLED: Final = "CANCELLED"
 UNKNOWN: Final = "UNKNOWN"
+NOT_CANCELLED: Final = "NOT_CANCELLED"
+"""The call failed, and its error says that it had no effect: the message must come."""
 """The outcome of a cancel whose call failed: the message may come, or not."""
 
 
@@ -66,7 +68,8 @@ class Verdict:
         early: Records visible before their due.
         altered: Acknowledged messages that arrived with other bytes.
         strangers: Records that no caller sent.
-        cancels: How many cancels had each outcome; UNKNOWN: the call failed.
+        cancels: How many cancels had each outcome; UNKNOWN: the call failed, and may have had an
+            effect; NOT_CANCELLED: it had none.
         cancelled_delivered: Messages that arrived although their cancel was answered CANCELLED.
         acks: From handing a message to the SDK to its acknowledgement.
         in_health: Lateness apart from the disturbance.
@@ -153,7 +156,7 @@ class Tally:
         self._not_accepted += 1
 
     def answered(self, message_id: bytes, outcome: str) -> None:
-        """Notes the answer to a cancel, or UNKNOWN."""
+        """Notes the answer to a cancel, or what its error says."""
         self._cancels[message_id] = outcome
 
     def lateness_ms(self, record: Record) -> float:

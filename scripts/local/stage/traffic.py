@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from delaywheel import AsyncClient, Client, DelaywheelError, Handle, Message, Result
-from local.stage.tally import UNKNOWN, Content, Header, Tally
+from local.stage.tally import NOT_CANCELLED, UNKNOWN, Content, Header, Tally
 
 LEAD_S = (0.3, 6.0)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -221,6 +221,6 @@ class CancelledTraffic(Traffic):
         await asyncio.sleep(after_s)
         try:
             outcome = str((await client.cancel(handle, timeout=30)).outcome)
-        except DelaywheelError:
-            outcome = UNKNOWN
+        except DelaywheelError as error:
+            outcome = NOT_CANCELLED if error.outcome_known else UNKNOWN
         self._tally.answered(handle.id, outcome)
