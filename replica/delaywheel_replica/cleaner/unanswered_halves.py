@@ -72,6 +72,7 @@ class UnansweredLetters:
         self._is_leading = is_leading
         self._pause = pause
         self._consumer: Consumer | None = None
+        self._places: list[TopicPartition] = []
         self._letters: dict[str, list[_Letter]] = {}
 
     def run(self) -> None:
@@ -106,10 +107,9 @@ class UnansweredLetters:
 
     def _committed(self, group: str) -> dict[int, int]:
         """Returns how far a group has read each partition; a client of the group must ask that."""
-        assert self._consumer is not None
         client = Consumer(self._settings.consumer() | {"group.id": group}, logger=LOGGER)
         try:
-            places = client.committed(self._consumer.assignment(), timeout=_ANSWER_S)
+            places = client.committed(self._places, timeout=_ANSWER_S)
             return {place.partition: place.offset for place in places}
         finally:
             client.close()
@@ -132,7 +132,7 @@ class UnansweredLetters:
         consumer = self._consumer or self._begin()
         if consumer is None:
             return
-        unread = {place.partition for place in consumer.assignment()}
+        unread = {place.partition for place in self._places}
         deadline = time.monotonic() + _ANSWER_S
         while unread and time.monotonic() < deadline:
             for message in consumer.consume(_BATCH, 0.2):
@@ -154,13 +154,13 @@ class UnansweredLetters:
         if known.error is not None or not known.partitions:
             consumer.close()
             return None
-        places = []
+        self._places = []
         for number in known.partitions:
             place = TopicPartition(self._topic, number)
             first, end = consumer.get_watermark_offsets(place, timeout=_ANSWER_S)
             place.offset = max(first, end - READ_AT_MOST)
-            places.append(place)
-        consumer.assign(places)
+            self._places.append(place)
+        consumer.assign(self._places)
         self._consumer = consumer
         return consumer
 

@@ -211,6 +211,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "unavailable_topics": [],
         "verifying_wheels": 3,
         "wheels": 7,
+        "unanswered_halves": [],
         "ingress_lag": None,
         "ingress_faults": [],
         "alone_messages": 1_204,
