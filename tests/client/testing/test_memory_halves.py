@@ -118,6 +118,26 @@ async def test_many_are_begun_or_none_and_coroutines_check() -> None:
         assert values(service)[3:] == [b"late"]
 
 
+def test_states_are_those_of_a_node() -> None:
+    with MemoryService() as service, service.client() as client:
+        halves = [
+            client.begin("orders", b"v", group="shop"),
+            client.begin("orders", b"v", group="shop"),
+            client.begin("orders", b"v", group="shop", delay="1m"),
+            client.begin("orders", b"v", group="shop"),
+        ]
+
+        def states() -> list[str]:
+            return [str(stored.state) for half in halves if (stored := client.get(half.handle))]
+
+        assert states() == ["HELD"] * 4
+        halves[0].rollback()
+        halves[1].commit()
+        halves[2].commit()
+        service.advance("3s")
+        assert states() == ["ROLLED_BACK", "DELIVERED", "COMMITTED", "ASKED"]
+
+
 def test_programs_of_the_document(db: sqlite3.Connection) -> None:
     exec(program_of("TRANSACTIONS.md", "half_checker"), {"__name__": "shop"})
     with MemoryService() as service, service.client() as client:

@@ -439,7 +439,7 @@ def _stored(kept: Kept, *, with_content: bool) -> pb.StoredMessage:
         accepted_at_ms=kept.accepted_ms,
         wheel=WHEEL,
         seq=kept.seq,
-        state=pb.MessageState.ValueType(kept.standing),
+        state=kept.state,
         key_length_bytes=-1 if sent.key is None else len(sent.key),
         value_length_bytes=-1 if sent.value is None else len(sent.value),
         rescheduled_to_ms=kept.moved_to_ms,

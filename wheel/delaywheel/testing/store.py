@@ -75,11 +75,26 @@ class Kept:
     standing: Standing = Standing.PENDING
     moved_to_ms: int | None = None
     offset: int | None = None
+    is_asked: bool = False
 
     @property
     def handle(self) -> str:
         """The text of its handle."""
         return f"{WHEEL}:{self.sent.due_ms // 1000}:{self.sent.id.hex()}"
+
+    @property
+    def state(self) -> pb.MessageState.ValueType:
+        """Its state, as a node says it."""
+        if not is_half(self.sent):
+            return pb.MessageState.ValueType(self.standing)
+        if self.standing is Standing.PENDING:
+            return pb.MESSAGE_STATE_HELD
+        if self.standing is Standing.CANCELLED:
+            return pb.MESSAGE_STATE_ROLLED_BACK
+        if self.is_asked:
+            return pb.MESSAGE_STATE_ASKED
+        has_own_due = self.offset is None
+        return pb.MESSAGE_STATE_COMMITTED if has_own_due else pb.MESSAGE_STATE_DELIVERED
 
 
 class MemoryLimits(NamedTuple):
@@ -260,6 +275,7 @@ class MemoryStore:
         sent = kept.sent
         kept.standing = Standing.DELIVERED
         if is_half(sent):
+            kept.is_asked = True
             self.append(letter_of(sent, kept.accepted_ms, WHEEL))
         else:
             kept.offset = self.append(sent)
