@@ -14,6 +14,7 @@ import pytest
 from delaywheel import Message
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_file import load_node_state
+from local.loopback.cluster import described
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import CommittedReader, create_topic
@@ -54,11 +55,19 @@ def test_kafka_stopped_for_20_seconds(own_kafka: KafkaBroker, tmp_path: Path) ->
                 send()  # acceptance does not need Kafka
                 time.sleep(0.2)
             assert service.status().lateness_ms > 10_000, "seen by who watches"
+            wait_until("it leads no more, and says why", partial(_stands_back, service))
             own_kafka.start()
             send()
         with CommittedReader(own_kafka.address, topic) as reader:
             reader.wait_for(len(sent), timeout_s=90)
             assert sorted(m.value() or b"" for m in reader.read_to_end()) == sorted(sent)
+
+
+def _stands_back(service: Service) -> bool:
+    seen = described(service.address, details=True)
+    return seen is not None and all(
+        member.report.kafka_error and member.report.role != "leading" for member in seen.members
+    )
 
 
 def test_kafka_away_at_start_with_a_spare(own_kafka: KafkaBroker, tmp_path: Path) -> None:

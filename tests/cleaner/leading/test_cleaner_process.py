@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -292,25 +290,6 @@ def test_the_server_dies_and_its_cleaner_steps_down(world: World) -> None:
     world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
     world.server.silent = False
     world.wait_for("leads again", lambda s: s.role is Role.LEADING)
-
-
-def test_kafka_away_is_waited_for(tmp_path: Path, cluster_id: str, wheels: Wheels) -> None:
-    with (
-        closing(KafkaBroker(tmp_path / "kafka", heap="512m")) as broker,  # not started yet
-        World(broker.address, wheels.data, cluster_id, wheels) as world,
-    ):
-        world.wait_for("says so", lambda s: bool(s.kafka_error))
-        broker.start()
-        world.wait_leading()
-        create_topic(broker.address, "orders")
-        broker.kill()
-        rows = [sent("orders", 50 * n, b"%d" % n) for n in range(20)]
-        world.server.write(rows)
-        world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
-        broker.start()
-        assert sorted(arrived(broker, "orders", rows), key=str) == sorted(
-            [row.value for row in rows], key=str
-        )
 
 
 def test_a_control_topic_missing_beside_messages_is_refused(
