@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from delaywheel_replica.cleaner import unanswered_halves
 from delaywheel_replica.cleaner.unanswered_halves import UnansweredLetters
@@ -15,7 +15,8 @@ from support.kafka.read_committed import create_topic
 
 pytestmark = pytest.mark.kafka
 
-WRITTEN_MS = 1_800_000_000_000
+WRITTEN_MS = 1_700_000_000_000
+"""In the past: a broker takes no timestamp that is far ahead."""
 
 
 class Letters:
@@ -26,6 +27,7 @@ class Letters:
         self.settings = KafkaSettings(KafkaNames(cluster_id), self.client)
         self.topic = self.settings.names.halves
         self._producer = Producer(self.client)
+        self._refused: list[KafkaError | None] = []
         self.leads = True
 
     def counting(self) -> UnansweredLetters:
@@ -34,8 +36,15 @@ class Letters:
     def ask(self, *groups: str) -> None:
         for group in groups:
             headers = SentHalf("orders", group=group).letter_headers()
-            self._producer.produce(self.topic, b"v", headers=[*headers], timestamp=WRITTEN_MS)
+            self._producer.produce(
+                self.topic,
+                b"v",
+                headers=[*headers],
+                timestamp=WRITTEN_MS,
+                on_delivery=lambda error, _: self._refused.append(error),
+            )
         assert self._producer.flush(60) == 0
+        assert set(self._refused) == {None}
 
     def answer(self, group: str, *, up_to: int) -> None:
         reader = Consumer({**self.client, "group.id": group})
