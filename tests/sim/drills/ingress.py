@@ -41,6 +41,15 @@ def handed_over_in_vain(script: Script) -> None:
     script.until_ms = 14_000
 
 
+@INGRESS(r"mute src=c dst=a kind=Applied", r"is handed", r"answers held", r"delivers i\d+")
+def answered_late(script: Script) -> None:
+    """Mirrors are heard of by heartbeats alone, so transactions go by while records are handed."""
+    script.mute(2_500, "Applied", "b", "a")
+    script.mute(2_500, "Applied", "c", "a")
+    script.stream(3_000, 5_000, 60, delay_ms=script.about(1_500))
+    script.until_ms = 8_000
+
+
 @INGRESS(r"answered at a: kill_cleaner", r"init .* epoch 1", r"delivers i\d+")
 def answered_alone(script: Script) -> None:
     """Leaders die between an answer and the commit that settles its records."""

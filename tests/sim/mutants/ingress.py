@@ -266,7 +266,7 @@ INGRESS = {
         "the offset passes a record whose answer is on its way",
         settles_behind_what_waits,
         _LOSES,
-        ("handed_over_alone",),
+        ("answered_late",),
     ),
     "the group is sent nothing": Mutant(
         "nobody can see how far things are",

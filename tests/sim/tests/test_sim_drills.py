@@ -125,6 +125,7 @@ INGRESS = {
     "handed_over_in_vain",
     "handed_over_late",
     "answered_alone",
+    "answered_late",
     "settled_unheard",
     "unanswered",
     "hand_over_cut",
