@@ -112,7 +112,8 @@ def test_every_bucket_is_counted_right(run: SeededRun, found: Result) -> None:
     totals = {name: sum(run.expected.total(topic, name) for topic in both) for name in COUNTS}
     assert {name: found.summary.counts[name] for name in COUNTS} == totals
     none = {name for name, count in totals.items() if not count}
-    assert none == {"not_verifiable"}, "there is something of everything else"
+    halves = {"asked", "committed"}  # they have cases of their own, in test_reconcile_cases
+    assert none == {"not_verifiable"} | halves, "there is something of everything else"
 
 
 def test_what_was_cut_out_is_reported_with_its_place(run: SeededRun, found: Result) -> None:
