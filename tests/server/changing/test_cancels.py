@@ -19,7 +19,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.server.access.callers import ANYBODY
+from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
+from delaywheel_replica.server.changing.awaited import WAIT_S
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import passed_cancels
@@ -252,3 +253,13 @@ async def test_what_progress_does_not_show_is_looked_for_in_kafka(
     site = Site([found(CANCEL_OF_ANOTHER), last], withdrawn=withdrawn)
     site.done(others=1, role=Role.LEADING)
     assert await site.cancel() == answer
+
+
+async def test_a_node_that_passes_cancels_on_does_not_wait_for_the_first_decision() -> None:
+    """It makes four calls at once: for ten seconds nothing else was passed on behind them."""
+    site = Site([found()])
+    named = pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=site.due_ms))
+    request = pb.CancelRequest(messages=[named], partly=True)
+    async with site.serving() as cancels, asyncio.timeout(WAIT_S / 2):
+        (undecided,) = (await cancels.cancel(request, A_NODE, left_s=WAIT_S)).results
+    assert (undecided, site.written) == (pb.MessageCancelled(), [1])

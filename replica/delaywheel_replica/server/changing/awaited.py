@@ -18,6 +18,9 @@ _ANSWERING_S: Final = 0.2
 """What is left of a caller's time for the answer's way."""
 _REST_S: Final = 0.1
 """So long others are waited for once some are decided: two or three transactions."""
+PASSED_ON_S: Final = 0.5
+"""So long a call of another node waits for the first decision: it makes few at once, and what its
+callers name meanwhile waits behind them, for `QUEUED_S` at most (passed_on.py)."""
 
 _Named = TypeVar("_Named")
 _Asked = TypeVar("_Asked")
@@ -63,13 +66,20 @@ class AwaitedCall(Generic[_Result]):
         if not self._left and not self.done.done():
             self.done.set_result(None)
 
-    async def wait(self, within_s: float, may_end: Callable[[], bool] | None = None) -> bool:
+    async def wait(
+        self,
+        within_s: float,
+        may_end: Callable[[], bool] | None = None,
+        *,
+        first_s: float = WAIT_S,
+    ) -> bool:
         """Waits until all are settled, or the time is over.
 
         Args:
             within_s: How long to wait at most.
             may_end: The wait ends soon after some are settled, if this is true then; None: it does
                 not.
+            first_s: Then it ends although none is settled.
 
         Returns:
             Whether it ended in part: what is not settled goes on.
@@ -77,7 +87,7 @@ class AwaitedCall(Generic[_Result]):
         try:
             async with asyncio.timeout(min(within_s, WAIT_S)):
                 if may_end is not None:
-                    await self.some
+                    await asyncio.wait([self.some], timeout=first_s)
                 while may_end is not None and not self.done.done():
                     await asyncio.wait([self.done], timeout=_REST_S)
                     if may_end():

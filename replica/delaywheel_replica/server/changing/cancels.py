@@ -11,6 +11,8 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.changing.awaited import (
+    PASSED_ON_S,
+    WAIT_S,
     check_some,
     parsed,
     within_s_of,
@@ -78,7 +80,10 @@ class Cancels:
             if passed_on is not None:
                 return passed_on
             named = [references[row] for row in rows]
-            return await self._groups.cancel(named, within_s, partly=request.partly)
+            first_s = PASSED_ON_S if caller.is_node else WAIT_S
+            return await self._groups.cancel(
+                named, within_s, partly=request.partly, first_s=first_s
+            )
 
         results: Sequence[Answered | pb.MessageCancelled | None]
         results = await change_permitted(self._sights, caller, references, cancel)

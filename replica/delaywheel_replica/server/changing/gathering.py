@@ -135,7 +135,12 @@ class CancelGroups:
                 task.cancel()
 
     async def cancel(
-        self, references: Sequence[Reference | Refusal], within_s: float, *, partly: bool = False
+        self,
+        references: Sequence[Reference | Refusal],
+        within_s: float,
+        *,
+        partly: bool = False,
+        first_s: float = WAIT_S,
     ) -> list[Answered | None]:
         """Cancels messages; returns what became of each, in order.
 
@@ -144,6 +149,7 @@ class CancelGroups:
             within_s: How long to wait at most.
             partly: Return soon after some are decided; None: others, which go on. So a message
                 whose decision takes long delays no other that is asked for in the same call.
+            first_s: With `partly`, how long to wait for the first that is decided.
         """
         call = CancelCall.of(len(references))
         asked = self._ask_for(references, call)
@@ -152,7 +158,7 @@ class CancelGroups:
             # What is queued would be dropped with its caller.
             return all(each is None or each.is_taken for each in asked)
 
-        if await call.wait(within_s, are_taken if partly else None):
+        if await call.wait(within_s, are_taken if partly else None, first_s=first_s):
             return list(call.results)
         return [
             _over(each) if result is None else result

@@ -3,7 +3,8 @@
 A call costs the leader's node about a millisecond of its one thread, however many messages it
 names. So a few calls are under way at once, and what comes meanwhile goes together when one of them
 ends; a lone message waits for nothing. No caller waits for what another one named: the leader's
-node answers soon after some are decided, and the others are asked for again.
+node answers soon after some are decided, or after `PASSED_ON_S` (awaited.py) if none is, and the
+others are asked for again.
 
 Before that, `change_permitted` decides which of the messages that a caller names it may change.
 

@@ -41,6 +41,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import about
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.changing.awaited import (
+    PASSED_ON_S,
     WAIT_S,
     AwaitedCall,
     check_some,
@@ -215,7 +216,10 @@ class Reschedules:
             if self._view.cleaner.leading() is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
             asked = [wanted[row] for row in rows]
-            return await self._reschedule_here(asked, within_s, partly=request.partly)
+            first_s = PASSED_ON_S if caller.is_node else WAIT_S
+            return await self._reschedule_here(
+                asked, within_s, partly=request.partly, first_s=first_s
+            )
 
         named = [each if isinstance(each, Refusal) else each.named for each in wanted]
         results = await change_permitted(self._sights, caller, named, reschedule)
@@ -223,12 +227,12 @@ class Reschedules:
         return pb.RescheduleResponse(results=map(_result, results))
 
     async def _reschedule_here(
-        self, wanted: Sequence[_Wanted | Refusal], within_s: float, *, partly: bool
+        self, wanted: Sequence[_Wanted | Refusal], within_s: float, *, partly: bool, first_s: float
     ) -> list[_Answered | None]:
         call = AwaitedCall[_Answered].of(len(wanted))
         attempts = [self._join(each, call, row) for row, each in enumerate(wanted)]
         self._admit()
-        if await call.wait(within_s, (lambda: True) if partly else None):
+        if await call.wait(within_s, (lambda: True) if partly else None, first_s=first_s):
             until_ms = monotonic_ms() + _KEPT_MS
             for attempt in attempts:
                 if attempt is not None:
