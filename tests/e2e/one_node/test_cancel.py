@@ -160,10 +160,10 @@ def test_a_committed_half_is_delivered_at_once_and_another_is_asked_about(
         assert dict(headers_of(asked.messages[-1]))["dw-half-topic"] == topic.encode()
         question = pb.GetMessageRequest(message=name_of(left))
         states = [stub.GetMessage(question).message.state]
-        while states[-1] == pb.MESSAGE_STATE_PENDING:  # the node learns of the letter soon after
+        while states[-1] == pb.MESSAGE_STATE_HELD:  # the node learns of the letter soon after
             assert len(states) < 1_000
             states.append(stub.GetMessage(question).message.state)
-        assert states[-1] == pb.MESSAGE_STATE_DONE, "not delivered"
+        assert states[-1] == pb.MESSAGE_STATE_ASKED
         (late,) = stub.Commit(pb.CommitRequest(halves=[half_ref(left)])).results
         assert late.outcome == pb.COMMIT_OUTCOME_LEFT_TO_CHECK
         assert len(reader.read_to_end()) == 1
