@@ -71,12 +71,12 @@ def test_rows_are_the_messages() -> None:
     assert [str(each.wheel) for each in (first, second, third)] == ["in/3", "in/3", "in/4"]
 
 
-def test_of_a_half_whose_hold_is_over_the_letter_goes_and_never_expires() -> None:
-    own: list[tuple[str, bytes | None]] = [("ttl", b"0"), ("x", None)]
+def test_of_a_half_whose_hold_is_over_the_letter_goes() -> None:
+    own = [("x", None)]
     half = goes(1, headers=[*own, ("dw-half", b"shop")])
     said = half.message._replace(is_half=True, partition=3)
     letter = asked(half._replace(message=said), NAMES)
-    (row,) = direct_rows([letter], NOW_MS, "ttl")
+    (row,) = direct_rows([letter], NOW_MS)
     assert (row.topic, row.partition) == (NAMES.halves, ABSENT)
     assert (row.id, row.due_ms) == (IDS[1], NOW_MS + 1)
     assert row.headers == [
@@ -86,9 +86,6 @@ def test_of_a_half_whose_hold_is_over_the_letter_goes_and_never_expires() -> Non
         ("dw-half-deliver-at", b"%d" % (NOW_MS + 2)),
         ("dw-half-partition", b"3"),
     ]
-    assert not direct_rows([letter], NOW_MS, "ttl").records["ttl"].any()
-    message = goes(0)
-    assert asked(message, NAMES) is message
 
 
 def test_they_join_rows_of_wheels() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -12,9 +13,11 @@ from delaywheel import ingress
 from delaywheel.identity import WheelId
 from delaywheel.record_headers import OMITTED_HEADER
 from delaywheel.seqset import SeqSet
-from delaywheel_replica.cleaner.delivery.dead_letters import Hold
+from delaywheel_replica.cleaner.delivery.dead_letters import Hold, Plan, condemn
+from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.core.ingress.place import message_id
 from delaywheel_replica.core.ingress.underway import RecordAnswer
+from delaywheel_replica.core.leader.halves import KNOWN_SINCE
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, IngressRecord, ingress_record
 from delaywheel_replica.core.protocol.seal import REST
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
@@ -92,6 +95,35 @@ def test_what_is_due_goes_out_in_the_transaction_that_settles_it(site: Site) -> 
     assert (counters["ingress_forwarded"], counters["forwarded"]) == (1, 1)
     site.rest()
     assert len(site.delivered()) == 1
+
+
+class TakesNoLetters(AllGoes):
+    """The halves topic takes nothing: what is for it becomes a dead letter."""
+
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
+        del ahead
+        is_letter = np.array([message.topic == NAMES.halves for message in rows], np.bool_)
+        return Plan(rows.take(~is_letter), [condemn(m, "bad") for m in rows.take(is_letter)])
+
+
+def test_a_question_about_a_half_is_asked_whatever_is_thought_of_its_topic(wheels: Wheels) -> None:
+    """As a dead letter it would reach no group, and it does not expire."""
+    site = Site(wheels, dead_letters=TakesNoLetters())
+    site.topics.make()
+    site.settings = replace(site.settings, rules=replace(site.settings.rules, halves=True))
+    site.state = replace(site.state, needs=KNOWN_SINCE)
+    site.lead("a")
+    half = [("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS - 90_000))]
+    site.topics.send(("dw-topic", b"orders"), ("ttl", b"1"), *half, ("dw-half", b"shop"))
+    site.turn()
+    (letter,) = site.delivered()
+    assert letter.topic == NAMES.halves
+    names = ["ttl", "dw-half", "dw-half-topic", "dw-half-deliver-at"]
+    assert [name for name, _ in letter.headers[:4]] == names
+    assert (site.offsets[AT], site.written_to(NAMES.dead)) == (1, [])
+    counters = site.forwarder.counters
+    assert (counters["halves_asked"], counters["forwarded"]) == (1, 0)
+    site.close()
 
 
 def test_the_first_record_keeps_older_releases_from_leading(site: Site) -> None:

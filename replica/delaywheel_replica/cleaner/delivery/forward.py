@@ -343,6 +343,8 @@ class Forwarder:
                 number, step, planned.plan, situation.now_ms, own
             )
             counted += written
+        own.write(outcomes.forwarded(taken.letters, situation.now_ms))
+        counted["halves_asked"] += len(taken.letters)
         if self.ingress is not None:
             own.write(self.ingress.written(taken))
         own.write(outcomes.lost(self._names, lost))

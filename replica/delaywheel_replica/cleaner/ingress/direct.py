@@ -53,7 +53,7 @@ def direct_rows(messages: Sequence[Goes], accepted_at_ms: int, ttl_header: str =
         record["topic"] = topics.setdefault(message.topic, len(topics))
         record["wheel"] = sources.setdefault(Direct(place.topic, place.partition), len(sources))
         record["partition"], record["timestamp_ms"] = message.partition, message.timestamp_ms
-        record["ttl"] = bool(ttl) and ttl in headers and not message.is_half
+        record["ttl"] = bool(ttl) and ttl in headers
         start += sum(max(length, 0) for length in lengths)
     records["accepted_at_ms"] = accepted_at_ms
     return DueRows(records, tuple(topics), tuple(sources), [b"".join(parts)])

@@ -74,13 +74,11 @@ def letter_headers(
 
 
 def asked(goes: Goes, names: KafkaNames) -> Goes:
-    """Returns what is sent of a record that is due and in no wheel: of a half, its letter.
+    """Returns the letter about a half that is due when it is read, and in no wheel.
 
     Of its commit, which would be a row of a wheel, nothing is known.
     """
     message = goes.message
-    if not message.is_half:
-        return goes
     headers = letter_headers(
         decode_headers(message.headers),
         message.topic,

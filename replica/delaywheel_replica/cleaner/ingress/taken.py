@@ -24,12 +24,14 @@ class Taken:
     Attributes:
         step: how far it moves each partition.
         rows: messages that are forwarded directly.
+        letters: letters about halves whose hold is over; no dead letter takes their place.
         is_urgent: commit now, without waiting for another reason.
         is_full: there was no room for more.
     """
 
     step: TermStep
     rows: DueRows
+    letters: DueRows
     is_urgent: bool = False
     is_full: bool = False
 
@@ -45,7 +47,7 @@ class Taken:
         return Counter(each.unfit.reason.value for each in dead)
 
 
-NOTHING: Final = Taken(TermStep(), direct_rows([], 0))
+NOTHING: Final = Taken(TermStep(), direct_rows([], 0), direct_rows([], 0))
 
 
 def counted_of(term: IngressTerm, step: TermStep) -> Counter[str]:

@@ -310,11 +310,14 @@ class Ingress:
         )
         step = term.plan(moment, room=room)
         names = self._settings.names
-        goes = [asked(each, names) for each in step.settled if isinstance(each, Goes)]
+        direct = [each for each in step.settled if isinstance(each, Goes)]
+        goes = [each for each in direct if not each.message.is_half]
+        questions = [asked(each, names) for each in direct if each.message.is_half]
         announces = any(each.announced or each.taken_back for each in step.steps.values())
         taken = Taken(
             step,
             direct_rows(goes, now_ms, self._settings.ttl_header),
+            direct_rows(questions, now_ms),
             is_urgent=bool(step.settled or step.abandoned or announces)
             or not self._full.isdisjoint(step.steps),
             is_full=0 < room.messages <= len(step.settled),
