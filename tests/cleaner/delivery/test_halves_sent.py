@@ -60,6 +60,13 @@ def test_a_committed_half_is_delivered_as_it_was_sent(wheels: Wheels, kind: Kind
     assert names == ["dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"]
 
 
+@pytest.mark.parametrize("ahead_ms", [40, 5_000])
+def test_no_half_is_committed_after_its_arrival(wheels: Wheels, ahead_ms: int) -> None:
+    """A release has the time of the node that wrote it, whose clock may be ahead."""
+    (record,) = end(wheels, half(1), Kind.RELEASES, at_ms=NOW_MS + ahead_ms)
+    assert dict(record.headers)["dw-committed"] == b"%d" % NOW_MS
+
+
 def test_one_that_is_due_later_goes_to_the_ingress_topic_and_is_the_same_message(
     wheels: Wheels,
 ) -> None:

@@ -26,10 +26,13 @@ from numpy.typing import NDArray
 from delaywheel import ingress
 from delaywheel.headers import encode_headers
 from delaywheel.record_headers import COMMITTED
-from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState
+from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState, Records
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.half_letters import Headers, letter_headers, parted
 from delaywheel_replica.kafka_settings import KafkaNames
+
+_LONGEST_MS = 86_400_000
+"""Holds are of seconds: more is the doing of a clock."""
 
 
 class _AsSent(NamedTuple):
@@ -41,6 +44,7 @@ class _AsSent(NamedTuple):
     timestamp_ms: int
     state: HalfState
     has_ttl: bool
+    early_ms: int = 0
 
 
 def messages_of(step: Step, now_ms: int, names: KafkaNames) -> DueRows:
@@ -54,11 +58,22 @@ def messages_of(step: Step, now_ms: int, names: KafkaNames) -> DueRows:
     rows = step.messages
     halves = np.flatnonzero(rows.records["half"])
     if len(halves):
-        early_ms = iter(rows.records["early_ms"][halves].tolist())
+        early_ms = iter(_early_ms(rows.records.take(halves), now_ms).tolist())
         rows = _rewritten(
             rows, halves, lambda half: _committed(half, next(early_ms), now_ms, names)
         )
     return rows
+
+
+def _early_ms(halves: Records, now_ms: int) -> NDArray[np.int64]:
+    """How long before its due each half was committed, if a release lets it go; else 0.
+
+    A release has the time of the node that wrote it. If that is still to come by the leader's
+    clock, which the record's timestamp is of, it counts as now: nothing arrives before its commit.
+    """
+    until_due_ms = halves["due_ms"] - now_ms
+    early: NDArray[np.int64] = np.maximum(halves["early_ms"], until_due_ms)
+    return np.where(halves["released"] > 0, early.clip(max=_LONGEST_MS), 0)
 
 
 def letters_of(step: Step, names: KafkaNames) -> DueRows:
@@ -78,7 +93,13 @@ def _committed(half: DueMessage, early_ms: int, now_ms: int, names: KafkaNames) 
         if early_ms:
             own.append((COMMITTED, b"%d" % (half.due_ms - early_ms)))
         return _AsSent(
-            half.topic, own, half.partition, half.timestamp_ms, HalfState.NONE, has_ttl=True
+            half.topic,
+            own,
+            half.partition,
+            half.timestamp_ms,
+            HalfState.NONE,
+            has_ttl=True,
+            early_ms=early_ms,
         )
     own.append((ingress.TOPIC, half.topic.encode()))
     own.append((ingress.DELIVER_AT, b"%d" % deliver_at_ms))
@@ -113,7 +134,7 @@ def _rewritten(
         record["headers_length"] = len(headers)
         record["topic"] = topics.setdefault(what.topic, len(topics))
         record["partition"], record["timestamp_ms"] = what.partition, what.timestamp_ms
-        record["half"] = what.state
+        record["half"], record["early_ms"] = what.state, what.early_ms
         record["ttl"] &= what.has_ttl
         parts += content
         start += sum(map(len, content))
