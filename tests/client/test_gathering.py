@@ -171,14 +171,25 @@ def test_threads_are_told_one_by_one_and_ask_again_for_what_is_not_decided() -> 
 
 
 async def test_what_was_asked_for_once_is_not_known_to_be_unchanged() -> None:
-    async def undecided(_messages: object, _: float, tell: Tell, _doubtful: object) -> None:
-        tell(0, Again())
+    """Its error says what kept it from being settled, whatever it waits for in the end."""
+    calls: list[object] = []
+
+    async def undecided(messages: object, _: float, tell: Tell, _doubtful: object) -> None:
+        calls.append(messages)
+        tell(0, Again(why="busy") if len(calls) == 1 else Again())
         await asyncio.sleep(0.02)
 
     changes = AioChanges(cast("Any", undecided), calls_at_once=1)
-    with pytest.raises(TimedOutError) as caught:
+    with pytest.raises(TimedOutError, match="last: busy") as caught:
         await changes.change(cast("Any", 0), monotonic() + 0.05)
     assert not caught.value.outcome_known
+    assert not changes._obstacles
+
+
+def test_a_thread_hears_what_kept_its_message_from_being_settled() -> None:
+    changes = SyncChanges(cast("Any", lambda _m, _s, tell, _d: tell(0, Again(9.0, why="busy"))))
+    with pytest.raises(TimedOutError, match="last: busy"):
+        changes.change(cast("Any", 0), monotonic() + 0.05)
 
 
 async def test_what_is_refused_holds_no_call_and_rests_before_it_is_named_again(

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from grpc import StatusCode
 
 from delaywheel import (
     AsyncClient,
@@ -100,21 +101,34 @@ class TestNamedChanges:
         first = [error(Reason.BACKPRESSURE), pb.MessageCancelled(), CANCELLED, LATE, LATE]
         cancels.answered(pb.CancelResponse(results=first))
         assert cancels.done
-        assert told[0] == Again(0.001, is_doubtful=False)
+        busy = f"BACKPRESSURE: {first[0].error.message}"
+        assert told[0] == Again(0.001, is_doubtful=False, why=busy)
         assert told[1] == Again()
         assert told[2].outcome is CancelOutcome.CANCELLED
-        assert told[3] == Again(0.25, is_late=True)
+        assert told[3] == Again(0.25, is_late=True, why="TOO_LATE in doubt")
         assert told[4].reason is Reason.CANCEL_UNKNOWN
 
-    @pytest.mark.parametrize("reason", [Reason.CANCEL_UNKNOWN, Reason.NO_LEADER])
-    def test_in_part_a_call_goes_on_where_the_service_does_not(self, reason: Reason) -> None:
+    @pytest.mark.parametrize(
+        ("failure", "is_let_go"),
+        [
+            (AttemptFailure.of_error(error(Reason.CANCEL_UNKNOWN).error), True),
+            (AttemptFailure(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"), True),
+            (AttemptFailure.of_error(error(Reason.NO_LEADER).error), False),
+        ],
+        ids=["unknown", "hangs", "no leader"],
+    )
+    def test_in_part_a_call_goes_on_where_the_service_does_not(
+        self, failure: AttemptFailure, *, is_let_go: bool
+    ) -> None:
+        """Sixteen calls whose attempts time out kept others from being named at all."""
         told: dict[int, Any] = {}
         cancels = NamedChanges(CANCEL, refs(1), told.__setitem__)
-        cancels.failed(AttemptFailure.of_error(error(reason).error))
+        cancels.failed(failure)
         assert not cancels.done, "another node is asked"
-        cancels.failed(AttemptFailure.of_error(error(reason).error))
-        assert cancels.done is (reason is Reason.CANCEL_UNKNOWN)
-        assert bool(told) is cancels.done
+        cancels.failed(failure)
+        assert cancels.done is is_let_go
+        assert told == ({0: Again(failure.retry_delay_s or 0.0, why=str(failure))} if told else {})
+        assert bool(told) is is_let_go
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_a_service_with_too_much_to_do_is_left_alone(self, *, whole: bool) -> None:

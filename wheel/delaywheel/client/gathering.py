@@ -95,6 +95,11 @@ def _latest_s(batch: Mapping[KeyT, _One[NamedT]]) -> float:
     return max(one.deadline_s for one in batch.values())
 
 
+def _late(obstacle: str, *, is_unchanged: bool) -> TimedOutError:
+    last = f"; last: {obstacle}" if obstacle else ""
+    return TimedOutError(f"not answered in time{last}", outcome_known=is_unchanged)
+
+
 def _doubtful(batch: Mapping[KeyT, _One[NamedT]]) -> dict[int, int]:
     return {number: one.late for number, one in enumerate(batch.values()) if one.is_doubtful}
 
@@ -106,6 +111,7 @@ class _WaitingThread(Generic[NamedT, AnswerT]):
         result: What became of it.
         resting: It was refused, and is gathered again once its rest is over.
         has_left: Nobody waits for it any more.
+        obstacle: What kept it from being settled last.
         woken: Set when any of these changes, or the thread may send.
     """
 
@@ -113,6 +119,7 @@ class _WaitingThread(Generic[NamedT, AnswerT]):
         self.result: AnswerT | DelaywheelError | None = None
         self.resting: _One[NamedT] | None = None
         self.has_left = False
+        self.obstacle = ""
         self.woken: Final = Event()
 
 
@@ -183,7 +190,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         elif not mine.woken.wait(max(0.0, wait_s)) and monotonic() >= deadline_s:
             # The call gives up at the latest deadline of its messages; this is a later safeguard.
             is_unchanged = self._leave(mine)
-            late = TimedOutError("not answered in time", outcome_known=is_unchanged)
+            late = _late(mine.obstacle, is_unchanged=is_unchanged)
             return late if mine.result is None else mine.result
         return None
 
@@ -209,6 +216,8 @@ class SyncChanges(Generic[NamedT, AnswerT]):
             waiting, one = rows[number]
             with self._lock:
                 untold.discard(waiting)
+                if isinstance(result, Again):
+                    waiting.obstacle = result.why or waiting.obstacle
                 if not isinstance(result, Again):
                     waiting.result = result
                 elif waiting.has_left:
@@ -260,6 +269,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
         # A caller that gives up takes its message out, however many there are.
         self._gathered: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
         self._resting: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
+        self._obstacles: Final[dict[asyncio.Future[AnswerT | DelaywheelError], str]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -281,7 +291,10 @@ class AioChanges(Generic[NamedT, AnswerT]):
         except TimeoutError:
             one = self._gathered.pop(settled, None) or self._resting.pop(settled, None)
             is_unchanged = one is not None and not one.is_doubtful
-            raise TimedOutError("not answered in time", outcome_known=is_unchanged) from None
+            late = _late(self._obstacles.get(settled, ""), is_unchanged=is_unchanged)
+            raise late from None
+        finally:
+            self._obstacles.pop(settled, None)
         return outcome_of(result)
 
     def _pump(self) -> None:
@@ -327,6 +340,8 @@ class AioChanges(Generic[NamedT, AnswerT]):
             untold.discard(settled)
             if settled.done():  # its caller gave up
                 return
+            if isinstance(result, Again) and result.why:
+                self._obstacles[settled] = result.why
             if not isinstance(result, Again):
                 settled.set_result(result)
             elif result.rest_s is None:

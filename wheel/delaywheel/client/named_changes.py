@@ -11,7 +11,8 @@ Each message is settled on its own, once:
 
 A call for several callers is answered in part, and over with the first answer: what has no outcome
 by then is let go (`Again`), and named in another call, after a rest if it was refused. So nobody's
-message keeps a call from ending. Only calls that fail as a whole are repeated.
+message keeps a call from ending. Only calls that fail as a whole are repeated, and those that two
+nodes do not answer in time are let go too: others wait for their turn.
 
 Asking twice is harmless: the service finds what the first attempt did. But TOO_LATE and NOT_FOUND
 say nothing of an earlier attempt whose answer was lost, or not waited for, and that may have
@@ -74,11 +75,13 @@ class Again(NamedTuple):
             being decided.
         is_doubtful: An attempt may have succeeded.
         is_late: It was TOO_LATE, in doubt.
+        why: What kept it from being settled, for people; empty: nothing but time.
     """
 
     rest_s: float | None = None
     is_doubtful: bool = True
     is_late: bool = False
+    why: str = ""
 
 
 OnSettled: TypeAlias = Callable[[int, AnswerT | DelaywheelError | Again], None]
@@ -90,7 +93,7 @@ NONE_IN_DOUBT: Final[Mapping[int, int]] = {}
 _OF_THE_LEADERS_NODE: Final = frozenset({Reason.BACKPRESSURE, Reason.RESCHEDULES_BUSY})
 
 ELSEWHERE_AT_MOST: Final = 1
-"""How many other nodes a call asks of a message that one does not know of."""
+"""How many other nodes a call asks that one does not know of a message, or does not answer."""
 # The service answers, and does not know of this message.
 _OF_ONE_MESSAGE: Final = frozenset({Reason.CANCEL_UNKNOWN, Reason.RESCHEDULE_UNKNOWN})
 
@@ -269,7 +272,8 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
     def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
         self._waiting = [row for row in self._waiting if self._row_failed(row, failure)]
-        self._unknown += failure.reason in _OF_ONE_MESSAGE
+        has_timed_out = failure.code is StatusCode.DEADLINE_EXCEEDED
+        self._unknown += has_timed_out or failure.reason in _OF_ONE_MESSAGE
         if self._on_settled is not None and self._unknown > ELSEWHERE_AT_MOST:
             waiting, self._waiting = self._waiting, []
             for row in waiting:
@@ -295,7 +299,8 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
 
     def _let_go(self, row: int, failure: AttemptFailure) -> None:
         if self._on_settled is not None:
-            again = Again(failure.retry_delay_s or 0.0, is_doubtful=row in self._doubtful)
+            is_doubtful = row in self._doubtful
+            again = Again(failure.retry_delay_s or 0.0, is_doubtful=is_doubtful, why=str(failure))
             self._on_settled(row, again)
 
     def _settle(self, row: int, result: AnswerT | DelaywheelError) -> None:
@@ -314,7 +319,8 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
             if answer.outcome in _LATE and self._late[row] < LATE_ASKED_AT_MOST:
                 self._late[row] += 1
                 if self._on_settled is not None:
-                    self._on_settled(row, Again(_LATE_AGAIN_S, is_late=True))
+                    again = Again(_LATE_AGAIN_S, is_late=True, why=f"{answer.outcome} in doubt")
+                    self._on_settled(row, again)
                 return True
             text = f"{answer.outcome} now, but an unanswered earlier attempt may have succeeded"
         else:
