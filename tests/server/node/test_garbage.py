@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -31,15 +32,29 @@ def test_what_modules_made_is_not_looked_at_again(process: str) -> None:
     assert ended.stderr.strip() == "True"
 
 
+ENDING = """if True:
+    import atexit
+    from delaywheel_replica.process.garbage import exit_at_once
+    atexit.register(print, "the interpreter has ended")
+    print("the last line")
+    exit_at_once(3)
+"""
+
+
 def test_the_end_frees_nothing_and_loses_no_line() -> None:
-    program = """if True:
-        import atexit
-        from delaywheel_replica.process.garbage import exit_at_once
-        atexit.register(print, "the interpreter has ended")
-        print("the last line")
-        exit_at_once(3)
-    """
     ended = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, timeout=60, check=False
+        [sys.executable, "-c", ENDING], stdout=subprocess.PIPE, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stdout) == (3, "the last line\n")
+
+
+def test_the_code_is_told_though_nobody_reads_the_last_line() -> None:
+    """Its supervisor would start again what cannot start."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    environment = os.environ | {"PYTHONUNBUFFERED": ""}
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING], stdout=writing, env=environment, timeout=60, check=False
+    )
+    os.close(writing)
+    assert ended.returncode == 3
