@@ -21,6 +21,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing import gathering
+from delaywheel_replica.server.changing.awaited import within_s_of
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.sights import DecisionBasis
 from delaywheel_replica.server.changing.waiting import (
@@ -118,6 +119,14 @@ class Site:
         async with asyncio.timeout(20):
             while not what():  # noqa: ASYNC110 - it steps the loop
                 await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "within_s"),
+    [(None, 10), (60, 10), (5, 4), (2, 1.6), (1, 0.8), (0.5, 0.3), (0.1, 0.05)],
+)
+def test_there_is_time_for_the_way_of_an_answer(left_s: float | None, within_s: float) -> None:
+    assert within_s_of(left_s) == pytest.approx(within_s)
 
 
 def cancelled(count: int = 1) -> list[Decided]:

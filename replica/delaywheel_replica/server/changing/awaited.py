@@ -14,8 +14,9 @@ from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 MESSAGES_AT_MOST: Final = 1_000
 """How many messages one call names."""
 WAIT_S: Final = 10.0
-_ANSWERING_S: Final = 0.2
-"""What is left of a caller's time for the answer's way."""
+_ANSWERING_S: Final = 0.2, 1.0
+"""What is left of a caller's time for the answer's way: a fifth of it, within these bounds. Who
+hears nothing in time leaves the node, with all other calls."""
 _REST_S: Final = 0.1
 """So long others are waited for once some are decided: two or three transactions."""
 PASSED_ON_S: Final = 0.5
@@ -102,7 +103,11 @@ class AwaitedCall(Generic[_Result]):
 
 def within_s_of(left_s: float | None) -> float:
     """Returns how long a caller is waited for, given how long it waits; None: it does not say."""
-    return WAIT_S if left_s is None else min(WAIT_S, max(left_s - _ANSWERING_S, left_s / 2))
+    if left_s is None:
+        return WAIT_S
+    least_s, most_s = _ANSWERING_S
+    answering_s = min(max(left_s / 5, least_s), most_s)
+    return min(WAIT_S, max(left_s - answering_s, left_s / 2))
 
 
 def parsed(messages: Sequence[_Named], parse: Callable[[_Named], _Asked]) -> list[_Asked | Refusal]:
