@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -23,7 +25,11 @@ from delaywheel_replica.core.protocol.reschedules import (
     RescheduleWish,
     RescheduleWritten,
 )
+from delaywheel_replica.server.access.callers import ANYBODY
 from delaywheel_replica.server.changing.awaited import WAIT_S
+from delaywheel_replica.server.changing.reschedules import Reschedules, Span
+from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.server.server_process import ServerProcess, wait_until
 
 
@@ -310,3 +316,36 @@ def test_a_frame_that_this_node_lacks_for_a_moment_is_waited_for(server: ServerP
             assert waiting.result().due_ms == to_ms
     finally:
         server.cleaner.commit(without)
+
+
+async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way() -> None:
+    """It begins again otherwise, behind all others that wait, each time."""
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    async def leads_here(**_: object) -> None:
+        return None
+
+    leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
+    view = SimpleNamespace(cleaner=leading)
+    sights = SimpleNamespace(find=never, elsewhere=leads_here)
+    others = SimpleNamespace()
+    reschedules = Reschedules(
+        *cast("Any", (view, sights, others, others)),
+        span=Span(600, 0),
+        announce=never,
+        next_change=never,
+        counts=NodeCounts(),
+    )
+    dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}"), deliver_at_ms=in_ms(60_000))]
+    request = pb.RescheduleRequest(messages=dues, partly=True)
+    for _ in range(2):
+        with pytest.raises(RequestRefusedError) as refused:
+            await reschedules.reschedule(request, ANYBODY, left_s=0.02)
+        assert refused.value.refusal.reason is Reason.RESCHEDULE_UNKNOWN
+        (attempt,) = reschedules._attempts.values()
+        assert attempt.is_awaited
+    assert len(attempt.callers) == 2
+    for task in reschedules._tasks:
+        task.cancel()

@@ -62,7 +62,8 @@ from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 QUEUED_AT_MOST: Final = 2_048
 """They take some eight seconds."""
 _KEPT_MS: Final = 1_000
-"""So long an attempt waits for the next call that names it, once a call is answered in part."""
+"""So long an attempt waits for the next call that names it, once a call is answered in part, or
+its time is over: it keeps its turn."""
 _WRITTEN_S: Final = 5.0
 _AGAIN_S: Final = 0.2
 """How often a wish is announced again: what one transaction does not decide, it forgets."""
@@ -232,11 +233,13 @@ class Reschedules:
         call = AwaitedCall[_Answered].of(len(wanted))
         attempts = [self._join(each, call, row) for row, each in enumerate(wanted)]
         self._admit()
-        if await call.wait(within_s, (lambda: True) if partly else None, first_s=first_s):
+        is_part = await call.wait(within_s, (lambda: True) if partly else None, first_s=first_s)
+        if partly:
             until_ms = monotonic_ms() + _KEPT_MS
             for attempt in attempts:
                 if attempt is not None:
                     attempt.kept_until_ms = until_ms
+        if is_part:
             return list(call.results)
         return [
             _over(attempt) if result is None else result
