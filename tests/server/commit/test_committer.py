@@ -83,6 +83,17 @@ def test_a_group_has_its_bounds(node: Driven) -> None:
     assert [each.committed.seq for each in asked] == [1, 1, 2, 3, 4]
 
 
+def test_a_group_releases_no_more_than_it_may_hold(node: Driven) -> None:
+    """A leader takes the halves that a frame releases in one transaction, however long."""
+    said: list[Outcome] = []
+    named = Columns.of_cancels(np.array([BASE_SLOT * 1000]), np.zeros((1, 16), np.uint8))
+    for mib in (3, 3, 3, 9, 1):
+        node.driver.submit(Request(named, Kind.RELEASES, said.append, ONE, mib << 20))
+    node.work()
+    outcomes = [outcome for outcome in said if isinstance(outcome, Committed)]
+    assert [outcome.seq for outcome in outcomes] == [1, 1, 2, 3, 4]
+
+
 def test_with_flush_group_only_what_the_medium_holds_is_acknowledged() -> None:
     node = opened(Driven(SimulatedDisk(), sync_groups=True))
     node.produce(message(1))

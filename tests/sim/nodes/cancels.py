@@ -292,12 +292,12 @@ class Halves:
     def note(self, entries: list[Entry], verdicts: Verdicts, outcome: Outcome) -> None:
         """Notes the halves among acknowledged messages."""
         if isinstance(outcome, Committed):
-            keys = [
-                entry.key
+            lengths_bytes = {
+                entry.key: 0
                 for entry, verdict in zip(entries, verdicts, strict=True)
                 if entry.is_half and verdict is None
-            ]
-            self._own.accepted(outcome.wheel, keys, self._server.wall_ms())
+            }
+            self._own.accepted(outcome.wheel, lengths_bytes, self._server.wall_ms())
 
     def commit(self, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
         """Handles a commit."""
@@ -307,23 +307,22 @@ class Halves:
             return
         open_wheel = self._server.store.wheel
         wheel = None if open_wheel is None else open_wheel.wheel
-        kind = self._own.row_of(key, wheel)
+        half = self._own.take(key, wheel)
 
         def answered(outcome: Outcome) -> None:
             if isinstance(outcome, Committed) and not outcome.failed:
                 on_answer(CommitAnswer.COMMITTED)
                 return
             reason = outcome.failed[0].reason if isinstance(outcome, Committed) else outcome.reason
-            if kind is Kind.RELEASES and reason.outcome_known:
-                assert wheel is not None
-                self._own.not_written(key, wheel)
+            if half is not None and reason.outcome_known:
+                self._own.not_released(key, half)
             late = reason is Reason.DUE_TOO_OLD
             on_answer(CommitAnswer.LEFT_TO_CHECK if late else CommitAnswer.UNKNOWN)
 
         ids = np.frombuffer(id_, np.uint8).reshape(1, -1)
         columns = Columns.of_cancels(np.array([due_ms], np.int64), ids)
-        bound = wheel if kind is Kind.RELEASES else None
-        self._server.write(Request(columns, kind, answered, bound))
+        kind = Kind.COMMITS if half is None else Kind.RELEASES
+        self._server.write(Request(columns, kind, answered, half and half.wheel))
 
 
 def _cancels_of(keys: list[Key]) -> Columns:

@@ -16,6 +16,7 @@ here.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -30,7 +31,8 @@ from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.changing.awaited import parsed
 from delaywheel_replica.server.changing.sights import Sights
-from delaywheel_replica.server.commit.own_halves import OwnHalves, is_left_to_check
+from delaywheel_replica.server.commit.committer import GROUP_BYTES
+from delaywheel_replica.server.commit.own_halves import OwnHalf, OwnHalves, is_left_to_check
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.node.calls_to_nodes import Passing
@@ -88,20 +90,16 @@ class HalfCommits:
             results[row] = pb.HalfCommitted(error=refused.as_error())
         if not caller.is_node:
             await self._pass_on(request.halves, results)
-        now_ms, wheel = wall_ms(), self._open_wheel()
-        rows: dict[Kind, list[int]] = {}
+        now_ms = wall_ms()
+        keys = dict[int, MessageKey]()
         for row, each in enumerate(named):
             if results[row] is not None or isinstance(each, Refusal):
                 continue
             if is_left_to_check(_key(each)[1], now_ms):
                 results[row] = _LEFT
             else:
-                rows.setdefault(self._own.row_of(_key(each), wheel), []).append(row)
-        keys = [None if isinstance(each, Refusal) else _key(each) for each in named]
-        writes = [
-            self._write(kind, {row: key for row in some if (key := keys[row])}, wheel)
-            for kind, some in rows.items()
-        ]
+                keys[row] = _key(each)
+        writes = [self._write(rows) for rows in self._divided(keys)]
         for written in await asyncio.gather(*writes):
             for row, result in written.items():
                 results[row] = result
@@ -143,16 +141,32 @@ class HalfCommits:
                 refused[row] = error.refusal
         return refused
 
-    async def _write(
-        self, kind: Kind, keys: Mapping[int, MessageKey], wheel: WheelId | None
-    ) -> dict[int, pb.HalfCommitted]:
+    def _divided(self, keys: Mapping[int, MessageKey]) -> "list[_Rows]":
+        """Divides commits by what rows they are; releases so that a group can hold each part."""
+        commits, releases = _Rows(), [_Rows()]
+        wheel = self._open_wheel()
+        for row, key in keys.items():
+            half = self._own.take(key, wheel)
+            if half is None:
+                commits.keys[row] = key
+                continue
+            if releases[-1].released_bytes + half.length_bytes > GROUP_BYTES:
+                releases.append(_Rows())
+            releases[-1].keys[row] = key
+            releases[-1].released.append(half)
+            releases[-1].released_bytes += half.length_bytes
+        return [rows for rows in (commits, *releases) if rows.keys]
+
+    async def _write(self, rows: "_Rows") -> dict[int, pb.HalfCommitted]:
         """Writes rows of one kind; returns what became of each."""
+        keys, released = rows.keys, rows.released
+        kind, wheel = (Kind.RELEASES, released[0].wheel) if released else (Kind.COMMITS, None)
         ids = np.frombuffer(b"".join(id_ for id_, _ in keys.values()), np.uint8)
         dues_ms = np.array([due_ms for _, due_ms in keys.values()], np.int64)
         columns = Columns.of_cancels(dues_ms, ids.reshape(len(keys), -1))
         try:
-            bound = wheel if kind is Kind.RELEASES else None
-            committed = await asyncio.shield(self._writing.submit(columns, kind, bound))
+            written = self._writing.submit(columns, kind, wheel, rows.released_bytes)
+            committed = await asyncio.shield(written)
             failed = committed.failed
         except RequestRefusedError as error:
             failed = dict.fromkeys(range(len(keys)), error.refusal)
@@ -162,11 +176,26 @@ class HalfCommits:
             if refusal is None:
                 results[row] = _COMMITTED
                 continue
-            if kind is Kind.RELEASES and wheel is not None and refusal.reason.outcome_known:
-                self._own.not_written(key, wheel)
+            if released and refusal.reason.outcome_known:
+                self._own.not_released(key, released[place])
             is_late = refusal.reason is Reason.DUE_TOO_OLD
             results[row] = _LEFT if is_late else pb.HalfCommitted(error=refusal.as_error())
         return results
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of one kind that are written together.
+
+    Attributes:
+        keys: The half that each commits, by its number in the call.
+        released: The halves that they release, in the same order; none: they are commits.
+        released_bytes: The length of these.
+    """
+
+    keys: dict[int, MessageKey] = field(default_factory=dict)
+    released: list[OwnHalf] = field(default_factory=list)
+    released_bytes: int = 0
 
 
 def _reference_of(half: pb.HalfRef) -> Reference:

@@ -45,7 +45,8 @@ from delaywheel_replica.server.store.store import Store
 
 _GROUP_MESSAGES: Final = 20_000
 # A group is in memory three times while it is written. A longer request forms its own group.
-_GROUP_BYTES: Final = 8 << 20
+# A leader takes what a frame releases in one transaction: so that counts as well.
+GROUP_BYTES: Final = 8 << 20
 # How much of an encoder's error goes into an answer.
 _CAUSE_LENGTH: Final = 100
 
@@ -91,12 +92,14 @@ class Request:
         kind: What the rows are.
         on_answer: Called once.
         wheel: The only wheel that it may be written to; None: whichever is open.
+        released_bytes: The length of the halves that it releases.
     """
 
     columns: Columns
     kind: Kind
     on_answer: Callable[[Outcome], None]
     wheel: WheelId | None = None
+    released_bytes: int = 0
 
 
 Answers: TypeAlias = list[tuple[Request, Outcome]]
@@ -291,13 +294,13 @@ class Committer:
             taken: list[Request] = []
             passed: list[tuple[int, Request]] = []
             messages = length_bytes = 0
-            while self._pending and messages < _GROUP_MESSAGES and length_bytes < _GROUP_BYTES:
+            while self._pending and messages < _GROUP_MESSAGES and length_bytes < GROUP_BYTES:
                 since_ms, request = self._pending.popleft()
                 if request.kind is not kind:
                     passed.append((since_ms, request))
                     continue
-                length_bytes += len(request.columns.blob)
-                if taken and length_bytes > _GROUP_BYTES:
+                length_bytes += len(request.columns.blob) + request.released_bytes
+                if taken and length_bytes > GROUP_BYTES:
                     passed.append((since_ms, request))
                     break
                 taken.append(request)

@@ -9,11 +9,10 @@
 What is remembered is lost when the process ends: then the wheel is left as well.
 """  # noqa: E501 - rows of a table
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 
 LEFT_TO_CHECK_MS: Final = 100
@@ -22,33 +21,43 @@ LEFT_TO_CHECK_MS: Final = 100
 _SWEPT_EVERY: Final = 1 << 14
 
 
+class OwnHalf(NamedTuple):
+    """A half that was not released: its wheel, and the length of key, value and headers."""
+
+    wheel: WheelId
+    length_bytes: int
+
+
 class OwnHalves:
     """The halves of one node. For one thread."""
 
     def __init__(self) -> None:
-        self._wheels: dict[MessageKey, WheelId] = {}
+        self._halves: dict[MessageKey, OwnHalf] = {}
         self._sweep_at = _SWEPT_EVERY
 
     def __len__(self) -> int:
-        return len(self._wheels)
+        return len(self._halves)
 
-    def accepted(self, wheel: WheelId, keys: Iterable[MessageKey], now_ms: int) -> None:
+    def accepted(
+        self, wheel: WheelId, lengths_bytes: Mapping[MessageKey, int], now_ms: int
+    ) -> None:
         """Notes halves that a wheel has taken; forgets those whose hold has ended."""
-        self._wheels.update(dict.fromkeys(keys, wheel))
-        if len(self._wheels) >= self._sweep_at:
-            self._wheels = {key: w for key, w in self._wheels.items() if key[1] > now_ms}
-            self._sweep_at = max(_SWEPT_EVERY, 2 * len(self._wheels))
+        for key, length_bytes in lengths_bytes.items():
+            self._halves[key] = OwnHalf(wheel, length_bytes)
+        if len(self._halves) >= self._sweep_at:
+            self._halves = {key: half for key, half in self._halves.items() if key[1] > now_ms}
+            self._sweep_at = max(_SWEPT_EVERY, 2 * len(self._halves))
 
-    def row_of(self, key: MessageKey, open_wheel: WheelId | None) -> Kind:
-        """Returns the kind of row that commits a half now; a release only once."""
-        if open_wheel is None or self._wheels.get(key) != open_wheel:
-            return Kind.COMMITS
-        del self._wheels[key]
-        return Kind.RELEASES
+    def take(self, key: MessageKey, open_wheel: WheelId | None) -> OwnHalf | None:
+        """Returns a half that a row releases now, and only once; None: the row is a commit."""
+        half = self._halves.get(key)
+        if half is None or half.wheel != open_wheel:
+            return None
+        return self._halves.pop(key)
 
-    def not_written(self, key: MessageKey, wheel: WheelId) -> None:
-        """Notes that a release of a half in this wheel was not written."""
-        self._wheels[key] = wheel
+    def not_released(self, key: MessageKey, half: OwnHalf) -> None:
+        """Notes that a release of a half was not written."""
+        self._halves[key] = half
 
 
 def is_left_to_check(due_ms: int, now_ms: int) -> bool:

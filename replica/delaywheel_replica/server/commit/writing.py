@@ -31,15 +31,20 @@ class Writing:
         self._gathered: list[Request] = []
 
     def submit(
-        self, columns: Columns, kind: Kind = Kind.MESSAGES, wheel: WheelId | None = None
+        self,
+        columns: Columns,
+        kind: Kind = Kind.MESSAGES,
+        wheel: WheelId | None = None,
+        released_bytes: int = 0,
     ) -> "asyncio.Future[Committed]":
         """Submits a request's messages; returns the answer once they may be acknowledged.
 
-        The answer is a RefusedError if none of them was accepted, or (WHEEL_LOST) if that is
-        unknown.
+        The arguments are those of a `Request`. The answer is a RefusedError if none of them was
+        accepted, or (WHEEL_LOST) if that is unknown.
         """
         answer: asyncio.Future[Committed] = self._loop.create_future()
-        self._gathered.append(Request(columns, kind, partial(_settle, answer), wheel))
+        request = Request(columns, kind, partial(_settle, answer), wheel, released_bytes)
+        self._gathered.append(request)
         if len(self._gathered) == 1:
             begin_s = self._begun_s + APART_S
             if begin_s <= self._loop.time():

@@ -153,14 +153,14 @@ class RequestBatch:
         self.accepted = self.columns.take(self._rows).compacted()
         self.columns = replace(self.columns, blob=b"")
 
-    def accepted_halves(self) -> list[MessageKey]:
-        """Returns the halves that were not refused."""
-        columns = self.columns
-        return [
-            (columns.ids[row].tobytes(), int(columns.due_ms[row]))
+    def accepted_halves(self) -> dict[MessageKey, int]:
+        """Returns the halves that were not refused, with the length of key, value and headers."""
+        columns, lengths_bytes = self.columns, self.lengths_bytes
+        return {
+            (columns.ids[row].tobytes(), int(columns.due_ms[row])): int(lengths_bytes[row])
             for row in self.halves
             if row not in self.refusals
-        ]
+        }
 
     def refuse_accepted(self, failed: Mapping[int, Refusal]) -> None:
         """Refuses some of the accepted messages after all.

@@ -1,0 +1,58 @@
+"""What a call that commits many halves writes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from delaywheel.identity import WheelId
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.kinds import Kind
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.rights import EVERYTHING
+from delaywheel_replica.server.changing.half_commits import HalfCommits
+from delaywheel_replica.server.commit.committer import GROUP_BYTES, Committed
+from delaywheel_replica.server.commit.own_halves import OwnHalves
+from delaywheel_replica.server.node.node_view import wall_ms
+
+WHEEL = WheelId("n1", 1)
+NODE = Caller("n2", "node", lambda: EVERYTHING)
+
+
+class Wrote:
+    """Takes what is written: kind, rows, and how much they release."""
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[Kind, int, int]] = []
+
+    def submit(
+        self, columns: Columns, kind: Kind, wheel: WheelId | None, released_bytes: int
+    ) -> asyncio.Future[Committed]:
+        assert wheel == (WHEEL if kind is Kind.RELEASES else None)
+        self.requests.append((kind, len(columns), released_bytes))
+        answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+        answer.set_result(Committed(WHEEL, 1, {}))
+        return answer
+
+
+async def test_what_is_released_together_fits_into_a_group() -> None:
+    """A leader takes the halves that a frame releases in one transaction."""
+    third = GROUP_BYTES // 3
+    due_ms = wall_ms() + 3_000
+    lengths_bytes = {(bytes([n]) * 16, due_ms): third for n in range(4)}
+    own, wrote = OwnHalves(), Wrote()
+    own.accepted(WHEEL, lengths_bytes, wall_ms())
+    nothing = cast("Any", None)
+    commits = HalfCommits(
+        "n1", nothing, nothing, cast("Any", wrote), own, lambda: WHEEL, lambda: None
+    )
+    others = [(bytes([9]) * 16, due_ms)]
+    for first in (True, False):
+        halves = [pb.HalfRef(id=id_, due_ms=due) for id_, due in [*lengths_bytes, *others]]
+        answer = await commits.commit(pb.CommitRequest(halves=halves), NODE)
+        assert {result.outcome for result in answer.results} == {pb.COMMIT_OUTCOME_COMMITTED}
+        releases = [(Kind.RELEASES, 3, 3 * third), (Kind.RELEASES, 1, third)]
+        expected = [(Kind.COMMITS, 1, 0), *releases] if first else [(Kind.COMMITS, 5, 0)]
+        assert wrote.requests == expected
+        wrote.requests.clear()
