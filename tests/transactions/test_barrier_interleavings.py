@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from delaywheel.transactions import Barrier, HalfVerdict, RecordRefusedError
+from delaywheel.transactions.barrier import CLOCKS_DIFFER_MS, RECORD_WITHIN_MS
 from delaywheel.transactions.connections import may_pass
 from transactions.conftest import ISOLATION, Database
 
@@ -149,6 +150,37 @@ def test_a_retry_learns_that_the_first_attempt_has_committed(database: Database)
     db = database.connect()
     assert orders_of(db, [1, 2]) == 1
     db.close()
+
+
+def test_of_two_halves_with_one_id_only_the_recorded_one_is_sent(database: Database) -> None:
+    """Whoever has ids of his own begins a second half when he repeats an order."""
+    first = new_half()
+    second = Half(first.id, first.due_ms + 5_000)
+    db = database.connect()
+    database.barrier.record(db, first)
+    db.commit()
+    with pytest.raises(RecordRefusedError) as refused:
+        database.barrier.record(db, second)
+    db.rollback()
+    db.close()
+    assert refused.value.verdict is HalfVerdict.COMMIT
+    assert check(database, first) is HalfVerdict.COMMIT
+    assert check(database, second) is HalfVerdict.ROLLBACK
+
+
+def test_a_row_that_may_go_before_a_later_half_is_recorded_decides_nothing(
+    database: Database,
+) -> None:
+    """`clean` may delete the first one's row while the second one's transaction is open."""
+    now = new_half()
+    for ago_ms, verdict in (
+        (0, HalfVerdict.UNKNOWN),
+        (RECORD_WITHIN_MS + CLOCKS_DIFFER_MS + 1_000, HalfVerdict.ROLLBACK),
+    ):
+        second = new_half(now.due_ms - ago_ms)
+        first = Half(second.id, second.due_ms - RECORD_WITHIN_MS - 1_000)
+        assert check(database, first) is HalfVerdict.ROLLBACK
+        assert check(database, second) is verdict
 
 
 def test_a_local_transaction_is_refused_after_the_check(database: Database) -> None:

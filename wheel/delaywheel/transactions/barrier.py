@@ -25,6 +25,11 @@ transaction write at a time: a check that meets another waits as long as its con
 MySQL's checks take no gap lock, as they insert before they read, in READ COMMITTED; two that wait
 for one transaction which rolls back may meet in a deadlock, and one of them is UNKNOWN.
 
+A row is found by its half's id alone. If one id names two halves (its sender has ids of its own,
+and begins another half as it repeats an order), the row is of the one that came first, and `record`
+refuses the other: so the check of that one says ROLLBACK. But not while the row might be deleted
+before `record` refuses the other by its due: until then that is UNKNOWN.
+
 Old rows are deleted by the halves' dues, which sender and check know alike. A check of a half whose
 row may have been deleted must not insert: `clean` first commits a *floor*, a row of its own, and
 then deletes rows below it. A check that has inserted reads the floor afterwards: if its half lies
@@ -50,7 +55,7 @@ from delaywheel.transactions.connections import (
     is_in_transaction,
     may_pass,
 )
-from delaywheel.transactions.dialects import RAISE_DUE, SELECT_DUE, SELECT_VERDICT, Dialect
+from delaywheel.transactions.dialects import RAISE_DUE, SELECT_ROW, Dialect
 from delaywheel.transactions.verdict import HalfName, HalfVerdict, RecordRefusedError
 
 _LOG = logging.getLogger("delaywheel.transactions")
@@ -60,6 +65,8 @@ LEAST_KEEP_MS: Final = 3_600_000
 """Rows are kept for so long after the due of their half, at least."""
 RECORD_WITHIN_MS: Final = 1_800_000
 """And `record` refuses a half that was due so long ago: its row might be deleted already."""
+CLOCKS_DIFFER_MS: Final = 300_000
+"""How much the clocks of a sender and a check may differ."""
 
 _TABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*\.)?([A-Za-z_][A-Za-z0-9_]*)")
 _FLOOR_ID: Final = str(uuid.UUID(int=0))
@@ -156,7 +163,7 @@ class Barrier:
         dialect, cursor = self._dialect(connection), connection.cursor()
         if self._insert(cursor, dialect, half, HalfVerdict.COMMIT):
             return
-        stands = self._stands(cursor, dialect, half)
+        stands, _ = self._stands(cursor, dialect, half)
         raise RecordRefusedError(stands, _REFUSED[stands])
 
     def verdict(self, connection: DatabaseConnection, half: HalfName) -> HalfVerdict:
@@ -192,11 +199,11 @@ class Barrier:
         for statement in dialect.value.begin:
             cursor.execute(self._sql(statement, dialect))
         if not self._insert(cursor, dialect, half, HalfVerdict.ROLLBACK):
-            stands = self._stands(cursor, dialect, half)
+            stands, due_ms = self._stands(cursor, dialect, half)
             connection.rollback()
-            return stands
-        floor = self._read(cursor, dialect, SELECT_DUE, _FLOOR_ID)
-        if floor is not None and half.due_ms < int(floor):
+            return stands if due_ms == half.due_ms else _beside(half, due_ms)
+        floor = self._read(cursor, dialect, _FLOOR_ID)
+        if floor is not None and half.due_ms < int(floor[1]):
             connection.rollback()
             _LOG.error(
                 "the verdict of %s, held until %s, is unknown: its row may have been deleted",
@@ -250,15 +257,19 @@ class Barrier:
         row = (_text(half), verdict.value, half.due_ms)
         return bool(self._execute(cursor, dialect, dialect.value.insert, *row))
 
-    def _stands(self, cursor: Any, dialect: Dialect, half: HalfName) -> HalfVerdict:
-        """Returns what a half's row says; UNKNOWN: it was deleted meanwhile."""
-        found = self._read(cursor, dialect, SELECT_VERDICT, _text(half))
-        return HalfVerdict.UNKNOWN if found is None else HalfVerdict(found)
+    def _stands(
+        self, cursor: Any, dialect: Dialect, half: HalfName
+    ) -> tuple[HalfVerdict, int | None]:
+        """Returns what the row of a half's id says, and of which due; UNKNOWN: it is gone."""
+        found = self._read(cursor, dialect, _text(half))
+        if found is None:
+            return HalfVerdict.UNKNOWN, None
+        return HalfVerdict(found[0]), int(found[1])
 
-    def _read(self, cursor: Any, dialect: Dialect, statement: str, id_: str) -> Any:
-        cursor.execute(self._sql(statement, dialect), (id_,))
+    def _read(self, cursor: Any, dialect: Dialect, id_: str) -> Sequence[Any] | None:
+        cursor.execute(self._sql(SELECT_ROW, dialect), (id_,))
         row: Sequence[Any] | None = cursor.fetchone()
-        return None if row is None else row[0]
+        return row
 
     def _execute(self, cursor: Any, dialect: Dialect, statement: str, *values: object) -> int:
         """Executes a statement; returns how many rows it has changed."""
@@ -273,6 +284,17 @@ class Barrier:
 
     def _dialect(self, connection: DatabaseConnection) -> Dialect:
         return self._given_dialect or dialect_of(connection)
+
+
+def _beside(half: HalfName, due_ms: int | None) -> HalfVerdict:
+    """Returns the verdict of a half while the row of its id is that of another, of this due."""
+    if due_ms is None:
+        return HalfVerdict.UNKNOWN
+    stays = half.due_ms - due_ms <= LEAST_KEEP_MS - RECORD_WITHIN_MS
+    ago_ms = clock_ns() // 1_000_000 - half.due_ms
+    if stays or ago_ms > RECORD_WITHIN_MS + CLOCKS_DIFFER_MS:
+        return HalfVerdict.ROLLBACK
+    return HalfVerdict.UNKNOWN
 
 
 def _text(half: HalfName) -> str:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-SELECT_VERDICT = "SELECT verdict FROM {table} WHERE id = {mark}"
-SELECT_DUE = "SELECT due_ms FROM {table} WHERE id = {mark}"
+SELECT_ROW = "SELECT verdict, due_ms FROM {table} WHERE id = {mark}"
 RAISE_DUE = "UPDATE {table} SET due_ms = {mark} WHERE id = {mark} AND due_ms < {mark}"
 
 _INDEX = "CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_ms)"
