@@ -11,13 +11,13 @@ what waits, every `EVERY_S`.
 
 A letter that waits for long shows that no checker runs, whatever the group's members are. One that
 a checker put off is no longer counted: it was read. What Kafka does not answer, or does not allow
-this node to know, leaves what was known before.
+this node to know, leaves what was known before: of one group, as senders name groups, and of them
+all if the letters cannot be read.
 """  # noqa: E501 - rows of a table
 
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -98,18 +98,31 @@ class UnansweredLetters:
         self._read()
         groups = sorted(self._letters, key=lambda group: len(self._letters[group]), reverse=True)
         found = []
+        known = {each.group: each for each in self.found}
+        failure: KafkaException | None = None
         for group in groups[:GROUPS_AT_MOST]:
-            waiting = self._waiting(group, self._committed(group))
+            try:
+                committed = self._committed(group)
+            except KafkaException as exception:
+                failure = failure or exception
+                found += [known[group]] if group in known else []
+                continue
+            waiting = self._waiting(group, committed)
             if waiting:
                 oldest_ms = min(letter.written_ms for letter in waiting)
                 found.append(UnansweredHalves(group, len(waiting), oldest_ms))
         self.found = tuple(sorted(found, key=lambda each: each.letters, reverse=True))
+        if failure is not None:
+            raise failure
 
     def _committed(self, group: str) -> dict[int, int]:
         """Returns how far a group has read each partition; a client of the group must ask that."""
         client = Consumer(self._settings.consumer() | {"group.id": group}, logger=LOGGER)
         try:
             places = client.committed(self._places, timeout=_ANSWER_S)
+            for place in places:
+                if place.error is not None:
+                    raise KafkaException(place.error)
             return {place.partition: place.offset for place in places}
         finally:
             client.close()
@@ -169,10 +182,10 @@ class UnansweredLetters:
         letters = [letter for group in self._letters.values() for letter in group]
         if len(letters) <= READ_AT_MOST:
             return
-        times_ms = sorted(letter.written_ms for letter in letters)
-        since_ms = times_ms[-READ_AT_MOST]
+        letters.sort(key=lambda letter: letter.written_ms)
+        newest = set(letters[-READ_AT_MOST:])
         for group, own in list(self._letters.items()):
-            kept = own[bisect_left(own, since_ms, key=lambda letter: letter.written_ms) :]
+            kept = [letter for letter in own if letter in newest]
             if kept:
                 self._letters[group] = kept
             else:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from delaywheel_replica.cleaner import unanswered_halves
-from delaywheel_replica.cleaner.unanswered_halves import UnansweredLetters
+from delaywheel_replica.cleaner.unanswered_halves import UnansweredLetters, _Letter
 from delaywheel_replica.core.protocol.status_files import UnansweredHalves
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
@@ -81,6 +81,48 @@ def test_what_a_group_has_not_read_waits_and_what_it_has_read_does_not(
     assert found() == [waits("till", 1)]
     letters.leads = False
     assert found() == [], "another node leads"
+
+
+class Pretended(UnansweredLetters):
+    """Without Kafka: letters that are there, and groups that the node may not describe."""
+
+    def __init__(self) -> None:
+        settings = KafkaSettings(KafkaNames("c"), {})
+        super().__init__(settings, is_leading=lambda: True)
+        self.letters: dict[str, list[_Letter]] = {}
+        self.hidden: set[str] = set()
+
+    def _read(self) -> None:
+        self._letters = {group: [*letters] for group, letters in self.letters.items()}
+        self._drop_first()
+
+    def _committed(self, group: str) -> dict[int, int]:
+        if group in self.hidden:
+            raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+        return {}
+
+
+def test_one_group_that_is_not_known_hides_no_other() -> None:
+    """Senders name groups: one that the node may not describe comes soon."""
+    counting = Pretended()
+    counting.letters = {group: [_Letter(0, 0, WRITTEN_MS)] for group in ("shop", "till")}
+    counting.look()
+    counting.hidden = {"shop", "secret"}
+    counting.letters["till"].append(_Letter(0, 7, WRITTEN_MS))
+    counting.letters["secret"] = [_Letter(0, n, WRITTEN_MS) for n in range(8, 20)]
+    with pytest.raises(KafkaException):
+        counting.look()
+    assert counting.found == (waits("till", 2), waits("shop", 1))
+
+
+def test_letters_are_few_whatever_their_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one transaction may have one time, and a leader's clock may be set back."""
+    monkeypatch.setattr(unanswered_halves, "READ_AT_MOST", 3)
+    counting = Pretended()
+    times_ms = (9, 9, 1, 9, 9)
+    counting.letters = {"shop": [_Letter(0, n, ms) for n, ms in enumerate(times_ms)]}
+    counting.look()
+    assert counting.found == (UnansweredHalves("shop", 3, 9),)
 
 
 def test_a_new_leader_knows_the_last_letters(
