@@ -71,6 +71,35 @@ async def test_who_gives_up_is_not_searched_for_among_all_others() -> None:
         task.cancel()
 
 
+async def test_what_a_cancelled_task_asked_for_is_not_sent_later() -> None:
+    calls: list[list[Any]] = []
+    goes_on, is_refused = asyncio.Event(), asyncio.Event()
+
+    async def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
+        calls.append(list(messages))
+        await goes_on.wait()
+        for number, message in enumerate(messages):
+            tell(number, Again(0.0) if message == 2 else message)
+        if 2 in messages:
+            is_refused.set()
+
+    changes = AioChanges(cast("Any", call), calls_at_once=1)
+    deadline_s = monotonic() + 60
+    first, second, rests = (
+        asyncio.create_task(changes.change(cast("Any", n), deadline_s)) for n in (0, 1, 2)
+    )
+    await asyncio.sleep(0)
+    second.cancel()
+    goes_on.set()
+    assert await first == cast("Any", 0)
+    await is_refused.wait()
+    rests.cancel()
+    await asyncio.wait([second, rests])
+    assert calls == [[0], [2]]
+    assert not changes._gathered
+    assert not changes._resting
+
+
 def test_threads_that_wait_send_for_one_another() -> None:
     calls: list[list[int]] = []
     first_is_under_way, goes_on = threading.Event(), threading.Event()

@@ -288,8 +288,10 @@ class AioChanges(Generic[NamedT, AnswerT]):
             # The call gives up at the latest deadline of its messages; this is a later safeguard.
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
                 result = await settled
-        except TimeoutError:
+        except BaseException as error:  # its time is over, or its task was cancelled
             one = self._gathered.pop(settled, None) or self._resting.pop(settled, None)
+            if not isinstance(error, TimeoutError):
+                raise
             is_unchanged = one is not None and not one.is_doubtful
             late = _late(self._obstacles.get(settled, ""), is_unchanged=is_unchanged)
             raise late from None
