@@ -67,4 +67,6 @@ def test_a_commit_goes_to_the_node_that_has_the_half(
         assert result.outcome == pb.COMMIT_OUTCOME_COMMITTED
         reader.wait_for(1)
         assert reader.messages[0].timestamp()[1] < half.due_ms - 1_000, "not at the end of its hold"
-        assert states(DelayWheelStub(one), half) == ("MESSAGE_STATE_DELIVERED", set())
+        delivered = "MESSAGE_STATE_DELIVERED", set[str]()
+        # The node hears from the leader how far forwarding is.
+        wait_until("it is known", lambda: states(DelayWheelStub(one), half) == delivered)
