@@ -361,7 +361,6 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, object]) -> Non
 @pytest.mark.parametrize(
     ("addresses", "options"),
     [
-        (None, {}),
         ([7420], {}),
         ("a:1", {"timeout": "5"}),
         ("a:1", {"attempt_timeout": None}),
