@@ -54,10 +54,9 @@ def test_every_error_is_in_the_one_tree() -> None:
 def test_the_examples_in_the_docstrings_hold() -> None:
     import doctest  # noqa: PLC0415  only here
 
-    from delaywheel import message  # noqa: PLC0415  beside it
-    from delaywheel.client.exchange import channel  # noqa: PLC0415  beside it
+    from delaywheel import identity, message  # noqa: PLC0415  beside it
 
-    for module in (reasons, levels, message, channel):
+    for module in (reasons, levels, message, identity):
         outcome = doctest.testmod(module)
         assert outcome.attempted
         assert not outcome.failed

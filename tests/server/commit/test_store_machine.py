@@ -495,7 +495,8 @@ class StoreMachine(RuleBasedStateMachine):
         if held is not None:
             assert len(rows) == held.applied
             assert held.applied <= self.ends.get(wheel, 1 << 40) or held.final_seq is None
-        for seq, row in enumerate(rows, 1):
+        # What is behind the end may be half cut off, if the medium refused: it is cut off again.
+        for seq, row in enumerate(rows[: self.ends.get(wheel)], 1):
             if seq in missing or (wheel, seq) in self.lost:
                 continue
             assert row != HOLE_ROW

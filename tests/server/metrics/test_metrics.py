@@ -87,8 +87,8 @@ def test_each_name_is_in_the_prometheus_style(spec: Spec) -> None:
     assert spec.text.endswith(".")
     assert "\n" not in spec.text
     assert set(spec.labels) <= {
-        "answer", "call", "cluster", "horizon", "node", "partition", "peer", "process", "reason",
-        "outcome", "principal", "role", "stage", "state", "topic", "version",
+        "answer", "call", "cluster", "group", "horizon", "node", "partition", "peer", "process",
+        "reason", "outcome", "principal", "role", "stage", "state", "topic", "version",
     }  # fmt: skip
 
 

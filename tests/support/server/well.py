@@ -24,6 +24,7 @@ from delaywheel_replica.core.protocol.status_files import (
     PeerSight,
     Role,
     ServerStatus,
+    UnansweredHalves,
 )
 from delaywheel_replica.peers.states import (
     Connection,
@@ -102,6 +103,7 @@ def cleaner_status(**changes: Any) -> CleanerStatus:
         forwarded_by_topic={"orders": 990, "(others)": 10},
         dead_by_topic={"orders": 2},
         dead_by_reason={"TOPIC_MISSING": 2, "REFUSED": 0},
+        unanswered=(UnansweredHalves("shop", 2, NOW_MS - 10_000),),
         lateness=tally(LATENESS_BOUNDS_US, 4_000, 5_000, 40_000, 7_200_000_000).read(),
         commit_times=tally(COMMIT_BOUNDS_US, 12_000).read(),
     )
