@@ -82,6 +82,16 @@ def test_what_is_cancelled_must_not_come_and_what_is_not_must(tally: Tally, outc
     assert tally.cancelled == (outcome == "CANCELLED")
 
 
+def test_what_errors_of_cancels_say_is_counted_whatever_their_numbers(tally: Tally) -> None:
+    for number in range(3):
+        error = f"not answered in time; last: BACKPRESSURE: 1,{number}00 messages"
+        tally.answered(message(number)[0], "UNKNOWN", error)
+    verdict = tally.verdict([])
+    assert verdict.cancels_failed == {"not answered in time; last: BACKPRESSURE: N messages": 3}
+    text = verdict_text(verdict, Mirrors(1, 0, 0, ()))
+    assert "3 cancels: not answered in time" in text
+
+
 def test_second_copy_is_duplicated(tally: Tally) -> None:
     verdict = tally.verdict([arrived(0), arrived(1), arrived(2), arrived(1)])
     assert (verdict.duplicated, verdict.lost) == (1, 0)

@@ -6,6 +6,7 @@ refused, or whose outcome is unknown, may arrive once or not at all; it is count
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -32,9 +33,10 @@ class Content(NamedTuple):
 
 _CANCELLED: Final = "CANCELLED"
 UNKNOWN: Final = "UNKNOWN"
+"""The outcome of a cancel whose call failed: the message may come, or not."""
 NOT_CANCELLED: Final = "NOT_CANCELLED"
 """The call failed, and its error says that it had no effect: the message must come."""
-"""The outcome of a cancel whose call failed: the message may come, or not."""
+_NUMBERS: Final = re.compile(r"\d[\d,.]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Verdict:
         strangers: Records that no caller sent.
         cancels: How many cancels had each outcome; UNKNOWN: the call failed, and may have had an
             effect; NOT_CANCELLED: it had none.
+        cancels_failed: What the errors of cancels said, with N for each number, and how often.
         cancelled_delivered: Messages that arrived although their cancel was answered CANCELLED.
         acks: From handing a message to the SDK to its acknowledgement.
         in_health: Lateness apart from the disturbance.
@@ -90,6 +93,7 @@ class Verdict:
     across_kill: Spread | None
     silence_ms: float | None
     cancels: Mapping[str, int] = field(default_factory=dict)
+    cancels_failed: Mapping[str, int] = field(default_factory=dict)
     cancelled_delivered: int = 0
 
     @property
@@ -119,6 +123,7 @@ class Tally:
         self._sent: dict[bytes, Asked] = {}
         self._accepted: dict[bytes, int] = {}
         self._cancels: dict[bytes, str] = {}
+        self._cancels_failed: Counter[str] = Counter()
         self._acks_ms: list[float] = []
         self._not_accepted = 0
 
@@ -155,9 +160,11 @@ class Tally:
         """Notes a message that was refused or given up."""
         self._not_accepted += 1
 
-    def answered(self, message_id: bytes, outcome: str) -> None:
+    def answered(self, message_id: bytes, outcome: str, error: str = "") -> None:
         """Notes the answer to a cancel, or what its error says."""
         self._cancels[message_id] = outcome
+        if error:
+            self._cancels_failed[_NUMBERS.sub("N", error)] += 1
 
     def lateness_ms(self, record: Record) -> float:
         """Returns the time from the requested due until the consumer had the message."""
@@ -186,6 +193,7 @@ class Tally:
             across_kill=Spread.of(across) if killed_at_ms is not None else None,
             silence_ms=silence_ms if killed_at_ms is not None else None,
             cancels=dict(Counter(self._cancels.values())),
+            cancels_failed=dict(self._cancels_failed.most_common(5)),
             cancelled_delivered=sum(
                 outcome == _CANCELLED and message_id in copies
                 for message_id, outcome in self._cancels.items()

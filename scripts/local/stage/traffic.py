@@ -223,4 +223,6 @@ class CancelledTraffic(Traffic):
             outcome = str((await client.cancel(handle, timeout=30)).outcome)
         except DelaywheelError as error:
             outcome = NOT_CANCELLED if error.outcome_known else UNKNOWN
-        self._tally.answered(handle.id, outcome)
+            self._tally.answered(handle.id, outcome, str(error))
+        else:
+            self._tally.answered(handle.id, outcome)

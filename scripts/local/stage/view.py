@@ -283,6 +283,9 @@ def verdict_text(
         if count
     ]
     lines = ["", *(f"{name:<25}{count:>9,}" for name, count in counts), ""]
+    if verdict.cancels_failed:
+        said = verdict.cancels_failed.items()
+        lines += [*(f"{count:>9,} cancels: {error}" for error, count in said), ""]
     lines.append(f"{'':<24}{'messages':>9}{'p50':>11}{'p99':>11}{'max':>11}")
     spreads = [
         ("acknowledged within", verdict.acks),
