@@ -125,7 +125,8 @@ class TestNamedChanges:
         cancels = NamedChanges(CANCEL, refs(1), told.__setitem__)
         cancels.failed(failure)
         assert not cancels.done, "another node is asked"
-        cancels.failed(failure)
+        report = cancels.failed(failure)
+        assert report.healthy is (failure.code is not StatusCode.DEADLINE_EXCEEDED)
         assert cancels.done is is_let_go
         assert told == ({0: Again(failure.retry_delay_s or 0.0, why=str(failure))} if told else {})
         assert bool(told) is is_let_go

@@ -272,13 +272,14 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
     def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
         self._waiting = [row for row in self._waiting if self._row_failed(row, failure)]
+        report = self._report([failure]) if self._waiting else Report(healthy=True)
         has_timed_out = failure.code is StatusCode.DEADLINE_EXCEEDED
         self._unknown += has_timed_out or failure.reason in _OF_ONE_MESSAGE
         if self._on_settled is not None and self._unknown > ELSEWHERE_AT_MOST:
             waiting, self._waiting = self._waiting, []
             for row in waiting:
                 self._let_go(row, failure)
-        return self._report([failure]) if self._waiting else Report(healthy=True)
+        return report
 
     def give_up(self, why: str) -> None:
         """Settles the remaining messages: no time is left for another attempt."""
