@@ -126,6 +126,37 @@ def test_threads_that_wait_send_for_one_another() -> None:
     assert [sorted(each) for each in calls] == [[0], [*range(1, 50)]]
 
 
+def test_no_thread_sends_for_others_beyond_its_own_time() -> None:
+    """Otherwise a call with a short timeout lasts for as long as another one's."""
+    calls: list[tuple[list[Any], float, Any]] = []
+    under_way, goes_on = threading.Event(), threading.Event()
+
+    def call(messages: Sequence[Any], deadline_s: float, tell: Tell, doubtful: Any) -> None:
+        calls.append((list(messages), deadline_s, doubtful))
+        if len(calls) == 1:
+            under_way.set()
+            assert goes_on.wait(60)
+        for number, message in enumerate(messages):
+            is_late = len(calls) == 2
+            tell(number, TimedOutError("late", outcome_known=False) if is_late else message)
+
+    changes = SyncChanges(cast("Any", call), calls_at_once=1)
+    soon_s, late_s = monotonic() + 30, monotonic() + 60
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(changes.change, cast("Any", 0), late_s)
+        assert under_way.wait(60)
+        waiting = []
+        for number, deadline_s in ((1, soon_s), (2, late_s)):
+            waiting.append(pool.submit(changes.change, cast("Any", number), deadline_s))
+            while len(changes._gathered) < number:
+                threading.Event().wait(0.001)
+        goes_on.set()
+        with pytest.raises(TimedOutError):
+            waiting[0].result(60)
+        assert [one.result(60) for one in (first, waiting[1])] == [0, 2]
+    assert calls == [([0], late_s, {}), ([1, 2], soon_s, {}), ([2], late_s, {0: 0})]
+
+
 def test_thread_that_gives_up_or_is_interrupted_leaves_nobody_behind() -> None:
     goes_on, under_way = threading.Event(), threading.Event()
 

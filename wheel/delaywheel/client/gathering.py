@@ -13,7 +13,8 @@ earlier call may have changed it: then it is in doubt (named_changes.py). If cal
 is refused, a few messages that nobody can decide would hold all of them.
 
 Threads that wait send for one another: whoever may send takes all that is gathered, and there is
-no thread beside them.
+no thread beside them. A call lasts for as long as its thread's own time; whose time is longer is
+gathered again then.
 """
 
 import asyncio
@@ -186,7 +187,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
                     self._wake_first()
                 wait_s = min(wait_s, may_go_in_s)
         if batch is not None:
-            self._send(batch)
+            self._send(batch, mine, deadline_s)
         elif not mine.woken.wait(max(0.0, wait_s)) and monotonic() >= deadline_s:
             # The call gives up at the latest deadline of its messages; this is a later safeguard.
             is_unchanged = self._leave(mine)
@@ -208,12 +209,21 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         if first is not None:
             first.woken.set()
 
-    def _send(self, batch: Mapping[_WaitingThread[NamedT, AnswerT], _One[NamedT]]) -> None:
+    def _send(
+        self,
+        batch: Mapping[_WaitingThread[NamedT, AnswerT], _One[NamedT]],
+        mine: _WaitingThread[NamedT, AnswerT],
+        deadline_s: float,
+    ) -> None:
+        """Makes a call, until the deadline of the thread that makes it."""
         rows = [*batch.items()]
         untold = set(batch)
 
         def take(number: int, result: AnswerT | DelaywheelError | Again) -> None:
             waiting, one = rows[number]
+            is_over = waiting is mine or monotonic() >= one.deadline_s
+            if isinstance(result, TimedOutError) and not is_over:
+                result = Again(is_doubtful=not result.outcome_known)
             with self._lock:
                 untold.discard(waiting)
                 if isinstance(result, Again):
@@ -232,7 +242,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
 
         messages = [one.message for _, one in rows]
         try:
-            self._call(messages, _latest_s(batch), take, _doubtful(batch))
+            self._call(messages, deadline_s, take, _doubtful(batch))
         finally:
             with self._lock:
                 self._under_way -= 1
