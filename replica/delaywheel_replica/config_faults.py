@@ -175,6 +175,12 @@ def _ingress(config: Config) -> Iterator[Fault]:
             ("halves", "ingress"),
         )
     names = config.kafka_settings.names
+    if config.halves and names.ingress in config.ingress_destinations:
+        yield Fault(
+            f"ingress_destinations.{names.ingress}: half messages that are committed come through"
+            " it, for all topics; limit other ingress topics, or set halves = false",
+            ("ingress_destinations", "halves"),
+        )
     for topic in config.ingress_destinations:
         if topic not in config.taken_topics:
             yield Fault(

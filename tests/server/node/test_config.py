@@ -129,6 +129,14 @@ def test_secrets_are_masked_when_shown() -> None:
             {"ledger_retention_hours": "26", "span_seconds": "7200"},
             "ledger_retention_hours 26: at least 27",
         ),
+        (
+            {
+                "halves": "true",
+                "ingress_destinations": {"delaywheel-main-ingress": ["orders"]},
+                "cluster_id": "main",
+            },
+            "ingress_destinations.delaywheel-main-ingress: half messages that are committed",
+        ),
         ({"kafka.acks": "1"}, "acks"),
         ({"kafka.transactional.id": "mine"}, "transactional.id"),
         ({"kafka.bootstrap.servers": ""}, "bootstrap.servers is missing"),
