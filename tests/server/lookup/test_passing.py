@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import grpc
@@ -27,6 +27,7 @@ from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import (
     CALLS_AT_ONCE,
+    PassedChanges,
     passed_cancels,
     passed_reschedules,
 )
@@ -266,6 +267,35 @@ async def test_nobody_waits_for_what_another_caller_named(
     outcomes = [each.outcome for each in (await slow).results]
     assert outcomes == [pb.CANCEL_OUTCOME_CANCELLED] * 2
     await passing.close()
+
+
+@pytest.mark.parametrize("is_of_one", [True, False])
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (Reason.NO_LEADER, Reason.CANCEL_UNKNOWN),
+        (Reason.BACKPRESSURE, Reason.CANCEL_UNKNOWN),
+        (Reason.FORBIDDEN, Reason.FORBIDDEN),
+    ],
+)
+async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_is_a_refusal(
+    reason: Reason, told: Reason, *, is_of_one: bool
+) -> None:
+    """Another node may lead by then; the cancel was written, perhaps."""
+    asked: list[int] = []
+
+    async def send(_: str, messages: Sequence[pb.MessageRef]) -> Sequence[pb.MessageCancelled]:
+        asked.append(len(messages))
+        if len(asked) == 1:
+            return [pb.MessageCancelled()]
+        if is_of_one:
+            return [pb.MessageCancelled(error=Refusal(reason).as_error())]
+        raise RequestRefusedError(reason)
+
+    passed_on = PassedChanges[pb.MessageRef, pb.MessageCancelled](send, Reason.CANCEL_UNKNOWN)
+    (result,) = await passed_on.ask("there", REQUEST.messages, 20, partly=False)
+    assert isinstance(result, Refusal)
+    assert (result.reason, asked) == (told, [1, 1])
 
 
 async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode, str]) -> None:

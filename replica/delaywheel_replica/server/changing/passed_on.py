@@ -57,13 +57,18 @@ ResultT = TypeVar("ResultT", bound=pb.MessageCancelled | pb.MessageRescheduled)
 
 @dataclass(slots=True, eq=False)
 class _AskedOne(Generic[NamedT, ResultT]):
-    """One message of a caller's."""
+    """One message of a caller's.
+
+    Attributes:
+        is_doubtful: The leader's node was deciding it: it may have written something.
+    """
 
     message: NamedT
     call: AwaitedCall[ResultT | Refusal]
     row: int
     since_s: float
     is_sent: bool = False
+    is_doubtful: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -175,17 +180,28 @@ class PassedChanges(Generic[NamedT, ResultT]):
                 self._settle(line, one, result)
         else:
             for one in group:
-                one.call.settle(one.row, refusal)
+                self._refuse(one, refusal)
         self._pump(address, line)
+
+    def _refuse(self, one: _AskedOne[NamedT, ResultT], refusal: Refusal) -> None:
+        """Tells the caller of a message why it is not changed; in doubt, that nothing is known.
+
+        Since it was asked about first, another node may lead, or that one may have forgotten it.
+        """
+        if one.is_doubtful and refusal.reason.retry_helps and refusal.reason.outcome_known:
+            why = f"It was being decided; now {refusal.reason.value}"
+            refusal = Refusal(self._unknown, why, refusal.after_ms)
+        one.call.settle(one.row, refusal)
 
     def _settle(
         self, line: _AddressQueue[NamedT, ResultT], one: _AskedOne[NamedT, ResultT], result: ResultT
     ) -> None:
         if result.HasField("error"):
-            one.call.settle(one.row, refusal_of_a_change(result.error, self._unknown))
+            self._refuse(one, refusal_of_a_change(result.error, self._unknown))
         elif result.outcome:
             one.call.settle(one.row, result)
         else:
+            one.is_doubtful = True
             one.since_s = time.monotonic()
             line.waiting.append(one)
 
