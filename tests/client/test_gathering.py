@@ -302,3 +302,28 @@ def test_a_thread_whose_message_was_refused_rests_and_delays_no_other(
         assert not refused.done()
         assert refused.result(60) == cast("Any", 0)
     assert monotonic() - began_s > 0.49
+
+
+def test_a_thread_that_sends_is_not_the_first_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the last go first it stayed in front, and no other sent until its call ended."""
+    monkeypatch.setattr(gathering, "LATE_S", 0.0)
+    monkeypatch.setattr(gathering, "MESSAGES_AT_MOST", 2)
+    calls: list[list[Any]] = []
+    goes_on = threading.Event()
+
+    def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
+        calls.append(list(messages))
+        assert goes_on.wait(60)
+        for number, message in enumerate(messages):
+            tell(number, message)
+
+    changes = SyncChanges(cast("Any", call), calls_at_once=4)
+    with ThreadPoolExecutor(7) as pool:
+        waiting = [pool.submit(changes.change, cast("Any", n), monotonic() + 60) for n in range(7)]
+        deadline_s = monotonic() + 20
+        while len(calls) < 4 and monotonic() < deadline_s:
+            threading.Event().wait(0.001)
+        under_way = len(calls)
+        goes_on.set()
+        assert [cast("Any", one.result(60)) for one in waiting] == [*range(7)]
+    assert under_way == 4

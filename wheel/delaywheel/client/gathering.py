@@ -80,13 +80,18 @@ def _waited_s(gathered: Mapping[KeyT, _One[NamedT]]) -> float:
     return monotonic() - next(iter(gathered.values())).since_s
 
 
-def _taken(gathered: dict[KeyT, _One[NamedT]]) -> dict[KeyT, _One[NamedT]]:
-    """Takes out what goes with the next call."""
+def _taken(
+    gathered: dict[KeyT, _One[NamedT]], sender: KeyT | None = None
+) -> dict[KeyT, _One[NamedT]]:
+    """Takes out what goes with the next call, with the sender's own in any case."""
     items = gathered.items()
     first_or_last: Iterable[tuple[KeyT, _One[NamedT]]] = (
         items if _waited_s(gathered) < LATE_S else reversed(items)
     )
     batch = dict(islice(first_or_last, MESSAGES_AT_MOST))
+    if sender is not None and sender not in batch:
+        batch.popitem()
+        batch[sender] = gathered[sender]
     for key in batch:
         del gathered[key]
     return batch
@@ -182,7 +187,8 @@ class SyncChanges(Generic[NamedT, AnswerT]):
             if is_first and self._under_way < self._calls_at_once:
                 may_go_in_s = _wait_s(self._gathered, self._under_way)
                 if may_go_in_s <= 0:
-                    batch = _taken(self._gathered)
+                    # It cannot look while it sends: as the first it would keep all others waiting.
+                    batch = _taken(self._gathered, mine)
                     self._under_way += 1
                     self._wake_first()
                 wait_s = min(wait_s, may_go_in_s)
