@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.outcomes import dropped
@@ -150,3 +152,10 @@ def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(
     assert searches == [200, 1]
     told = {each.question: each.was_withdrawn for each in found if each.place is not None}
     assert told == dict.fromkeys(range(199), True)
+
+
+@pytest.mark.parametrize("value", [b"{", b"[]", b"\xff", b"7", None])
+def test_what_is_no_outcome_ends_no_search(value: bytes | None) -> None:
+    """Whoever may write to the topic could keep hundreds of cancels from being found."""
+    strange = SimpleNamespace(key=lambda: bytes(16), value=lambda: value)
+    assert places._withdrawn(cast("Message", strange)) is None

@@ -235,8 +235,11 @@ def _withdrawn(message: Message) -> _Named | None:
     key = message.key()
     if not isinstance(key, bytes):
         return None
-    outcome = json.loads(message.value() or b"{}")
-    if outcome.get("outcome") != "cancelled":
+    try:
+        outcome = json.loads(message.value() or b"{}")
+    except ValueError:  # others may write to that topic
+        return None
+    if not isinstance(outcome, dict) or outcome.get("outcome") != "cancelled":
         return None
     return key.hex().encode(), str(outcome.get("due_ms")).encode()
 
