@@ -246,6 +246,12 @@ async def test_what_was_asked_for_once_is_not_known_to_be_unchanged() -> None:
     assert not changes._obstacles
 
 
+@pytest.mark.parametrize(("asked_s", "rest_s"), [(0.0, 0.1), (3.0, 3.0), (600.0, 10.0)])
+def test_the_service_may_ask_for_a_rest_but_not_for_any(asked_s: float, rest_s: float) -> None:
+    one = gathering._One(cast("Any", 0), 0.0, 0.0).again(Again(asked_s))
+    assert one.since_s - monotonic() == pytest.approx(rest_s, abs=0.09)
+
+
 def test_a_thread_hears_what_kept_its_message_from_being_settled() -> None:
     changes = SyncChanges(cast("Any", lambda _m, _s, tell, _d: tell(0, Again(9.0, why="busy"))))
     with pytest.raises(TimedOutError, match="last: busy"):

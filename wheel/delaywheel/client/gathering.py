@@ -26,6 +26,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from grpc import StatusCode
 
+from delaywheel.client.exchange.endpoints import RETRY_DELAY_MOST_S
 from delaywheel.client.named_changes import (
     MESSAGES_AT_MOST,
     Again,
@@ -59,7 +60,8 @@ class _One(NamedTuple, Generic[NamedT]):
         """Returns it as it is gathered once more: as if it came after its rest."""
         rest_s, is_refused = 0.0, why.rest_s is not None
         if why.rest_s is not None:
-            rest_s = max(why.rest_s, min(REST_MOST_S, REST_FIRST_S * 2.0**self.refused))
+            asked_s = min(why.rest_s, RETRY_DELAY_MOST_S)
+            rest_s = max(asked_s, min(REST_MOST_S, REST_FIRST_S * 2.0**self.refused))
         return self._replace(
             since_s=monotonic() + rest_s,
             is_doubtful=self.is_doubtful or why.is_doubtful,
