@@ -264,8 +264,23 @@ class Selection(RuleBasedStateMachine):
         rows = len(step.messages) + len(step.dropped)
         length_bytes = step.messages.length_bytes + step.dropped.rows.length_bytes
         if rows > cap_messages or length_bytes > cap_bytes:
-            places = {(m.wheel, m.seq) for m in [*step.messages, *step.dropped]}
-            assert len(places) == 1
+            taken = {(m.wheel, m.seq, m.id, m.due_ms) for m in [*step.messages, *step.dropped]}
+            assert len({self.taken_by(step, *each) for each in taken}) == 1
+
+    def taken_by(
+        self, step: Step, wheel: WheelId, seq: int, id_: bytes, due_ms: int
+    ) -> tuple[WheelId, int]:
+        """The frame that lets a message go: its own, or the first that releases it as a half.
+
+        One release may name halves of several frames; whoever writes it bounds their bytes.
+        """
+        releases = [
+            place(frame)
+            for frame in self.wheels.frames
+            if frame.kind is Kind.RELEASES and frame.wheel == wheel and frame.seq > seq
+            if any((row.id, row.due_ms) == (id_, due_ms) for row in frame.rows)
+        ]
+        return min(releases) if due_ms > step.after.due_ms and releases else (wheel, seq)
 
     def check_waiting(self, step: Step) -> None:
         """Awaited frames were bad, are not given up, and have not been passed."""
