@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 
 from delaywheel.consumer import ConsumerTrouble, GroupTopic, ReceivedMessage, RetryConsumer
 from delaywheel.consumer.engine import loop
+from delaywheel.consumer.kafka import member
 from delaywheel.consumer.settings import read_settings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic
@@ -186,3 +187,29 @@ def test_several_members_keep_the_order_in_all_topics_of_a_pattern(
     for seen in handled.values():
         firsts = list(dict.fromkeys(seen))  # a rebalance may bring back what was in hand
         assert firsts == [(0, 1), (1, 1), (1, 2), (2, 1), (3, 1), (4, 1), (5, 1)]
+
+
+@pytest.mark.kafka
+def test_a_named_topic_whose_absence_was_seen_is_read_once_it_is_made_anew(
+    kafka: KafkaBroker, cluster: str, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own settings would let it look again after five minutes."""
+    monkeypatch.setattr(loop, "_LOOK_S", 0.2)
+    monkeypatch.setattr(member, "TOPICS_EVERY_MS", 1_000)
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    with RetryConsumer(orders, group="g", bootstrap=kafka.address, cluster=cluster) as consumer:
+
+        def is_read() -> bool:
+            return any(one.topic == orders for one in consumer.partitions)
+
+        wait_until("it is read", is_read)
+        admin.delete_topics([orders])[orders].result()
+        wait_until("it is gone", lambda: not is_read())
+        create_topic(kafka.address, orders)
+        producer = Producer({"bootstrap.servers": kafka.address})
+        producer.produce(orders, b"anew")
+        assert producer.flush(30) == 0
+        message = consumer.receive(60)
+        assert message is not None
+        assert message.value == b"anew"
+        assert message.done()

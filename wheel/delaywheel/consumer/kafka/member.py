@@ -83,6 +83,12 @@ _LOG = logging.getLogger("delaywheel.consumer")
 LARGEST_BATCH_BYTES = 90_000_000
 """What our topics and producer permit: a retry or letter is larger than its record."""
 
+TOPICS_EVERY_MS: Final = 10_000
+"""How often the client looks for topics that were made anew, and for new partitions.
+
+Its own five minutes are how long a group reads nothing of a topic whose absence it has seen.
+"""
+
 _GROUP: Final[dict[str, dict[str, str]]] = {
     "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
     "cooperative": {
@@ -185,6 +191,7 @@ class KafkaBroker:
                 **timeouts,
                 "queued.max.messages.kbytes": 16_384,
                 "fetch.wait.max.ms": 100,
+                "topic.metadata.refresh.interval.ms": TOPICS_EVERY_MS,
                 **self._client(),
                 "group.id": self._settings.group,
                 **_GROUP[self._settings.rebalances],
