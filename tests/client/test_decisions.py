@@ -320,6 +320,17 @@ class TestAccumulator:
         assert requests[:3] == [1, 5, 5]
         assert len(requests) <= 21
 
+    def test_a_message_that_has_little_time_left_takes_none_from_later_ones(self) -> None:
+        """It waited for room, or its caller has no more; a batch ends with its first message."""
+        gathered = gathering(Queue())
+        for deadline_s in (1.0, 30.0, 1.0, 30.5):
+            gathered.add(messages(1)[0], 0.0, deadline_s)
+        batches = [gathered.next_batch(2.0), gathered.next_batch(2.0)]
+        assert [(one.deadline_s, len(one.messages)) for one in batches if one is not None] == [
+            (1.0, 1),
+            (30.0, 3),
+        ]
+
     def test_a_caller_who_waits_hurries_the_batch(self) -> None:
         gathered = gathering(Queue(linger=0.5))
         gathered.add(messages(1)[0], 0.0, 30.0)

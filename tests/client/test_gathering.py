@@ -126,18 +126,28 @@ def test_threads_that_wait_send_for_one_another() -> None:
     assert [sorted(each) for each in calls] == [[0], [*range(1, 50)]]
 
 
-def test_no_thread_sends_for_others_beyond_its_own_time() -> None:
-    """Otherwise a call with a short timeout lasts for as long as another one's."""
+@pytest.mark.parametrize("is_time_over", [True, False])
+def test_no_thread_sends_for_others_beyond_its_own_time(
+    monkeypatch: pytest.MonkeyPatch, *, is_time_over: bool
+) -> None:
+    """Otherwise a call with a short timeout lasts for as long as another one's.
+
+    Given up before that, it tells all: each thread in turn would find out that nothing answers.
+    """
     calls: list[tuple[list[Any], float, Any]] = []
     under_way, goes_on = threading.Event(), threading.Event()
+    passed_s = 0.0
+    monkeypatch.setattr(gathering, "monotonic", lambda: monotonic() + passed_s)
 
     def call(messages: Sequence[Any], deadline_s: float, tell: Tell, doubtful: Any) -> None:
+        nonlocal passed_s
         calls.append((list(messages), deadline_s, doubtful))
         if len(calls) == 1:
             under_way.set()
             assert goes_on.wait(60)
+        is_late = len(calls) == 2
+        passed_s = 30.0 if is_late and is_time_over else passed_s
         for number, message in enumerate(messages):
-            is_late = len(calls) == 2
             tell(number, TimedOutError("late", outcome_known=False) if is_late else message)
 
     changes = SyncChanges(cast("Any", call), calls_at_once=1)
@@ -153,8 +163,13 @@ def test_no_thread_sends_for_others_beyond_its_own_time() -> None:
         goes_on.set()
         with pytest.raises(TimedOutError):
             waiting[0].result(60)
-        assert [one.result(60) for one in (first, waiting[1])] == [0, 2]
-    assert calls == [([0], late_s, {}), ([1, 2], soon_s, {}), ([2], late_s, {0: 0})]
+        if is_time_over:
+            assert [one.result(60) for one in (first, waiting[1])] == [0, 2]
+        else:
+            with pytest.raises(TimedOutError):
+                waiting[1].result(60)
+    again = [([2], late_s, {0: 0})] if is_time_over else []
+    assert calls == [([0], late_s, {}), ([1, 2], soon_s, {}), *again]
 
 
 def test_thread_that_gives_up_or_is_interrupted_leaves_nobody_behind() -> None:

@@ -100,6 +100,18 @@ def test_who_is_kept_out_is_told_why(
     assert_kept_out("signed by nobody whom tls.ca names", node, Tls(other.file, cert, key))
 
 
+def test_files_that_somebody_is_writing_only_fail_the_attempt(
+    node: ServerProcess, good: Authority, other: Authority
+) -> None:
+    """Looking for what keeps it out, the client reads them: that raised what no caller expects."""
+    cert, key = other.sign("writing", "shop@example.org")
+    assert node.address is not None
+    with Client(node.address, tls=Tls(good.file, cert, key), timeout=3) as client:
+        key.write_text("-----BEGIN")
+        with pytest.raises(TimedOutError, match=r"are not in order now: tls.cert .*writing"):
+            client.cancel(HANDLE)
+
+
 def test_a_name_that_the_certificate_lacks_is_told(good: Authority, tmp_path: Path) -> None:
     cert, key = good.sign("elsewhere", "elsewhere.example.org")
     with ServerProcess(tmp_path / "n1", tls_cert=str(cert), tls_key=str(key)) as node:

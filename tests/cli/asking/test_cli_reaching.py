@@ -77,6 +77,8 @@ def test_paths_of_a_profile_are_relative_to_its_file(home: Path) -> None:
         ("[prod\n", "profiles.toml: "),
         ("[prod]\nserver = 7420\n", "server = 7420: write a text"),
         ('[prod]\ntls = "yes"\n', "tls = 'yes': write true or false"),
+        ("[prod]\nserver = []\n", "server names no address"),
+        ('[prod]\ntls_ca = "~nobody-is-called-so/ca.pem"\n', "tls_ca = '~nobody-is-called-so/ca"),
     ],
 )
 def test_a_wrong_profile_is_told(home: Path, text: str, told: str) -> None:
@@ -84,6 +86,16 @@ def test_a_wrong_profile_is_told(home: Path, text: str, told: str) -> None:
     with pytest.raises(CommandFailure) as caught:
         read("--profile", "prod")
     assert told in str(caught.value)
+
+
+@pytest.mark.usefixtures("home")
+def test_a_word_that_may_mean_tls_never_means_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for word, tls in (("True", Tls()), ("on", Tls()), ("1", Tls()), ("off", None), ("", None)):
+        monkeypatch.setenv("DELAYWHEEL_CLIENT_TLS", word)
+        assert read().tls == tls
+    monkeypatch.setenv("DELAYWHEEL_CLIENT_TLS", "required")
+    with pytest.raises(CommandFailure, match="DELAYWHEEL_CLIENT_TLS=required: write 1 or 0"):
+        read()
 
 
 def test_files_that_everybody_may_read_are_refused(home: Path, ca: Path) -> None:

@@ -229,9 +229,12 @@ class SyncChanges(Generic[NamedT, AnswerT]):
 
         def take(number: int, result: AnswerT | DelaywheelError | Again) -> None:
             waiting, one = rows[number]
-            is_over = waiting is mine or monotonic() >= one.deadline_s
-            if isinstance(result, TimedOutError) and not is_over:
-                result = Again(is_doubtful=not result.outcome_known)
+            if isinstance(result, TimedOutError):
+                now_s = monotonic()
+                # Before its time a call is given up only where none helps: nothing answers at all,
+                # or the client is closed.
+                if waiting is not mine and deadline_s <= now_s < one.deadline_s:
+                    result = Again(is_doubtful=not result.outcome_known)
             with self._lock:
                 untold.discard(waiting)
                 if isinstance(result, Again):

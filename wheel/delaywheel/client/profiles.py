@@ -32,11 +32,13 @@ VARIABLES: Final = {
 }
 """What a profile may have, with the variable that counts where it does not."""
 
+_ON: Final = frozenset({"1", "true", "yes", "on"})
+_OFF: Final = frozenset({"", "0", "false", "no", "off"})
 _FILES: Final = {"tls_ca": "ca", "tls_cert": "cert", "tls_key": "key", "token_file": "token"}
 
 
 class ProfileInvalidError(ValueError):
-    """A profile is not there, or not in order."""
+    """A profile is not there, or not in order; or a variable is not that stands in for it."""
 
 
 class Destination(NamedTuple):
@@ -69,7 +71,7 @@ def destination(given: Mapping[str, Any] | None = None, profile: str | None = No
         profile: Which profile to use; None: that of `DELAYWHEEL_PROFILE`, if it names one.
 
     Raises:
-        ProfileInvalidError: The profile is not there, or not in order.
+        ProfileInvalidError: The profile is not there, or not in order, or a variable is not.
     """
     given = given or {}
     profile = profile or os.environ.get(PROFILE_VARIABLE)
@@ -82,7 +84,7 @@ def destination(given: Mapping[str, Any] | None = None, profile: str | None = No
         return os.environ.get(VARIABLES[name]) if value is None else value
 
     files = {argument: wanted(name) or None for name, argument in _FILES.items()}
-    speaks_tls = wanted("tls") in {True, "1", "true"} or any(files.values())
+    speaks_tls = _is_on(wanted("tls")) or any(files.values())
     return Destination(wanted("server") or DEFAULT_ADDRESS, files if speaks_tls else None)
 
 
@@ -101,6 +103,14 @@ def reached(
         return addresses, tls
     found = destination(profile=profile)
     return found.addresses if addresses is None else addresses, tls or found.tls()
+
+
+def _is_on(value: bool | str | None) -> bool:
+    """Returns whether TLS is wanted; a variable's word that is neither might mean it."""
+    word = "" if value is None else str(value).lower()
+    if word not in _ON | _OFF:
+        raise ProfileInvalidError(f"{VARIABLES['tls']}={value}: write 1 or 0")
+    return word in _ON
 
 
 def _profile(name: str) -> Mapping[str, Any]:
@@ -129,10 +139,17 @@ def _checked(name: str, value: object, path: Path) -> str | bool:
         return value
     if name == "server" and isinstance(value, list):
         value = ",".join(map(str, value))
+    if name == "server" and not value:
+        raise ProfileInvalidError(f"{path}: server names no address: leave it out, or give one")
     if name == "tls" or not isinstance(value, str):
         wanted = "true or false" if name == "tls" else "a text in quotation marks"
         raise ProfileInvalidError(f"{path}: {name} = {value!r}: write {wanted}")
-    return str(path.parent / Path(value).expanduser()) if name in _FILES and value else value
+    if name not in _FILES or not value:
+        return value
+    try:
+        return str(path.parent / Path(value).expanduser())
+    except RuntimeError as error:  # the home of somebody who is not there
+        raise ProfileInvalidError(f"{path}: {name} = {value!r}: {error}") from error
 
 
 def _file() -> Path:

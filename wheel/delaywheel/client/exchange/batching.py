@@ -41,8 +41,8 @@ BUSY_LINGERS: Final = 5.0
 
 _GATHER_MOST_S: Final = 1.0
 _GATHER_SHARE: Final = 0.1
-"""A batch that no sender has taken gathers for at most this long, or this share of the timeout:
-its deadline is that of its first message."""
+"""A batch that no sender has taken gathers for at most this long, or this share of the timeout, and
+takes no message that has so much more time: its deadline is that of its first message."""
 
 
 def split(
@@ -116,7 +116,7 @@ class Accumulator:
     def add(self, message: Message, now_s: float, deadline_s: float) -> PendingResult:
         """Adds a message that is given up at `deadline_s`."""
         batch = self._open
-        if batch is not None and self._is_closing(batch, message.length_bytes, now_s):
+        if batch is not None and self._is_closing(batch, message.length_bytes, now_s, deadline_s):
             self._closed.append(batch)
             batch = None
         if batch is None:
@@ -172,11 +172,15 @@ class Accumulator:
         self._messages -= len(batch.messages)
         self._length_bytes -= batch.length_bytes
 
-    def _is_closing(self, batch: SendBatch, length_bytes: int, now_s: float) -> bool:
+    def _is_closing(
+        self, batch: SendBatch, length_bytes: int, now_s: float, deadline_s: float
+    ) -> bool:
         return (
             len(batch.messages) >= self._queue.batch_messages
             or batch.length_bytes + length_bytes > self._queue.batch_bytes
             or now_s - batch.opened_s > self._gather_s
+            # Its first message has less time: it waited for room, or its caller has no more.
+            or deadline_s - batch.deadline_s > self._gather_s
         )
 
 

@@ -230,7 +230,10 @@ def tls_fault(address: str, tls: Tls | None, timeout_s: float) -> str | None:
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
-    context = _trusting() if tls is None else tls.context()
+    try:
+        context = _trusting() if tls is None else tls.context()
+    except (OSError, ValueError) as error:  # somebody is writing the files
+        return f"the files for TLS are not in order now: {error}"
     try:
         with (
             socket.create_connection((host, int(port)), timeout_s) as plain,

@@ -44,7 +44,7 @@ class SendBatch:
         opened_s: When the first one was added (monotonic).
         send_by_s: When the first of them has lingered long enough, if no request is under way.
         send_busy_by_s: The same while one is.
-        deadline_s: When the first one is given up; all of them were added soon after it.
+        deadline_s: When the first one is given up; no other one has much more time.
         is_hurried: Whether it goes as soon as nothing is under way: a caller waits for a message.
     """
 
