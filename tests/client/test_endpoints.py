@@ -154,6 +154,13 @@ class TestFailing:
         most_s = of.turn(1.0, 5.0, ANYWHERE).wait_s
         assert RETRY_DELAY_MOST_S <= most_s < RETRY_DELAY_MOST_S * 1.25
 
+    def test_what_says_nothing_of_a_node_leaves_it_as_it_is(self) -> None:
+        of = endpoints("a", "b")
+        fail(of, "a")
+        for address in "ab":
+            of.report(address, started_s=0.0, now_s=0.0, report=Report(healthy=None))
+        assert {address_at(of, turn * STAY_S * 1.3) for turn in range(20)} == {"b"}
+
     def test_those_who_are_asked_to_wait_do_not_come_back_at_once(self) -> None:
         of = endpoints("a")
         waits = {of.backoff_s(1, 0.7) for _ in range(20)}

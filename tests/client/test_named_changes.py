@@ -29,7 +29,7 @@ from delaywheel.client.named_changes import (
     outcome_of,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.clients.fake_service import FakeService, answer, hang
+from support.clients.fake_service import FakeService, abort, answer, hang
 
 CANCELLED = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)
 LATE = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_TOO_LATE)
@@ -113,11 +113,12 @@ class TestNamedChanges:
         [
             (AttemptFailure.of_error(error(Reason.CANCEL_UNKNOWN).error), True),
             (AttemptFailure(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded"), True),
-            (AttemptFailure.of_error(error(Reason.NO_LEADER).error), False),
+            (AttemptFailure.of_error(error(Reason.NO_LEADER).error), True),
+            (AttemptFailure(StatusCode.UNAVAILABLE, "failed to connect"), False),
         ],
-        ids=["unknown", "hangs", "no leader"],
+        ids=["unknown", "hangs", "no leader", "nobody answers"],
     )
-    def test_in_part_a_call_goes_on_where_the_service_does_not(
+    def test_in_part_a_call_goes_on_only_where_nobody_answers(
         self, failure: AttemptFailure, *, is_let_go: bool
     ) -> None:
         """Sixteen calls whose attempts time out kept others from being named at all."""
@@ -126,10 +127,11 @@ class TestNamedChanges:
         cancels.failed(failure)
         assert not cancels.done, "another node is asked"
         report = cancels.failed(failure)
-        assert report.healthy is (failure.code is not StatusCode.DEADLINE_EXCEEDED)
+        assert report.healthy is (failure.reason is not None)
         assert cancels.done is is_let_go
-        assert told == ({0: Again(failure.retry_delay_s or 0.0, why=str(failure))} if told else {})
-        assert bool(told) is is_let_go
+        is_doubtful = not failure.verdict.outcome_known
+        again = Again(failure.retry_delay_s or 0.0, is_doubtful=is_doubtful, why=str(failure))
+        assert told == ({0: again} if is_let_go else {})
 
     @pytest.mark.parametrize("whole", [True, False])
     def test_a_service_with_too_much_to_do_is_left_alone(self, *, whole: bool) -> None:
@@ -141,6 +143,7 @@ class TestNamedChanges:
             results = [CANCELLED, error(Reason.BACKPRESSURE)]
             report = cancels.answered(pb.CancelResponse(results=results))
         assert report.everywhere
+        assert report.healthy is (None if whole else True), "messages may be sent there"
         assert not cancels.done
 
     def test_what_has_no_answer_in_time_says_whether_it_may_have_an_effect(self) -> None:
@@ -160,6 +163,24 @@ class TestNamedChanges:
 def many_of(service: FakeService) -> list[int]:
     """How many messages each call named."""
     return [len(request.messages) for request in service.cancels]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_without_a_leader_it_is_known_in_the_end_that_nothing_was_cancelled(
+    *, is_async: bool
+) -> None:
+    async def cancel(address: str) -> None:
+        if is_async:
+            async with AsyncClient(address) as aio:
+                await aio.cancel(handle(0), timeout=0.5)
+        else:
+            with Client(address) as client:
+                client.cancel(handle(0), timeout=0.5)
+
+    refused = [abort(Reason.NO_LEADER)] * 99
+    with FakeService(*refused) as service, pytest.raises(TimedOutError, match="NO_LEADER") as why:
+        await cancel(service.address)
+    assert why.value.outcome_known
 
 
 async def test_cancels_that_are_awaited_together_are_sent_together() -> None:

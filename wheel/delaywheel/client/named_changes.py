@@ -11,8 +11,9 @@ Each message is settled on its own, once:
 
 A call for several callers is answered in part, and over with the first answer: what has no outcome
 by then is let go (`Again`), and named in another call, after a rest if it was refused. So nobody's
-message keeps a call from ending. Only calls that fail as a whole are repeated, and those that two
-nodes do not answer in time are let go too: others wait for their turn.
+message keeps a call from ending. A call that a node refuses as a whole, or does not answer in time,
+is made once more at another node; then its messages are let go too. So others have their turn, and
+what nobody waits for any more is not named again. Only while no node answers a call goes on.
 
 Asking twice is harmless: the service finds what the first attempt did. But TOO_LATE and NOT_FOUND
 say nothing of an earlier attempt whose answer was lost, or not waited for, and that may have
@@ -93,9 +94,7 @@ NONE_IN_DOUBT: Final[Mapping[int, int]] = {}
 _OF_THE_LEADERS_NODE: Final = frozenset({Reason.BACKPRESSURE, Reason.RESCHEDULES_BUSY})
 
 ELSEWHERE_AT_MOST: Final = 1
-"""How many other nodes a call asks that one does not know of a message, or does not answer."""
-# The service answers, and does not know of this message.
-_OF_ONE_MESSAGE: Final = frozenset({Reason.CANCEL_UNKNOWN, Reason.RESCHEDULE_UNKNOWN})
+"""How many other nodes a call asks that one refuses, or does not answer in time."""
 
 _LATE: Final = frozenset({CancelOutcome.TOO_LATE, RescheduleOutcome.TOO_LATE})
 LATE_ASKED_AT_MOST: Final = 8
@@ -225,7 +224,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         self._waiting = list(range(len(messages)))
         self._doubtful: Final = set(doubtful)
         self._late: Final = Counter(doubtful)
-        self._unknown = 0
+        self._failed_attempts = 0
         self._obstacle: AttemptFailure | None = None
 
     @property
@@ -262,7 +261,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
                 self._let_go(row, failure)
         self._waiting = waiting if self._on_settled is None else []
         if passing:
-            return self._report(passing)
+            return self._report(passing, healthy=True)
         if waiting:
             return Report(
                 healthy=True, retry_delay_s=_LATE_AGAIN_S, elsewhere=True, everywhere=True
@@ -272,10 +271,15 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
     def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
         self._waiting = [row for row in self._waiting if self._row_failed(row, failure)]
-        report = self._report([failure]) if self._waiting else Report(healthy=True)
+        report = Report(healthy=True)
+        if self._waiting:
+            is_healthy = failure.reason in OF_THE_CLUSTER
+            # The leader's node may have said BACKPRESSURE, and of changes alone.
+            healthy = None if failure.reason is Reason.BACKPRESSURE else is_healthy
+            report = self._report([failure], healthy=healthy)
         has_timed_out = failure.code is StatusCode.DEADLINE_EXCEEDED
-        self._unknown += has_timed_out or failure.reason in _OF_ONE_MESSAGE
-        if self._on_settled is not None and self._unknown > ELSEWHERE_AT_MOST:
+        self._failed_attempts += has_timed_out or failure.reason is not None
+        if self._on_settled is not None and self._failed_attempts > ELSEWHERE_AT_MOST:
             waiting, self._waiting = self._waiting, []
             for row in waiting:
                 self._let_go(row, failure)
@@ -289,10 +293,10 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
             self._settle(row, TimedOutError(f"not answered: {why}{last}", outcome_known=known))
         self._waiting = []
 
-    def _report(self, passing: Sequence[AttemptFailure]) -> Report:
+    def _report(self, passing: Sequence[AttemptFailure], *, healthy: bool | None) -> Report:
         delays_s = [failure.retry_delay_s or 0.0 for failure in passing]
         return Report(
-            healthy=all(failure.reason in OF_THE_CLUSTER for failure in passing),
+            healthy=healthy,
             retry_delay_s=max(delays_s),
             elsewhere=True,
             everywhere=any(failure.reason in _OF_THE_LEADERS_NODE for failure in passing),

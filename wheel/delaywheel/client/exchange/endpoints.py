@@ -82,13 +82,13 @@ class Report(NamedTuple):
     """The outcome of an attempt.
 
     Attributes:
-        healthy: Other exchanges may send to that address.
+        healthy: Other exchanges may send to that address; None: it says nothing of that.
         retry_delay_s: How long the service asks to wait.
         elsewhere: This exchange should continue at another address.
         everywhere: It should wait that long before it continues at any address.
     """
 
-    healthy: bool
+    healthy: bool | None
     retry_delay_s: float | None = None
     elsewhere: bool = False
     everywhere: bool = False
@@ -198,6 +198,8 @@ class Endpoints:
                 endpoint.proven = True
                 endpoint.suspect_until_s = _NEVER
                 return self._works(endpoint)
+            if report.healthy is None and not endpoint.failures:
+                return False
             if started_s >= endpoint.failed_at_s:
                 # Calls that were under way together fail together, and count as one.
                 took_s = now_s - started_s
