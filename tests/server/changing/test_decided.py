@@ -208,6 +208,24 @@ async def test_where_the_cancel_fails_its_copy_is_not_written_again() -> None:
     assert site.reported[0].copy == (OWN, 1)
 
 
+async def test_a_record_that_goes_while_its_copy_is_written_is_no_defect() -> None:
+    """At whichever moment: another leader may have had both frames written meanwhile."""
+    for moment in range(6):
+        site = Site()
+        site.goes_on.clear()
+        site.decide(1)
+        async with site.running():
+            await until(lambda site=site: site.groups == [1])  # type: ignore[misc]
+            site.goes_on.set()
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            site.decide(0)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            site.decide(2)
+            await until(lambda site=site: len(site.reported) >= 2)  # type: ignore[misc]
+
+
 async def test_who_waits_hears_of_its_own_record_alone() -> None:
     """However often progress comes; and of all if this node does not lead any more."""
     site = Site()

@@ -213,9 +213,12 @@ class Decisions:
         return turn
 
     async def _cancel(self, copied: Mapping[MessageKey, Reschedule]) -> None:
-        """Writes the cancels of messages whose copies are held, and reports both."""
-        copies = {key: self._copies[key] for key in copied}
-        cancels = {key: _cancel_of(key, stands) for key, stands in copied.items()}
+        """Writes the cancels of messages whose copies are held, and reports both.
+
+        Copies are forgotten with their records: those that are gone by now need no cancel.
+        """
+        copies = {key: self._copies[key] for key in copied.keys() & self._copies.keys()}
+        cancels = {key: _cancel_of(key, copied[key]) for key in copies}
         try:
             for key, cancelled in await self._submitted(cancels, Kind.CANCELS):
                 copy = copies[key]
