@@ -25,8 +25,10 @@ from delaywheel_replica.core.ingress.reading import (
     ABSENT,
     CommittedRecord,
     Delayed,
+    HalfCommit,
     Unfit,
     UnfitReason,
+    Withdrawn,
 )
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import Dies, Goes, RecordAnswer, RecordUnderWay
@@ -298,6 +300,28 @@ def test_a_record_of_which_the_server_never_says_whether_it_has_it_is_a_fault(
     assert [each["log_level"] for each in logs] == ["error"]
     hand_over(RecordAnswer.HELD)
     assert handing.faults == ()
+
+
+def test_commits_count_as_cancels_where_a_server_takes_none(clock: ManualClock) -> None:
+    """What was refused first may never be handed over again: any row shows that it is over."""
+    way, handing = Way(), Handing(lambda: way, clock)
+    cancel, commit = (
+        Handed(("in", 0), RecordUnderWay(0, wish, None))
+        for wish in (Withdrawn(IDS[0], NOW_MS), HalfCommit(IDS[1], NOW_MS))
+    )
+
+    def hand_over(record: Handed, answer: RecordAnswer) -> None:
+        clock.now_ms += 2_000
+        handing.hand(lambda _: [record])
+        way.ready = [(record, answer)]
+        handing.answers()
+
+    for refused, taken in ((cancel, commit), (commit, cancel), (commit, commit)):
+        hand_over(refused, RecordAnswer.NOT_NOW)
+        clock.now_ms += 2_000
+        assert handing.most == {Withdrawn: 1}
+        hand_over(taken, RecordAnswer.HELD)
+        assert handing.most == {}
 
 
 def test_there_is_room_for_one_of_any_length_when_nothing_is_unanswered(

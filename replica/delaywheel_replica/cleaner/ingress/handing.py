@@ -20,7 +20,7 @@ from typing import Final
 
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import HandoverPort, MakeHandover
-from delaywheel_replica.core.ingress.moment import Kind, TransactionRoom
+from delaywheel_replica.core.ingress.moment import Kind, TransactionRoom, kind_of
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import RecordAnswer
@@ -134,7 +134,7 @@ class Handing:
         """Notes since when no record of a kind was taken or refused for its own reason."""
         kinds: tuple[Kind, ...] = (Delayed, Withdrawn)
         for kind in kinds if answers else ():
-            heard = {answer for handed, answer in answers if isinstance(handed.taken.wish, kind)}
+            heard = {answer for handed, answer in answers if kind_of(handed.taken.wish) is kind}
             if heard - {RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN}:
                 self._refused_since.pop(kind, None)
             elif RecordAnswer.NOT_NOW in heard:

@@ -7,12 +7,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
+from delaywheel_replica.core.ingress.reading import Delayed, HalfCommit, Withdrawn
 
 Kind: TypeAlias = type[Delayed] | type[Withdrawn]
-"""The kind of a handed-over record: a server may accept cancels while it accepts no messages.
+"""The kind of a handed-over record: a server may accept cancels while it accepts no messages."""
 
-A commit counts as a cancel here: both are rows."""
+
+def kind_of(wish: object) -> Kind:
+    """Returns the kind of a record, by its wish; commits count as cancels, since both are rows."""
+    return Withdrawn if isinstance(wish, Withdrawn | HalfCommit) else Delayed
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ from typing import Final
 
 from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom
+from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom, kind_of
 from delaywheel_replica.core.ingress.reading import (
     CommittedRecord,
     Delayed,
@@ -377,7 +377,7 @@ class Intake:
         begin = draft.next_offset
         for taken in islice(self._taken, draft.passed, None) if most else ():
             first, begin = begin, taken.offset + 1
-            kind = _kind_of(taken)
+            kind = kind_of(taken.wish)
             if kind not in most or taken.stage is not Stage.ANNOUNCED:
                 continue
             if most[kind]:
@@ -402,7 +402,7 @@ class Intake:
             if taken.stage is not Stage.READ:
                 before = taken
                 continue
-            if not _can_be_handed(taken, moment) or most.get(_kind_of(taken)) == 0:
+            if not _can_be_handed(taken, moment) or most.get(kind_of(taken.wish)) == 0:
                 before = None
                 continue
             first = taken.offset
@@ -417,13 +417,9 @@ class Intake:
                     return found, spans
             before = taken
             found.append(taken)
-            if (kind := _kind_of(taken)) in most:
+            if (kind := kind_of(taken.wish)) in most:
                 most[kind] -= 1
         return found, spans if run is None else spans.with_span(*run)
-
-
-def _kind_of(taken: RecordUnderWay) -> Kind:
-    return Withdrawn if isinstance(taken.wish, Withdrawn | HalfCommit) else Delayed
 
 
 def _slots_of(taken: Iterable[RecordUnderWay]) -> Counter[int]:
