@@ -16,7 +16,7 @@ from local.bench.page import write_page
 from local.bench.report import print_report
 from local.bench.running import Options, Runner
 from local.bench.stand import Stand
-from local.bench.workloads import USUAL, WORKLOADS, Halves
+from local.bench.workloads import USUAL, WORKLOADS, Halves, Steady
 from local.loopback.child import interrupt_on_signals
 from local.loopback.cluster import ClusterError
 from local.loopback.kafka_jars import KafkaError
@@ -50,15 +50,17 @@ def argument_parser() -> argparse.ArgumentParser:
         "--short", action="store_true", help="one round of 5 s, nothing is warmed: no figures"
     )
     parser.add_argument(
-        "--secure", action="store_true", help="mutual TLS on all ports, and grants with a quota"
+        "--secure",
+        action="store_true",
+        help="beside, a second cluster: mutual TLS on all ports, grants with a quota (steady-…)",
     )
     parser.add_argument("--json", type=Path, metavar="F", help="write all figures here")
     parser.add_argument("--page", type=Path, metavar="F", help="write an HTML page here")
     return parser
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the requested measurements."""
+def _parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Returns the options, and the names of the workloads."""
     parser = argument_parser()
     asked = parser.parse_args(arguments)
     names = asked.workload or list(USUAL)
@@ -66,6 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"no such workload: {', '.join(unknown)}")
     if min(asked.nodes, asked.rounds, asked.seconds, asked.cadence_ms) <= 0:
         parser.error("--nodes, --rounds, --seconds and --cadence-ms must be above 0")
+    if asked.secure and not all(isinstance(WORKLOADS[name].kind, Steady) for name in names):
+        parser.error("--secure is for workloads at a steady rate")
+    return asked, names
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the requested measurements."""
+    asked, names = _parsed(arguments)
     options = SHORT if asked.short else Options(asked.rounds, asked.seconds, warm=True)
     interrupt_on_signals()
     document: dict[str, Any] = {

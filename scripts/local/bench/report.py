@@ -15,6 +15,7 @@ LABELS = {
     "ingress": "delaywheel, ingress",
     "ours": "delaywheel",
     "halves": "delaywheel, half messages",
+    "secure": "delaywheel, TLS and grants",
 }
 ORIGIN_SHARE = 0.9
 """The share of the groups that a node must have written to count as their origin."""
@@ -120,10 +121,10 @@ def _print_rounds(one: Mapping[str, Any]) -> None:
             f"leader killed: the latest message {killed['latest_ms']:,.0f} ms late, the last second"
             f" with a p99 above {CALM_P99_MS:.0f} ms ended after {killed['calm_after_s']:.1f} s"
         )
-    for kind in ("ours", "halves"):
+    for kind in ("ours", "halves", "secure"):
         if kind in rounds[0]:
             print(f"{LABELS[kind]}:")
-            _print_costs([of[kind] for of in rounds])
+            _print_costs([of[kind] for of in rounds], kind)
 
 
 def _row(label: str, parts: list[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -139,7 +140,7 @@ def _middle(values: list[float], form: str) -> str:
     return format(median(values), form) if values else "-"
 
 
-def _print_costs(parts: list[Mapping[str, Any]]) -> None:
+def _print_costs(parts: list[Mapping[str, Any]], kind: str) -> None:
     """Prints CPU time and context switches by process."""
     forms = {
         "cpu_share": ".1%",
@@ -152,9 +153,9 @@ def _print_costs(parts: list[Mapping[str, Any]]) -> None:
         known = {of: [part[of][name] for part in parts if name in part[of]] for of in forms}
         rows.append((name, *(_middle(values, forms[of]) for of, values in known.items())))
     print_table(["process", "core", "CPU us/message", "switches/s", "switches/group"], rows)
-    ours = median(our_cpu_share(part) for part in parts)
+    ours = median(our_cpu_share(part, kind) for part in parts)
     print(f"all of ours, the SDK included: {ours:.1%} of a core")
-    for line in _roles(parts):
+    for line in _roles(parts) if kind != "secure" else ():
         print(line)
 
 

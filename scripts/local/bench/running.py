@@ -17,7 +17,7 @@ from local.bench.figures import Extent, differences, ratios
 from local.bench.jobs import At, Bulk, Job, Paced, Sent
 from local.bench.rounds import disturbances, in_turn, run_rounds, warm_up
 from local.bench.sending import CLUSTER_ID
-from local.bench.stand import BULK, Part, Stand
+from local.bench.stand import BULK, SECURE, Part, Stand
 from local.bench.usage import Watch
 from local.bench.workloads import (
     Accept,
@@ -86,7 +86,8 @@ class Runner:
         """Warms everything up; returns the broker's CPU ms for each transaction, by window."""
         # First Kafka alone: its first records for a thousand topics take seconds.
         self._stand.do("plain", self._job(_WARM_RATE_PER_S, 2, AT_ONCE_MS))
-        self._stand.do("ours", self._job(_WARM_RATE_PER_S, 2, (50, 500)))
+        for kind in self._ours():
+            self._stand.do(kind, self._job(_WARM_RATE_PER_S, 2, (50, 500)))
         if not self._options.warm:
             return []
 
@@ -122,6 +123,9 @@ class Runner:
             measured = self._bursts(kind)
         return {"filled": filled, **measured}
 
+    def _ours(self) -> tuple[str, ...]:
+        return ("ours", "secure") if self._stand.secured else ("ours",)
+
     def _at_a_rate(self, kind: Steady | Halves, workload: Workload) -> Document:
         """Measures messages at a rate beside others."""
         if isinstance(kind, Halves):
@@ -133,7 +137,7 @@ class Runner:
         beside: list[tuple[str, Job]] = [("plain", theirs), ("floor", theirs)]
         if workload.by_ingress:
             beside = [("ingress", ours)]
-        measured = self._rounds([*beside, ("ours", ours)])
+        measured = self._rounds([*beside, *((kind, ours) for kind in self._ours())])
         if workload.kills_leader:
             measured["killed"] = self._kill_leader(ours)
         return measured
@@ -393,13 +397,19 @@ def as_document(part: Part) -> Document:
     }
 
 
-def our_cpu_share(part: Mapping[str, Any]) -> float:
-    """Returns the CPU share of all node and SDK processes; 1 is one core."""
+def our_cpu_share(part: Mapping[str, Any], kind: str = "ours") -> float:
+    """Returns the CPU share of the processes of all nodes and of the SDK; 1 is one core.
+
+    Args:
+        part: A part of a round.
+        kind: `secure`: of the second cluster's.
+    """
     shares: Mapping[str, float] = part["cpu_share"]
     return sum(
         share
         for name, share in shares.items()
-        if name.startswith("sender ours") or name.endswith((" server", " cleaner", " node"))
+        if name.startswith(SECURE) == (kind == "secure")
+        and ("sender ours" in name or name.endswith((" server", " cleaner", " node")))
     )
 
 
@@ -411,11 +421,13 @@ def compared(rounds: list[Document]) -> Document:
     figures["cpu_share"] = asdict(cpu) if cpu else None
     if rounds and "ingress" in rounds[0]:
         _compare(figures, [one["ingress"] for one in rounds], "SDK", ours)
-    if rounds and "halves" in rounds[0]:
-        halves = [one["halves"] for one in rounds]
-        _compare(figures, halves, "without", ours)
-        cpu = ratios([our_cpu_share(one) for one in halves], [our_cpu_share(one) for one in ours])
-        figures["cpu_share / without"] = asdict(cpu) if cpu else None
+    for kind in ("halves", "secure"):
+        if rounds and kind in rounds[0]:
+            others = [one[kind] for one in rounds]
+            _compare(figures, others, "without", ours)
+            shares = [our_cpu_share(one, kind) for one in others]
+            cpu = ratios(shares, [our_cpu_share(one) for one in ours])
+            figures["cpu_share / without"] = asdict(cpu) if cpu else None
     for other in ("plain", "floor"):
         if rounds and other in rounds[0]:
             _compare(figures, ours, other, [one[other] for one in rounds])

@@ -21,6 +21,7 @@ from local.stage.tally import Spread
 
 OBSERVED: Final = {
     "ours": "delayed",
+    "secure": "secured",
     "halves": "halved",
     "ingress": "ingressed",
     "plain": "direct",
@@ -28,6 +29,8 @@ OBSERVED: Final = {
 }
 SAME_SENDERS: Final = {"halves": "ours"}
 """Kinds whose senders are those of another."""
+SECURE: Final = "secure "
+"""What the names of the second cluster's processes begin with."""
 SHARED: Final = "many"
 """Where all send to if there are many topics: a consumer of all would cost more than anything."""
 BULK: Final = "bulk"
@@ -70,6 +73,7 @@ class Stand:
 
     Attributes:
         cluster: Broker and nodes.
+        secured: Nodes with mutual TLS and grants on the same broker; None: there are none.
     """
 
     def __init__(
@@ -85,8 +89,10 @@ class Stand:
         has_halves: bool = False,
     ) -> None:
         """Prepares."""
-        settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s, "halves": has_halves}
-        self.cluster = LocalCluster(nodes=nodes, settings=settings, is_secure=is_secure, say=say)
+        self._settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s, "halves": has_halves}
+        self.cluster = LocalCluster(nodes=nodes, settings=self._settings, say=say)
+        self.secured: LocalCluster | None = None
+        self._is_secure, self._say = is_secure, say
         self._cadence_s = cadence_s
         self._topics = topics
         self._programs = programs
@@ -99,23 +105,17 @@ class Stand:
         with ExitStack() as stack:
             cluster = stack.enter_context(self.cluster)
             cluster.wait_until_accepting()
+            if self._is_secure:
+                self.secured = stack.enter_context(self._second_cluster())
+                self.secured.wait_until_accepting()
             families = dict.fromkeys(self._families.values())
             topics = [name for each in families for name in topic_names(each, self._topics.count)]
             partitions = self._topics.partitions
             cluster.create_topics([*topics, BULK], partitions)
             self._consumer = stack.enter_context(Consumer(cluster.kafka, topics, partitions))
             for kind in OBSERVED.keys() - SAME_SENDERS.keys():
-                is_ours = kind == "ours"
                 self._senders[kind] = [
-                    stack.enter_context(
-                        Sender(
-                            kind,
-                            node.address if is_ours else cluster.kafka,
-                            self._cadence_s,
-                            cluster.secure,
-                        )
-                    )
-                    for node in islice(cycle(cluster.nodes), self._programs if is_ours else 1)
+                    stack.enter_context(each) for each in self._senders_for(kind)
                 ]
             self._ended = stack.pop_all()
         return self
@@ -123,18 +123,41 @@ class Stand:
     def __exit__(self, *error: object) -> None:
         self._ended.__exit__(*error)  # type: ignore[arg-type]
 
+    def _second_cluster(self) -> LocalCluster:
+        return LocalCluster(
+            nodes=len(self.cluster.nodes),
+            kafka=self.cluster.kafka,
+            settings={**self._settings, "cluster_id": f"{CLUSTER_ID}-secure"},
+            is_secure=True,
+            say=self._say,
+        )
+
+    def _senders_for(self, kind: str) -> Iterator[Sender]:
+        if kind not in ("ours", "secure"):
+            yield Sender(kind, self.cluster.kafka, self._cadence_s)
+        elif kind == "ours" or self.secured is not None:
+            cluster = self._cluster_of(kind)
+            for node in islice(cycle(cluster.nodes), self._programs):
+                yield Sender("ours", node.address, self._cadence_s, cluster.secure)
+
+    def _cluster_of(self, kind: str) -> LocalCluster:
+        """Returns the cluster that forwards what is sent in this way."""
+        return self.secured if kind == "secure" and self.secured is not None else self.cluster
+
     def pids(self) -> dict[str, int]:
         """Returns all process ids by name: `n1 server`, `broker`, `sender ours`, `consumer`."""
+        clusters = [("", self.cluster), *([(SECURE, self.secured)] if self.secured else [])]
         found = {
-            f"{node.id} {name}": pid
-            for node in self.cluster.nodes
+            f"{prefix}{node.id} {name}": pid
+            for prefix, cluster in clusters
+            for node in cluster.nodes
             for name, key in (("server", "server_pid"), ("cleaner", "cleaner_pid"), ("node", "pid"))
             if (pid := node.row()[key]) is not None
         }
         if self.cluster.broker_pid is not None:
             found["broker"] = self.cluster.broker_pid
         senders = {
-            f"sender {kind}" + f" {number + 1}" * (len(programs) > 1): sender.pid
+            _sender_name(kind) + f" {number + 1}" * (len(programs) > 1): sender.pid
             for kind, programs in self._senders.items()
             for number, sender in enumerate(programs)
         }
@@ -147,22 +170,23 @@ class Stand:
             ClusterError: Something was not acknowledged, or did not arrive.
         """
         sender = self._senders_of(kind)[0]
-        with self._watched() as part:
+        cluster = self._cluster_of(kind)
+        with self._watched(cluster) as part:
             if isinstance(job, Bulk):
-                with self._counted(part):
+                with self._counted(part, cluster):
                     part.sent = sender.do(job, BULK)
                     part.messages = part.sent.messages
                 return part
             if isinstance(job, Paced):
                 programs = self._begin(kind, job)
                 time.sleep(job.lead_s)
-                with self._counted(part):
+                with self._counted(part, cluster):
                     part.sent = Sent.of_all([each.end() for each in programs])
                 part.messages = part.sent.per_s * part.seconds
                 self._take(self._families[kind], part)
             else:
                 sender.begin(job, self._families[kind])
-                with self._counted(part):
+                with self._counted(part, cluster):
                     part.sent = sender.end()
                     self._take(self._families[kind], part)
                 part.messages = part.sent.messages
@@ -201,7 +225,7 @@ class Stand:
 
     def rest(self, seconds: float) -> Part:
         """Does nothing for a while, and returns the costs."""
-        with self._watched() as part, self._counted(part):
+        with self._watched(self.cluster) as part, self._counted(part, self.cluster):
             time.sleep(seconds)
         return part
 
@@ -216,11 +240,11 @@ class Stand:
         part.last_ms = float(arrived_ms.max())
 
     @contextmanager
-    def _watched(self) -> Iterator[Part]:
+    def _watched(self, cluster: LocalCluster) -> Iterator[Part]:
         """Measures a whole part: CPU by second, and the nodes' counts."""
         part = Part(Sent(0, 0.0))
         time.sleep(_SETTLE_S)
-        meter = Meter(self.cluster.nodes)
+        meter = Meter(cluster.nodes)
         with Sampler(self.pids()) as sampler:
             yield part
         part.cpu = sampler.samples
@@ -228,15 +252,20 @@ class Stand:
         part.cost = meter.read()
 
     @contextmanager
-    def _counted(self, part: Part) -> Iterator[None]:
+    def _counted(self, part: Part, cluster: LocalCluster) -> Iterator[None]:
         """Measures all processes' usage and the written groups for a while."""
-        groups, watch, began = self._groups(), Watch(self.pids()), time.monotonic()
+        groups, watch, began = _groups(cluster), Watch(self.pids()), time.monotonic()
         yield
         part.seconds, part.used = time.monotonic() - began, watch.read()
-        part.groups = {name: after - groups[name] for name, after in self._groups().items()}
+        part.groups = {name: after - groups[name] for name, after in _groups(cluster).items()}
 
-    def _groups(self) -> dict[str, int]:
-        return {
-            node.id: int(scrape(node.metrics_address).get(("written_groups_total", ""), 0))
-            for node in self.cluster.nodes
-        }
+
+def _sender_name(kind: str) -> str:
+    return f"{SECURE}sender ours" if kind == "secure" else f"sender {kind}"
+
+
+def _groups(cluster: LocalCluster) -> dict[str, int]:
+    return {
+        node.id: int(scrape(node.metrics_address).get(("written_groups_total", ""), 0))
+        for node in cluster.nodes
+    }
