@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.files import index
 from delaywheel.storage.folder.disk import PosixFile
 from delaywheel.storage.frames.kinds import Kind
@@ -389,3 +390,19 @@ def test_the_next_due_is_reported_for_the_timer(wheels: Wheels) -> None:
         assert leader.reader.next_due_ms() == START_MS + 700
         leader.forward(START_MS + 700)
         assert leader.reader.next_due_ms() is None
+
+
+def test_the_timer_waits_for_no_half_that_was_let_go(wheels: Wheels) -> None:
+    """A leader would look again and again for what is done, and say that it is late."""
+    halves = [
+        message(START_MS + 300, number, headers=((HALF_GROUP, b"shop"),)) for number in range(1_500)
+    ]
+    wheels.write(A1, [*halves, message(START_MS + 400, 8_000), message(START_MS + 500, 9_000)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS)
+        wheels.cancel(A1, [*halves, message(START_MS + 400, 8_000)], kind=Kind.RELEASES)
+        leader.forward(START_MS)
+        assert len(leader.messages) == len(halves)
+        assert leader.reader.next_due_ms() == START_MS + 400
+        leader.forward(START_MS + 450)
+        assert leader.reader.next_due_ms() == START_MS + 500

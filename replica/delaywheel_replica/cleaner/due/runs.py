@@ -23,6 +23,8 @@ from delaywheel_replica.cleaner.due.rows import Records
 from delaywheel_replica.core.protocol.progress import Position
 
 NO_ROWS: NDArray[np.intp] = np.empty(0, np.intp)
+_LOOKED_AT = 1_024
+"""Rows that are looked at together for one that is not released: mostly among the first."""
 
 
 class WheelNumbers:
@@ -159,16 +161,21 @@ class Runs:
         chosen = records.take(rows)
         return rows[self._wheels.sort(chosen, chosen["due_ms"])[:limit]]
 
-    def next_due_ms(self, due_ms: int) -> int | None:
-        """Returns the earliest due beyond `due_ms`."""
+    def next_due_ms(self, due_ms: int, released: NDArray[np.int64] | None = None) -> int | None:
+        """Returns the earliest due beyond `due_ms`.
+
+        Args:
+            due_ms: Everything due by then is done.
+            released: By row, 0 where nothing lets it go before its due: others do not count. None:
+                nothing does.
+        """
         begin = self._offset(due_ms + 1)
-        earliest = None
-        for run in self._runs:
-            first = int(run.offsets_ms.searchsorted(begin))
-            if first < len(run.offsets_ms):
-                offset = int(run.offsets_ms[first])
-                earliest = offset if earliest is None else min(earliest, offset)
-        return None if earliest is None else self._start_ms + earliest
+        firsts = [
+            int(run.offsets_ms[place])
+            for run in self._runs
+            if (place := _first_kept(run, begin, released)) < len(run.offsets_ms)
+        ]
+        return self._start_ms + min(firsts) if firsts else None
 
     def with_mixes(self, mixes: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Returns the rows of all messages with one of these mixes, ascending."""
@@ -215,6 +222,17 @@ class Runs:
             first=min(older.first, newer.first),
             last=max(older.last, newer.last),
         )
+
+
+def _first_kept(run: Run, offset: np.uint16, released: NDArray[np.int64] | None) -> int:
+    """Returns the first place from this offset on of a row that is not released; else the end."""
+    place = int(run.offsets_ms.searchsorted(offset))
+    while released is not None and place < len(run.rows):
+        kept = released[run.rows[place : place + _LOOKED_AT]] == 0
+        if kept.any():
+            return place + int(kept.argmax())
+        place += len(kept)
+    return place
 
 
 def _equal_ranges(

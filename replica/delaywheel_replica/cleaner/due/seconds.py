@@ -181,8 +181,9 @@ class Second:
         return later
 
     def next_due_ms(self, after_ms: int) -> int | None:
-        """Returns the earliest due beyond `after_ms`."""
-        return self._runs.next_due_ms(after_ms)
+        """Returns the earliest due beyond `after_ms`; without those that are released, as `due`."""
+        released = self._records["released"] if self._has_released else None
+        return self._runs.next_due_ms(after_ms, released)
 
     def in_order(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Returns these rows in order of due and position."""
