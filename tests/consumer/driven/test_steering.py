@@ -84,6 +84,37 @@ def test_after_a_seek_reading_goes_on_there_and_that_is_committed() -> None:
         filled(ordered=True)[1].engine.seek(ONE, 1)
 
 
+def test_a_paused_partition_stays_paused_wherever_it_is_read_on() -> None:
+    kafka, consumer = filled()
+    consumer.engine.pause([ONE], on=True)
+    seek(consumer, ONE, 2)
+    kafka.make_anew()
+    for _ in range(3):
+        consumer.turn()
+    kafka._append(ONE, None, b"anew", [])
+    for _ in range(3):
+        consumer.turn()
+    assert ONE not in {one.at for one in consumer.take(9)}
+    consumer.engine.pause([ONE], on=False)
+    for _ in range(3):
+        consumer.turn()
+    assert [one.value for one in consumer.take(9)] == [b"anew"]
+
+
+def test_what_is_put_back_while_it_is_paused_comes_first_after_that() -> None:
+    _, consumer = filled()
+    first = next(one for one in consumer.take(8) if one.at == ONE)
+    for message in consumer.hand[::-1]:
+        if message is not first:
+            message.nack()
+    consumer.engine.pause([ONE], on=True)
+    assert {one.at for one in consumer.take(9)} == {TWO}
+    first.nack()
+    assert consumer.take(9) == []
+    consumer.engine.pause([ONE], on=False)
+    assert [one.value for one in consumer.take(9)] == [b"0", b"1", b"2", b"3"]
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_a_record_that_is_put_back_comes_first_as_the_same_attempt(*, ordered: bool) -> None:
     kafka, consumer = filled(ordered=ordered)

@@ -345,13 +345,17 @@ class Book:
     def assign(self, positions: Mapping[Partition, int | None]) -> list[ReceivedMessage]:
         """Assigns partitions from these offsets on; forgets the records held of them.
 
+        One that was ours and is paused stays so.
+
         Returns:
             What was in hand of them, as far as there are objects of it.
         """
+        paused = self._paused & positions.keys()
         in_hand = self.forget(positions)
+        self._paused |= paused
         for partition, position in positions.items():
             self._shelves[partition] = _Shelf(position)
-            if self.is_withheld(partition):
+            if partition in paused or self.is_withheld(partition):
                 self._aside[partition] = deque()
         return in_hand
 
@@ -538,7 +542,8 @@ class Book:
 
     def put_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """Returns records to the front of those to be handed out."""
-        self._waiting.extendleft(reversed(runs_of(messages)))
+        for run in reversed(runs_of(messages)):
+            self._aside.get(run.block.at, self._waiting).appendleft(run)
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         """Notes the outcome of a record.
