@@ -5,11 +5,14 @@ All else is in test_same_consumers.py, which runs over it and over the real one.
 
 from __future__ import annotations
 
+import pytest
+
+from delaywheel.consumer import ConsumerError
 from delaywheel.testing import MemoryService
 
 
 def test_a_retry_appears_when_the_clock_is_moved_to_its_due() -> None:
-    with MemoryService() as service, service.client() as client:
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
         consumer = service.consumer("orders", group="billing", retry=("1s",))
         client.produce("orders", b"v", key=b"k", delay="5s")
         assert not list(consumer)
@@ -29,6 +32,18 @@ def test_a_retry_appears_when_the_clock_is_moved_to_its_due() -> None:
         assert (consumer.counts.retried, consumer.counts.dead) == (1, 1)
         service.advance("7d")
         assert not list(consumer)
+
+
+def test_what_ingress_does_not_take_is_a_dead_letter() -> None:
+    with MemoryService(span="1h") as service, service.client() as client:
+        consumer = service.consumer("orders", group="billing", retry=("1s",))
+        client.produce("orders", b"v", delay="0s")
+        for message in consumer:
+            message.retry("2h")
+        (letter,) = consumer.dead_letters
+        assert dict(letter.headers)["dw-dead-reason"] == b"DELAY_BEYOND_SPAN"
+        with pytest.raises(ConsumerError, match="DELAY_BEYOND_SPAN"):
+            service.consumer("orders", group="billing", retry=("2h",))
 
 
 def test_a_lost_retry_is_waited_for_and_then_given_up() -> None:

@@ -78,6 +78,16 @@ def test_a_half_is_delivered_by_its_commit_or_by_its_check(db: sqlite3.Connectio
         assert service.delivered("orders")[-1].headers == (("x", b"1"),)
 
 
+def test_a_half_is_sent_however_late_its_check_commits(db: sqlite3.Connection) -> None:
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
+        checks = service.half_checker(Shop(db))
+        with db:
+            Barrier().record(db, client.begin("orders", b"late", group="shop"))
+        service.advance("1h")
+        checks.run()
+        assert values(service) == [b"late"]
+
+
 def test_what_no_check_decides_is_undecided(db: sqlite3.Connection) -> None:
     with MemoryService() as service, service.client() as client:
         shop = Shop(db)

@@ -42,6 +42,7 @@ from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.middleware import check_middleware, is_coroutine_function, wrapped
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
+from delaywheel.ingress import IngressLimits
 from delaywheel.levels import Duration
 from delaywheel.record_headers import is_reserved
 from delaywheel.testing.rows import SentMessage
@@ -63,8 +64,13 @@ class Source(Protocol):
         """Returns what appeared."""
         ...
 
+    @property
+    def ingress_limits(self) -> IngressLimits:
+        """What it takes."""
+        ...
+
     def accept(self, sent: SentMessage) -> None:
-        """Takes a message."""
+        """Takes a message within these limits."""
         ...
 
 
@@ -82,6 +88,7 @@ class MemoryConsumer:
         self._settings: Final = settings
         most_bytes = defaultdict(lambda: _MOST_BYTES, {_INGRESS: _MOST_BYTES})
         self._policy: Final = Policy(self._settings, Start(_INGRESS, most_bytes))
+        self._policy.learn_limits(source.ingress_limits)
         self._order: Final = KeyOrder(lost_after_ms=self._settings.lost_after_ms)
         self._lanes: Final = set[Partition]()
         self._existing: Final = set[str]()

@@ -21,6 +21,7 @@ from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
 from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler
+from delaywheel.ingress import IngressLimits
 from delaywheel.levels import DEFAULT_LEVELS, Duration, length_ms
 from delaywheel.message import unix_ms, use_clock
 from delaywheel.reasons import DOMAIN, Reason
@@ -191,7 +192,13 @@ class MemoryService:
     def accept(self, sent: SentMessage) -> None:
         """Takes a message as from a client that Kafka has let write."""
         with self._lock:
-            self._store.accept(sent)
+            self._store.take_in(sent)
+
+    @property
+    def ingress_limits(self) -> IngressLimits:
+        """What it takes from consumers."""
+        limits = self._store.limits
+        return IngressLimits(limits.span_ms, limits.max_message_bytes)
 
     @property
     def now_ms(self) -> int:

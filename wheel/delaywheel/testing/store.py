@@ -129,6 +129,14 @@ class MemoryStore:
             return Reason.ID_TAKEN, ""
         return None
 
+    def take_in(self, sent: SentMessage) -> None:
+        """Takes what is in the ingress topic, once by id and due, however long ago it was due.
+
+        Who writes there knows the limits, and has made the topics that it names.
+        """
+        if (sent.id, sent.due_ms) not in self._kept:
+            self._keep(sent)
+
     def advance_to(self, now_ms: int) -> None:
         """Moves the clock, and delivers what is due, each at its due and in that order."""
         while (due := self._next_due()) is not None and due.sent.due_ms <= now_ms:
@@ -183,7 +191,7 @@ class MemoryStore:
             kept.standing = Standing.DELIVERED
             message = committed_message(kept.sent, self.now_ms)
             if message.due_ms > self.now_ms:
-                self._keep(message)
+                self.take_in(message)
             else:
                 kept.offset = self.append(message)
         return pb.COMMIT_OUTCOME_COMMITTED
