@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from itertools import count
 
 import pytest
 from confluent_kafka import Producer
@@ -128,9 +131,23 @@ def test_each_reason_has_its_handler_and_what_it_decides_is_done(letters: Letter
     assert letters.handled({**HANDLERS, "LATER": broken}, until="LATER") == ["LATER"]
 
 
-async def test_coroutines_decide_while_the_loop_goes_on(letters: Letters) -> None:
+async def test_coroutines_decide_while_the_loop_goes_on(
+    letters: Letters, monkeypatch: pytest.MonkeyPatch
+) -> None:
     letters.write("AGAIN", "LAST", "HANGS")
-    met, begun = asyncio.Event(), asyncio.Event()
+    met, begun, was_cancelled = asyncio.Event(), asyncio.Event(), threading.Event()
+    ask, asked = asyncio.run_coroutine_threadsafe, count(1)
+
+    def ask_slowly(
+        coroutine: Coroutine[object, object, Decision | None], loop: asyncio.AbstractEventLoop
+    ) -> Future[Decision | None]:
+        """Hears of the third handler, which hangs, only after it was cancelled."""
+        future = ask(coroutine, loop)
+        if next(asked) == 3:
+            assert was_cancelled.wait(PATIENCE_S)
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", ask_slowly)
 
     async def replayed(_: Letter) -> Decision:
         await met.wait()  # another task of the loop is heard meanwhile
@@ -156,6 +173,8 @@ async def test_coroutines_decide_while_the_loop_goes_on(letters: Letters) -> Non
         async with asyncio.timeout(PATIENCE_S):
             await begun.wait()
         running.cancel()
+        await asyncio.sleep(0)  # until it has cancelled the handler
+        was_cancelled.set()
         with pytest.raises(asyncio.CancelledError):
             await running
     assert letters.arrived() == {b"AGAIN": 1}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -55,7 +54,8 @@ class AsyncDeadLetterConsumer:
             if not is_coroutine_function(handle):
                 raise TypeError(f"{handle!r}: not a coroutine function; use DeadLetterConsumer")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._asked: Future[Decision | None] | None = None
+        self._at_work: asyncio.Task[Decision | None] | None = None
+        self._is_cancelled = False
         self._letters = DeadLetterConsumer(
             topic,
             client,
@@ -102,18 +102,26 @@ class AsyncDeadLetterConsumer:
             await asyncio.shield(running)
         except asyncio.CancelledError:
             self.stop()
-            if self._asked is not None:
-                self._asked.cancel()
+            self._is_cancelled = True
+            if self._at_work is not None:
+                self._at_work.cancel()
             await asyncio.wait([running])
             raise
 
     def _on_loop(self, handle: AsyncLetterHandler) -> Callable[[Letter], Decision | None]:
         async def decided(letter: Letter) -> Decision | None:
-            return await handle(letter)
+            # Who is at work is known on the loop alone: the thread that asks may hear of its task
+            # only after that has begun, and was to be cancelled.
+            if self._is_cancelled:
+                raise asyncio.CancelledError
+            self._at_work = asyncio.current_task()
+            try:
+                return await handle(letter)
+            finally:
+                self._at_work = None
 
         def ask(letter: Letter) -> Decision | None:
             assert self._loop is not None
-            self._asked = asyncio.run_coroutine_threadsafe(decided(letter), self._loop)
-            return self._asked.result()
+            return asyncio.run_coroutine_threadsafe(decided(letter), self._loop).result()
 
         return ask
