@@ -10,7 +10,7 @@ from delaywheel.consumer import ConsumerError, ConsumerReason
 from delaywheel.consumer.block import runs_of
 from delaywheel.consumer.records import Headers, Outgoing, Partition
 from support.consumer.driven import DrivenConsumer, start
-from support.consumer.fake_kafka import FakeKafka, Fault
+from support.consumer.fake_kafka import INGRESS, FakeKafka, Fault
 
 TURNS = 200
 
@@ -19,6 +19,7 @@ def kill_large_ones(kafka: FakeKafka, consumer: DrivenConsumer) -> Counter[bytes
     """Handles everything; large records are dead. Returns how often each was handled."""
     handled: Counter[bytes] = Counter()
     for _ in range(TURNS):
+        consumer.engine._commits._recover_at_s = 0.0  # it would wait longer each time
         consumer.turn()
         for message in consumer.take(100):
             value = message.value or b""
@@ -29,11 +30,6 @@ def kill_large_ones(kafka: FakeKafka, consumer: DrivenConsumer) -> Counter[bytes
                 message.done()
     assert sum(kafka.offsets.values()) == sum(map(len, kafka.logs.values()))
     return handled
-
-
-def turn_often(consumer: DrivenConsumer) -> None:
-    for _ in range(9):
-        consumer.turn()
 
 
 def letters(kafka: FakeKafka) -> list[Outgoing]:
@@ -81,8 +77,7 @@ def test_a_retry_that_is_refused_is_a_dead_letter() -> None:
     consumer.turn()
     [message] = consumer.take()
     message.retry(error="e" * 60)
-    for _ in range(6):
-        consumer.turn()
+    consumer.turn_often()
     [letter] = letters(kafka)
     headers = dict(letter.headers)
     assert (headers["dw-dead-reason"], headers["dw-dead-omitted"]) == (b"RETRY_REFUSED", b"value")
@@ -92,6 +87,70 @@ def test_a_retry_that_is_refused_is_a_dead_letter() -> None:
     assert [each.value for each in consumer.take()] == [b"next"]
 
 
+@pytest.mark.parametrize("is_dead", [True, False])
+def test_what_is_refused_for_a_moment_is_written_as_it_was_meant(*, is_dead: bool) -> None:
+    kafka = FakeKafka(partitions=1)
+    kafka.send(b"x" * 400, key=b"k")
+    consumer = start(kafka)
+    consumer.turn()
+    [message] = consumer.take()
+    kafka.most_bytes = 100
+    if is_dead:
+        message.dead("BY_HAND")
+    else:
+        message.retry()
+    consumer.turn()
+    assert (consumer.engine.counts.failed_commits, kafka.committed_records) == (1, [])
+    consumer.broker.be_away(1)  # a question without an answer decides nothing
+    consumer.turn()
+    kafka.most_bytes = 1_000
+    consumer.turn_often()
+    [record] = kafka.committed_records
+    assert (record.topic, record.value) == (kafka.dead if is_dead else INGRESS, b"x" * 400)
+    assert consumer.engine.health.is_well
+
+
+def test_a_letter_is_shortened_only_by_what_its_topic_takes_now() -> None:
+    kafka = FakeKafka(partitions=1)
+    kafka.send(b"x" * 30_000, key=b"k")
+    consumer = start(kafka)
+    consumer.turn()
+    consumer.take()[0].dead("BY_HAND")
+    kafka.dead_bytes = 40_000  # it took 20,000 when the consumer began
+    consumer.broker.be_away(1)
+    consumer.turn()
+    assert letters(kafka) == []
+    consumer.turn_often()
+    assert [letter.value for letter in letters(kafka)] == [b"x" * 30_000]
+
+
+def test_a_topic_of_letters_that_becomes_too_small_stops_the_consumer_by_name() -> None:
+    kafka = FakeKafka(partitions=1)
+    kafka.send(b"x" * 400)
+    consumer = start(kafka)
+    consumer.turn()
+    consumer.take()[0].dead("BY_HAND")
+    kafka.most_bytes = kafka.dead_bytes = 100
+    with pytest.raises(ConsumerError) as reported:
+        consumer.turn_often()
+    assert reported.value.reason is ConsumerReason.TOPIC_TOO_SMALL
+    assert kafka.committed_records == []
+
+
+def test_after_a_retry_was_too_large_the_topics_are_asked_anew() -> None:
+    kafka = FakeKafka(partitions=1)
+    kafka.retry_bytes = 200
+    consumer = start(kafka)
+    for _ in range(2):
+        kafka.send(b"x" * 400)
+        consumer.turn()
+        consumer.take()[0].retry()
+        kafka.retry_bytes = 2_000
+        consumer.engine._look_at_s = 0.0
+        consumer.turn()
+    assert (consumer.engine.counts.dead, consumer.engine.counts.retried) == (1, 1)
+
+
 def test_what_can_be_settled_in_no_way_stops_the_consumer_by_name() -> None:
     kafka = FakeKafka(partitions=1, most_bytes=10)
     kafka.send(b"x")
@@ -99,7 +158,7 @@ def test_what_can_be_settled_in_no_way_stops_the_consumer_by_name() -> None:
     consumer.turn()
     consumer.take()[0].dead("BY_HAND")
     with pytest.raises(ConsumerError) as reported:
-        turn_often(consumer)
+        consumer.turn_often()
     assert reported.value.reason is ConsumerReason.OUTCOME_REFUSED
     assert kafka.dead in str(reported.value)
 

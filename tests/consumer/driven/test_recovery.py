@@ -131,7 +131,6 @@ def test_what_was_lost_stays_said_if_the_next_outcome_is_refused() -> None:
     consumer.turn()
     [message] = consumer.take()
     message.retry()
-    for _ in range(9):
-        consumer.turn()
+    consumer.turn_often()
     order = [record for record in kafka.committed_records if record.topic == kafka.order]
     assert {record.key for record in order if record.value is None} >= {(0).to_bytes(8, "big")}

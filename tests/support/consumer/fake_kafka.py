@@ -52,6 +52,10 @@ class FakeKafka:
     Attributes:
         more: The ids of further topics, by name.
         refused: The sources for which the group cannot have topics.
+        most_bytes: The largest record that is taken.
+        dead_bytes: The largest one that the topic of dead letters is said to take.
+        source_bytes: The same of the source.
+        retry_bytes: The same of the topic of retries.
         denied: The topics that the members may not read, or write to.
         is_group_denied: Whether they may not commit as members, which nobody else says.
         hidden: Those of them that they may not even describe.
@@ -63,6 +67,9 @@ class FakeKafka:
     order: str = "orders-order-g"
     dead: str = "orders-dead-g"
     most_bytes: int = 1 << 40
+    dead_bytes: int = 20_000
+    source_bytes: int = 10_000
+    retry_bytes: int = 10_000
     logs: dict[Partition, list[Incoming]] = field(default_factory=dict)
     offsets: dict[Partition, int] = field(default_factory=dict)
     passed: dict[Partition, Passed] = field(default_factory=dict)
@@ -204,14 +211,32 @@ class FakeBroker:
                 partitions = self._give_up()
             self._callbacks[event](partitions)
 
+    def _answer(self) -> None:
+        if self._away:
+            self._away -= 1
+            raise KafkaUnavailable("away on purpose")
+
     def be_away(self, times: int) -> None:
         """The next questions find no answer."""
         self._away = times
 
     def start(self) -> Start:
         """See `Broker`."""
-        most_bytes = {INGRESS: 10_000, self.kafka.dead: 20_000, self.kafka.retry: 10_000}
-        return Start(INGRESS, most_bytes)
+        return Start(INGRESS, self.sizes([]))
+
+    def sizes(self, topics: Sequence[TopicNames]) -> dict[str, int]:
+        """See `Broker`."""
+        self._answer()
+        kafka = self.kafka
+        if kafka.dead_bytes < kafka.source_bytes:
+            raise ConsumerError(ConsumerReason.TOPIC_TOO_SMALL, kafka.dead)
+        more = {name: 10_000 for names in topics for name in names.own}
+        return {
+            **more,
+            INGRESS: 10_000,
+            kafka.dead: kafka.dead_bytes,
+            kafka.retry: kafka.retry_bytes,
+        }
 
     def limits(self) -> IngressLimits | None:
         """See `Broker`."""
@@ -219,9 +244,7 @@ class FakeBroker:
 
     def all_topics(self) -> set[str]:
         """See `Broker`."""
-        if self._away:
-            self._away -= 1
-            raise KafkaUnavailable("away on purpose")
+        self._answer()
         return {self.kafka.source, self.kafka.retry, self.kafka.dead, INGRESS, *self.kafka.more}
 
     def prepare(self, topics: Sequence[TopicNames]) -> dict[str, int]:
@@ -292,9 +315,7 @@ class FakeBroker:
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """See `Broker`."""
-        if self._away:
-            self._away -= 1
-            raise KafkaUnavailable("away on purpose")
+        self._answer()
         self._look_for(self.kafka.hidden.intersection(at.topic for at in partitions))
         return {partition: self.kafka.passed.get(partition) for partition in partitions}
 
@@ -386,9 +407,7 @@ class FakeBroker:
     def renew_producer(self, unseen: AbstractSet[str]) -> None:
         """See `Broker`."""
         self._look_for(self.kafka.hidden - unseen)
-        if self._away:
-            self._away -= 1
-            raise KafkaUnavailable("away on purpose")
+        self._answer()
         self.renewals += 1
         self._is_broken = False
 

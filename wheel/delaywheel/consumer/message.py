@@ -130,6 +130,9 @@ class Settlement(NamedTuple):
         order: Records for the order topic.
         why: What a line in the log says about it.
         reason: The reason of a dead letter.
+        whole: A dead letter with all its parts, of which `record` has what its topic takes.
+        omitted: Which parts are left out for want of room, one of `OMISSIONS`.
+        is_measured: Whether its topic was asked what it takes after they were left out.
     """
 
     outcome: Outcome
@@ -138,6 +141,9 @@ class Settlement(NamedTuple):
     order: tuple[Outgoing, ...] = ()
     why: str = ""
     reason: str = ""
+    whole: Outgoing | None = None
+    omitted: tuple[str, ...] = ()
+    is_measured: bool = False
 
 
 DONE = Settlement(Outcome.DONE)

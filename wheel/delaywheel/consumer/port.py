@@ -61,7 +61,8 @@ class Start(NamedTuple):
     Attributes:
         ingress_topic: The cluster's ingress topic.
         most_bytes: The largest batch that this topic, those of retries and those of dead letters
-            accept, by topic.
+            accept, by topic. Where nobody says it, what is worth a try: of a topic of retries, to
+            which others write, Kafka's default.
     """
 
     ingress_topic: str
@@ -153,6 +154,15 @@ class Broker(Protocol):
         Raises:
             KafkaAway: Try again.
             ConsumerError: It is impossible for one of them.
+        """
+        ...
+
+    def sizes(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
+        """Returns the largest batches of these topics as they are now, as in `Start.most_bytes`.
+
+        Raises:
+            KafkaAway: Try again.
+            ConsumerError: One takes less than the topic whose records go there.
         """
         ...
 

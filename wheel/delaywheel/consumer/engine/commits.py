@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from delaywheel.consumer.book import CUT_RECORDS, Cut
@@ -13,7 +13,13 @@ from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.positions import Positions
 from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState
-from delaywheel.consumer.port import FIRST_BACKOFF_S, LONGEST_BACKOFF_S, TransactionFailure
+from delaywheel.consumer.message import ReceivedMessage, Settlement
+from delaywheel.consumer.port import (
+    FIRST_BACKOFF_S,
+    LONGEST_BACKOFF_S,
+    KafkaUnavailable,
+    TransactionFailure,
+)
 from delaywheel.consumer.records import Partition, Passed
 from delaywheel.consumer.watching.events import Told
 from delaywheel.consumer.watching.health import ConsumerTrouble
@@ -46,6 +52,7 @@ class Commits:
         self._failures = 0
         self._recover_at_s = 0.0
         self._cut_most: int | None = None
+        self._refused: tuple[Settlement, Mapping[str, int]] | None = None
         self._confirmed: tuple[int, AbstractSet[str]] = (0, frozenset())
         self.is_outdated = False
         """Whether a topic was made anew: what is settled cannot be told from what is gone."""
@@ -116,29 +123,61 @@ class Commits:
         """Commits settled records, in as many transactions as that takes."""
         state = self._state
         while not state.must_recover and self._is_confirmed():
-            with state.changed:
-                cut = self._book.cut(self._cut_most)
-                self._dispatcher.wants_commit = False
+            cut = self._cut()
             if cut is None:
                 break
             failure = self._try(cut)
-            with state.changed:
-                told: Told = []
-                if failure is None:
+            if failure is None:
+                with state.changed:
                     told = self._committed(cut)
                     state.health.note(ConsumerTrouble.COMMIT_FAILED, None)
                     self._failures = 0
                     self._widen()
-                else:
+                    state.changed.notify_all()
+                state.teller.outcomes(told)
+            else:
+                with state.changed:
                     self._fail(failure, cut)
-                state.changed.notify_all()
-            state.teller.outcomes(told)
-            if failure is not None:
+                    state.changed.notify_all()
+                if failure.is_refusal:
+                    self._narrow(failure, cut)
                 state.teller.commit_failed(failure.text)
             if not cut.is_full:
                 break
         self.last_s = time.monotonic()
         self.next_s = self.last_s + state.settings.commit_every_ms / 1000
+
+    def _cut(self) -> Cut | None:
+        """Returns what to commit next, with letters as whole as their topics take them now."""
+        while True:
+            with self._state.changed:
+                cut = self._book.cut(self._cut_most)
+                self._dispatcher.wants_commit = False
+            short = [
+                (block.message(index), one)
+                for block, index, one in (() if cut is None else cut.settled())
+                if one.omitted and not one.is_measured
+            ]
+            if not short:
+                return cut
+            if self._sizes_for([message for message, _ in short]) is None:
+                return None
+            with self._state.changed:
+                for message, settlement in short:
+                    measured = self._state.policy.measured(message, settlement)
+                    self._book.resettle(message, measured)
+
+    def _sizes_for(self, messages: Sequence[ReceivedMessage]) -> Mapping[str, int] | None:
+        """Asks what the topics take that outcomes of these go to; None: Kafka does not answer."""
+        state = self._state
+        names = {state.settings.topics.names_of(message.place.topic) for message in messages}
+        try:
+            sizes = state.ask(lambda: state.broker.sizes(list(names)))
+        except KafkaUnavailable as gone:
+            state.note_away("what topics take", gone)
+            return None
+        state.policy.learn_sizes(sizes)
+        return sizes
 
     def _is_confirmed(self) -> bool:
         """Whether what was fetched is of the topics that its offsets are to be committed for.
@@ -185,7 +224,6 @@ class Commits:
         self._state.must_recover = True
         self._book.counts.failed_commits += 1
         if failure.is_refusal:
-            self._narrow(failure, cut)
             return
         if failure.has_begun_to_end or not failure.is_forbidden:
             self._doubtful = cut
@@ -210,21 +248,43 @@ class Commits:
         self._failures += 1
 
     def _narrow(self, failure: TransactionFailure, cut: Cut) -> None:
-        """Looks for the record that is refused, and gives it another outcome once it is alone."""
+        """Looks for the record that is refused, and gives it another outcome once it is alone.
+
+        Not at once: what its topic takes may have been lowered for a moment, and brokers do not
+        hear of a change at the same time.
+        """
         self._cut_most = min(cut.count, CUT_RECORDS) // 2
         if self._cut_most:
             return
         self._cut_most = 1
         ((block, index, refused),) = cut.settled()
         message = block.message(index)
+        if not self._is_refused_again(message, refused):
+            self._failures = max(1, self._failures)
+            self._back_off()
+            return
         settlement = self._state.policy.instead(message, refused, failure.text)
         _LOG.error("%r: %s", message, failure.text)
+        with self._state.changed:
+            self._resettle(message, refused, settlement)
+
+    def _resettle(
+        self, message: ReceivedMessage, refused: Settlement, settlement: Settlement
+    ) -> None:
         if self._state.order is not None:
             written, _ = self._state.order.settled(message, settlement)
             known = {record.key for record in written}
             others = [one for one in refused.order if one.key not in known]
             settlement = settlement._replace(order=(*others, *written))
         self._book.resettle(message, settlement)
+
+    def _is_refused_again(self, message: ReceivedMessage, refused: Settlement) -> bool:
+        """Whether this outcome was refused before, and its topics take what they took then."""
+        sizes = self._sizes_for([message])
+        if sizes is None:
+            return False
+        before, self._refused = self._refused, (refused, sizes)
+        return before is not None and before[0] is refused and before[1] == sizes
 
     def _widen(self) -> None:
         if self._cut_most is not None:

@@ -73,6 +73,7 @@ class Lookout:
         try:
             topics = self._state.ask(lambda: self._broker.topics(self._state.seen_topics))
             limits = self._state.ask(self._broker.limits)
+            self._ask_for_sizes()
         except KafkaUnavailable as away:
             self._state.note_away("no answer about the topics", away)
             return None
@@ -81,6 +82,13 @@ class Lookout:
         self.learn_partitions(topics)
         note_missing(self._state, topics)
         return topics
+
+    def _ask_for_sizes(self) -> None:
+        """Takes in what topics take now for which something was too large."""
+        too_small = self._state.policy.found_too_small().intersection(self._state.settings.topics)
+        if too_small:
+            sizes = self._state.ask(lambda: self._broker.sizes(list(too_small)))
+            self._state.policy.learn_sizes(sizes)
 
     def learn_partitions(self, topics: Mapping[str, ConsumedTopic]) -> None:
         """Takes in how many partitions there are now."""

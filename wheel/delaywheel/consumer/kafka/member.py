@@ -50,6 +50,7 @@ from delaywheel.consumer.kafka.fetching import in_columns
 from delaywheel.consumer.kafka.order_topic import ORDER_CONFIG, OrderTopics
 from delaywheel.consumer.kafka.topics import (
     ASK_S,
+    LARGEST_BATCH_BYTES,
     check_policies,
     check_rights,
     check_sizes,
@@ -79,9 +80,6 @@ from delaywheel.ingress import IngressLimits, ingress_topic
 from delaywheel.transactional import OpenTransactionWatch, transactional
 
 _LOG = logging.getLogger("delaywheel.consumer")
-
-LARGEST_BATCH_BYTES = 90_000_000
-"""What our topics and producer permit: a retry or letter is larger than its record."""
 
 TOPICS_EVERY_MS: Final = 10_000
 """How often the client looks for topics that were made anew, and for new partitions.
@@ -170,6 +168,14 @@ class KafkaBroker:
         check_policies(admin, topics, ordered=ordered)
         self._check_rights(topics)
         return check_sizes(admin, topics, self._ingress)
+
+    def sizes(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
+        """See `Broker`."""
+        assert self._ingress is not None
+        try:
+            return check_sizes(self._asking, topics, self._ingress)
+        except KafkaException as exception:
+            raise away(exception) from exception
 
     def subscribe(
         self,

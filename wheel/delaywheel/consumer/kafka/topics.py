@@ -37,10 +37,13 @@ _FOR_GOOD = REFUSALS | {
     KafkaError.INVALID_PARTITIONS,
     KafkaError.INVALID_CONFIG,
 }
+_UNTOLD = REFUSALS | {KafkaError.UNKNOWN_TOPIC_OR_PART}
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """What brokers before 2.8 answer."""
+LARGEST_BATCH_BYTES = 90_000_000
+"""What our topics and producer permit: a retry or letter is larger than its record."""
 DEFAULT_BATCH_BYTES = 1_048_588
-"""Kafka's default `max.message.bytes`, for topics that we may not describe."""
+"""Kafka's default `max.message.bytes`."""
 
 
 def partitions_of(admin: AdminClient) -> dict[str, int]:
@@ -193,11 +196,13 @@ def check_sizes(admin: AdminClient, topics: Iterable[TopicNames], ingress: str) 
     Raises:
         ConsumerError: One of these takes less than the topic whose records go there.
     """
-    most_bytes = {ingress: _largest_batch(admin, ingress)}
+    most_bytes = {ingress: _largest_batch(admin, ingress) or LARGEST_BATCH_BYTES}
     for names in topics:
-        source_bytes = _largest_batch(admin, names.source)
-        for name in (names.dead, names.retry):
-            most_bytes[name] = _largest_batch(admin, name)
+        source_bytes = _largest_batch(admin, names.source) or 0
+        # We would hear that a letter is refused, but not that a retry is.
+        unknown = {names.dead: LARGEST_BATCH_BYTES, names.retry: DEFAULT_BATCH_BYTES}
+        for name, unknown_bytes in unknown.items():
+            most_bytes[name] = _largest_batch(admin, name) or unknown_bytes
             if most_bytes[name] < source_bytes:
                 raise ConsumerError(
                     ConsumerReason.TOPIC_TOO_SMALL,
@@ -207,15 +212,19 @@ def check_sizes(admin: AdminClient, topics: Iterable[TopicNames], ingress: str) 
     return most_bytes
 
 
-def _largest_batch(admin: AdminClient, topic: str) -> int:
-    return int(_config(admin, topic).get("max.message.bytes", DEFAULT_BATCH_BYTES))
+def _largest_batch(admin: AdminClient, topic: str) -> int | None:
+    """Returns `max.message.bytes`; None if we may not know it."""
+    found = _config(admin, topic).get("max.message.bytes")
+    return None if found is None else int(found)
 
 
 def _config(admin: AdminClient, topic: str) -> dict[str, str]:
-    """Returns the settings of a topic; empty if we lack the permission."""
+    """Returns the settings of a topic; empty if it is not there, or we lack the permission."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     try:
         answer = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
-    except KafkaException:
+    except KafkaException as exception:
+        if exception.args[0].code() not in _UNTOLD:
+            raise
         return {}
     return {name: str(entry.value) for name, entry in answer.items()}

@@ -24,11 +24,24 @@ is written for, FORWARD_REFUSED. A letter that is too large
 for its topic omits the value, or also the headers, or also the key, and `dw-dead-omitted`
 names them: they stay where the letter's origin says. A record with a header whose name is not UTF-8
 is dead before it is handled, HEADER_INVALID: no client reads the headers of such a record.
+
+What topics take may be changed at any time. So nothing is lost by what was known earlier:
+
+| an outcome | then |
+|---|---|
+| is a letter that is too large by what is known | its topic is asked before it is written: it has |
+|   | the parts that fit now |
+| is a retry that is too large by what is known | it is dead, whole; the topics are asked within |
+|   | 5 s, for later ones |
+| alone in its transaction, is refused by Kafka | the topics are asked, and it is tried again |
+| is refused again, and they take what they took | a retry is dead, a letter omits a part more |
+| the topic of letters takes less than the source | the consumer stops, TOPIC_TOO_SMALL, as at the |
+|   | start: no letter is shortened by that |
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
 
@@ -52,10 +65,11 @@ from delaywheel.consumer.records import (
     shortened,
 )
 from delaywheel.consumer.rules.backoff import Delays, Failure, with_jitter
+from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, IngressLimits
 from delaywheel.levels import Duration, length_ms
-from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
+from delaywheel.record_headers import OMISSIONS
 from delaywheel.ttl import TTL_HEADER, ttl_s_of
 
 _BATCH_BYTES = 120
@@ -91,6 +105,7 @@ class Policy:
         self._most_bytes = start.most_bytes
         self._limits: IngressLimits | None = None
         self._retry_partitions: Mapping[str, int] = {}
+        self._too_small_for: set[TopicNames] = set()
 
     def learn_limits(self, limits: IngressLimits | None) -> None:
         """Takes in what ingress takes now.
@@ -109,8 +124,13 @@ class Policy:
             )
 
     def learn_sizes(self, most_bytes: Mapping[str, int]) -> None:
-        """Takes in the largest batches of further topics, as `Start` has them."""
+        """Takes in the largest batches of topics, as `Start` has them."""
         self._most_bytes = {**self._most_bytes, **most_bytes}
+
+    def found_too_small(self) -> set[TopicNames]:
+        """Returns the topics for which something was too large since this was asked last."""
+        found, self._too_small_for = self._too_small_for, set()
+        return found
 
     def learn_partitions(self, partitions: Mapping[str, int]) -> None:
         """Takes in how many partitions the topics of retries have."""
@@ -155,7 +175,7 @@ class Policy:
         trip = _failed(message, error)._replace(attempt=message.attempt + 1)
         record = self._coming_back(message, trip, due_ms)
         if record is None:
-            return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE, error)
+            return self._too_large(message, error)
         return Settlement(Outcome.RETRIED, record, due_ms, why=trip.last_error or "no error given")
 
     def _delay_ms(self, message: ReceivedMessage, error: Failure) -> int | DeadLetterReason:
@@ -187,14 +207,20 @@ class Policy:
         trip = Trip(message.attempt, message.origin, message.first_error, message.last_error)
         record = self._coming_back(message, trip, due_ms)
         if record is None:
-            return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE)
+            return self._too_large(message)
         return Settlement(Outcome.PARKED, record, due_ms)
 
     def forward(self, message: ReceivedMessage, record: Outgoing) -> Settlement:
         """Returns the settlement that writes another record, to the ingress topic."""
         if len(record.headers) > HEADERS_MOST or not self._fits(record):
-            return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE)
+            return self._too_large(message)
         return Settlement(Outcome.FORWARDED, record)
+
+    def _too_large(
+        self, message: ReceivedMessage, error: BaseException | str | None = None
+    ) -> Settlement:
+        self._too_small_for.add(self._settings.topics.names_of(message.place.topic))
+        return self.dead(message, DeadLetterReason.MESSAGE_TOO_LARGE, error)
 
     def _coming_back(self, message: ReceivedMessage, trip: Trip, due_ms: int) -> Outgoing | None:
         names = self._settings.topics.names_of(message.place.topic)
@@ -245,14 +271,15 @@ class Policy:
             return self.dead(message, DeadLetterReason.RETRY_REFUSED, why)
         if refused.outcome is Outcome.FORWARDED:
             return self.dead(message, DeadLetterReason.FORWARD_REFUSED, why)
-        letter = refused.record
-        if letter is None or letter.value is None:
-            topic = "Kafka" if letter is None else letter.topic
-            raise ConsumerError(
-                ConsumerReason.OUTCOME_REFUSED, f"{message!r}: {topic} takes nothing of it: {why}"
-            )
-        headers = [*letter.headers, (OMITTED_HEADER, b"value")]
-        return refused._replace(record=letter._replace(value=None, headers=headers))
+        if refused.whole is not None and refused.record is not None:
+            for omitted in OMISSIONS[OMISSIONS.index(refused.omitted) + 1 :]:
+                letter = _without(message, refused.whole, omitted)
+                if letter.length_bytes < refused.record.length_bytes:
+                    return refused._replace(record=letter, omitted=omitted, is_measured=True)
+        topic = "Kafka" if refused.record is None else refused.record.topic
+        raise ConsumerError(
+            ConsumerReason.OUTCOME_REFUSED, f"{message!r}: {topic} takes nothing of it: {why}"
+        )
 
     def dead(
         self, message: ReceivedMessage, reason: str, error: BaseException | str | None = None
@@ -269,15 +296,22 @@ class Policy:
             value=message.value,
             headers=message.headers,
         )
-        unread = ("headers",) if message.are_headers_unread else ()
-        letters = (
-            shortened(whole, len(message.headers), tuple(dict.fromkeys([*omitted, *unread])))
-            for omitted in OMISSIONS
-        )
-        letter = next(filter(self._fits, letters), whole)
         said = _failed(message, error).last_error
         why = f"{reason}: {said}" if said else reason
-        return Settlement(Outcome.DEAD, letter, why=why, reason=reason)
+        return self._fitted(message, Settlement(Outcome.DEAD, why=why, reason=reason, whole=whole))
+
+    def measured(self, message: ReceivedMessage, settlement: Settlement) -> Settlement:
+        """Returns a letter's settlement with what its topic takes: it was asked just now."""
+        return self._fitted(message, settlement)._replace(is_measured=True)
+
+    def _fitted(self, message: ReceivedMessage, settlement: Settlement) -> Settlement:
+        """Returns a letter's settlement with the parts that fit, by what is known."""
+        assert settlement.whole is not None
+        for omitted in OMISSIONS:
+            letter = _without(message, settlement.whole, omitted)
+            if self._fits(letter):
+                return settlement._replace(record=letter, omitted=omitted)
+        return settlement._replace(record=_without(message, settlement.whole, ()), omitted=())
 
     def expired(
         self, message: ReceivedMessage, error: BaseException | str | None = None
@@ -287,7 +321,7 @@ class Policy:
         if self._settings.expired == "skip":
             return Settlement(Outcome.EXPIRED, why=why)
         letter = self.dead(message, DeadLetterReason.EXPIRED, error)
-        return Settlement(Outcome.EXPIRED, letter.record, why=why)
+        return letter._replace(outcome=Outcome.EXPIRED, why=why, reason="")
 
     def at_hand_out(self, message: ReceivedMessage, now_ms: int) -> Settlement | None:
         """Returns the settlement of a record before it is handled; None if it is to be handled."""
@@ -320,6 +354,12 @@ class Policy:
         if ttl_s is None or message.timestamp_ms < 0:
             return None
         return message.timestamp_ms + ttl_s * 1000
+
+
+def _without(message: ReceivedMessage, whole: Outgoing, omitted: Sequence[str]) -> Outgoing:
+    """Returns a letter without these parts, nor those that no client reads."""
+    unread = ("headers",) if message.are_headers_unread else ()
+    return shortened(whole, len(message.headers), tuple(dict.fromkeys([*omitted, *unread])))
 
 
 def _failed(message: ReceivedMessage, error: BaseException | str | None) -> Trip:
