@@ -59,6 +59,22 @@ def test_operators_acts_are_noted_and_what_they_only_look_at_is_not(lines: Any) 
     ]
 
 
+def test_a_line_is_short_and_one_whatever_others_say(caplog: pytest.LogCaptureFixture) -> None:
+    """Collectors cut long lines in two: the second half could look like a line of its own."""
+    caplog.set_level(logging.INFO, AUDIT_LOGGER)
+    long = 'x\n{"who": "admin"}' * 5_000
+    audit = Audit("n1", has_grants=True)
+    named = pb.CancelRequest(messages=[pb.MessageRef(handle=long)] * 3)
+    audit.ended("Cancel", SHOP, named, Refusal(Reason.HANDLE_INVALID))
+    by_topic = pb.CancelManyRequest(filter=pb.Filter(topic=long))
+    audit.ended("CancelMany", SHOP, by_topic, Refusal(Reason.TOPIC_INVALID))
+    audit.ended("RemoveNode", SHOP, pb.RemoveNodeRequest(node=long), pb.RemoveNodeResponse())
+    audit.refused("Search", "ipv4:1", Refusal(Reason.FORBIDDEN, long, principal=long))
+    written = [record.getMessage() for record in caplog.records]
+    assert len(written) == 4
+    assert all(len(line) < 4_096 and "\n" not in line for line in written)
+
+
 def test_keys_and_headers_are_never_in_it(lines: Any) -> None:
     asked = pb.Filter(topic="orders", key=b"secret", header=pb.Header(name="h", value=b"secret"))
     audit = Audit("n1", has_grants=True)

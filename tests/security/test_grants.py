@@ -466,6 +466,13 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
     assert not shown.topic_quotas
 
 
+def test_no_filter_by_a_name_that_no_topic_can_have(site: Site) -> None:
+    """Its rights were looked up, kept and quoted whole: gRPC drops so long a status."""
+    for look in (searched, found_to_cancel):
+        asked = partial(look, site.stub("shop"), topic="x" * 100_000)
+        assert told(asked) == "TOPIC_INVALID"
+
+
 def test_nobody_passes_for_a_node(site: Site) -> None:
     for shown in ("1", "", "0" * 64):
         metadata = (("dw-passed", shown),)

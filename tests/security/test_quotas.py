@@ -51,6 +51,7 @@ def test_the_first_quota_that_names_somebody_counts() -> None:
         ('[[quota]]\nwho = ["a"]', "give one of messages_per_second"),
         ('[[quota]]\nwho = ["a"]\nmessages_per_second = 0', "whole number of 1 or more"),
         ('[[quota]]\nwho = ["a"]\nbytes_per_second = true', "whole number of 1 or more"),
+        (f'[[quota]]\nwho = ["a"]\nbytes_per_second = {1 << 63}', r"below 2\^63"),
         ("[[quota]]\nmessages_per_second = 1", "who must be a list"),
         ('[[quota]]\nwho = ["a"]\nmessage_per_second = 1', "mean messages_per_second"),
         ('[[topic_quota]]\nwho = ["a"]\npending_bytes = 1', "there is no who"),

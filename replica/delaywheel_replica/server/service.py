@@ -186,8 +186,9 @@ class DelayWheelService:
         """See the protocol."""
         _count_question(request, context)
         with self._counts.calls.timed("search") as outcome:
+            wanted = wanted_of(request.filter)
             found_in = searchable(context.caller, Right.INSPECT, request.filter)
-            answer = await self._search.search(request, wanted_of(request.filter, found_in.test))
+            answer = await self._search.search(request, wanted.only_in(found_in.test))
             shown_to(context.caller, answer.messages)
             outcome.append("INCOMPLETE" if answer.looked.incomplete else "COMPLETE")
         return answer

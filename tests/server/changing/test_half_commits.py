@@ -9,11 +9,13 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import EVERYTHING
+from delaywheel_replica.server.access.rights import EVERYTHING, Granted, Right, Rights
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.commit.committer import GROUP_BYTES, Committed
 from delaywheel_replica.server.commit.own_halves import OwnHalves
+from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.node_view import wall_ms
 
 WHEEL = WheelId("n1", 1)
@@ -56,3 +58,28 @@ async def test_what_is_released_together_fits_into_a_group() -> None:
         expected = [(Kind.COMMITS, 1, 0), *releases] if first else [(Kind.COMMITS, 5, 0)]
         assert wrote.requests == expected
         wrote.requests.clear()
+
+
+async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
+    """FORBIDDEN would say that there is one."""
+    topics = {b"i" * 16: {"inspected"}, b"h" * 16: {"hidden"}, b"n" * 16: frozenset()}
+
+    class Sights:
+        async def topics_of(self, named: list[Reference]) -> list[object]:
+            return [topics[each.id] for each in named]
+
+    rights = Rights(
+        [
+            Granted(frozenset({Right.PRODUCE}), (Pattern("orders"),)),
+            Granted(frozenset({Right.INSPECT}), (Pattern("inspected"),)),
+        ]
+    )
+    nothing = cast("Any", None)
+    commits = HalfCommits(
+        "n1", cast("Any", Sights()), nothing, nothing, OwnHalves(), lambda: WHEEL, lambda: None
+    )
+    halves = [pb.HalfRef(id=id_, due_ms=wall_ms() + 3_000) for id_ in topics]
+    caller = Caller("shop", "token", lambda: rights)
+    answer = await commits.commit(pb.CommitRequest(halves=halves), caller)
+    told = [result.error.reason for result in answer.results]
+    assert told == ["FORBIDDEN", "NOT_UP_TO_DATE", "NOT_UP_TO_DATE"]

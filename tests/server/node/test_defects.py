@@ -112,3 +112,10 @@ def test_what_a_peers_message_raises_reaches_the_peers_thread(
     with pytest.raises(ValueError, match="a defect"):
         given["on_disconnected"]("n2")
     assert exits == []
+
+
+def test_a_status_fits_into_headers_whatever_it_quotes() -> None:
+    """Of a longer one gRPC tells the caller nothing but that it was too long."""
+    refusal = Refusal(Reason.NODE_UNKNOWN, "ä\U0001f600" * 50_000)
+    assert refusal.text.endswith(refusal.reason.advice)
+    assert len(refusal.as_status().SerializeToString()) < 2_500

@@ -6,8 +6,9 @@
 | a call that cancels or reschedules | once there are grants: nobody has a name without |
 | a refusal for lack of rights, or of a name | at most one a second of each principal and call |
 
-A call is one line, however many messages it names. The node that the call came to writes it. Keys,
-values and headers are never in it.
+A call is one line, however many messages it names, and a line is short, whatever they are called:
+collectors of logs cut longer ones in two, and the second half could be made to look like a line.
+The node that the call came to writes it. Keys, values and headers are never in it.
 """
 
 import json
@@ -30,6 +31,8 @@ from delaywheel_replica.server.node.refusals import Refusal
 AUDIT_LOGGER: Final = "delaywheel.audit"
 OF_ACCESS: Final = frozenset({Reason.FORBIDDEN, Reason.TOKEN_UNKNOWN, Reason.NODE_UNPROVEN})
 _NAMED_AT_MOST: Final = 3
+_TEXT_AT_MOST: Final = 300
+"""Characters of each text that is said by others."""
 _REFUSALS_KEPT: Final = 1_024
 _REFUSED_EVERY_S: Final = 1.0
 _log: Final = logging.getLogger(AUDIT_LOGGER)
@@ -93,7 +96,20 @@ class Audit:
             "call": call,
             **fields,
         }
-        _log.info("%s", json.dumps(line))
+        _log.info("%s", json.dumps(_cut(line)))
+
+
+def _cut(said: Any) -> Any:
+    """Cuts long texts."""
+    match said:
+        case str():
+            return said if len(said) <= _TEXT_AT_MOST else f"{said[:_TEXT_AT_MOST]}…"
+        case dict():
+            return {name: _cut(value) for name, value in said.items()}
+        case list():
+            return list(map(_cut, said))
+        case _:
+            return said
 
 
 def _what(request: Message) -> Mapping[str, Any]:

@@ -92,7 +92,9 @@ def read_file(name: str, path: Path, parse: Callable[[bytes], _Content]) -> File
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             if mode & stat.S_IRWXO:
                 raise AccessFileError(f"{name} {path}: everybody may use it: chmod o= {path}")
-            content = file.read(_MOST_BYTES)
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise AccessFileError(f"{name} {path}: more than {_MOST_BYTES:,} bytes")
         return FileRead(parse(content), sha256(content).hexdigest())
     except OSError as error:
         reason = (error.strerror or str(error)).lower()

@@ -22,7 +22,7 @@ from delaywheel_replica.server.access.tables import checked, is_meant, patterns,
 
 _FIELDS: Final = ("who", "may", "topics")
 _PRINCIPALS_AT_MOST: Final = 4_096
-"""Principals whose rights are kept together: an authority may have signed any number of names."""
+"""Principals that are kept: an authority may have signed any number of names."""
 
 
 _TABLES: Final = ("grant", "quota", "topic_quota")
@@ -39,6 +39,8 @@ class Grants:
         self._grants = grants
         self.quotas: Final = quotas
         self._rights: dict[str, Rights] = {}
+        self._of_grants: Final[dict[tuple[int, ...], Rights]] = {}
+        """The rights by numbers of grants: who is named by the same ones shares decisions."""
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
@@ -59,7 +61,13 @@ class Grants:
         """Returns what a principal may do."""
         known = self._rights.get(principal)
         if known is None:
-            known = Rights(granted for who, granted in self._grants if is_meant(who, principal))
+            numbers = tuple(
+                number for number, (who, _) in enumerate(self._grants) if is_meant(who, principal)
+            )
+            known = self._of_grants.get(numbers)
+            if known is None:
+                known = Rights(self._grants[number][1] for number in numbers)
+                self._of_grants[numbers] = known
             if len(self._rights) >= _PRINCIPALS_AT_MOST:
                 self._rights.clear()
             self._rights[principal] = known

@@ -22,6 +22,8 @@ from typing import Any, Final, NamedTuple, Self
 from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.server.access.tables import checked, is_meant, patterns, tables_of
 
+_MOST: Final = (1 << 63) - 1
+"""What an answer can show."""
 _KNOWN_AT_MOST: Final = 8_192
 """Decisions kept: principals and topics are named by others."""
 
@@ -123,8 +125,8 @@ def _topic_quota(what: str, table: Any) -> tuple[tuple[Pattern, ...], TopicQuota
 def _numbers(what: str, table: dict[str, Any], names: tuple[str, ...]) -> dict[str, int]:
     numbers = {name: table[name] for name in names if name in table}
     for name, number in numbers.items():
-        if type(number) is not int or number < 1:
-            raise ValueError(f"{what}: {name} must be a whole number of 1 or more")
+        if type(number) is not int or not 1 <= number <= _MOST:
+            raise ValueError(f"{what}: {name} must be a whole number of 1 or more, below 2^63")
     if not numbers:
         raise ValueError(f"{what}: give one of {', '.join(names)}")
     return numbers

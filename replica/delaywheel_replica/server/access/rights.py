@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from delaywheel_replica.patterns import Pattern
 
 _KNOWN_AT_MOST: Final = 8_192
-"""Decisions kept of one principal: callers name topics as they like."""
+"""Decisions kept for those with the same grants: callers name topics as they like."""
 
 
 class Right(StrEnum):

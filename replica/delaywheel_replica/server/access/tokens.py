@@ -25,6 +25,8 @@ def parse_tokens(content: bytes) -> Mapping[str, str]:
             raise ValueError(f"{digest[:8]}…: is no SHA-256 in 64 hex digits")
         if not (isinstance(name, str) and name):
             raise ValueError(f"{digest[:8]}…: name its owner as a text")
+        if digest.lower() in names:
+            raise ValueError(f"{digest[:8]}…: is there twice")
         names[digest.lower()] = name
     return names
 

@@ -67,8 +67,9 @@ class CancelMany:
             RefusedError: FILTER_MISSING, FORBIDDEN, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE, and
                 those of filters.
         """
+        wanted = wanted_of(request.filter)
         found_in = searchable(caller, Right.CHANGE, request.filter).within(request.within)
-        wanted = wanted_of(request.filter, found_in.test)
+        wanted = wanted.only_in(found_in.test)
         if not wanted.names_something:
             raise RequestRefusedError(Reason.FILTER_MISSING)
         if self._view.cleaner.leading() is None:

@@ -9,8 +9,8 @@ here.
 | the half | the caller gets |
 |---|---|
 | its hold has ended, or nearly; its second is sealed | LEFT_TO_CHECK |
-| lies in a topic that the caller may not send to | FORBIDDEN |
-| lies nowhere here, for a caller that may not send to all topics | NOT_UP_TO_DATE |
+| lies in a topic that the caller may not send to, and may inspect or change | FORBIDDEN |
+| lies in another such topic, or nowhere here, for who may not send to all topics | NOT_UP_TO_DATE |
 | any other | COMMITTED; or why no row is known to be held |
 """
 
@@ -29,6 +29,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right
+from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.awaited import parsed
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.commit.committer import GROUP_BYTES
@@ -134,11 +135,13 @@ class HalfCommits:
         references = [each for each in named if isinstance(each, Reference)]
         all_topics = await self._sights.topics_of(references)
         for row, topics in zip(rows, all_topics, strict=True):
-            if not topics:
-                refused[row] = Refusal(Reason.NOT_UP_TO_DATE)
-            elif not all(caller.rights.may(Right.PRODUCE, topic) for topic in topics):
+            if topics and all(caller.rights.may(Right.PRODUCE, topic) for topic in topics):
+                continue
+            if topics and may_know_of(caller.rights, topics):
                 error = caller.refuse_without(Right.PRODUCE, "in the topic of this message")
                 refused[row] = error.refusal
+            else:
+                refused[row] = Refusal(Reason.NOT_UP_TO_DATE)
         return refused
 
     def _divided(self, keys: Mapping[int, MessageKey]) -> "list[_Rows]":

@@ -5,9 +5,9 @@ bounded length; headers are decoded only for messages that match everything else
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.patterns import is_topic_name
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError, quoted
 
 # How many bytes of keys are gathered at a time.
 _PIECE_BYTES: Final = 1 << 20
@@ -44,6 +45,10 @@ class Wanted:
     from_ms: int = 0
     to_ms: int = _MS_BEYOND
     may_find: Callable[[str], bool] | None = None
+
+    def only_in(self, may_find: Callable[[str], bool] | None) -> Self:
+        """Returns the conditions for somebody who may find what is in some topics; None: in all."""
+        return replace(self, may_find=may_find)
 
     @cached_property
     def _names(self) -> list[bytes]:
@@ -91,16 +96,14 @@ class Wanted:
         )
 
 
-def wanted_of(asked: pb.Filter, may_find: Callable[[str], bool] | None = None) -> Wanted:
-    """Parses a filter.
-
-    Args:
-        asked: The filter.
-        may_find: In which topics anything may be found; None: in all.
+def wanted_of(asked: pb.Filter) -> Wanted:
+    """Parses a filter. What it names has a bounded length: look at it before anything else does.
 
     Raises:
-        RefusedError: ID_INVALID, DUE_INVALID, HEADER_INVALID.
+        RefusedError: TOPIC_INVALID, ID_INVALID, DUE_INVALID, HEADER_INVALID.
     """
+    if asked.HasField("topic") and not is_topic_name(asked.topic):
+        raise RequestRefusedError(Reason.TOPIC_INVALID, quoted(asked.topic))
     if asked.HasField("id") and len(asked.id) != ID_LENGTH_BYTES:
         raise RequestRefusedError(Reason.ID_INVALID, f"An id of {counted(len(asked.id), 'byte')}")
     from_ms = asked.from_ms if asked.HasField("from_ms") else 0
@@ -120,7 +123,6 @@ def wanted_of(asked: pb.Filter, may_find: Callable[[str], bool] | None = None) -
         header=header,
         from_ms=from_ms,
         to_ms=to_ms,
-        may_find=may_find,
     )
 
 

@@ -31,6 +31,8 @@ _RETRY_DELAY_MS = {
     Reason.RESCHEDULE_UNKNOWN: 200,
     Reason.RESCHEDULES_BUSY: 500,
 }
+# A status travels in headers, of which gRPC drops a call with more than 16 KiB.
+_DETAIL_BYTES: Final = 1_500
 # How much of a caller's text is quoted back.
 _QUOTED_LENGTH: Final = 60
 DETAILS_KEY = "grpc-status-details-bin"
@@ -51,7 +53,10 @@ class Refusal:
     @property
     def text(self) -> str:
         """What is wrong, and what to do."""
-        return f"{self.detail}. {self.reason.advice}" if self.detail else self.reason.advice
+        if not self.detail:
+            return self.reason.advice
+        detail = self.detail.encode(errors="replace")[:_DETAIL_BYTES].decode(errors="ignore")
+        return f"{detail}. {self.reason.advice}"
 
     @property
     def retry_delay_ms(self) -> int | None:
