@@ -34,6 +34,8 @@ from delaywheel_replica.kafka_settings import DEFAULT_TOPIC_BYTES, KafkaSettings
 ANSWER_S = 2.0
 CALL_S = 5.0
 VERIFICATION = "transaction.partition.verification.enable"
+# A letter that goes before its group reads it would be a half that nobody decided.
+_KEEPS_ALL = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,7 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         OwnTopic(names.control, control, compacted=True),
         OwnTopic(names.outcomes, kept),
         OwnTopic(names.dead, kept),
-        # A letter that goes before its group reads it would be a half that nobody decided.
-        *([OwnTopic(names.halves, {**kept, "retention.ms": "-1"})] if settings.halves else []),
+        *([OwnTopic(names.halves, kept | _KEEPS_ALL)] if settings.halves else []),
     )
 
 
