@@ -172,11 +172,17 @@ def test_coroutines_as_handlers(site: Site) -> None:
         await asyncio.sleep(0.05)
         under_way -= 1
         unlucky(message)
+        if message.value == b"3" and message.attempt == 1:
+            raise asyncio.CancelledError  # of something that it awaited
 
     site.send(*(Sent(value) for value in (b"1", b"unlucky", b"2", b"3", b"4")))
-    seen = site.run(handle, 7, retry=("200ms", "200ms"))
+    seen = site.run(handle, 8, retry=("200ms", "200ms"))
     failed = [message.attempt for message in seen if message.value == b"unlucky"]
     assert failed == [1, 2, 3]
     assert {message.value for message in seen} == {b"1", b"2", b"3", b"4", b"unlucky"}
-    assert len(seen) == 7
+    assert [one.last_error for one in seen if one.value == b"3"] == [
+        None,
+        "HandlerCancelledError: the handler awaited what was cancelled elsewhere",
+    ]
+    assert len(seen) == 8
     assert 1 < max(at_once) <= 3

@@ -28,6 +28,7 @@ from delaywheel.consumer.leaving import BatchItemError, UnreadableError
 from delaywheel.consumer.message import (
     ConsumerError,
     ConsumerReason,
+    HandlerCancelledError,
     HandlerTimeoutError,
     ReceivedMessage,
     SettledError,
@@ -59,6 +60,7 @@ __all__ = [
     "ExponentialBackoff",
     "GroupTopic",
     "HalfChecker",
+    "HandlerCancelledError",
     "HandlerTimeoutError",
     "Middleware",
     "Partition",

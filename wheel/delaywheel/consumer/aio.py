@@ -9,7 +9,11 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from delaywheel.consumer.batch import Batch
-from delaywheel.consumer.message import HandlerTimeoutError, ReceivedMessage
+from delaywheel.consumer.message import (
+    HandlerCancelledError,
+    HandlerTimeoutError,
+    ReceivedMessage,
+)
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped
 from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
@@ -17,6 +21,25 @@ from delaywheel.consumer.sync import WAIT_S, BaseConsumer
 from delaywheel.levels import Duration, length_ms
 
 _T = TypeVar("_T")
+
+
+async def await_handler(
+    handle: Callable[[ReceivedMessage], Awaitable[object]], message: ReceivedMessage
+) -> None:
+    """Awaits a handler in its own task.
+
+    Raises:
+        CancelledError: The task is cancelled.
+        HandlerCancelledError: It is not, but something that the handler awaited.
+        Exception: What the handler raised.
+    """
+    try:
+        await handle(message)
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise HandlerCancelledError("the handler awaited what was cancelled elsewhere") from error
 
 
 class AwaitedConsumer(BaseConsumer):
@@ -83,7 +106,7 @@ class AwaitedConsumer(BaseConsumer):
             limit = asyncio.timeout(timeout_ms / 1000)
             try:
                 async with limit:
-                    await handle(message)
+                    await await_handler(handle, message)
             except TimeoutError as raised:
                 if not limit.expired():
                     raise
@@ -92,7 +115,7 @@ class AwaitedConsumer(BaseConsumer):
                 error.__cause__ = raised
                 self._engine.desk.time_out(message, error)
 
-        call = handle if timeout_ms is None else limited
+        call = partial(await_handler, handle) if timeout_ms is None else limited
 
         async def one(message: ReceivedMessage) -> None:
             nonlocal free

@@ -116,6 +116,14 @@ class HandlerTimeoutError(TimeoutError):
     """A handler took longer than `handler_timeout`: the error by which its record has failed."""
 
 
+class HandlerCancelledError(RuntimeError):
+    """A coroutine awaited what was cancelled elsewhere: the error by which its record has failed.
+
+    Nobody has cancelled the handler itself, so it is no interruption: left unsettled, its record
+    would hold up its partition, and nobody would hear of it.
+    """
+
+
 class SettledError(RuntimeError):
     """`done`, `retry` or `dead` was called for a message that was settled before."""
 

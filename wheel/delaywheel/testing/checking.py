@@ -47,15 +47,14 @@ class MemoryHalfChecker:
         """
         checker = self._checker
         if isinstance(checker, AsyncHalfChecker):
-            return self._run(checker)
+
+            async def check_awaited(letter: ReceivedMessage) -> None:
+                answer(letter, await checker.check(half_of(letter)), _INGRESS)
+
+            return self._consumer.run(check_awaited)
 
         def check(letter: ReceivedMessage) -> None:
             answer(letter, checker.check(half_of(letter)), _INGRESS)
 
         self._consumer.run(check)
         return None
-
-    async def _run(self, checker: AsyncHalfChecker) -> None:
-        async for letter in self._consumer:
-            async with letter:
-                answer(letter, await checker.check(half_of(letter)), _INGRESS)

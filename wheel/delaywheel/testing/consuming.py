@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol, Self, overload
 
 from delaywheel import ingress
+from delaywheel.consumer.aio import await_handler
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.block import RecordBlock, RecordRun
 from delaywheel.consumer.book import Counts
@@ -175,7 +176,7 @@ class MemoryConsumer:
 
         async def one(message: ReceivedMessage) -> None:
             async with message:
-                await handle(message)
+                await await_handler(handle, message)
 
         while some := list(islice(self, concurrency)):
             async with asyncio.TaskGroup() as handlers:
