@@ -199,6 +199,56 @@ def test_what_comes_while_its_second_is_loaded(wheels: Wheels, whenever: Wheneve
         assert numbers(leader.dropped) == [1, 3, 2]
 
 
+def write_backlog(wheels: Wheels, seconds: int) -> None:
+    """For each second a plain message, and a half that was released while it was held."""
+    for number in range(seconds):
+        at_ms = START_MS + 1000 * number + 500
+        half = message(at_ms + 3_000, 1_000 + number, headers=((HALF_GROUP, b"shop"),))
+        wheels.write(A1, [half])
+        wheels.cancel(A1, [half], kind=Kind.RELEASES)
+        wheels.write(B1, [message(at_ms, number)])
+
+
+def test_what_is_due_goes_on_while_releases_wait_for_their_seconds(
+    wheels: Wheels, whenever: Whenever
+) -> None:
+    write_backlog(wheels, 20)
+    with Leader(wheels, preload_thread=True) as leader:
+        for _ in range(10):  # one second is loaded between two steps
+            leader.commit(leader.look(START_MS + 20_000))
+            whenever.run()
+        found = numbers(leader.messages)
+        assert {0, 1, 2} < set(found)
+        assert {1_000, 1_001, 1_002} < set(found)
+
+
+def test_a_step_waits_for_all_seconds_that_are_due(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_WAIT_FOR_LOADING_S", 60)
+    write_backlog(wheels, 20)
+    with Leader(wheels, preload_thread=True) as leader:
+        leader.commit(leader.look(START_MS))  # the first second is in memory, and has a message
+        leader.commit(leader.look(START_MS + 20_000))
+        assert sorted(numbers(leader.messages)) == [*range(20), *range(1_000, 1_020)]
+
+
+def test_a_backlog_with_releases_is_not_all_in_memory(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(window, "AHEAD", Bound(4, 1_000, 1 << 20))
+    write_backlog(wheels, 20)
+    with Leader(wheels) as leader:
+        most, steps = 0, 0
+        while leader.progress.due_ms < START_MS + 24_000:
+            leader.commit(leader.look(START_MS + 24_000))
+            most, steps = max(most, len([*leader.reader._window.present()])), steps + 1
+        assert most <= 2 * 4 + 1
+        assert steps <= 20
+        assert sorted(numbers(leader.messages)) == [*range(20), *range(1_000, 1_020)]
+        assert not leader.dropped
+
+
 def test_every_step_is_empty_until_the_limits_cover_v(wheels: Wheels) -> None:
     wheels.write(A1, [message(START_MS + 1, 1)])
     wheels.write(A1, [message(START_MS + 2, 2)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 __all__ = ["DueReader", "Step"]
 
 _WAIT_FOR_LOADING_S = 0.02
-"""How long a step with nothing in it waits for the second that is due but not loaded yet."""
+"""How long a step waits for seconds that are due, or that releases want, but not loaded yet."""
 LOOK_AGAIN_MS = 100
 """How often unreadable frames are tried again."""
 
@@ -153,11 +154,8 @@ class DueReader:
         draft = Draft(self._progress, self._wheels, cap_messages, cap_bytes, self._withdrawn)
         self._look_again(now_ms)
         if self._may_move(now_ms):
-            self._read(now_ms, wait_s=0)
+            self._read(now_ms)
             self._take(draft, now_ms)
-            if draft.is_empty and self._window.is_waited_for(now_ms):
-                self._read(now_ms, _WAIT_FOR_LOADING_S)
-                self._take(draft, now_ms)
         self._step = draft.step(now_ms)
         return self._step
 
@@ -222,13 +220,19 @@ class DueReader:
             self._limits.get(wheel, -1) >= seq for wheel, seq in progress.seqs.items()
         )
 
-    def _read(self, now_ms: int, wait_s: float) -> None:
-        """Loads seconds and admits frames; while p is set, V and the tail rest."""
+    def _read(self, now_ms: int) -> None:
+        """Loads seconds and admits frames; while p is set, V and the tail rest.
+
+        It waits for those that are needed now: after an outage each of many seconds has a little,
+        and a transaction for each would take longer than all of the reading.
+        """
         window, tail, progress = self._window, self._tail, self._progress
+        latest_s = monotonic() + _WAIT_FOR_LOADING_S
         while True:
             if progress.position is None:
                 tail.admit(self._limits, progress)
-            taken = window.take(wait_s)
+            wait_s = latest_s - monotonic() if window.is_waited_for(now_ms) else 0.0
+            taken = window.take(max(0.0, wait_s))
             if not (taken or window.begin(now_ms, tail.readers, tail.admitted, tail.lost)):
                 return
 

@@ -15,12 +15,17 @@ A second with a frame that cannot be read is *blocked*: it is not in memory, but
 once its frames can be read or are lost. If it is covered, w rests in front of it and nothing
 beyond is loaded; if it is past, the late frames that want it wait.
 
+While w is behind the clock, seconds that late frames and releases want, and the next covered ones,
+are loaded in turn. Otherwise a backlog of half messages, of which each second has some that were
+released, would have what is due wait until all of that backlog was read.
+
 Seconds that exist are found an hour at a time: those that index rows refer to, so that a missing
 slot file is noticed, and those that have a file, because a row may be missing as well. If both are
 gone the index has a hole, and every second is read as if it existed: none is passed before it is
 known where that frame lies, or that no node has it. `note` announces later frames. The seconds up
 to a little beyond now are loaded, and in a catch-up only as many as hold `LOADED_AHEAD_MESSAGES`,
-so memory does not grow with the backlog.
+so memory does not grow with the backlog. Seconds that are wanted early have a bound of the same
+size: a wheel waits with a release for a second beyond it.
 """
 
 from __future__ import annotations
@@ -109,6 +114,7 @@ class Window:
         self._arrived: list[FrameBatch] = []  # frames admitted for the second being loaded
         # A second that a late frame waits for: a past one, or a future one that has a release.
         self._wanted: int | None = None
+        self._was_wanted = False  # the one that was loaded last
         self._progress = Progress(due_ms=-1, position=None)
         self._first = 0  # the first slot that is not past
         self.covered_to = -1
@@ -245,7 +251,7 @@ class Window:
         """
         if self._loader.slot is not None:
             return False
-        slot = self._next_to_load((now_ms + PRELOAD_MS) // 1000, readers, seqs, lost)
+        slot = self._next_to_load(now_ms, readers, seqs, lost)
         if slot is None:
             return False
         ahead = self._progress.ahead
@@ -254,15 +260,35 @@ class Window:
 
     def _next_to_load(
         self,
+        now_ms: int,
+        readers: Mapping[WheelId, WheelReader],
+        seqs: Mapping[WheelId, int],
+        lost: FrameSet,
+    ) -> int | None:
+        wanted, covered = self._take_wanted(), None
+        is_behind = (self.covered_to + 1) * 1000 <= now_ms
+        if wanted is None or (self._was_wanted and is_behind):
+            covered = self._next_covered((now_ms + PRELOAD_MS) // 1000, readers, seqs, lost)
+        self._was_wanted = covered is None and wanted is not None
+        return wanted if covered is None else covered
+
+    def _take_wanted(self) -> int | None:
+        """Returns the second that a frame waits for; one that is left out is wanted again."""
+        slot, self._wanted = self._wanted, None
+        if slot is None or self._seconds.get(slot) is not None:
+            return None
+        if slot > self.covered_to:
+            early = self._seconds.from_slot(self.covered_to + 1)
+            return None if AHEAD.is_reached(early) else slot
+        return slot
+
+    def _next_covered(
+        self,
         last: int,
         readers: Mapping[WheelId, WheelReader],
         seqs: Mapping[WheelId, int],
         lost: FrameSet,
     ) -> int | None:
-        if self._wanted is not None:
-            slot, self._wanted = self._wanted, None
-            if self._seconds.get(slot) is None:
-                return slot
         for slot, awaited in self._blocked.items():
             if not awaited:
                 del self._blocked[slot]
