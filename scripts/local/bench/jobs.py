@@ -218,7 +218,10 @@ def send_in_background(client: Client, job: Paced, family: str) -> Sent:
 
 
 async def send_awaited(address: str, job: Paced, family: str, tls: Tls | None = None) -> Sent:
-    """Sends messages, or half messages, by one client; a coroutine waits for each."""
+    """Sends messages, or half messages, by one client; a coroutine waits for each.
+
+    Those that are sent at the same time go in one call, of either kind: the client gathers them.
+    """
     targets, chance = Targets(family, job.topics), random.Random(2)  # noqa: S311 - no secret
 
     async with AsyncClient(address, tls=tls, timeout=TIMEOUT_S) as client:
@@ -228,7 +231,7 @@ async def send_awaited(address: str, job: Paced, family: str, tls: Tls | None = 
             value = value_of(due_ms * 1000)
             if not job.halves:
                 due = datetime.fromtimestamp(due_ms / 1000, UTC)
-                await client.produce(topic, value, key=key, deliver_at=due)
+                await (await client.produce_async(topic, value, key=key, deliver_at=due))
                 return
             half = await client.begin(topic, value, key=key, group=HALF_GROUP, hold=HOLD)
             async with half:

@@ -25,7 +25,7 @@ class Halves:
     """Half messages at a rate, committed a second after they are begun; measures lateness.
 
     Lateness counts from the moment of the commit. Beside them come messages that are due at that
-    moment, sent in the same way: each is awaited.
+    moment, sent in the same way: a coroutine waits for each, and the client gathers them.
     """
 
     rate_per_s: int
