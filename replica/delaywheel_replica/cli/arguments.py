@@ -506,6 +506,12 @@ def _dead_letter_topic(parser: Parser) -> None:
         metavar="TOPIC",
         help="the letters in this topic, such as those of a RetryConsumer",
     )
+    parser.argument(
+        "--halves-of",
+        group=group,
+        metavar="GROUP",
+        help="the half messages that this group's checks did not decide: UNDECIDED",
+    )
     options.kafka(parser)
 
 

@@ -199,6 +199,25 @@ def test_get_for_people(command: Command, node: ScriptedNode) -> None:
 
 
 @pytest.mark.parametrize(
+    ("own_due", "shown"), [(b"1900000060000", "2030-03-17T17:47:40.000Z"), (None, "at its commit")]
+)
+def test_get_of_a_half_shows_its_hold_and_its_own_due(
+    command: Command, node: ScriptedNode, own_due: bytes | None, shown: str
+) -> None:
+    message = stored()
+    message.state = pb.MESSAGE_STATE_HELD
+    message.headers.add(name="dw-half", value=b"shop")
+    if own_due is not None:
+        message.headers.add(name="dw-half-deliver-at", value=own_due)
+    node.script += [answer(pb.GetMessageResponse(message=message))] * 2
+    lines = [" ".join(line.split()) for line in command("get", HANDLE).out.splitlines()]
+    assert f"due {shown}" in lines
+    assert "hold ends 2030-03-17T17:46:40.250Z" in lines
+    half = {"group": "shop", "deliver_at_ms": None if own_due is None else int(own_due)}
+    assert command("get", HANDLE, "--json").document["half"] == half
+
+
+@pytest.mark.parametrize(
     ("state", "reason", "reported"),
     [
         (pb.MESSAGE_STATE_DEAD_LETTERED, "KEY_MISSING", "a dead letter: KEY_MISSING"),

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from delaywheel.deadletters import DeadLetterTopic, Selection, dead_letter_topic
+from delaywheel.deadletters import (
+    DeadLetterTopic,
+    Selection,
+    dead_letter_topic,
+    undecided_topic,
+)
 from local.loopback.kafka import KafkaBroker
 from support.clients.command import Command, Ended
 from support.kafka.read_committed import create_topic, read_all
@@ -123,6 +128,25 @@ def test_what_goes_wrong_has_a_name_and_a_code(dead: Dead, command: Command) -> 
     assert (ended.code, "TOPIC_RESERVED" in ended.err) == (1, True)
     ended = command("dead", "list", "--kafka", dead.address, "--dead-topic", "no-such")
     assert (ended.code, "TOPIC_MISSING" in ended.err) == (1, True)
+
+
+def test_half_messages_that_were_not_decided_are_pointed_at_and_listed(dead: Dead) -> None:
+    for group in ("billing", "shop"):
+        create_topic(dead.address, undecided_topic(dead.cluster, group))
+    create_topic(dead.address, f"{undecided_topic(dead.cluster, 'shop')}-marks")
+    producer = Producer({"bootstrap.servers": dead.address})
+    headers = {"dw-half": "shop", "dw-half-topic": dead.orders, "dw-dead-reason": "UNDECIDED"}
+    headers |= {"dw-dead-topic": "halves-retry-shop", "dw-dead-group": "shop"}
+    producer.produce(undecided_topic(dead.cluster, "shop"), b"v", headers=headers)
+    assert producer.flush(30) == 0
+    [said] = dead("list").err.splitlines()  # nothing of a group that decided all
+    assert said.endswith("group shop did not decide are elsewhere: --halves-of shop")
+    listed = dead("list", "--halves-of", "shop", "--topic", dead.orders, "--json").document
+    assert [row["topic"] for row in listed["letters"]] == [dead.orders]
+    facts = dead("show", "0:0", "--halves-of", "shop").out
+    assert "replay, which sends the letter to halves-retry-shop" in facts
+    both = dead("list", "--halves-of", "shop", "--dead-topic", "x")
+    assert (both.code, "not both" in both.err) == (2, True)
 
 
 def test_letters_of_others_and_of_a_nodes_settings(

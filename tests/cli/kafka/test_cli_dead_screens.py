@@ -74,6 +74,9 @@ class Shown:
     def letters(self, selection: Selection) -> Iterator[tuple[Letter, LetterState]]:
         return (each for each in LETTERS if selection.takes(each[0]))
 
+    def groups_with_undecided(self) -> list[str]:
+        return []
+
     def get(self, place: LetterPlace) -> tuple[Letter, Mark | None]:
         (found,) = [each for each, _ in LETTERS if each.place == place]
         mark = Mark(LetterState.REPLAYED, NOW_MS + 3_600_000, None, ((1_207, 1_207),))

@@ -54,4 +54,5 @@ CONTENT = {
     "key": None,
     "value": "/wA=",
     "headers": [{"name": "a", "value": "eA=="}, {"name": "a", "value": None}],
+    "half": None,
 }

@@ -87,6 +87,8 @@ def test_a_half_that_nobody_decided_is_asked_again_or_sent_elsewhere_as_the_mess
     assert asked.headers[:-1] == [("trace", b"t"), *kept]
     sent = undecided.again(DEAD, to="orders", as_new=False)
     assert sent.headers[:-1] == [("trace", b"t")]
+    assert (undecided.topic, undecided.destination) == ("halves-retry-shop", "orders")
+    assert [Selection(topic=name).takes(undecided) for name in ("orders", "mails")] == [True, False]
 
 
 def test_a_letter_of_a_consumer_is_the_next_retry_of_its_record() -> None:

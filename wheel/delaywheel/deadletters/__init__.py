@@ -26,7 +26,7 @@ from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.marks import LetterState, Mark
 from delaywheel.deadletters.selection import Selection
 from delaywheel.deadletters.settling import DROP, KEEP, REPLAY, Decision, Drop, Keep, Replay
-from delaywheel.deadletters.topic import DeadLetterTopic, dead_letter_topic
+from delaywheel.deadletters.topic import DeadLetterTopic, dead_letter_topic, undecided_topic
 
 __all__ = [
     "DROP",
@@ -53,4 +53,5 @@ __all__ = [
     "Selection",
     "Settled",
     "dead_letter_topic",
+    "undecided_topic",
 ]

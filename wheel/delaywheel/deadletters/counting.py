@@ -33,7 +33,7 @@ class LetterCounts:
 
     def add(self, letter: Letter, state: LetterState) -> None:
         """Counts one letter."""
-        key = letter.topic, letter.reason
+        key = letter.destination, letter.reason
         if key not in self._rows and len(self._rows) >= MOST_ROWS:
             key = OTHERS, OTHERS
         self._rows.setdefault(key, Counter())[state] += 1

@@ -28,6 +28,7 @@ from typing import NamedTuple, Self
 from delaywheel.record_headers import (
     COMMITTED,
     HALF_GROUP,
+    HALF_TOPIC,
     OMITTED_HEADER,
     RETRY_ATTEMPT,
     RETRY_FIRST_ERROR,
@@ -164,6 +165,14 @@ class Letter:
         if self.is_of_ingress:
             return self._text("dw-dead-origin").partition("/")[0]
         return self._text("dw-dead-topic")
+
+    @property
+    def destination(self) -> str:
+        """Where the message goes once all is well: for a half message, where its commit sends it.
+
+        A letter about a half goes to the topic of the questions first: it is asked about again.
+        """
+        return self._text(HALF_TOPIC) or self.topic
 
     @property
     def is_of_group(self) -> bool:

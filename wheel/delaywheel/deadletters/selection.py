@@ -15,7 +15,7 @@ class Selection:
     """All letters that match every condition that is given.
 
     Attributes:
-        topic: The topic that the message was meant for.
+        topic: The topic that the message was meant for, or that of a half message's commit.
         reason: Why it is a dead letter.
         from_ms: They became letters at this time or later, in Unix milliseconds.
         to_ms: They became letters before this time.
@@ -38,7 +38,7 @@ class Selection:
         """Returns whether a letter matches."""
         return (
             (not self.places or letter.place in self.places)
-            and (self.topic is None or letter.topic == self.topic)
+            and (self.topic is None or self.topic in (letter.topic, letter.destination))
             and (self.reason is None or letter.reason == self.reason)
             and (self.from_ms is None or letter.timestamp_ms >= self.from_ms)
             and (self.to_ms is None or letter.timestamp_ms < self.to_ms)

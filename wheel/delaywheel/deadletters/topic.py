@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,11 +23,12 @@ from delaywheel.deadletters.reading import TopicReader, letter_of, refused
 from delaywheel.deadletters.selection import CLOCKS_MS, EVERYTHING, Selection
 from delaywheel.deadletters.settling import BATCH_LETTERS, DROP, Drop, Replay, Settling
 from delaywheel.deadletters.writing import LetterWriter
-from delaywheel.ingress import is_reserved_topic
+from delaywheel.ingress import halves_topic, is_reserved_topic
 
 _LOG = logging.getLogger("delaywheel.deadletters")
 
 MOST_TOPICS: Final = 10_000
+_CLUSTERS_OWN: Final = re.compile(r"delaywheel-(.+)-dead")
 RETRY_S: Final = 0.02
 CLAIMS: Final = 3
 """How often a claim is attempted."""
@@ -38,6 +40,16 @@ _TOPIC_RESERVED = "TOPIC_RESERVED"
 def dead_letter_topic(cluster_id: str) -> str:
     """Returns the name of a cluster's own dead-letter topic."""
     return f"delaywheel-{cluster_id}-dead"
+
+
+def undecided_topic(cluster_id: str, group: str) -> str:
+    """Returns the name of the topic with the half messages that a group did not decide about.
+
+    Example:
+        >>> undecided_topic("main", "shop")
+        'delaywheel-main-halves-dead-shop'
+    """
+    return f"{halves_topic(cluster_id)}-dead-{group}"
 
 
 Bounds: TypeAlias = dict[int, tuple[int, int]]
@@ -128,6 +140,31 @@ class DeadLetterTopic:
         for letter in self.read(Selection(places=frozenset([place])), bounds):
             return letter, found[0] if found else None
         raise DeadLettersError(DeadLettersReason.LETTER_MISSING, f"none at {place} of {self.name}")
+
+    def groups_with_undecided(self) -> list[str]:
+        """Returns the groups for which half messages lie in topics of their own, undecided.
+
+        None, unless this is a cluster's own topic. Letters that were dealt with may be among them.
+
+        Raises:
+            DeadLettersError: KAFKA_UNREACHABLE or KAFKA_REFUSED.
+        """
+        cluster = _CLUSTERS_OWN.fullmatch(self.name)
+        if cluster is None:
+            return []
+        try:
+            topics = self._admin.list_topics(timeout=self._timeout_s).topics
+        except KafkaException as exception:
+            raise refused(exception.args[0]) from exception
+        prefix = undecided_topic(cluster[1], "")
+        named = (
+            name for name in topics if name.startswith(prefix) and not name.endswith(MARKS_SUFFIX)
+        )
+        return [name.removeprefix(prefix) for name in sorted(named) if self._has_letters(name)]
+
+    def _has_letters(self, name: str) -> bool:
+        with DeadLetterTopic(name, self._client, timeout_s=self._timeout_s) as topic:
+            return any(first < end for first, end in topic.bounds()[0].values())
 
     # --- dealing with them
 

@@ -26,7 +26,7 @@ def shape(letter: Letter, state: LetterState, *, with_content: bool) -> dict[str
         "state": state.value,
         "reason": letter.reason or None,
         "detail": letter.detail or None,
-        "topic": letter.topic or None,
+        "topic": letter.destination or None,
         "id": letter.id or None,
         "due_ms": letter.due_ms,
         "length_bytes": letter.length_bytes,
@@ -63,7 +63,7 @@ def cells(letter: Letter, state: LetterState, *, with_state: bool) -> list[objec
     """Returns one letter's row."""
     row: list[object] = [
         *(str(letter.place), iso(letter.timestamp_ms), letter.reason or None),
-        *(letter.topic or None, letter.length_bytes),
+        *(letter.destination or None, letter.length_bytes),
     ]
     return [*row, state.value] if with_state else row
 
@@ -78,7 +78,9 @@ def facts(letter: Letter, mark: Mark | None) -> Iterable[tuple[str, object]]:
     yield "since", iso(letter.timestamp_ms)
     yield "reason", letter.reason or None
     yield "detail", letter.detail or None
-    yield "topic", letter.topic or None
+    yield "topic", letter.destination or None
+    if letter.destination != letter.topic:
+        yield "asked again by", f"replay, which sends the letter to {letter.topic}"
     yield "id", letter.id or None
     yield "due", None if letter.due_ms is None else iso(letter.due_ms)
     yield "key", bytes_text(letter.key)

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_table
-from delaywheel_replica.cli.printing.text import bytes_text
+from delaywheel_replica.cli.printing.text import bytes_text, note
 
 _COLUMNS = ("handle", "due", "state", "bytes", "topic")
+_OF_HALVES = frozenset(
+    {
+        pb.MESSAGE_STATE_HELD,
+        pb.MESSAGE_STATE_COMMITTED,
+        pb.MESSAGE_STATE_ROLLED_BACK,
+        pb.MESSAGE_STATE_ASKED,
+    }
+)
 
 
-def print_messages(messages: Iterable[pb.StoredMessage], *, with_content: bool, none: str) -> None:
+def print_messages(messages: Sequence[pb.StoredMessage], *, with_content: bool, none: str) -> None:
     """Prints a row for each message, with key and value if requested; or that there is none."""
     print_table(
         [*_COLUMNS, "key", "value"] if with_content else _COLUMNS,
         [_cells(message, with_content=with_content) for message in messages],
         none=none,
     )
+    if any(message.state in _OF_HALVES for message in messages):
+        note("of a half message the due is the end of its hold; `delaywheel get` shows its own")
 
 
 def _cells(message: pb.StoredMessage, *, with_content: bool) -> list[object]:

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Iterable
 from typing import Any
 
+from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.values import iso
 
@@ -287,7 +288,23 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
             {"name": header.name, "value": _if_set(header, "value", _base64(header.value))}
             for header in row.headers
         ]
+        document["half"] = half(row)
     return document
+
+
+def half(row: pb.StoredMessage) -> dict[str, Any] | None:
+    """Returns what a half message is beside its content, which must be given; None if it is none.
+
+    Its due is the end of its hold; `deliver_at_ms` is its own, None if that is its commit.
+    """
+    headers = {header.name: header.value for header in row.headers}
+    if HALF_GROUP not in headers:
+        return None
+    own = headers.get(HALF_DELIVER_AT)
+    return {
+        "group": headers[HALF_GROUP].decode(errors="replace"),
+        "deliver_at_ms": None if own is None else int(own),
+    }
 
 
 def message_line(row: pb.StoredMessage) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from delaywheel.deadletters import (
     Selection,
     Settled,
     dead_letter_topic,
+    undecided_topic,
 )
 from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
@@ -42,6 +43,7 @@ class LettersTopic(KafkaOptions):
 
     cluster: str | None
     dead_topic: str | None
+    halves_of: str | None
 
 
 class Which(LettersTopic):
@@ -89,6 +91,7 @@ def list_letters(
             return
         first = [] if only_counts else list(islice(shown, limit))
         more = sum(1 for _ in shown)
+        groups = topic.groups_with_undecided()
         if as_json:
             rows_shape = [printing.shape(*each, with_content=False) for each in first]
             print_json(
@@ -110,6 +113,8 @@ def list_letters(
         print_prose(f"no such letters in {topic.name}")
     if more and not only_counts:
         note(f"there are more: --limit {limit * 10}")
+    for group in groups:
+        note(f"half messages that group {group} did not decide are elsewhere: --halves-of {group}")
 
 
 def show(place: tuple[int, int], *, as_json: bool, **said: Unpack[LettersTopic]) -> None:
@@ -235,7 +240,11 @@ def _topic(said: LettersTopic) -> Iterator[DeadLetterTopic]:
     """Returns the topic that the options name."""
     access = kafka_access(said)
     cluster = said["cluster"] or access.cluster_id
-    name = said["dead_topic"] or (cluster and dead_letter_topic(cluster))
+    name, group = said["dead_topic"], said["halves_of"]
+    if name and group:
+        raise usage("--dead-topic or --halves-of, not both")
+    if cluster and not name:
+        name = undecided_topic(cluster, group) if group else dead_letter_topic(cluster)
     if not name:
         raise usage("say whose letters: --cluster ID, --dead-topic TOPIC, or --config FILE")
     try:

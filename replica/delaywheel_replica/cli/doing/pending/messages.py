@@ -43,7 +43,7 @@ def get(
             ("handle", message.handle),
             ("state", _state(message)),
             *_place(message),
-            ("due", shape["due"]),
+            *_dues(message),
             ("accepted", iso(message.accepted_at_ms)),
             ("topic", message.topic),
             ("partition", shape["partition"]),
@@ -62,6 +62,19 @@ def _place(message: pb.StoredMessage) -> list[tuple[str, str]]:
         return []
     place = message.place
     return [("in Kafka", f"{place.topic}, partition {place.partition}, offset {place.offset}")]
+
+
+def _dues(message: pb.StoredMessage) -> list[tuple[str, str]]:
+    """Returns when the message is due; of a half also how long nobody asks its group, and which."""
+    due, half = iso(message.due_ms), shapes.half(message)
+    if half is None:
+        return [("due", due)]
+    own_ms = half["deliver_at_ms"]
+    return [
+        ("half message of", str(half["group"])),
+        ("hold ends", due),
+        ("due", "at its commit" if own_ms is None else iso(own_ms)),
+    ]
 
 
 def _state(message: pb.StoredMessage) -> str:
