@@ -16,9 +16,8 @@ from pathlib import Path
 from local.loopback.child import interrupt_on_signals
 from local.loopback.cluster import ClusterError
 from local.loopback.kafka_jars import KafkaError
-from local.loopback.node import STOP_TIMEOUT_S
 from local.reconciling import Books, BooksError, books_folder, reconcile
-from local.stage.stage import TICK_S, TOPIC, Ended, Stage, staged
+from local.stage.stage import TOPIC, Ended, Stage, staged
 from local.stage.traffic import plan
 from local.stage.view import LiveView, PlainView, View, books_text, verdict_text
 
@@ -58,18 +57,12 @@ def keep_books(stage: Stage, folder: Path) -> Books:
     """Waits for the whole ledger, stops the nodes, and reconciles on an idle machine."""
     cluster = stage.cluster
     stage.view.note("waiting for the rest of the ledger, then stopping the nodes")
-    cluster.wait_until_accepting()  # the one that was killed, too
-    cluster.wait_until_published()  # the wheel of its earlier life, too: once it is closed
-    for node in cluster.nodes:
-        node.ask_to_stop()
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while any(node.exit_code is None for node in cluster.nodes):
-        if time.monotonic() > deadline:
-            raise ClusterError(f"the nodes do not stop; see {cluster.folder}/*.log")
-        time.sleep(TICK_S)
+    cluster.stop_published()
     stage.view.note("reconciling it with what Kafka holds, on Spark")
     ledger = folder / LEDGER
-    return reconcile(folder, ledger=ledger, kafka=cluster.kafka, cluster_id=CLUSTER_ID, topic=TOPIC)
+    return reconcile(
+        folder, ledger=ledger, kafka=cluster.kafka, cluster_id=CLUSTER_ID, topics=[TOPIC]
+    )
 
 
 def run(options: argparse.Namespace) -> bool:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,7 +98,9 @@ def books_folder(wanted: Path | None) -> Iterator[Path]:
                 shutil.rmtree(page.parent, ignore_errors=True)
 
 
-def reconcile(folder: Path, *, ledger: Path, kafka: str, cluster_id: str, topic: str) -> Books:
+def reconcile(
+    folder: Path, *, ledger: Path, kafka: str, cluster_id: str, topics: Sequence[str]
+) -> Books:
     """Reconciles everything that was accepted, in a separate process.
 
     Args:
@@ -106,7 +108,7 @@ def reconcile(folder: Path, *, ledger: Path, kafka: str, cluster_id: str, topic:
         ledger: What the nodes have published.
         kafka: The broker's address.
         cluster_id: Whose outcomes and progress are to be read.
-        topic: Where the messages went.
+        topics: Where the messages went.
 
     Raises:
         BooksError: It could not run.
@@ -114,7 +116,8 @@ def reconcile(folder: Path, *, ledger: Path, kafka: str, cluster_id: str, topic:
     log = folder / "reconcile.log"
     command = [
         *(sys.executable, "-m", "delaywheel_audit.job"),
-        *("--cluster", cluster_id, "--ledger", str(ledger), "--kafka", kafka, "--topic", topic),
+        *("--cluster", cluster_id, "--ledger", str(ledger), "--kafka", kafka),
+        *(text for topic in topics for text in ("--topic", topic)),
         *("--interval", "1s", "--output", str(folder)),
     ]
     process = start_child(command, log=log)

@@ -6,20 +6,19 @@ transaction was committed, none before its due.
 
 from __future__ import annotations
 
+import multiprocessing
 import random
-import subprocess
-import sys
+import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from delaywheel.ingress import halves_topic
 from delaywheel.transactions import Barrier
-from local.loopback.child import end_child, start_child
 from local.loopback.cluster import ClusterError, LocalCluster
 from local.loopback.postgres import LocalPostgres, find_postgres, has_postgres
 from local.stage.observer import Observer, Record
@@ -34,6 +33,7 @@ _KILL_AFTER_S: Final = (2.0, 6.0)
 # A half whose order was given up may still be asked about for so long once all others arrived.
 _QUIET_S: Final = 15.0
 _PATIENCE_S: Final = 120.0
+_END_S: Final = 30.0
 _ORDERS: Final = """
 SELECT id, extract(epoch FROM due) * 1000, extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1000
 FROM orders
@@ -46,6 +46,8 @@ class HalfVerdict:
 
     Attributes:
         orders: Rows in the shop's database.
+        seconds: How long the shop was open.
+        median_per_s: Orders committed in a second, the median of that time's seconds.
         delivered: Orders whose message arrived.
         missing: Orders without a message.
         strangers: Messages without an order.
@@ -58,6 +60,8 @@ class HalfVerdict:
     """
 
     orders: int
+    seconds: float
+    median_per_s: float
     delivered: int
     missing: int
     strangers: int
@@ -80,34 +84,48 @@ class HalfVerdict:
         said = ", ".join(f"{name} {count:,}" for name, count in sorted(self.outcomes.items()))
         same = "the same ones" if self.is_clean else "NOT the same ones, once each and in time"
         return (
-            f"half messages: {self.orders:,} orders, {self.delivered:,} messages, {same}: "
+            f"half messages: {self.orders:,} orders in {self.seconds:.0f} s, of which the median "
+            f"had {self.median_per_s:g}; {self.delivered:,} messages, {same}: "
             f"{self.missing} missing, {self.strangers} without an order, {self.duplicated} doubled,"
             f" {self.early} early, {self.undecided} undecided\n"
             f"killed: {kills or 'none'}; ended by themselves: {self.ended}\nheard: {said}"
         )
 
 
+class _Order(NamedTuple):
+    """When an order was committed, and when its message is due (0: at the commit), in Unix ms."""
+
+    committed_ms: float
+    due_ms: float
+
+
 class _Program:
     """One program of the shop, which is started again whenever it ended."""
 
-    def __init__(self, log: Path, *arguments: str) -> None:
+    def __init__(self, log: Path, program: Callable[..., None], *arguments: object) -> None:
         self.log: Final = log
-        self._command: Final = [sys.executable, "-m", "local.chaos.shop", *arguments]
-        self._process: subprocess.Popen[bytes] = start_child(self._command, log=log)
+        self._arguments: Final = (log, program, *arguments)
+        self.start()
 
     @property
     def is_running(self) -> bool:
-        return self._process.poll() is None
+        return self._process.is_alive()
 
     def start(self) -> None:
-        self._process = start_child(self._command, log=self.log)
+        from local.chaos.shop import run_program  # noqa: PLC0415 - not everywhere
+
+        context = multiprocessing.get_context("forkserver")
+        self._process = context.Process(target=run_program, args=self._arguments, daemon=True)
+        self._process.start()
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.join()
 
     def end(self) -> None:
-        end_child(self._process, patience_s=30.0)
+        self._process.terminate()
+        self._process.join(_END_S)
+        self.kill()
 
 
 class Shop:
@@ -125,12 +143,25 @@ class Shop:
         """Opens: programs order at this rate, all together."""
         self._cluster, self._postgres, self._observer = cluster, postgres, observer
         self._chance, self._note = chance, note
+        from local.chaos.shop import Pace, check, order  # noqa: PLC0415 - not everywhere
+
         addresses = ",".join(node.address for node in cluster.nodes)
-        order = ("order", postgres.dsn, addresses, TOPIC, GROUP, f"{rate_per_s / _EACH}")
-        check = ("check", postgres.dsn, cluster.kafka, "local", GROUP)
-        folder = cluster.folder
-        self._ordering = [_Program(folder / f"order-{n}.log", *order) for n in range(_EACH)]
-        self._checking = [_Program(folder / f"check-{n}.log", *check) for n in range(_EACH)]
+        folder, began_s = cluster.folder, time.monotonic()
+        paces = [Pace(began_s, rate_per_s, _EACH, number) for number in range(_EACH)]
+        self._began_s = began_s
+        self._ordering = [
+            _Program(
+                folder / f"order-{pace.number}.log",
+                *(order, postgres.dsn, addresses, TOPIC, GROUP, pace),
+            )
+            for pace in paces
+        ]
+        self._checking = [
+            _Program(
+                folder / f"check-{n}.log", *(check, postgres.dsn, cluster.kafka, "local", GROUP)
+            )
+            for n in range(_EACH)
+        ]
         self._programs = [*self._ordering, *self._checking]
         self._kills = Counter[str]()
         self._ended = 0
@@ -170,6 +201,7 @@ class Shop:
         """Ends the programs that order, waits until all is decided, and compares."""
         for program in self._ordering:
             program.kill()
+        seconds = time.monotonic() - self._began_s
         orders = self._orders()
         deadline_s, quiet_since_s, seen = time.monotonic() + _PATIENCE_S, time.monotonic(), -1
         while time.monotonic() < deadline_s:
@@ -181,23 +213,23 @@ class Shop:
                 break
         for program in self._checking:
             program.end()
-        return self._verdict(orders)
+        return self._verdict(orders, seconds)
 
-    def _orders(self) -> dict[bytes, float]:
-        """Returns each order with the Unix ms before which its message must not arrive."""
+    def _orders(self) -> dict[bytes, _Order]:
+        """Returns each order, by the value of its message."""
         import psycopg  # noqa: PLC0415 - not for `--help`
 
         with psycopg.connect(self._postgres.dsn) as db:
             rows = db.execute(_ORDERS).fetchall()
         return {
-            id_.hex.encode(): max(float(committed_ms), float(due_ms or 0))
+            id_.hex.encode(): _Order(float(committed_ms), float(due_ms or 0))
             for id_, due_ms, committed_ms in rows
         }
 
-    def _missing(self, orders: Mapping[bytes, float]) -> set[bytes]:
+    def _missing(self, orders: Mapping[bytes, _Order]) -> set[bytes]:
         return set(orders) - {record.value or b"" for record in self._observer.records}
 
-    def _verdict(self, orders: Mapping[bytes, float]) -> HalfVerdict:
+    def _verdict(self, orders: Mapping[bytes, _Order], seconds: float) -> HalfVerdict:
         records = self._observer.records
         copies = Counter(record.value or b"" for record in records)
         missing, strangers = self._missing(orders), copies.keys() - orders.keys()
@@ -206,12 +238,16 @@ class Shop:
                 self._note(f"{name}: {id_.decode()}")
         return HalfVerdict(
             orders=len(orders),
+            seconds=seconds,
+            median_per_s=median_per_s([one.committed_ms for one in orders.values()], seconds),
             delivered=len(orders) - len(missing),
             missing=len(missing),
             strangers=len(strangers),
             duplicated=sum(count - 1 for count in copies.values()),
             early=sum(
-                record.received_ms < orders.get(record.value or b"", 0) for record in records
+                record.received_ms < max(one.committed_ms, one.due_ms)
+                for record in records
+                if (one := orders.get(record.value or b"")) is not None
             ),
             undecided=self._undecided(),
             ended=self._ended,
@@ -221,6 +257,18 @@ class Shop:
 
     def _undecided(self) -> int:
         return len(_read(self._cluster, f"{halves_topic('local')}-dead-{GROUP}"))
+
+
+def median_per_s(committed_ms: Sequence[float], seconds: float) -> float:
+    """Returns the median number of commits in one of the seconds that a shop was open.
+
+    It leaves out the first and the last second, which are not whole.
+    """
+    each = Counter(int(ms / 1000) for ms in committed_ms)
+    if not each:
+        return 0.0
+    whole = range(min(each) + 1, min(each) + int(seconds))
+    return float(statistics.median([each[second] for second in whole] or [0]))
 
 
 def _said(programs: list[_Program]) -> dict[str, int]:
@@ -258,6 +306,8 @@ def open_shop(
         raise ClusterError("--halves needs psycopg and PostgreSQL: Debian's package is postgresql")
     import psycopg  # noqa: PLC0415 - not everywhere
 
+    # What each program of the shop needs is loaded once: they are killed every few seconds.
+    multiprocessing.set_forkserver_preload(["local.chaos.run", "local.chaos.shop"])
     cluster.create_topic(TOPIC, PARTITIONS)
     with (
         LocalPostgres(programs) as postgres,

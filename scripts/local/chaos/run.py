@@ -19,16 +19,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from local.chaos.audit import Audited, audit, settings_for
 from local.chaos.disturbing import Disturber, How, Strike
 from local.chaos.figures import Disturbance, Summary, as_json, print_summaries
 from local.chaos.halves import SETTINGS as HALVES
+from local.chaos.halves import TOPIC as ORDERS
 from local.chaos.halves import HalfVerdict, open_shop
 from local.loopback.child import interrupt_on_signals
 from local.loopback.cluster import ClusterError, parse_settings
 from local.loopback.kafka_jars import KafkaError
 from local.loopback.machine import CpuTime, load_1min
+from local.reconciling import BooksError
 from local.stage.gaps import longest_gap, usual_spacing_ms
-from local.stage.stage import Ended, Stage, staged
+from local.stage.stage import TOPIC, Ended, Stage, staged
 from local.stage.traffic import steady
 from local.stage.view import LiveView, PlainView, View, verdict_text
 from local.stage.wholeness import Look, look
@@ -153,13 +156,15 @@ class Report:
     disturbances: Sequence[Disturbance]
     ended: Ended
     is_complete: bool
-    halves: HalfVerdict | None
+    halves: HalfVerdict | None = None
+    audited: Audited | None = None
 
     @property
     def is_clean(self) -> bool:
         """Whether the cluster always recovered and kept every promise."""
         halves_are_clean = self.halves is None or self.halves.is_clean
-        return self.is_complete and self.ended.is_clean and halves_are_clean
+        is_audited = self.audited is None or self.audited.is_clean
+        return self.is_complete and self.ended.is_clean and halves_are_clean and is_audited
 
 
 def play(stage: Stage, options: argparse.Namespace) -> Report:
@@ -195,7 +200,7 @@ def _disturb(
     stage.view.note("waiting for the last messages")
     while not stage.is_over():
         stage.tick()
-    return Report(chaos.disturbances, stage.ended(), is_complete, halves=None)
+    return Report(chaos.disturbances, stage.ended(), is_complete)
 
 
 def order_of(hows: Sequence[str], kills: int, chance: random.Random) -> list[How]:
@@ -254,6 +259,13 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--config", action="append", default=[], metavar="K=V", help="a setting of every node"
     )
+    parser.add_argument(
+        "--audit",
+        type=Path,
+        metavar="DIR",
+        help="in the end, reconcile the ledger with Kafka on Spark; ledger, tables and page go to "
+        "this new or empty folder",
+    )
     parser.add_argument("--json", type=Path, metavar="F", help="write the figures here as JSON")
     parser.add_argument("--plain", action="store_true", help="lines instead of a live view")
     return parser
@@ -264,8 +276,16 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any]) -> Report:
     plain = options.plain or not sys.stdout.isatty()
     view: View = PlainView(figures_every_s=FIGURES_EVERY_S) if plain else LiveView()
     settings = {**(HALVES if options.halves else {}), **settings}
+    if options.audit:
+        settings = {**settings_for(options.audit.absolute()), **settings}
     with view, staged(view, nodes=options.nodes, settings=settings) as stage:
-        return play(stage, options)
+        report = play(stage, options)
+        if not options.audit:
+            return report
+        topics, arrived = [TOPIC], report.ended.verdict.delivered
+        if report.halves is not None:
+            topics, arrived = [*topics, ORDERS], arrived + report.halves.delivered
+        return replace(report, audited=audit(stage, options.audit.absolute(), topics, arrived))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -274,6 +294,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.kills < 1 or options.nodes < 1 or min(options.rate, options.calm) <= 0:
         parser.error("--kills, --nodes, --rate and --calm must be above 0")
+    if options.audit and options.audit.is_dir() and any(options.audit.iterdir()):
+        parser.error(f"--audit: {options.audit} is not empty")
     try:
         settings = parse_settings(options.config)
     except ValueError as error:
@@ -283,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         report = run(options, settings)
     except KeyboardInterrupt:
         return 130
-    except (ClusterError, KafkaError) as error:
+    except (ClusterError, KafkaError, BooksError) as error:
         print(error, file=sys.stderr)
         return 1
     halves = report.halves
@@ -296,6 +318,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(verdict_text(report.ended.verdict, report.ended.mirrors))
     if halves is not None:
         print(halves.text())
+    if report.audited is not None:
+        print(report.audited.text())
     return 0 if report.is_clean else 1
 
 

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from local.loopback.child import end_if_interrupted, interrupt_on_signals
 from local.loopback.kafka import KafkaBroker, claim_port, free_ports, write_ready_file
 from local.loopback.kafka_jars import KafkaError
-from local.loopback.node import Node
+from local.loopback.node import STOP_TIMEOUT_S, Node
 from local.loopback.secure import SecureFiles
 
 if TYPE_CHECKING:
@@ -236,6 +236,22 @@ class LocalCluster:
             ClusterError: Not in this time.
         """
         self._wait_until_all(self._has_published, "the ledger is not published", timeout_s)
+
+    def stop_published(self) -> None:
+        """Waits until the ledger has everything, then stops the nodes; the broker runs on.
+
+        Raises:
+            ClusterError: It is not published, or a node does not stop.
+        """
+        self.wait_until_accepting()  # those that were killed, too
+        self.wait_until_published()  # wheels of their earlier lives, too: once they are closed
+        for node in self.nodes:
+            node.ask_to_stop()
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while any(node.exit_code is None for node in self.nodes):
+            if time.monotonic() > deadline:
+                raise ClusterError(f"the nodes do not stop; see {self.folder}/*.log")
+            time.sleep(WATCH_EVERY_S)
 
     def _has_published(self, node: Node) -> bool:
         """Whether a node reports all frames of its own wheels as published."""

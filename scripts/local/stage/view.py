@@ -321,14 +321,19 @@ def books_text(books: Books, verdict: Verdict) -> str:
     for name, by_consumer, by_books in books.compared(verdict):
         differs = "" if by_consumer == by_books else "  NOT the same"
         lines.append(f"{name:<17}{by_consumer:>9,}{by_books:>12,}{differs}")
+    return "\n".join([*lines, "", ledger_text(books)])
+
+
+def ledger_text(books: Books) -> str:
+    """Returns what became of the rows of the ledger, whether they balance, and the page's place."""
     summary = books.summary
     parts = [f"{n:,} {_words(name)}" for name in FATES if (n := summary.counts[name])]
     found = [f"{n:,} {_words(kind)}" for kind, n in summary.findings.items() if n]
     said = "The books balance" if summary.balanced else "The books do NOT balance"
-    lines.append("")
-    lines.append(f"{summary.counts['accepted']:,} rows of the ledger = {' + '.join(parts) or '0'}.")
-    lines.append(f"{said}; findings: {', '.join(found) or 'none'}. The page: {books.page}")
-    return "\n".join(lines)
+    return (
+        f"{summary.counts['accepted']:,} rows of the ledger = {' + '.join(parts) or '0'}.\n"
+        f"{said}; findings: {', '.join(found) or 'none'}. The page: {books.page}"
+    )
 
 
 def _replayed_lines(replayed: Replayed) -> list[str]:

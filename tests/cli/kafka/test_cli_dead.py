@@ -135,8 +135,13 @@ def test_half_messages_that_were_not_decided_are_pointed_at_and_listed(dead: Dea
         create_topic(dead.address, undecided_topic(dead.cluster, group))
     create_topic(dead.address, f"{undecided_topic(dead.cluster, 'shop')}-marks")
     producer = Producer({"bootstrap.servers": dead.address})
-    headers = {"dw-half": "shop", "dw-half-topic": dead.orders, "dw-dead-reason": "UNDECIDED"}
-    headers |= {"dw-dead-topic": "halves-retry-shop", "dw-dead-group": "shop"}
+    headers: dict[str, str | bytes | None] = {
+        "dw-half": "shop",
+        "dw-half-topic": dead.orders,
+        "dw-dead-reason": "UNDECIDED",
+        "dw-dead-topic": "halves-retry-shop",
+        "dw-dead-group": "shop",
+    }
     producer.produce(undecided_topic(dead.cluster, "shop"), b"v", headers=headers)
     assert producer.flush(30) == 0
     [said] = dead("list").err.splitlines()  # nothing of a group that decided all
