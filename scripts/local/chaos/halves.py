@@ -307,7 +307,9 @@ def open_shop(
     import psycopg  # noqa: PLC0415 - not everywhere
 
     # What each program of the shop needs is loaded once: they are killed every few seconds.
-    multiprocessing.set_forkserver_preload(["local.chaos.run", "local.chaos.shop"])
+    # Not the main module itself: runpy warns of one that is there before it runs.
+    loaded = ["local.chaos.shop", "local.chaos.audit", "local.chaos.disturbing"]
+    multiprocessing.set_forkserver_preload(loaded)
     cluster.create_topic(TOPIC, PARTITIONS)
     with (
         LocalPostgres(programs) as postgres,
