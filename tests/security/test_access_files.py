@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.server.access.files import WatchedFile
 from delaywheel_replica.server.access.grants import Grants
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.tokens import parse_tokens
@@ -62,3 +66,29 @@ def test_a_token_has_one_owner() -> None:
     digest = sha256(b"t").hexdigest()
     with pytest.raises(ValueError, match="is there twice"):
         parse_tokens(f'{digest} = "a"\n{digest.upper()} = "b"\n'.encode())
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not change any more: it was refused for good where descriptors were used up."""
+    now_s = 0.0
+    monkeypatch.setattr("delaywheel.client.exchange.channel.monotonic", lambda: now_s)
+    path = tmp_path / "grants.toml"
+    path.touch(0o600)
+    file = WatchedFile("grants", path, bytes.decode)
+    path.write_text("after")
+    os.utime(path, (1, 1))
+    with monkeypatch.context() as used_up:
+
+        def fails(*_: object) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        used_up.setattr(Path, "open", fails)
+        for _ in range(3):
+            now_s += 2
+            assert file.current == ""
+        assert file.refused == f"grants {path}: too many open files"
+    now_s += 2
+    assert file.current == "after"
+    assert not file.refused

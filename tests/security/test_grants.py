@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -496,7 +496,8 @@ def test_a_certificate_is_known_by_its_first_name_in_order_of_kinds(site: Site) 
             ({}, "anonymous"),
         )
     ):
-        files = site.authority.sign_names(f"names-{number}", **names)
+        given: dict[str, Any] = names
+        files = site.authority.sign_names(f"names-{number}", **given)
         tls = Tls(site.authority.file, *files)
         who = ask(Nodes(site.node.address or "", tls), lambda stub: stub.WhoAmI(pb.WhoAmIRequest()))
         assert (who.principal, who.shown_by) == (

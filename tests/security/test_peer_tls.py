@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from cryptography.x509.oid import ExtendedKeyUsageOID as Usage
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.messages import Frames, Gossip, Vote, VoteAsk, WheelCard
@@ -218,6 +219,31 @@ def test_peer_tls_needs_certificates(good: Authority, tmp_path: Path) -> None:
     assert told(peer_tls="prefer") == needs
     assert told(peer_tls="prefer", **files) == needs[1:]
     assert told(peer_tls="prefer", **files, tls_ca=str(good.file)) == []
+
+
+def test_a_certificate_that_no_other_node_would_accept_is_refused_at_the_start(
+    good: Authority, tmp_path: Path
+) -> None:
+    def told(cert: Path, key: Path, *, host: str = "delay-1.example.org") -> str:
+        config = config_for(
+            tmp_path,
+            members={"n1": f"{host}:1", "n2": "delay-2.example.org:1"},
+            listen="127.0.0.1:2",
+            peer_listen="127.0.0.1:1",
+            peer_tls="required",
+            tls_cert=str(cert),
+            tls_key=str(key),
+            tls_ca=str(good.file),
+        )
+        return " ".join(fault.text for fault in certificate_faults(config))
+
+    assert told(*good.sign("one", "delay-1.example.org")) == ""
+    assert told(*good.sign("any", "*.example.org")) == ""
+    assert told(*good.sign("address", "10.0.0.1"), host="10.0.0.1") == ""
+    assert "it names delay-2.example.org" in told(*good.sign("two", "delay-2.example.org"))
+    assert "it names no host" in told(*good.sign_names("named", uri="spiffe://shop/n1"))
+    serves = good.sign_names("serves", dns="delay-1.example.org", use=Usage.SERVER_AUTH)
+    assert "it lacks the use clientAuth" in told(*serves)
 
 
 def test_streams_are_opened_anew_and_what_was_revoked_ends(

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
+import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from delaywheel import Client, Tls
 from delaywheel.errors import RefusedError, TimedOutError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.config import Config
 from delaywheel_replica.server.access.faults import certificate_faults
 from delaywheel_replica.server.certificates import (
     CertificateError,
@@ -141,6 +146,7 @@ def test_renewed_files_are_shown_to_new_callers_and_the_old_stay_connected(
         """Replaces the files one after the other: for a moment they do not fit."""
         for path, new in zip((cert, key), authority.sign("n", "127.0.0.1"), strict=True):
             half = path.with_suffix(".half")
+            half.touch(0o600)
             half.write_bytes(new.read_bytes())
             os.replace(half, path)  # noqa: PTH105 - the same on all systems
             time.sleep(0.01)
@@ -247,6 +253,7 @@ def test_metrics_over_tls_show_a_renewed_certificate(
     (port,) = free_ports(1)
 
     def put(authority: Authority) -> None:
+        key.touch(0o600)
         for path, new in zip((cert, key), authority.sign("m", "127.0.0.1"), strict=True):
             path.write_bytes(new.read_bytes())
 
@@ -285,6 +292,7 @@ def test_refused_files_are_named(good: Authority, tmp_path: Path) -> None:
     early, early_key = good.sign("early", "localhost", days=90)
     junk = tmp_path / "junk.pem"
     junk.write_text("-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n")
+    junk.chmod(0o600)
     assert faults(tls_cert=cert, tls_key=key, tls_client_ca=good.file) == ""
     assert "both, or neither" in faults(tls_cert=cert)
     assert "needs tls_cert" in faults(metrics_tls="true")
@@ -298,31 +306,123 @@ def test_refused_files_are_named(good: Authority, tmp_path: Path) -> None:
     assert f"tls_client_ca {junk}" in faults(tls_cert=cert, tls_key=key, tls_client_ca=junk)
 
 
-def test_files_that_are_not_in_order_later_leave_the_earlier_ones(
-    good: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_that_nobody_could_connect_with_are_refused(tmp_path: Path) -> None:
+    """gRPC offers none of these; a node began to listen, and no caller ever got in."""
+    kinds = {
+        "Ed25519": ("ed25519",),
+        "secp521r1": ("ec", "-pkeyopt", "ec_paramgen_curve:P-521"),
+        "RSA with 1024 bits": ("rsa:1024",),
+    }
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    now_s = 0.0
-    monkeypatch.setattr("delaywheel.client.exchange.channel.monotonic", lambda: now_s)
+    for kind, options in kinds.items():
+        files = ("-keyout", str(key), "-out", str(cert))
+        request = ("openssl", "req", "-x509", "-nodes", "-subj", "/CN=n", "-newkey", *options)
+        subprocess.run((*request, *files), check=True, capture_output=True)
+        config = config_for(tmp_path, tls_cert=str(cert), tls_key=str(key))
+        with pytest.raises(CertificateError, match=f"its key is {kind}"):
+            Certificates.read(config, time.time())
 
-    def put(days: float) -> None:
-        for path, new in zip((cert, key), good.sign("n", "localhost", days=days), strict=True):
+
+def test_a_key_that_everybody_may_use_is_refused(good: Authority, tmp_path: Path) -> None:
+    cert, key = good.sign("open", "localhost")
+    key.chmod(0o644)
+    config = config_for(tmp_path, tls_cert=str(cert), tls_key=str(key))
+    with pytest.raises(CertificateError, match="chmod o="):
+        Certificates.read(config, time.time())
+
+
+class Renewed:
+    """A node's files, and the clock by which they are looked at."""
+
+    def __init__(self, authority: Authority, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cert, self.key = folder / "cert.pem", folder / "key.pem"
+        self.now_s, self.began_s = 0.0, time.time()
+        self._authority = authority
+        module = "delaywheel.client.exchange.channel"
+        monkeypatch.setattr(f"{module}.monotonic", lambda: self.now_s)
+        monkeypatch.setattr(f"{module}.time", lambda: self.began_s + self.now_s)
+        self.put(20)
+        ca = str(authority.file)
+        self.config = config_for(folder, tls_cert=str(self.cert), tls_key=str(self.key), tls_ca=ca)
+        self.certificates = NodeCertificates(self.config)
+
+    def put(self, days: float) -> None:
+        """Replaces both by a pair that expires then."""
+        self.key.touch(0o600)
+        signed = self._authority.sign("n", "localhost", days=days)
+        for path, new in zip((self.cert, self.key), signed, strict=True):
             path.write_bytes(new.read_bytes())
 
-    put(20)
-    config: Config = config_for(tmp_path, tls_cert=str(cert), tls_key=str(key))
-    certificates = NodeCertificates(config)
+
+@pytest.fixture
+def renewed(good: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Renewed:
+    return Renewed(good, tmp_path, monkeypatch)
+
+
+def test_files_that_are_not_in_order_later_leave_the_earlier_ones(renewed: Renewed) -> None:
+    certificates = renewed.certificates
     first = certificates.current
-    assert first == Certificates.read(config, time.time())
-    put(-1)
-    now_s += 2
+    assert first == Certificates.read(renewed.config, time.time())
+    renewed.put(-1)
+    renewed.now_s += 2
     assert certificates.current is first
     assert "expired" in (certificates.refused or "")
-    put(25)
+    renewed.put(25)
     assert certificates.current is first, "looked at once a second"
-    now_s += 2
+    renewed.now_s += 2
     assert certificates.current.not_after_s > first.not_after_s
     assert certificates.refused is None
-    key.unlink()
+    renewed.key.unlink()
     with pytest.raises(CertificateError, match="no such file"):
-        NodeCertificates(config)
+        NodeCertificates(renewed.config)
+
+
+def test_files_that_are_just_being_written_are_looked_at_a_little_later(renewed: Renewed) -> None:
+    """What is written in place is empty for a moment, and may fit the other file or not."""
+    first = renewed.certificates.current
+    renewed.now_s = 2.0
+    renewed.put(25)
+    os.utime(renewed.cert, (renewed.began_s + 1.99,) * 2)
+    assert renewed.certificates.current is first
+    renewed.now_s += 0.15
+    assert renewed.certificates.current is not first
+
+
+def test_a_certificate_that_is_not_valid_yet_is_taken_once_it_is(
+    renewed: Renewed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files do not change any more: it was refused for good, until the old one expired."""
+    certificates = renewed.certificates
+    first, passed_s = certificates.current, 0.0
+    clock = SimpleNamespace(
+        time=lambda: time.time() + passed_s, gmtime=time.gmtime, strftime=time.strftime
+    )
+    monkeypatch.setattr("delaywheel_replica.server.certificates.time", clock)
+    renewed.put(60 + 1e-3)
+    for _ in range(3):
+        renewed.now_s += 2
+        assert certificates.current is first
+    assert "not valid before" in (certificates.refused or "")
+    passed_s = 200.0
+    renewed.now_s += 2
+    assert certificates.current is not first
+    assert certificates.refused is None
+
+
+def test_a_pair_that_is_refused_is_shown_nowhere(renewed: Renewed) -> None:
+    """Python's TLS takes files: for a connection between nodes it read the ones just refused."""
+    first = renewed.certificates.current
+    renewed.put(-1)
+    renewed.now_s += 2
+    context = renewed.certificates.peer_context(is_dialled=True)
+    assert renewed.certificates.refused
+    shown = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    shown.check_hostname, shown.verify_mode = False, ssl.CERT_NONE
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        accepting = pool.submit(context.wrap_socket, ours, server_side=True)
+        with suppress(ssl.SSLError), shown.wrap_socket(theirs) as line:
+            certificate = line.getpeercert(binary_form=True)
+        (expected, *_) = x509.load_pem_x509_certificates(first.chain)
+        assert certificate == expected.public_bytes(serialization.Encoding.DER)
+        accepting.exception(timeout=30)

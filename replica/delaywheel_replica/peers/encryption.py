@@ -252,7 +252,7 @@ class PeerSecurity:
                 return None
             return PeerRefusal(PeerReason.TLS_REFUSED, "peer_tls is required here")
         host = host_of(address)
-        if any(_is_named(host, name) for name in cipher.names):
+        if any(is_named(host, name) for name in cipher.names):
             return None
         named = ", ".join(cipher.names) or "no host"
         text = f"the certificate of {channel.remote} names {named}, not {host}"
@@ -276,7 +276,7 @@ PLAIN: Final = PeerSecurity(PeerTls.OFF, None)
 """Nothing is encrypted."""
 
 
-def _is_named(host: str, name: str) -> bool:
+def is_named(host: str, name: str) -> bool:
     """Whether a certificate's name stands for a host; `*.` stands for one label."""
     try:
         return ipaddress.ip_address(host) == ipaddress.ip_address(name)

@@ -8,13 +8,17 @@ are taken if they are in order; otherwise the earlier ones stay, as somebody may
 | in order | taken | taken; one INFO line |
 | not in order (see `Certificates.read`) | refused, exit code 78 | the earlier stay; one WARNING |
 
+Refused ones are tried again each second, as one that is not valid yet will be, by this clock.
+
 Connections that are open keep what they began with, up to an hour (`MAX_CONNECTION_AGE_MS`): what
 was revoked since then ends with them. gRPC has no other hook: its fetcher runs at each handshake.
 """
 
 from __future__ import annotations
 
+import os
 import ssl
+import stat
 import time
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -26,12 +30,15 @@ import grpc
 
 from delaywheel.client.exchange.channel import WatchedFiles
 from delaywheel_replica.config import Config
+from delaywheel_replica.peers.encryption import is_named
+from delaywheel_replica.peers.sockets import host_of
 from delaywheel_replica.process.logs import get_logger
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 MAX_CONNECTION_AGE_MS: Final = 3_600_000
+_LEAST_RSA_BITS: Final = 2_048
 _log: Final = get_logger(__name__)
 
 
@@ -71,7 +78,7 @@ class Certificates:
         assert config.tls_cert is not None
         assert config.tls_key is not None
         chain, certificates = _certificates("tls_cert", config.tls_cert)
-        key = _content("tls_key", config.tls_key)
+        key = _content("tls_key", config.tls_key, is_secret=True)
         try:
             private = serialization.load_pem_private_key(key, None)
         except (ValueError, TypeError) as error:  # TypeError: it is encrypted
@@ -84,6 +91,11 @@ class Certificates:
             raise CertificateError(
                 f"tls_key {config.tls_key}: not the key of the certificate in {config.tls_cert}"
             )
+        _check_kind(config.tls_cert, certificates[0])
+        try:
+            _check_peers(config, certificates[0])
+        except ValueError as error:
+            raise CertificateError(f"tls_cert {config.tls_cert}: {error}") from error
         until_s = min(each.not_valid_after_utc.timestamp() for each in certificates)
         if now_s >= until_s:
             raise CertificateError(f"tls_cert {config.tls_cert}: expired {_day(until_s)}")
@@ -95,7 +107,13 @@ class Certificates:
             client_ca = node_ca = _certificates("tls_client_ca", config.tls_client_ca)[0]
         if config.tls_ca is not None:
             node_ca = _certificates("tls_ca", config.tls_ca)[0]
-        return cls(chain, key, client_ca, node_ca, until_s)
+        read = cls(chain, key, client_ca, node_ca, until_s)
+        try:
+            _made_context(read, _Role.HTTP if node_ca is None else _Role.DIALLED)
+        except ssl.SSLError as error:
+            text = f"tls_cert {config.tls_cert}: OpenSSL does not take it: {error.reason or error}"
+            raise CertificateError(text) from error
+        return read
 
     @property
     def shown(self) -> grpc.ServerCertificateConfiguration:
@@ -183,14 +201,7 @@ class NodeCertificates:
         current = self.current
         known, context = self._contexts.get(role, (None, None))
         if context is None or known is not current:
-            try:
-                made = _made_context(self._config, current, role)
-            except OSError as error:  # an SSLError is one, too: the files are just being replaced
-                if context is None:
-                    raise
-                _log.warning("certificates refused", cause=str(error), stay="the earlier ones")
-            else:
-                context = made
+            context = _made_context(current, role)
             self._contexts[role] = current, context
         return context
 
@@ -198,18 +209,23 @@ class NodeCertificates:
         try:
             self._current = Certificates.read(self._config, time.time())
         except CertificateError as error:
-            self.refused = str(error)
-            _log.warning("certificates refused", cause=self.refused, stay="the earlier ones")
+            self._files.read_again()
+            if self.refused != str(error):
+                self.refused = str(error)
+                _log.warning("certificates refused", cause=self.refused, stay="the earlier ones")
         else:
             self.refused = None
             _log.info("certificates renewed", expire=_day(self._current.not_after_s))
 
 
-def _made_context(config: Config, certificates: Certificates, role: _Role) -> ssl.SSLContext:
-    assert config.tls_cert is not None
+def _made_context(certificates: Certificates, role: _Role) -> ssl.SSLContext:
     dials = role is _Role.DIALS
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if dials else ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(config.tls_cert, config.tls_key)  # it takes files alone
+    # It takes files alone, and those on the disk may be others by now, which were refused.
+    with os.fdopen(os.memfd_create("certificate"), "wb") as file:
+        file.write(certificates.key + b"\n" + certificates.chain)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
     if role is _Role.HTTP:
         return context
     assert certificates.node_ca is not None
@@ -219,6 +235,68 @@ def _made_context(config: Config, certificates: Certificates, role: _Role) -> ss
     if role is _Role.DIALLED:
         context.num_tickets = 0  # the side that dialled takes anything that comes for the end
     return context
+
+
+def _check_kind(path: Path, certificate: Certificate) -> None:
+    """Refuses keys with which no gRPC client connects, or of which OpenSSL thinks them too small.
+
+    Raises:
+        CertificateError: It is of such a kind.
+    """
+    from cryptography.hazmat.primitives.asymmetric import ec, rsa  # noqa: PLC0415 - as above
+
+    match certificate.public_key():
+        case ec.EllipticCurvePublicKey() as key:
+            is_taken, kind = isinstance(key.curve, ec.SECP256R1 | ec.SECP384R1), key.curve.name
+        case rsa.RSAPublicKey() as key:
+            is_taken, kind = key.key_size >= _LEAST_RSA_BITS, f"RSA with {key.key_size} bits"
+        case other:
+            is_taken, kind = False, type(other).__name__.removesuffix("PublicKey")
+    if not is_taken:
+        raise CertificateError(
+            f"tls_cert {path}: its key is {kind}, which gRPC does not take: make one of P-256,"
+            f" P-384, or RSA with {_LEAST_RSA_BITS:,} bits"
+        )
+
+
+def _check_peers(config: Config, certificate: Certificate) -> None:
+    """Refuses what no other node would accept.
+
+    Raises:
+        CertificateError: It does not name this node's host, or does not serve for both ends.
+    """
+    from cryptography import x509  # noqa: PLC0415 - as above
+    from cryptography.x509.oid import ExtendedKeyUsageOID as Usage  # noqa: PLC0415
+
+    address = config.members.get(config.node_id)
+    if config.peer_tls == "off" or len(config.members) == 1 or address is None:
+        return
+    extensions, host = certificate.extensions, host_of(address)
+    try:
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        names = x509.SubjectAlternativeName([])
+    found = [
+        *names.get_values_for_type(x509.DNSName),
+        *map(str, names.get_values_for_type(x509.IPAddress)),
+    ]
+    if not any(is_named(host, name) for name in found):
+        said = ", ".join(found) or "no host"
+        raise CertificateError(
+            f"tls_cert {config.tls_cert}: it names {said}, and members has {host} for this node:"
+            " no other node would accept it"
+        )
+    try:
+        usages = set(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    except x509.ExtensionNotFound:
+        return
+    needed = {Usage.SERVER_AUTH: "serverAuth", Usage.CLIENT_AUTH: "clientAuth"}
+    lacks = [name for usage, name in needed.items() if usage not in usages]
+    if lacks and Usage.ANY_EXTENDED_KEY_USAGE not in usages:
+        raise CertificateError(
+            f"tls_cert {config.tls_cert}: it lacks the use {' and '.join(lacks)}, and nodes show it"
+            " at both ends of their connections"
+        )
 
 
 def _certificates(name: str, path: Path) -> tuple[bytes, list[Certificate]]:
@@ -231,9 +309,12 @@ def _certificates(name: str, path: Path) -> tuple[bytes, list[Certificate]]:
         raise CertificateError(f"{name} {path}: no certificate in PEM form") from error
 
 
-def _content(name: str, path: Path) -> bytes:
+def _content(name: str, path: Path, *, is_secret: bool = False) -> bytes:
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            if is_secret and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IRWXO:
+                raise CertificateError(f"{name} {path}: everybody may use it: chmod o= {path}")
+            return file.read()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise CertificateError(f"{name} {path}: {reason}") from error

@@ -30,9 +30,23 @@ class Authority:
         return self._write(name, chain, signed.private_key_pem.bytes())
 
     def sign_names(
-        self, name: str, *, uri: str = "", dns: str = "", common_name: str = ""
+        self,
+        name: str,
+        *,
+        uri: str = "",
+        dns: str = "",
+        common_name: str = "",
+        use: x509.ObjectIdentifier | None = None,
     ) -> tuple[Path, Path]:
-        """Returns the same of a certificate with these names, of which some may be empty."""
+        """Returns the same of a certificate with these names, of which some may be empty.
+
+        Args:
+            name: What the files are called.
+            uri: A name in it.
+            dns: Another.
+            common_name: Another.
+            use: All that it serves for; None: anything.
+        """
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = x509.load_pem_x509_certificate(self._authority.cert_pem.bytes())
         issuers_key = serialization.load_pem_private_key(
@@ -54,6 +68,8 @@ class Authority:
         )
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        if use is not None:
+            builder = builder.add_extension(x509.ExtendedKeyUsage([use]), critical=False)
         signed = builder.sign(issuers_key, hashes.SHA256())
         pem = serialization.Encoding.PEM
         form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()

@@ -4,6 +4,7 @@
 |---|---|---|
 | in order | taken | taken; one INFO line |
 | not in order | refused, exit code 78 | the earlier content stays; one WARNING |
+| cannot be read | refused, exit code 78 | the same, and it is tried again each second |
 """
 
 import os
@@ -75,8 +76,13 @@ class WatchedFile(Generic[_Content]):
         try:
             self._taken = self._read()
         except AccessFileError as error:
-            self.refused = str(error)
-            _log.warning("file refused", setting=self._name, cause=self.refused, stays="earlier")
+            if isinstance(error.__cause__, OSError):
+                self._files.read_again()
+            if self.refused != str(error):
+                self.refused = str(error)
+                _log.warning(
+                    "file refused", setting=self._name, cause=self.refused, stays="earlier"
+                )
         else:
             self.refused = None
             _log.info("file read again", setting=self._name, path=str(self._path))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
-from time import monotonic
+from time import monotonic, time
 from typing import Final, NamedTuple, TypeAlias
 
 import grpc
@@ -49,6 +49,7 @@ CHANNEL_OPTIONS: Final[Sequence[tuple[str, int]]] = (
 )
 
 LOOK_EVERY_S: Final = 1.0
+_SETTLES_S: Final = 0.1
 _EXPLAIN_EVERY_S: Final = 10.0
 _EXPLAINING_S: Final = 1.0
 _log: Final = logging.getLogger(__name__)
@@ -117,7 +118,12 @@ class Tls:
 
 
 class WatchedFiles:
-    """Some files, which are looked at when somebody asks, at most once a second. Thread-safe."""
+    """Some files, which are looked at when somebody asks, at most once a second. Thread-safe.
+
+    A file that was just written may be empty, as its content comes in the next moment, or one that
+    belongs to it is still the old one. So a change is told once the files have rested for a tenth
+    of a second; if they do not, after a second.
+    """
 
     def __init__(self, files: Iterable[str | os.PathLike[str] | None]) -> None:
         """Takes the files as they are now: read them after this, so that no change is missed.
@@ -127,8 +133,9 @@ class WatchedFiles:
         """
         self._files: Final = [Path(file) for file in files if file is not None]
         self._lock: Final = Lock()
-        self._stamps = self._look()
+        self._stamps: list[_Stamp] | None = self._look()
         self._look_at_s = monotonic() + LOOK_EVERY_S
+        self._rest_until_s: float | None = None
 
     def have_changed(self) -> bool:
         """Whether one was replaced, written or given other rights since the last time.
@@ -138,14 +145,26 @@ class WatchedFiles:
         if monotonic() < self._look_at_s:
             return False
         with self._lock:
-            self._look_at_s = monotonic() + LOOK_EVERY_S
+            now_s = monotonic()
+            if now_s < self._look_at_s:
+                return False
             stamps = self._look()
             have_changed = stamps != self._stamps
+            if have_changed and any(stamp.is_fresh(time()) for stamp in stamps):
+                self._rest_until_s = self._rest_until_s or now_s + LOOK_EVERY_S
+                if now_s < self._rest_until_s:
+                    self._look_at_s = now_s + _SETTLES_S
+                    return False
+            self._look_at_s, self._rest_until_s = now_s + LOOK_EVERY_S, None
             self._stamps = stamps
             return have_changed
 
-    def _look(self) -> list[object]:
-        return [_stamp(file) for file in self._files]
+    def read_again(self) -> None:
+        """Says at the next look that they have changed: what was read may be in order by then."""
+        self._stamps = None
+
+    def _look(self) -> list[_Stamp]:
+        return [_Stamp.of(file) for file in self._files]
 
 
 class Credentials(NamedTuple):
@@ -178,6 +197,7 @@ class Security:
         self._tls: Final = tls
         self._files: Final = WatchedFiles(() if tls is None else tls.files)
         self._credentials = Credentials(0, None if tls is None else tls.credentials())
+        self._refused = ""
         self._explained: Final[dict[str, tuple[float, str | None]]] = {}
         self._lock: Final = Lock()
 
@@ -190,8 +210,12 @@ class Security:
                     self._credentials = Credentials(
                         self._credentials.edition + 1, tls.credentials()
                     )
+                    self._refused = ""
                 except (OSError, ValueError) as error:
-                    _log.warning("the TLS files have changed, and are not taken: %s", error)
+                    self._files.read_again()
+                    if str(error) != self._refused:
+                        self._refused = str(error)
+                        _log.warning("the TLS files have changed, and are not taken: %s", error)
         return self._credentials
 
     def may_explain(self, failure: AttemptFailure) -> bool:
@@ -257,7 +281,8 @@ def _inferred(tls: Tls) -> str:
         return "the node wants a certificate of this program: tls.cert and tls.key"
     return (
         f"the node does not accept this program's certificate, {tls.cert}: it has expired, or is"
-        " signed by nobody whom the node names (tls_client_ca)"
+        " signed by nobody whom the node names (tls_client_ca), or its key is of a kind that gRPC"
+        " does not take (Ed25519, P-521)"
     )
 
 
@@ -325,9 +350,23 @@ def _content(file: TlsFile | None) -> bytes | None:
     return None if file is None else Path(file).read_bytes()
 
 
-def _stamp(file: Path) -> object:
-    try:
-        found = file.stat()
-    except OSError as error:
-        return error.errno
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
+class _Stamp(NamedTuple):
+    """How a file was found; another stamp, another file."""
+
+    error: int | None = None
+    inode: int = 0
+    length_bytes: int = 0
+    written_ns: int = 0
+    mode: int = 0
+
+    @classmethod
+    def of(cls, file: Path) -> _Stamp:
+        try:
+            found = file.stat()
+        except OSError as error:
+            return cls(error.errno)
+        return cls(None, found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode)
+
+    def is_fresh(self, now_s: float) -> bool:
+        """Whether it was just written; not one of which another clock says that it will be."""
+        return 0 <= now_s - self.written_ns / 1e9 < _SETTLES_S
