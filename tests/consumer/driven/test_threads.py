@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
 
-from delaywheel.consumer import Batch, BatchItemError, ReceivedMessage
+from delaywheel.consumer import (
+    AsyncRetryConsumer,
+    Batch,
+    BatchItemError,
+    ReceivedMessage,
+    RetryConsumer,
+)
 from delaywheel.consumer.engine.handler_threads import HandlerThreads
 from delaywheel.consumer.message import State
 from delaywheel.consumer.records import Partition
@@ -124,3 +131,13 @@ def test_a_batch_leaves_alone_what_is_handed_out_again() -> None:
     assert [one.state for one in batch] == [State.SETTLED, State.FORGOTTEN, State.SETTLED]
     assert again.state is State.IN_HAND
     assert again.done()
+
+
+def test_who_waits_for_a_consumer_that_does_not_run_is_told() -> None:
+    """It was not entered, or in the process that forked this one: nothing would ever come."""
+    threaded = RetryConsumer("orders", group="g", bootstrap="nowhere")
+    with pytest.raises(RuntimeError, match="within its with block"):
+        threaded.run(print)
+    awaited = AsyncRetryConsumer("orders", group="g", bootstrap="nowhere")
+    with pytest.raises(RuntimeError, match="within its with block"):
+        asyncio.run(awaited.receive())

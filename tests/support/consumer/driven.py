@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from delaywheel.consumer.engine import Engine
@@ -24,6 +25,7 @@ class DrivenConsumer:
         )
         self.broker = FakeBroker(kafka)
         self.engine = Engine(self.settings, self.broker, clock_ms=lambda: kafka.now_ms)
+        self.engine._thread = threading.current_thread()
         self.hand: list[ReceivedMessage] = []
         self.engine._begin()
 

@@ -85,6 +85,7 @@ class AwaitedConsumer(BaseConsumer):
             left_s = WAIT_S if deadline is None else deadline - loop.time()
             if found or left_s <= 0 or self._engine.has_ended:
                 return found
+            self._engine.check_runs()
             try:
                 async with asyncio.timeout(min(left_s, WAIT_S)):
                     await self._ready.wait()

@@ -128,6 +128,7 @@ class ThreadedConsumer(BaseConsumer):
             left_s = WAIT_S if deadline is None else deadline - time.monotonic()
             if found or left_s <= 0 or self._engine.has_ended:
                 return found
+            self._engine.check_runs()
             self._engine.desk.wait(min(left_s, WAIT_S))
             found = take()
 

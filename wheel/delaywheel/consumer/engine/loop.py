@@ -101,6 +101,19 @@ class Engine:
         """Starts the thread."""
         self._thread.start()
 
+    def check_runs(self) -> None:
+        """Does nothing while there is somebody to wait for, or once everything has ended.
+
+        Raises:
+            RuntimeError: The thread was never started, or is that of the process that forked this
+                one: whoever waits would wait for ever.
+        """
+        if not self._thread.is_alive() and not self.has_ended:
+            raise RuntimeError(
+                "the consumer does not run: take its messages within its with block, in the process"
+                " that has entered it"
+            )
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Sets a callback for the thread: records may be available, or none ever will be."""
         self._state.listen(listener)
