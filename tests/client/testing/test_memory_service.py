@@ -14,6 +14,8 @@ import pytest
 from delaywheel import CancelOutcome, RefusedError, RescheduleOutcome
 from delaywheel.message import clock_ns
 from delaywheel.testing import MemoryService
+from delaywheel.testing.rows import SentMessage
+from delaywheel.testing.store import MemoryLimits, MemoryStore
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
@@ -94,3 +96,30 @@ def test_other_languages_may_call_it() -> None:
         assert cancelled.outcome == pb.CANCEL_OUTCOME_CANCELLED
         service.advance("10s")
         assert sorted(each.value or b"" for each in service.delivered("t")) == [b"1", b"2"]
+
+
+def test_what_it_does_grows_with_its_messages_and_not_with_their_square() -> None:
+    """Four thousand took five seconds to appear."""
+
+    def steps_for(messages: int) -> int:
+        limits = MemoryLimits(span_ms=10**9, late_window_ms=10**9, max_message_bytes=9, topics=None)
+        store, steps = MemoryStore(limits, 0), 0
+
+        def count(*_: object) -> None:
+            nonlocal steps
+            steps += 1
+
+        sys.setprofile(count)
+        try:
+            for n in range(1, messages + 1):
+                store.accept(SentMessage(b"%016d" % n, n, "orders", None, b"v", (), None, None))
+            store.advance_to(messages)
+            for n in range(1, messages + 1):
+                handle = f"memory.1:{n // 1000}:{(b'%016d' % n).hex()}"
+                assert store.find(pb.MessageRef(handle=handle)) is not None
+        finally:
+            sys.setprofile(None)
+        assert len(store.delivered) == messages
+        return steps
+
+    assert steps_for(400) < 3 * steps_for(200)

@@ -219,7 +219,9 @@ class MemoryService:
     def delivered(self, topic: str | None = None) -> list[DeliveredRecord]:
         """Returns what appeared in a topic, or in all of them, in that order."""
         with self._lock:
-            return [each for each in self._store.delivered if topic in (None, each.topic)]
+            if topic is None:
+                return self._store.delivered[:]
+            return [each for each in self._store.delivered if each.topic == topic]
 
 
 class _Servicer(pb_grpc.DelayWheelServicer):

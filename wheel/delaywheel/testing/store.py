@@ -13,9 +13,12 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from heapq import heappop, heappush
+from itertools import count
 from typing import Final, NamedTuple
 
 from delaywheel.reasons import Reason
@@ -113,7 +116,12 @@ class MemoryStore:
         self.limits: Final = limits
         self.now_ms = now_ms
         self.delivered: Final[list[DeliveredRecord]] = []
+        self._offsets: Final[Counter[str]] = Counter()
         self._kept: Final[dict[tuple[bytes, int], Kept]] = {}
+        self._by_id: Final[defaultdict[bytes, list[Kept]]] = defaultdict(list)
+        self._seqs: Final = count(1)
+        # By due and seq, some of which may be done; tests may hold as many as a service does.
+        self._pending: Final[list[tuple[int, int, Kept]]] = []
 
     def accept(self, sent: SentMessage, *, check_id: bool = False) -> tuple[Reason, str] | None:
         """Takes a message, once by id and due; returns why it is refused."""
@@ -150,11 +158,8 @@ class MemoryStore:
             found = self._kept.get((ref.id_and_due.id, ref.id_and_due.due_ms))
             return None if found is None or self.is_deleted(found.sent.due_ms) else found
         _, slot, id_ = ref.handle.split(":")
-        same = [
-            kept
-            for (key, due_ms), kept in self._kept.items()
-            if key.hex() == id_.lower() and due_ms // 1000 == int(slot)
-        ]
+        of_id = self._by_id.get(bytes.fromhex(id_), [])
+        same = [kept for kept in of_id if kept.sent.due_ms // 1000 == int(slot)]
         if not same or self.is_deleted(int(slot) * 1000):
             return None
         return max(same, key=lambda kept: (kept.moved_to_ms is None, kept.seq))
@@ -261,9 +266,12 @@ class MemoryStore:
         return None
 
     def _keep(self, sent: SentMessage) -> Kept:
-        kept = self._kept[sent.id, sent.due_ms] = Kept(sent, len(self._kept) + 1, self.now_ms)
+        kept = self._kept[sent.id, sent.due_ms] = Kept(sent, next(self._seqs), self.now_ms)
+        self._by_id[sent.id].append(kept)
         if sent.due_ms <= self.now_ms:
             self._deliver(kept)
+        else:
+            heappush(self._pending, (sent.due_ms, kept.seq, kept))
         return kept
 
     def _moved(self, kept: Kept, to_ms: int) -> Kept:
@@ -276,8 +284,10 @@ class MemoryStore:
         return kept.sent.due_ms < self.now_ms + TOO_LATE_MS
 
     def _next_due(self) -> Kept | None:
-        pending = (kept for kept in self._kept.values() if kept.standing is Standing.PENDING)
-        return min(pending, key=lambda kept: (kept.sent.due_ms, kept.seq), default=None)
+        pending = self._pending
+        while pending and pending[0][2].standing is not Standing.PENDING:
+            heappop(pending)
+        return pending[0][2] if pending else None
 
     def _deliver(self, kept: Kept) -> None:
         sent = kept.sent
@@ -290,7 +300,8 @@ class MemoryStore:
 
     def append(self, sent: SentMessage) -> int:
         """Has a record appear in its topic now; returns its offset there."""
-        offset = sum(record.topic == sent.topic for record in self.delivered)
+        offset = self._offsets[sent.topic]
+        self._offsets[sent.topic] += 1
         self.delivered.append(
             DeliveredRecord(
                 sent.topic,
