@@ -44,16 +44,17 @@ CLUSTER = "guarded"
 TOPIC = "orders"
 GROUP = "g"
 RETRY, DEAD = f"{TOPIC}-retry-{GROUP}", f"{TOPIC}-dead-{GROUP}"
+WRITTEN = "bills"
 INGRESS = ingress.ingress_topic(CLUSTER)
 SIZE = "max.message.bytes"
 EVERY_S, AWAY_S = 4.0, 2.0
-RIGHTS = ((DEAD, "WRITE"), (INGRESS, "WRITE"), (TOPIC, "READ"), (RETRY, "READ"))
+RIGHTS = ((DEAD, "WRITE"), (WRITTEN, "WRITE"), (INGRESS, "WRITE"), (TOPIC, "READ"), (RETRY, "READ"))
 
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[AuthorizingBroker]:
     with AuthorizingBroker(tmp_path / "kafka") as running:
-        for name in (TOPIC, RETRY, DEAD):
+        for name in (TOPIC, RETRY, DEAD, WRITTEN):
             create_topic(running.address, name, partitions=PARTITIONS)
             for operation in ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"):
                 running.allow(ResourceType.TOPIC, name, operation, prefixed=False)
@@ -114,6 +115,7 @@ def test_each_history_is_its_plans_whatever_is_taken_away(
         GROUP,
         7,
         str(tmp_path / "handled"),
+        written=WRITTEN,
         kafka=user,
         wait_for_rights=WAIT,
     )
@@ -129,12 +131,17 @@ def test_each_history_is_its_plans_whatever_is_taken_away(
             with (
                 CommittedReader(broker.address, RETRY, partitions=PARTITIONS) as retried,
                 CommittedReader(broker.address, DEAD, partitions=PARTITIONS) as letters,
+                CommittedReader(broker.address, WRITTEN, partitions=PARTITIONS) as written,
             ):
                 back = retried.wait_for(retries, timeout_s=PATIENCE_S)
                 dead = letters.wait_for(deaths, timeout_s=PATIENCE_S)
+                written.wait_for(len(plan.writes(sent)), timeout_s=PATIENCE_S)
                 wait_until("all is handled", lambda: len(attempts(plan)) == sent + retries)
                 assert len(back + retried.read_to_end()) >= retries
                 assert (len(retried.messages), len(letters.messages)) == (retries, deaths)
+                written.read_to_end()
+                values = sorted(one.value() or b"" for one in written.messages)
+                assert values == plan.writes(sent)
             stops += consumers.restart_stopped()
     check_histories(plan, sent, back, dead)
     assert all(dict(headers_of(one))["dw-dead-reason"] == b"ATTEMPTS_EXHAUSTED" for one in dead)

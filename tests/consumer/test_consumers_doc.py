@@ -78,6 +78,20 @@ def test_around_handlers(run: Callable[..., Program]) -> None:
 
 
 @pytest.mark.kafka
+def test_writing(kafka: KafkaBroker, run: Callable[..., Program]) -> None:
+    for name in ("bills", "reminders"):
+        create_topic(kafka.address, name)
+    running = run("invoicing", (b"3 lamps", []))
+    assert running.wait_for(1) == ["billed 3 lamps"]
+    for name, value in (("bills", b"bill for 3 lamps"), ("reminders", b"3 lamps")):
+        with CommittedReader(kafka.address, name) as reader:
+            reader.wait_for(1)
+            reader.read_to_end()
+            assert [one.value() for one in reader.messages] == [value]
+    running.stop()
+
+
+@pytest.mark.kafka
 def test_on_a_loop(run: Callable[..., Program]) -> None:
     running = run("asyncio", (b"a", []), (b"b", []))
     assert sorted(running.wait_for(2)) == ["mailed a", "mailed b"]

@@ -49,6 +49,8 @@ def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) 
     name = uuid.uuid4().hex[:8]
     topic = f"orders-{name}"
     create_topic(kafka.address, topic, partitions=PARTITIONS)
+    written = f"written-{name}"
+    create_topic(kafka.address, written, partitions=PARTITIONS)
     handled = str(folder / "handled")
     rebalances = "eager" if ordered else REBALANCES
     return Plan(
@@ -58,6 +60,7 @@ def make_plan(kafka: KafkaBroker, cluster: str, folder: Path, *, ordered: bool) 
         group=f"group-{name}",
         seed=7,
         handled=handled,
+        written=written,
         ordered=ordered,
         kafka=SHORT_SESSIONS if rebalances == "cooperative" else {},
         rebalances=rebalances,
@@ -125,6 +128,7 @@ def test_each_history_is_its_plans(
     ):
         with CommittedReader(kafka.address, name, partitions=PARTITIONS) as reader:
             assert len(reader.read_to_end()) == count
+    check_writes(kafka, plan, sent)
     latest_ms = check_histories(plan, sent, back, dead)
     with capsys.disabled():
         reported = f"{sent} messages, {kills} kills, {retries} retries, {deaths} dead letters"
@@ -149,9 +153,16 @@ def test_keys_keep_their_order(kafka: KafkaBroker, cluster: str, tmp_path: Path)
         assert consumers.are_alive()
     died = sorted(int(message.value() or b"") for message in dead)
     assert died == [number for number in range(sent) if plan.dies(number)]
+    check_writes(kafka, plan, sent)
     assert ended_in_order(plan) == set(range(sent))
     order = f"{plan.topic}-order-{plan.group}"
     assert still_away(kafka.address, order, partitions=PARTITIONS) == []
+
+
+def check_writes(kafka: KafkaBroker, plan: Plan, sent: int) -> None:
+    """Each handler has written once, if its record ended as done by that."""
+    with CommittedReader(kafka.address, plan.written, partitions=PARTITIONS) as reader:
+        assert sorted(one.value() or b"" for one in reader.read_to_end()) == plan.writes(sent)
 
 
 class Remaking:

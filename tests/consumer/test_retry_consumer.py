@@ -106,6 +106,40 @@ def test_attempts_grow_until_the_record_is_dead(
     assert (committed(kafka, orders), committed(kafka, f"{orders}-retry-{GROUP}")) >= (1, 2)
 
 
+def test_what_handlers_write_is_there_if_their_records_are_done(
+    kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
+) -> None:
+    bills, small = f"bills-{orders}", f"small-{orders}"
+    create_topic(kafka.address, bills)
+    create_topic(kafka.address, small, config={"max.message.bytes": "1000"})
+    for value in (b"good", b"slow", b"nowhere", b"large"):
+        send(value, key=b"k")
+    topics = {b"nowhere": f"no-{orders}", b"large": small}
+    with consume(retry=("100ms",)) as consumer:
+        while consumer.counts.done < 2 or consumer.counts.dead < 2:
+            message = next_message(consumer)
+            with message:
+                value = b"%b %d" % (message.value or b"", message.attempt)
+                message.produce(topics.get(message.value or b"", bills), value * 400)
+                message.produce(bills, value, key=b"k", headers={"trace": b"7"})
+                message.produce(bills, b"later " + value, after="200ms")
+                if message.value == b"slow" and message.attempt == 1:
+                    raise OSError("down")
+            assert consumer.flush(PATIENCE_S)
+    with CommittedReader(kafka.address, bills) as reader:
+        read = reader.wait_for(6)
+    now = [b"good 1", b"slow 2"]
+    assert [one.value() for one in read if one.key() == b"k"] == now
+    later = sorted(one.value() or b"" for one in read if dict(headers_of(one)).get("dw-id"))
+    assert later == [b"later " + value for value in now]
+    assert all(headers_of(one) == [("trace", b"7")] for one in read if one.key() == b"k")
+    assert len(read) == 6
+    for letter, reported in letters(kafka, orders, 2):
+        detail = reported["dw-dead-detail"].decode()
+        assert detail.startswith(f"WriteRefusedError: {'topic ' * (letter.value() == b'nowhere')}")
+        assert topics[letter.value() or b""] in detail
+
+
 def test_exceptions_mean_what_the_options_say(
     kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
 ) -> None:

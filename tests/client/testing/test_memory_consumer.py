@@ -34,6 +34,31 @@ def test_a_retry_appears_when_the_clock_is_moved_to_its_due() -> None:
         assert not list(consumer)
 
 
+def test_what_handlers_write_is_there_if_their_records_are_done() -> None:
+    with MemoryService(topics=["orders", "reminders"]) as service, service.client() as client:
+        consumer = service.consumer("orders", group="billing", retry=("1s",))
+        client.produce("orders", b"v", key=b"k", delay="0s")
+        for attempt in (1, 2):
+            for message in consumer:
+                with message:
+                    message.produce("bills", b"%d" % attempt, headers={"trace": b"7"})
+                    message.produce("reminders", b"later %d" % attempt, key=b"k", after="1h")
+                    if attempt == 1:
+                        raise ConnectionError("the printer does not answer")
+            service.advance("1s")
+        assert [(one.topic, one.value) for one in consumer.produced] == [("bills", b"2")]
+        (reminder,) = service.advance("1h")
+        assert (reminder.topic, reminder.key, reminder.value) == ("reminders", b"k", b"later 2")
+        client.produce("orders", b"w", delay="0s")
+        for message in consumer:
+            message.produce("bills", b"put back")
+            if message.nack():
+                break
+        for message in consumer:
+            message.done()
+        assert len(consumer.produced) == 1
+
+
 def test_what_ingress_does_not_take_is_a_dead_letter() -> None:
     with MemoryService(span="1h") as service, service.client() as client:
         consumer = service.consumer("orders", group="billing", retry=("1s",))

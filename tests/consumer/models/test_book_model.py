@@ -15,6 +15,8 @@ from support.consumer.fake_kafka import INGRESS, FakeKafka, Fault
 
 CONSUMERS = 2
 PARTITIONS = 2
+WRITTEN = "written"
+"""Where each handler says which attempt it has, before it settles it."""
 
 
 class Group(RuleBasedStateMachine):
@@ -25,7 +27,12 @@ class Group(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kafka = FakeKafka(partitions=PARTITIONS, is_incremental=self.moves_alone)
+        self.kafka = FakeKafka(
+            partitions=PARTITIONS,
+            is_incremental=self.moves_alone,
+            more={WRITTEN: "of writes"},
+            written={WRITTEN},
+        )
         self.consumers = [
             DrivenConsumer(self.kafka, max_deliveries=1_000, wait_for_rights="1h")
             for _ in range(CONSUMERS)
@@ -132,11 +139,14 @@ class Group(RuleBasedStateMachine):
             consumer.turn()
             for message in consumer.take(100):
                 self.handed_out.add(message.place)
-                message.done()
+                settle(message, "done")
+        ended: set[tuple[str, int]] = set()
         for partition in self.partitions:
             log = self.kafka.logs.get(partition, [])
             assert self.kafka.offsets.get(partition, 0) == len(log)
             assert {record.place for record in log} <= self.handed_out
+            ended |= {_read_attempt(record.headers or [], record.place) for record in log}
+        assert ended == set(map(_attempt, self.kafka.committed_records))
         for one in self.consumers:
             one.turn()
             assert one.engine._book.held_bytes == 0
@@ -151,6 +161,8 @@ def be_prompt(consumer: DrivenConsumer) -> None:
 
 def settle(message: ReceivedMessage, how: str) -> None:
     was_forgotten = message.state is State.FORGOTTEN
+    says = b"%b %d" % (str(message.origin).encode(), message.attempt)
+    assert message.produce(WRITTEN, says) is not was_forgotten
     if how == "done":
         is_ours = message.done()
     elif how == "retry":
@@ -167,6 +179,9 @@ def settle(message: ReceivedMessage, how: str) -> None:
 def _attempt(record: Outgoing) -> tuple[str, int]:
     """The attempt, and the record, that wrote this."""
     reported = dict(record.headers)
+    if record.topic == WRITTEN:
+        origin, attempt = (record.value or b"").split()
+        return origin.decode(), int(attempt)
     if record.topic == INGRESS:
         return (reported["dw-retry-origin"] or b"").decode(), int(
             reported["dw-retry-attempt"] or b""

@@ -51,6 +51,7 @@ class FakeKafka:
 
     Attributes:
         more: The ids of further topics, by name.
+        written: The names of those that only handlers write to.
         refused: The sources for which the group cannot have topics.
         most_bytes: The largest record that is taken.
         dead_bytes: The largest one that the topic of dead letters is said to take.
@@ -77,6 +78,7 @@ class FakeKafka:
     limits: IngressLimits | None = None
     retry_partitions: int | None = None
     more: dict[str, str] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)
     denied: set[str] = field(default_factory=set)
     is_group_denied: bool = False
@@ -299,7 +301,7 @@ class FakeBroker:
         hidden = self.kafka.hidden
         return [
             MissingRight(topic, "Describe" if topic in hidden else "Read")
-            for topic in sorted(self.kafka.denied | hidden)
+            for topic in sorted((self.kafka.denied | hidden) - self.kafka.written)
         ]
 
     def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
@@ -309,6 +311,7 @@ class FakeBroker:
         known = {
             self.kafka.source: ConsumedTopic(self.kafka.topic_id, count),
             self.kafka.retry: ConsumedTopic("of retries", self.kafka.retry_partitions or count),
+            INGRESS: ConsumedTopic("of ingress", count),
             **{name: ConsumedTopic(topic_id, count) for name, topic_id in self.kafka.more.items()},
         }
         return {name: one for name, one in known.items() if names is None or name in names}
@@ -389,10 +392,9 @@ class FakeBroker:
         if denied := sorted(touched & (self.kafka.denied | self.kafka.hidden)):
             self._is_broken = True
             return TransactionFailure(denied[0], is_forbidden=True, has_begun_to_end=False)
-        too_large = [one for one in records if one.length_bytes > self.kafka.most_bytes]
-        if too_large:
+        if (refused := self._refused(records)) is not None:
             self._is_broken = True
-            return TransactionFailure(f"{too_large[0].topic}: too large", is_refusal=True)
+            return TransactionFailure(refused, is_refusal=True)
         fault, self.fault = self.fault, None
         if fault is not Fault.FAILS:
             if int(membership) != self.kafka.generation:
@@ -404,9 +406,19 @@ class FakeBroker:
             return TransactionFailure(fault.value)
         return None
 
+    def _refused(self, records: Sequence[Outgoing]) -> str | None:
+        """Says why a topic does not take one of these, if so."""
+        there = {self.kafka.dead, self.kafka.order, INGRESS, *self.kafka.more}
+        for one in records:
+            if one.topic not in there:
+                return f"{one.topic}: unknown topic"
+            if one.length_bytes > self.kafka.most_bytes:
+                return f"{one.topic}: too large"
+        return None
+
     def renew_producer(self, unseen: AbstractSet[str]) -> None:
         """See `Broker`."""
-        self._look_for(self.kafka.hidden - unseen)
+        self._look_for(self.kafka.hidden - unseen - self.kafka.written)
         self._answer()
         self.renewals += 1
         self._is_broken = False

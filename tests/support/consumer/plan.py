@@ -34,6 +34,7 @@ class Plan:
         group: That reads.
         seed: That decides.
         handled: A file to which each attempt is written as it begins.
+        written: A topic to which each attempt writes beside its outcome; empty: none does.
         ordered: Whether keys keep their order.
         kafka: Settings of its clients.
         rebalances: How its partitions move.
@@ -46,6 +47,7 @@ class Plan:
     group: str
     seed: int
     handled: str
+    written: str = ""
     ordered: bool = False
     kafka: Mapping[str, str] = field(default_factory=dict)
     rebalances: Literal["eager", "cooperative", "consumer"] = "eager"
@@ -62,6 +64,11 @@ class Plan:
     def dies(self, number: int) -> bool:
         """Whether it ends as a dead letter."""
         return self.failures(number) > len(LEVELS_MS)
+
+    def writes(self, sent: int) -> list[bytes]:
+        """Returns what is written of so many messages: by the attempts that do not fail."""
+        numbers = (number for number in range(sent) if not self.dies(number))
+        return sorted(b"%d %d" % (number, self.retries(number) + 1) for number in numbers)
 
     def command(self, instance: str) -> list[str]:
         """Returns the command of a consumer that follows the plan."""
@@ -92,7 +99,10 @@ class Plan:
             signal.signal(signal.SIGTERM, lambda *_: consumer.stop())
             for message in consumer:
                 with message:
-                    handled.write(b"%b %d\n" % (message.value or b"", message.attempt))
+                    line = b"%b %d" % (message.value or b"", message.attempt)
+                    handled.write(line + b"\n")
+                    if self.written:
+                        message.produce(self.written, line)
                     if message.attempt <= self.failures(int(message.value or b"")):
                         raise PlannedError(message.attempt)
 

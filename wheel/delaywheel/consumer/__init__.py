@@ -32,6 +32,7 @@ from delaywheel.consumer.message import (
     HandlerTimeoutError,
     ReceivedMessage,
     SettledError,
+    WriteRefusedError,
 )
 from delaywheel.consumer.records import Partition, Place
 from delaywheel.consumer.rules.backoff import ExponentialBackoff
@@ -71,6 +72,7 @@ __all__ = [
     "RoutePatternError",
     "SettledError",
     "UnreadableError",
+    "WriteRefusedError",
     "read_json",
     "read_text",
 ]

@@ -19,8 +19,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from delaywheel.consumer.message import Desk, ReceivedMessage, Settlement, State
-from delaywheel.consumer.records import FetchedRecords, Incoming, Place, content_bytes, unpack_retry
+from delaywheel.consumer.message import Desk, ReceivedMessage, SettledError, Settlement, State
+from delaywheel.consumer.records import (
+    FetchedRecords,
+    Incoming,
+    Outgoing,
+    Place,
+    Writes,
+    content_bytes,
+    unpack_retry,
+)
 
 _SETTLED: Final = bytes((State.SETTLED,))
 
@@ -34,6 +42,7 @@ class RecordBlock:
         states: A `State` for each.
         handed_s: When each was handed out, on the monotonic clock.
         settlements: Of those that are settled, by index; not of what is merely done.
+        writes: What handlers have written, by the index of a record that is in hand.
         begin: The index of the first that is not committed.
         has_headers: Whether any has headers, or headers that cannot be read.
         was_taken_back: Whether any is handed out again, as another object.
@@ -53,6 +62,7 @@ class RecordBlock:
         "settlements",
         "states",
         "was_taken_back",
+        "writes",
     )
 
     def __init__(self, desk: Desk, fetched: FetchedRecords, *, is_retry: bool) -> None:
@@ -70,6 +80,7 @@ class RecordBlock:
         self.states = bytearray(count)
         self.handed_s = array("d", bytes(8 * count))
         self.settlements: dict[int, Settlement] = {}
+        self.writes: dict[int, Writes] = {}
         self.begin = 0
         self.has_headers = any(fetched.headers) or bool(fetched.unread)
         self.was_taken_back = False
@@ -129,6 +140,7 @@ class RecordBlock:
     def take_back(self, index: int) -> ReceivedMessage:
         """Makes another object of a record, which waits; the present one is forgotten."""
         self.message(index).is_given_back = True
+        self.writes.pop(index, None)
         again = self._make(index)
         self.states[index] = State.WAITING
         self._made[index] = again
@@ -165,3 +177,26 @@ def runs_of(messages: Iterable[ReceivedMessage]) -> list[RecordRun]:
         else:
             runs.append(RecordRun(block, index, index + 1))
     return runs
+
+
+def write(message: ReceivedMessage, record: Outgoing) -> int:
+    """Holds what the handler of a record in hand writes.
+
+    Returns:
+        How many bytes that takes; 0: the record is forgotten, or is to be handed out again.
+
+    Raises:
+        SettledError: It has an outcome.
+        MessageInvalidError: It is more than one transaction takes.
+    """
+    if message.is_settled:
+        raise SettledError(f"{message!r} was settled before")
+    if message.state is not State.IN_HAND:
+        return 0
+    return message.block.writes.setdefault(message.index, Writes()).add(record)
+
+
+def with_writes(block: RecordBlock, index: int, settlement: Settlement) -> Settlement:
+    """Returns the settlement of a record that is done, with what its handler has written."""
+    writes = block.writes.pop(index, None) if block.writes else None
+    return settlement if writes is None else settlement._replace(writes=writes)

@@ -24,6 +24,19 @@ A partition:
 |   | committed after all, as above | |
 | revoked or lost | all are forgotten | |
 
+What a handler writes (`ReceivedMessage.produce`) is held beside its record:
+
+| its record | what it has written |
+|---|---|
+| is in hand | grows, up to what one transaction takes |
+| is done | is written in the transaction that has its offset |
+| is retried, dead or expired; or is put back, to be handed out again | is dropped |
+| is forgotten | is dropped; what it writes later, too |
+| is done, and a topic for it is missing, or refuses it once it is alone | is dropped: the record |
+|   | has failed, and is retried or dead. With `ordered` it is dead: later ones of its key went on |
+
+It counts as held; while it is as much as may be held altogether, nothing more is handed out.
+
 Invariants, which make each outcome the only one:
 
 1. What is written for a record and the offset behind that record are in one transaction. So
@@ -48,7 +61,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
-from delaywheel.consumer.block import RecordBlock, RecordRun, runs_of
+from delaywheel.consumer.block import RecordBlock, RecordRun, runs_of, with_writes, write
 from delaywheel.consumer.message import (
     DONE,
     Outcome,
@@ -61,8 +74,8 @@ from delaywheel.consumer.records import FetchedRecords, Outgoing, Partition
 
 CUT_RECORDS = 5_000
 CUT_BYTES = 8_000_000
-"""The most that one transaction writes, unless a single record is larger. What is only done needs
-no record: of that, a transaction takes all."""
+"""The most that one transaction writes, unless what belongs to one record is more. What is only
+done needs no record: of that, a transaction takes all."""
 
 
 MOST_REASONS = 50
@@ -85,6 +98,7 @@ class Counts:
         forgotten: Records that were held here and are delivered again.
         commits: Transactions that were committed.
         failed_commits: Transactions that failed, or may have.
+        produced: Records that handlers have written beside the outcomes of theirs.
         restarts: Partitions that were read from their beginning since their offsets went back: the
             topic was made anew, or has lost its end.
     """
@@ -96,6 +110,7 @@ class Counts:
     expired: int = 0
     parked: int = 0
     forwarded: int = 0
+    produced: int = 0
     forgotten: int = 0
     commits: int = 0
     failed_commits: int = 0
@@ -156,10 +171,10 @@ class Cut:
 
     def _write(self, settlement: Settlement) -> bool:
         """Adds what an outcome writes; returns whether the transaction is full then."""
-        written = settlement.order
+        written = [] if settlement.writes is None else [*settlement.writes.records]
         if settlement.record is not None:
-            written = (settlement.record, *written)
-        for record in written:
+            written.append(settlement.record)
+        for record in (*written, *settlement.order):
             self.records.append(record)
             self.length_bytes += record.length_bytes
         return self.is_full
@@ -181,7 +196,7 @@ class Cut:
 class _Shelf:
     """The uncommitted records of one partition, by offset."""
 
-    __slots__ = ("blocks", "count", "held_bytes", "kept", "limit", "position")
+    __slots__ = ("blocks", "count", "held_bytes", "kept", "limit", "position", "written_bytes")
 
     def __init__(self, position: int | None) -> None:
         self.position = position
@@ -191,6 +206,7 @@ class _Shelf:
         self.blocks: deque[RecordBlock] = deque()
         self.count = 0
         self.held_bytes = 0
+        self.written_bytes = 0
 
     @property
     def first_state(self) -> State | None:
@@ -217,6 +233,7 @@ class Book:
         self._withheld: AbstractSet[str] = frozenset()
         self._held = 0
         self._held_bytes = 0
+        self._written_bytes = 0
         self._settled = 0
         self.taken = 0
         """How many blocks were taken in since it was made."""
@@ -233,8 +250,8 @@ class Book:
 
     @property
     def held_bytes(self) -> int:
-        """The length of all held keys, values and headers."""
-        return self._held_bytes
+        """The length of all held keys, values and headers, and of what handlers have written."""
+        return self._held_bytes + self._written_bytes
 
     @property
     def room(self) -> int:
@@ -244,7 +261,12 @@ class Book:
     @property
     def is_full(self) -> bool:
         """Whether nothing more may be fetched."""
-        return self._held >= self._max_held or self._held_bytes >= self._max_held_bytes
+        return self._held >= self._max_held or self.held_bytes >= self._max_held_bytes
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether so much is written, and not committed, that no handler may begin."""
+        return self._written_bytes >= self._max_held_bytes
 
     def crowded(self, before: AbstractSet[Partition]) -> set[Partition]:
         """Returns the partitions that are to be read no further for now.
@@ -300,7 +322,9 @@ class Book:
     @property
     def is_worth_a_commit(self) -> bool:
         """Whether so much is settled that the room it takes is better free."""
-        return self._settled * 4 >= self._max_held
+        return (
+            self._settled * 4 >= self._max_held or self._written_bytes * 4 >= self._max_held_bytes
+        )
 
     def firsts(self) -> Iterator[ReceivedMessage]:
         """Yields the first held record of each partition: all others are committed after it."""
@@ -373,6 +397,8 @@ class Book:
                 self._settled -= block.states.count(State.SETTLED, block.begin)
                 block.states[block.begin :] = _FORGOTTEN * (len(block) - block.begin)
                 block.settlements.clear()
+                block.writes.clear()
+            self._written_bytes -= shelf.written_bytes
             self._held -= shelf.count
             self._held_bytes -= shelf.held_bytes
             self.counts.forgotten += shelf.count
@@ -532,6 +558,7 @@ class Book:
 
         What its handler still has is forgotten: it is settled no more.
         """
+        self._drop_writes(message)
         again = message.block.take_back(message.index)
         self.put_back([again])
         return again
@@ -539,11 +566,28 @@ class Book:
     def hold_back(self, message: ReceivedMessage) -> None:
         """Notes that a record must not be handed out yet; `put_back` ends that."""
         message.block.states[message.index] = State.WAITING
+        self._drop_writes(message)
 
     def put_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """Returns records to the front of those to be handed out."""
         for run in reversed(runs_of(messages)):
             self._aside.get(run.block.at, self._waiting).appendleft(run)
+
+    def write(self, message: ReceivedMessage, record: Outgoing) -> bool:
+        """Holds what the handler of a record writes, until that is done; otherwise as `write`."""
+        length_bytes = write(message, record)
+        if length_bytes:
+            self._count_written(message.at, length_bytes)
+        return length_bytes > 0
+
+    def _count_written(self, at: Partition, length_bytes: int) -> None:
+        self._shelves[at].written_bytes += length_bytes
+        self._written_bytes += length_bytes
+
+    def _drop_writes(self, message: ReceivedMessage) -> None:
+        writes = message.block.writes.pop(message.index, None)
+        if writes is not None:
+            self._count_written(message.at, -writes.length_bytes)
 
     def settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         """Notes the outcome of a record.
@@ -559,6 +603,10 @@ class Book:
         if message.is_settled:
             raise SettledError(f"{message!r} was settled before")
         message.block.states[message.index] = State.SETTLED
+        if settlement.outcome is Outcome.DONE:
+            settlement = with_writes(message.block, message.index, settlement)
+        else:
+            self._drop_writes(message)
         self._note(message, settlement)
         self._settled += 1
         return True
@@ -571,11 +619,14 @@ class Book:
     def settle_one_done(self, message: ReceivedMessage) -> None:
         """Settles a record as done that a handler has. Not if order is kept."""
         message.block.states[message.index] = State.SETTLED
+        self._note(message, with_writes(message.block, message.index, DONE))
         self._settled += 1
 
     def settle_done(self, run: RecordRun) -> int:
         """Settles those as done that handlers have; returns how many. Not if order is kept."""
         block, begin, end = run
+        for index in [one for one in block.writes if begin <= one < end]:
+            block.settlements[index] = with_writes(block, index, DONE)
         count = block.states.count(State.IN_HAND, begin, end)
         if count == end - begin:
             block.states[begin:end] = _SETTLED * count
@@ -587,6 +638,9 @@ class Book:
     def resettle(self, message: ReceivedMessage, settlement: Settlement) -> None:
         """Gives a settled record another outcome: no transaction with the former one succeeded."""
         assert message.state is State.SETTLED
+        before = message.block.settlements.get(message.index, DONE)
+        if before.writes is not None and settlement.writes is None:
+            self._count_written(message.at, -before.writes.length_bytes)
         self._note(message, settlement)
 
     def cut(self, most: int | None = None) -> Cut | None:
@@ -610,7 +664,11 @@ class Book:
     def committed(self, cut: Cut) -> None:
         """Notes that the transaction was committed."""
         counted = Counter({Outcome.DONE: cut.count})
-        for _, _, settlement in cut.settled():
+        produced = 0
+        for block, _, settlement in cut.settled():
+            if settlement.writes is not None:
+                produced += len(settlement.writes.records)
+                self._count_written(block.at, -settlement.writes.length_bytes)
             counted[Outcome.DONE] -= 1
             counted[settlement.outcome] += 1
             if settlement.outcome is Outcome.DEAD:
@@ -619,6 +677,7 @@ class Book:
             self._leave(run)
         self._settled -= cut.count
         counts = self.counts
+        counts.produced += produced
         counts.commits += 1
         counts.done += counted[Outcome.DONE]
         counts.retried += counted[Outcome.RETRIED]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from enum import IntEnum, StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
@@ -15,11 +16,14 @@ from delaywheel.consumer.records import (
     Partition,
     Place,
     Trip,
+    Writes,
     error_text,
 )
 from delaywheel.consumer.rules.deserializers import Deserializer, Field, FieldContext, may_pass
 from delaywheel.errors import DelaywheelError
 from delaywheel.levels import Duration
+from delaywheel.message import Headers as GivenHeaders
+from delaywheel.message import Message
 
 if TYPE_CHECKING:
     from delaywheel.consumer.block import RecordBlock, RecordRun
@@ -124,6 +128,10 @@ class HandlerCancelledError(RuntimeError):
     """
 
 
+class WriteRefusedError(RuntimeError):
+    """Kafka does not take what a handler has written: the error by which its record has failed."""
+
+
 class SettledError(RuntimeError):
     """`done`, `retry` or `dead` was called for a message that was settled before."""
 
@@ -141,6 +149,7 @@ class Settlement(NamedTuple):
         whole: A dead letter with all its parts, of which `record` has what its topic takes.
         omitted: Which parts are left out for want of room, one of `OMISSIONS`.
         is_measured: Whether its topic was asked what it takes after they were left out.
+        writes: What the handler of a record that is done has written besides.
     """
 
     outcome: Outcome
@@ -152,6 +161,7 @@ class Settlement(NamedTuple):
     whole: Outgoing | None = None
     omitted: tuple[str, ...] = ()
     is_measured: bool = False
+    writes: Writes | None = None
 
 
 DONE = Settlement(Outcome.DONE)
@@ -164,6 +174,10 @@ class Desk(Protocol):
     @property
     def deserializers(self) -> Mapping[Field, Deserializer]:
         """What makes objects of keys and values."""
+        ...
+
+    def produce(self, message: ReceivedMessage, record: Message, *, is_delayed: bool) -> bool:
+        """Keeps what a handler writes until its own record is done; False: it is not ours."""
         ...
 
     def done(self, message: ReceivedMessage) -> bool:
@@ -423,6 +437,49 @@ class ReceivedMessage:
             if known == name:
                 found = value
         return found
+
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: GivenHeaders | None = None,
+        partition: int | None = None,
+        after: Duration | None = None,
+    ) -> bool:
+        """Writes a record to Kafka in the transaction that has this one's outcome, if it is done.
+
+        Nothing is sent before that: if this record is retried, dead or delivered again instead,
+        nothing was written. It takes no time, and may be called on any thread or loop. What Kafka
+        refuses fails this record, with `WriteRefusedError`: it is retried, or dead.
+
+        Args:
+            topic: An existing topic.
+            value: Bytes, or None for a null.
+            key: Bytes or None.
+            headers: Pairs, or a mapping.
+            partition: None: chosen from the key, as Java's clients do.
+            after: The record appears so much later, by delaywheel; None: at once.
+
+        Returns:
+            False: This message is no longer ours, and nothing will be written.
+
+        Raises:
+            SettledError: It was settled before.
+            MessageInvalidError: A value that Kafka or delaywheel would refuse, or it is more than
+                one transaction takes.
+            TypeError: An argument is of another type.
+        """
+        record = Message(
+            topic,
+            value,
+            key=key,
+            headers=headers,
+            partition=partition,
+            delay=timedelta(0) if after is None else after,
+        )
+        return self.desk.produce(self, record, is_delayed=after is not None)
 
     def done(self) -> bool:
         """Settles the record as handled.

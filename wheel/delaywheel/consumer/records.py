@@ -36,11 +36,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from operator import lt
 from typing import NamedTuple
 
 from delaywheel import ingress
+from delaywheel.errors import MessageInvalidError
+from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
     OMITTED_HEADER,
     RESERVED_PREFIX,
@@ -57,6 +60,10 @@ Headers = list[tuple[str, bytes | None]]
 
 ANY_PARTITION = -1
 NO_TIMESTAMP = -1
+RECORD_BYTES = 200
+"""What a record takes in memory besides its contents, about."""
+MOST_WRITTEN_BYTES = 8_000_000
+"""The most that a handler writes beside its record, which all goes into one transaction."""
 LONGEST_ERROR = 300
 """The most characters of an error that a header carries."""
 
@@ -176,6 +183,36 @@ class Outgoing(NamedTuple):
     def length_bytes(self) -> int:
         """The length of key, value and headers."""
         return content_bytes(self.key, self.value, self.headers)
+
+
+@dataclass(slots=True)
+class Writes:
+    """The records that a handler writes beside the outcome of its own.
+
+    Attributes:
+        records: In the order in which they were given.
+        length_bytes: What they take in memory, about.
+    """
+
+    records: list[Outgoing] = field(default_factory=list)
+    length_bytes: int = 0
+
+    def add(self, record: Outgoing) -> int:
+        """Takes one more; returns what that takes in memory, about.
+
+        Raises:
+            MessageInvalidError: These are too many for one transaction.
+        """
+        length_bytes = record.length_bytes + RECORD_BYTES
+        if self.length_bytes + length_bytes > MOST_WRITTEN_BYTES:
+            raise MessageInvalidError(
+                Reason.MESSAGE_TOO_LARGE,
+                f"{self.length_bytes + length_bytes:,} bytes for one record, at most"
+                f" {MOST_WRITTEN_BYTES:,}",
+            )
+        self.records.append(record)
+        self.length_bytes += length_bytes
+        return length_bytes
 
 
 class Trip(NamedTuple):

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol, Self, overload
 from delaywheel import ingress
 from delaywheel.consumer.aio import await_handler
 from delaywheel.consumer.batch import Batch
-from delaywheel.consumer.block import RecordBlock, RecordRun
+from delaywheel.consumer.block import RecordBlock, RecordRun, with_writes, write
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.message import (
     DONE,
@@ -45,6 +45,7 @@ from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.ingress import IngressLimits
 from delaywheel.levels import Duration
+from delaywheel.message import Message
 from delaywheel.record_headers import is_reserved
 from delaywheel.testing.rows import SentMessage
 from delaywheel.testing.store import DeliveredRecord
@@ -82,6 +83,8 @@ class MemoryConsumer:
 
     Attributes:
         dead_letters: The letters, as they would be in the group's topic for them.
+        produced: What handlers have written beside the outcomes of their records, without what
+            the service delivers later.
     """
 
     def __init__(self, source: Source, settings: ConsumerSettings) -> None:
@@ -98,6 +101,7 @@ class MemoryConsumer:
         self._freed: Final = deque[ReceivedMessage]()
         self._outcomes: Final[Counter[Outcome]] = Counter()
         self.dead_letters: Final[list[Outgoing]] = []
+        self.produced: Final[list[Outgoing]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -248,6 +252,11 @@ class MemoryConsumer:
             self._settle(message, settlement)
         return settlement is None
 
+    def produce(self, message: ReceivedMessage, record: Message, *, is_delayed: bool) -> bool:
+        """See `ReceivedMessage.produce`."""
+        written = self._policy.written(record, is_delayed=is_delayed)
+        return write(message, written) > 0
+
     def done(self, message: ReceivedMessage) -> bool:
         """See `ReceivedMessage.done`."""
         return self._settle(message, DONE)
@@ -268,6 +277,7 @@ class MemoryConsumer:
         """See `Desk`."""
         for message in messages:
             _set(message, State.WAITING)
+            message.block.writes.pop(message.index, None)
         self._freed.extendleft(reversed(messages))
 
     def nack(self, message: ReceivedMessage) -> bool:
@@ -336,12 +346,23 @@ class MemoryConsumer:
         self._freed.extendleft(reversed(freed))
         _set(message, State.COMMITTED)
         self._outcomes[settlement.outcome] += 1
+        self._write(with_writes(message.block, message.index, settlement))
         is_sent = settlement.outcome in (Outcome.RETRIED, Outcome.PARKED, Outcome.FORWARDED)
         if is_sent and settlement.record is not None:
             self._source.accept(_delayed(settlement.record))
         elif settlement.record is not None:
             self.dead_letters.append(settlement.record)
         return True
+
+    def _write(self, settlement: Settlement) -> None:
+        """Writes what the handler has, if its record is done."""
+        if settlement.outcome is not Outcome.DONE or settlement.writes is None:
+            return
+        for record in settlement.writes.records:
+            if record.topic == _INGRESS:
+                self._source.accept(_delayed(record))
+            else:
+                self.produced.append(record)
 
 
 def _set(message: ReceivedMessage, state: State) -> None:

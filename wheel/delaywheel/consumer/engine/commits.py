@@ -18,6 +18,7 @@ from delaywheel.consumer.port import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
     KafkaUnavailable,
+    RightMissing,
     TransactionFailure,
 )
 from delaywheel.consumer.records import Partition, Passed
@@ -52,6 +53,7 @@ class Commits:
         self._failures = 0
         self._recover_at_s = 0.0
         self._cut_most: int | None = None
+        self._known_topics: set[str] = set()
         self._refused: tuple[Settlement, Mapping[str, int]] | None = None
         self._confirmed: tuple[int, AbstractSet[str]] = (0, frozenset())
         self.is_outdated = False
@@ -133,7 +135,7 @@ class Commits:
                     state.health.note(ConsumerTrouble.COMMIT_FAILED, None)
                     self._failures = 0
                     self._widen()
-                    state.changed.notify_all()
+                    state.notify()
                 state.teller.outcomes(told)
             else:
                 with state.changed:
@@ -148,24 +150,65 @@ class Commits:
         self.next_s = self.last_s + state.settings.commit_every_ms / 1000
 
     def _cut(self) -> Cut | None:
-        """Returns what to commit next, with letters as whole as their topics take them now."""
+        """Returns what to commit next, once it is known what its topics are and take now."""
         while True:
             with self._state.changed:
                 cut = self._book.cut(self._cut_most)
                 self._dispatcher.wants_commit = False
-            short = [
-                (block.message(index), one)
-                for block, index, one in (() if cut is None else cut.settled())
-                if one.omitted and not one.is_measured
-            ]
-            if not short:
-                return cut
-            if self._sizes_for([message for message, _ in short]) is None:
+            if cut is None:
                 return None
-            with self._state.changed:
-                for message, settlement in short:
-                    measured = self._state.policy.measured(message, settlement)
-                    self._book.resettle(message, measured)
+            settled = [(block.message(index), one) for block, index, one in cut.settled()]
+            short = [each for each in settled if each[1].omitted and not each[1].is_measured]
+            writers = [each for each in settled if each[1].writes is not None]
+            is_changed = self._measure(short) if short else self._look_for_topics(writers)
+            if is_changed is None:
+                return None
+            if not is_changed:
+                return cut
+
+    def _measure(self, short: Sequence[tuple[ReceivedMessage, Settlement]]) -> bool | None:
+        """Makes letters as whole as their topics take them now; None: Kafka does not answer."""
+        if self._sizes_for([message for message, _ in short]) is None:
+            return None
+        with self._state.changed:
+            for message, settlement in short:
+                measured = self._state.policy.measured(message, settlement)
+                self._book.resettle(message, measured)
+        return True
+
+    def _look_for_topics(
+        self, writers: Sequence[tuple[ReceivedMessage, Settlement]]
+    ) -> bool | None:
+        """Fails records whose handlers have written to topics that are not there.
+
+        The client would wait for such a topic, and all others with it.
+
+        Returns:
+            Whether there are any; None: Kafka does not say, or not to us.
+        """
+        state = self._state
+        topics = {message: _topics_of(settlement) for message, settlement in writers}
+        wanted = frozenset().union(*topics.values()) - self._known_topics
+        if not wanted:
+            return False
+        try:
+            self._known_topics |= state.ask(lambda: state.broker.topics(wanted)).keys()
+        except KafkaUnavailable as gone:
+            state.note_away("whether topics exist", gone)
+            if isinstance(gone, RightMissing):  # as if the transaction were refused
+                state.is_commit_refused = state.must_recover = True
+                self._back_off()
+            return None
+        missing = wanted - self._known_topics
+        for message, settlement in writers:
+            if lacking := sorted(missing & topics[message]):
+                self._fail_writer(message, settlement, f"topic {lacking[0]} does not exist")
+        return bool(missing)
+
+    def _fail_writer(self, message: ReceivedMessage, settlement: Settlement, why: str) -> None:
+        now_ms = self._state.clock_ms()
+        failed = self._state.policy.write_failed(message, why, now_ms)
+        self._resettle(message, settlement, failed, why)
 
     def _sizes_for(self, messages: Sequence[ReceivedMessage]) -> Mapping[str, int] | None:
         """Asks what the topics take that outcomes of these go to; None: Kafka does not answer."""
@@ -263,23 +306,26 @@ class Commits:
             self._failures = max(1, self._failures)
             self._back_off()
             return
-        settlement = self._state.policy.instead(message, refused, failure.text)
-        _LOG.error("%r: %s", message, failure.text)
-        with self._state.changed:
-            self._resettle(message, refused, settlement)
+        now_ms = self._state.clock_ms()
+        settlement = self._state.policy.instead(message, refused, failure.text, now_ms)
+        self._resettle(message, refused, settlement, failure.text)
 
     def _resettle(
-        self, message: ReceivedMessage, refused: Settlement, settlement: Settlement
+        self, message: ReceivedMessage, refused: Settlement, settlement: Settlement, why: str
     ) -> None:
-        if self._state.order is not None:
-            written, _ = self._state.order.settled(message, settlement)
-            known = {record.key for record in written}
-            others = [one for one in refused.order if one.key not in known]
-            settlement = settlement._replace(order=(*others, *written))
-        self._book.resettle(message, settlement)
+        """Gives a record another outcome, as Kafka does not take the one that it has."""
+        _LOG.error("%r: %s", message, why)
+        with self._state.changed:
+            if self._state.order is not None:
+                written, _ = self._state.order.settled(message, settlement)
+                known = {record.key for record in written}
+                others = [one for one in refused.order if one.key not in known]
+                settlement = settlement._replace(order=(*others, *written))
+            self._book.resettle(message, settlement)
 
     def _is_refused_again(self, message: ReceivedMessage, refused: Settlement) -> bool:
         """Whether this outcome was refused before, and its topics take what they took then."""
+        self._known_topics.clear()
         sizes = self._sizes_for([message])
         if sizes is None:
             return False
@@ -363,3 +409,9 @@ class Commits:
                     break
             time.sleep(FIRST_BACKOFF_S)
         state.give_up_s = None
+
+
+def _topics_of(settlement: Settlement) -> frozenset[str]:
+    """Returns the topics that a handler has written to."""
+    written = () if settlement.writes is None else settlement.writes.records
+    return frozenset(record.topic for record in written)

@@ -26,7 +26,7 @@ from delaywheel.consumer.rules.policy import DeadLetterReason
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes
 from delaywheel.consumer.watching.health import ConsumerTrouble
 from delaywheel.levels import Duration
-from delaywheel.message import time_text
+from delaywheel.message import Message, time_text
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -223,6 +223,12 @@ class Dispatcher:
         return True
 
     # See `Desk`.
+
+    def produce(self, message: ReceivedMessage, record: Message, *, is_delayed: bool) -> bool:
+        """See `ReceivedMessage.produce`."""
+        written = self._state.policy.written(record, is_delayed=is_delayed)
+        with self._changed:
+            return not message.is_taken_back and self._book.write(message, written)
 
     def done(self, message: ReceivedMessage) -> bool:
         """See `ReceivedMessage.done`."""

@@ -36,6 +36,8 @@ _OF_RECORDS = frozenset(
         KafkaError.INVALID_TIMESTAMP,
         KafkaError.POLICY_VIOLATION,
         KafkaError._INVALID_ARG,  # noqa: SLF001 - its name in the library
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
         KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
     }
 )

@@ -458,6 +458,8 @@ class KafkaBroker:
                     "retry.backoff.ms": RETRY_BACKOFF_MS,
                     "retry.backoff.max.ms": RETRY_BACKOFF_MS,
                     "message.max.bytes": LARGEST_BATCH_BYTES,
+                    # Not the default 30 s: a transaction waits for a missing topic for so long.
+                    "topic.metadata.propagation.max.ms": 1_000,
                 },
                 logger=_LOG,
             )

@@ -62,7 +62,11 @@ def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, ConsumedTo
         try:
             described = future.result()
         except KafkaException as exception:
-            if exception.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            code = exception.args[0].code()
+            if code in REFUSALS:
+                text = f"Describe on topic {name}"
+                raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, text) from exception
+            if code != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
         else:
             topic_id = str(described.topic_id)

@@ -45,6 +45,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
 
+from delaywheel import ingress
 from delaywheel.consumer.leaving import UnreadableError
 from delaywheel.consumer.message import (
     ConsumerError,
@@ -52,9 +53,12 @@ from delaywheel.consumer.message import (
     Outcome,
     ReceivedMessage,
     Settlement,
+    WriteRefusedError,
 )
 from delaywheel.consumer.port import FORWARD_ROOM_BYTES, Start
 from delaywheel.consumer.records import (
+    ANY_PARTITION,
+    Headers,
     Outgoing,
     Trip,
     causes,
@@ -67,8 +71,11 @@ from delaywheel.consumer.records import (
 from delaywheel.consumer.rules.backoff import Delays, Failure, with_jitter
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings
+from delaywheel.errors import MessageInvalidError
 from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, IngressLimits
 from delaywheel.levels import Duration, length_ms
+from delaywheel.message import Message
+from delaywheel.reasons import Reason
 from delaywheel.record_headers import OMISSIONS
 from delaywheel.ttl import TTL_HEADER, ttl_s_of
 
@@ -90,6 +97,7 @@ class DeadLetterReason(StrEnum):
     HEADER_INVALID = "HEADER_INVALID"
     DELAY_BEYOND_SPAN = "DELAY_BEYOND_SPAN"
     UNREADABLE = "UNREADABLE"
+    WRITE_REFUSED = "WRITE_REFUSED"
     POISON = "POISON"
     HANDLER_TIMEOUT = "HANDLER_TIMEOUT"
     UNDECIDED = "UNDECIDED"
@@ -245,10 +253,14 @@ class Policy:
 
     def _comes_back(self, record: Outgoing, retry_topic: str) -> bool:
         """Whether Kafka, ingress and the topic of retries take it."""
-        if len(record.headers) > HEADERS_MOST or not self._fits(record):
-            return False
         back = record._replace(topic=retry_topic)
         if self._whole(back) + FORWARD_ROOM_BYTES > self._most_bytes[retry_topic]:
+            return False
+        return self._passes(record)
+
+    def _passes(self, record: Outgoing) -> bool:
+        """Whether Kafka and ingress take it."""
+        if len(record.headers) > HEADERS_MOST or not self._fits(record):
             return False
         passed = record.length_bytes + HEADER_BYTES * len(record.headers)
         return self._limits is None or passed <= self._limits.message_bytes
@@ -261,12 +273,63 @@ class Policy:
         """Returns what a record that is alone in its batch takes in Kafka, at most."""
         return record.length_bytes + _BATCH_BYTES + _HEADER_BYTES * len(record.headers)
 
-    def instead(self, message: ReceivedMessage, refused: Settlement, why: str) -> Settlement:
+    def written(self, record: Message, *, is_delayed: bool) -> Outgoing:
+        """Returns what a handler writes, as it goes to Kafka.
+
+        Args:
+            record: What it gave.
+            is_delayed: Whether delaywheel brings it to its topic, when it is due.
+
+        Raises:
+            MessageInvalidError: Ingress does not take it.
+        """
+        headers: Headers = list(record.headers)
+        if not is_delayed:
+            partition = ANY_PARTITION if record.partition is None else record.partition
+            return Outgoing(record.topic, record.key, record.value, headers, partition)
+        due_ms = record.due_ms
+        assert due_ms is not None
+        headers += [
+            (ingress.TOPIC, record.topic.encode()),
+            (ingress.ID, record.id.hex().encode()),
+            (ingress.DELIVER_AT, b"%d" % due_ms),
+        ]
+        if record.partition is not None:
+            headers.append((ingress.PARTITION, b"%d" % record.partition))
+        given = Outgoing(self._ingress_topic, record.key, record.value, headers)
+        if not self._passes(given):
+            raise MessageInvalidError(
+                Reason.MESSAGE_TOO_LARGE,
+                f"{given.length_bytes:,} bytes with {len(headers):,} headers, for ingress",
+            )
+        delay_ms = due_ms - record.made_ns // 1_000_000
+        if self._limits is not None and delay_ms > self._limits.span_ms:
+            raise MessageInvalidError(
+                Reason.DUE_BEYOND_SPAN,
+                f"in {delay_ms / 1000:,.3f} s, and the cluster takes"
+                f" {self._limits.span_ms / 1000:,.0f} s",
+            )
+        return given
+
+    def write_failed(self, message: ReceivedMessage, why: str, now_ms: int) -> Settlement:
+        """Returns the settlement of a record whose handler has written what Kafka does not take.
+
+        With `ordered` it is dead: later records of its key have been handed out since.
+        """
+        error = WriteRefusedError(why)
+        failed = None if self._settings.ordered else self.failed(message, error, now_ms)
+        return failed or self.dead(message, DeadLetterReason.WRITE_REFUSED, error)
+
+    def instead(
+        self, message: ReceivedMessage, refused: Settlement, why: str, now_ms: int
+    ) -> Settlement:
         """Returns what becomes of a record whose outcome Kafka does not take.
 
         Raises:
             ConsumerError: Nothing is left to try.
         """
+        if refused.writes is not None:
+            return self.write_failed(message, why, now_ms)
         if refused.outcome in (Outcome.RETRIED, Outcome.PARKED):
             return self.dead(message, DeadLetterReason.RETRY_REFUSED, why)
         if refused.outcome is Outcome.FORWARDED:

@@ -47,6 +47,7 @@ class ConsumerMetrics(Collector):
             outcomes.add_metric([*group, "dead", reason], count)
         yield outcomes
         for name, text, count in (
+            ("produced", "Records that handlers have written.", now.counts.produced),
             ("commits", "Transactions that were committed.", now.counts.commits),
             ("failed_commits", "Transactions that failed, or may have.", now.counts.failed_commits),
             ("forgotten", "Records held here that are delivered again.", now.counts.forgotten),

@@ -1,0 +1,295 @@
+"""What handlers write goes with the outcome of their record, or nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from delaywheel.consumer import (
+    BatchItemError,
+    ConsumerError,
+    ConsumerReason,
+    ReceivedMessage,
+    SettledError,
+    WriteRefusedError,
+)
+from delaywheel.consumer.batch import Batch
+from delaywheel.consumer.records import MOST_WRITTEN_BYTES, Partition
+from delaywheel.errors import MessageInvalidError
+from delaywheel.ingress import IngressLimits
+from support.consumer.driven import DrivenConsumer, start
+from support.consumer.fake_kafka import INGRESS, FakeKafka, Fault
+
+BILLS = "bills"
+
+
+@pytest.fixture
+def kafka() -> FakeKafka:
+    return FakeKafka(partitions=1, more={BILLS: "of bills"}, written={BILLS})
+
+
+def bills(kafka: FakeKafka) -> list[bytes | None]:
+    return [record.value for record in kafka.committed_records if record.topic == BILLS]
+
+
+def outcomes(kafka: FakeKafka) -> list[str]:
+    """What was written of a record itself: a retry, or a letter's reason."""
+    return [
+        (dict(record.headers).get("dw-dead-reason") or b"RETRIED").decode()
+        for record in kafka.committed_records
+        if record.topic != BILLS
+    ]
+
+
+def take(kafka: FakeKafka, consumer: DrivenConsumer, *values: bytes) -> list[ReceivedMessage]:
+    for value in values:
+        kafka.send(value, key=b"k")
+    consumer.turn_often()
+    return consumer.take(len(values))
+
+
+def leave(message: ReceivedMessage) -> None:
+    with message:
+        pass
+
+
+def fail(message: ReceivedMessage) -> None:
+    with message:
+        raise OSError("down")
+
+
+@pytest.mark.parametrize("fault", [None, *Fault])
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize(
+    ("ends", "is_written"),
+    [
+        (ReceivedMessage.done, True),
+        (leave, True),
+        (lambda one: Batch([one])._leave(None), True),
+        (lambda one: one.retry(), False),
+        (lambda one: one.dead("BY_HAND"), False),
+        (fail, False),
+    ],
+)
+def test_it_is_written_with_an_outcome_that_is_done_and_no_other(
+    kafka: FakeKafka,
+    ends: Callable[[ReceivedMessage], object],
+    fault: Fault | None,
+    *,
+    is_written: bool,
+    ordered: bool,
+) -> None:
+    consumer = start(kafka, ordered=ordered)
+    [message] = take(kafka, consumer, b"order")
+    assert message.produce(BILLS, b"1", key=b"k", headers={"trace": b"7"}, partition=0)
+    assert message.produce(BILLS, b"2")
+    consumer.turn()
+    assert bills(kafka) == []
+    ends(message)
+    consumer.broker.fault = fault
+    consumer.turn_often()
+    assert bills(kafka) == ([b"1", b"2"] if is_written else [])
+    assert consumer.engine.counts.produced == len(bills(kafka))
+    if is_written:
+        first = kafka.committed_records[0]
+        assert (first.key, first.headers, first.partition) == (b"k", [("trace", b"7")], 0)
+        assert kafka.offsets[message.at] == 1
+    assert consumer.engine._book.held_bytes == sum(one.length_bytes for one in waiting(consumer))
+
+
+def waiting(consumer: DrivenConsumer) -> list[ReceivedMessage]:
+    """What is held: a retry that came back at once."""
+    book = consumer.engine._book
+    return [
+        block.message(index)
+        for shelf in book._shelves.values()
+        for block in shelf.blocks
+        for index in range(block.begin, len(block))
+    ]
+
+
+def test_what_is_given_back_or_lost_has_written_nothing(kafka: FakeKafka) -> None:
+    consumer = start(kafka)
+    [message] = take(kafka, consumer, b"order")
+    message.produce(BILLS, b"first")
+    message.nack()
+    assert not message.produce(BILLS, b"late")
+    [again] = consumer.take()
+    again.produce(BILLS, b"second")
+    kafka.rebalance({consumer.broker: [message.at]}, [consumer.broker])
+    consumer.turn()
+    assert not again.produce(BILLS, b"late")
+    assert not again.done()
+    assert consumer.engine._book.held_bytes == 0
+    consumer.turn()
+    [again] = consumer.take()
+    again.produce(BILLS, b"third")
+    again.done()
+    with pytest.raises(SettledError):
+        again.produce(BILLS, b"late")
+    consumer.turn()
+    assert bills(kafka) == [b"third"]
+    assert consumer.engine._book.held_bytes == 0
+
+
+def test_of_a_batch_that_stops_what_was_handled_before_is_written(kafka: FakeKafka) -> None:
+    consumer = start(kafka)
+    batch = Batch(take(kafka, consumer, b"1", b"2", b"3"))
+    with batch:
+        for message in batch:
+            message.produce(BILLS, message.value)
+        raise BatchItemError(batch[1]) from OSError("down")
+    consumer.turn()
+    assert (bills(kafka), outcomes(kafka)) == ([b"1"], ["RETRIED"])
+    [third] = consumer.take()
+    third.done()
+    consumer.turn_often()
+    assert bills(kafka) == [b"1"]
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_record_fails_if_what_it_wrote_is_refused_and_no_other_does(
+    kafka: FakeKafka, *, ordered: bool, is_known: bool
+) -> None:
+    consumer = start(kafka, ordered=ordered, retry=("5s",))
+    if is_known:  # and is deleted then
+        kafka.more["gone"] = "of none"
+        [message] = take(kafka, consumer, b"before")
+        message.produce("gone", b"0")
+        message.done()
+        consumer.turn()
+        kafka.more.pop("gone")
+        kafka.committed_records.clear()
+    for value in (b"good", b"bad", b"fine"):
+        [message] = take(kafka, consumer, value)
+        message.produce(BILLS if value != b"bad" else "gone", value)
+        message.produce(BILLS, b"also " + value)
+        message.done()
+    for _ in range(4):
+        consumer.turn_often()
+    assert bills(kafka) == [b"good", b"also good", b"fine", b"also fine"]
+    # With `ordered` the next one of its key was handled before this was known.
+    assert outcomes(kafka) == ["WRITE_REFUSED" if ordered else "RETRIED"]
+    assert kafka.offsets[Partition(kafka.source, 0)] == 3 + is_known
+    assert consumer.engine.counts.failed_commits == is_known  # then it is asked for again
+    if ordered:
+        return
+    [again] = consumer.take()
+    assert (again.value, again.attempt) == (b"bad", 2)
+    assert (again.last_error or "").startswith("WriteRefusedError: ")
+    again.produce("gone", b"bad")
+    again.done()
+    consumer.turn_often()
+    assert outcomes(kafka)[1:] == ["ATTEMPTS_EXHAUSTED"]
+
+
+def test_a_refused_write_is_dead_by_its_name_where_no_exception_is_retried(
+    kafka: FakeKafka,
+) -> None:
+    consumer = start(kafka, retry_on=LookupError)
+    [message] = take(kafka, consumer, b"bad")
+    message.produce("gone", b"1")
+    message.done()
+    consumer.turn_often()
+    assert outcomes(kafka) == ["WRITE_REFUSED"]
+    assert issubclass(WriteRefusedError, RuntimeError)
+
+
+def test_a_missing_right_is_not_the_records_fault(kafka: FakeKafka) -> None:
+    consumer = start(kafka)
+    [message] = take(kafka, consumer, b"order")
+    kafka.denied = {BILLS}
+    message.produce(BILLS, b"1")
+    message.done()
+    with pytest.raises(ConsumerError) as reported:
+        consumer.turn_often()
+    assert reported.value.reason is ConsumerReason.NOT_AUTHORIZED
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+def test_a_right_is_waited_for_and_nothing_is_handled_meanwhile(
+    kafka: FakeKafka, *, is_hidden: bool
+) -> None:
+    consumer = start(kafka, wait_for_rights="1h")
+    [message] = take(kafka, consumer, b"order")
+    kafka.denied = {BILLS}
+    kafka.hidden = {BILLS} if is_hidden else set()
+    message.produce(BILLS, b"1")
+    message.done()
+    kafka.send(b"next")
+    consumer.turn_often()
+    assert (bills(kafka), consumer.take()) == ([], [])
+    kafka.denied = kafka.hidden = set()
+    consumer.turn_often()
+    assert bills(kafka) == [b"1"]
+    assert len(consumer.take()) == 1
+
+
+def test_while_too_much_is_written_no_handler_begins(kafka: FakeKafka) -> None:
+    consumer = start(kafka, max_held_bytes=2_000, commit_every="1h", max_deliveries=None)
+    consumer.engine._commits.commit()  # the first comes at once
+    first, second = take(kafka, consumer, b"1", b"2")
+    kafka.send(b"3")
+    consumer.turn()
+    second.produce(BILLS, b"x" * 2_000)
+    second.done()
+    assert consumer.take() == []
+    first.done()
+    consumer.engine._commits.last_s = 0.0
+    consumer.turn()  # at once, for want of room
+    assert bills(kafka) == [b"x" * 2_000]
+    assert [message.value for message in consumer.take()] == [b"3"]
+
+
+def test_what_no_transaction_takes_is_an_error_of_the_handler(kafka: FakeKafka) -> None:
+    consumer = start(kafka)
+    [message] = take(kafka, consumer, b"order")
+    half = b"x" * (MOST_WRITTEN_BYTES // 2)
+    message.produce(BILLS, half)
+    for given in ({"value": half}, {"value": b"", "headers": {"dw-id": b"1"}}):
+        with pytest.raises(MessageInvalidError):
+            message.produce(BILLS, **given)
+    with pytest.raises(MessageInvalidError):
+        message.produce("a topic", b"")
+    with pytest.raises(TypeError):
+        message.produce(BILLS, "text")  # type: ignore[arg-type]
+    fail(message)
+    assert consumer.engine._book.held_bytes == message.length_bytes
+
+
+def test_what_is_to_appear_later_goes_through_ingress(kafka: FakeKafka) -> None:
+    limits = IngressLimits(span_ms=60_000, message_bytes=1_000, ttl_header="ttl")
+    kafka.limits = limits
+    consumer = start(kafka)
+    [message] = take(kafka, consumer, b"order")
+    assert message.produce("reminders", b"pay", key=b"k", partition=3, after="30s")
+    for value, after in ((b"x" * 1_000, "30s"), (b"", "61s")):
+        with pytest.raises(MessageInvalidError):
+            message.produce("reminders", value, after=after)
+    leave(message)
+    consumer.turn()
+    [record] = kafka.committed_records
+    said = dict(record.headers)
+    assert (record.topic, record.key, record.value) == (INGRESS, b"k", b"pay")
+    assert (said["dw-topic"], said["dw-partition"]) == (b"reminders", b"3")
+    assert len(said["dw-id"] or b"") == 32
+    assert "dw-deliver-at" in said
+
+
+async def test_coroutines_write_too(kafka: FakeKafka) -> None:
+    consumer = start(kafka)
+    one, other = take(kafka, consumer, b"1", b"2")
+
+    async def handle(message: ReceivedMessage) -> None:
+        async with message:
+            message.produce(BILLS, message.value)
+            await asyncio.sleep(0)
+            if message is other:
+                raise OSError("down")
+
+    await asyncio.gather(handle(one), handle(other))
+    consumer.turn()
+    assert bills(kafka) == [b"1"]
