@@ -188,14 +188,8 @@ class NodeCertificates:
         return self._context(_Role.DIALLED if is_dialled else _Role.DIALS)
 
     def http_context(self) -> ssl.SSLContext:
-        """Returns what the HTTP port listens with; it is renewed at each handshake."""
-
-        def renew(line: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
-            line.context = self._context(_Role.HTTP)
-
-        context = self._context(_Role.HTTP)
-        context.sni_callback = renew  # called whether or not the other side names a host
-        return context
+        """Returns what the HTTP port needs for a handshake now."""
+        return self._context(_Role.HTTP)
 
     def _context(self, role: _Role) -> ssl.SSLContext:
         current = self.current

@@ -14,6 +14,7 @@ It has a port of its own, TLS if asked, and no authentication; nothing can be ch
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp import web
@@ -21,6 +22,7 @@ from prometheus_client.exposition import choose_encoder
 
 from delaywheel_replica.peers.sockets import why_not
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.server.http_connections import HttpConnections
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.catalogue import Collected
 from delaywheel_replica.server.metrics.scrape import Scrape, Sources
@@ -37,6 +39,7 @@ class HttpPort:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._one_scrape = asyncio.Lock()
+        self._connections: HttpConnections | None = None
         self._runner = web.AppRunner(
             self._app(), handle_signals=False, access_log=None, shutdown_timeout=_SHUTDOWN_S
         )
@@ -47,29 +50,30 @@ class HttpPort:
         Raises:
             ListenError: The address cannot be listened on.
         """
-        host, _, port = listen.rpartition(":")
         await self._runner.setup()
+        assert self._runner.server is not None, "it is set up"
+        connections = HttpConnections(self._runner.server, self._ssl_context())
         try:
-            await web.TCPSite(
-                self._runner, host.strip("[]"), int(port), ssl_context=self._ssl_context()
-            ).start()
-        except (OSError, OverflowError) as error:
+            port = connections.start(listen)
+        except OSError as error:
             await self._runner.cleanup()
-            why = why_not(error) if isinstance(error, OSError) else error
-            raise ListenError(f"metrics_listen {listen}: {why}") from error
-        address = f"{host}:{self._runner.addresses[0][1]}"
+            raise ListenError(f"metrics_listen {listen}: {why_not(error)}") from error
+        self._connections = connections
+        address = f"{listen.rpartition(':')[0]}:{port}"
         _log.info("metrics", address=address)
         return address
 
     async def stop(self) -> None:
         """Stops listening."""
+        if self._connections is not None:
+            await self._connections.stop()
         await self._runner.cleanup()
 
-    def _ssl_context(self) -> ssl.SSLContext | None:
+    def _ssl_context(self) -> Callable[[], ssl.SSLContext] | None:
         certificates = self._sources.certificates
         if certificates is None or not self._sources.config.metrics_tls:
             return None
-        return certificates.http_context()
+        return certificates.http_context
 
     def _app(self) -> web.Application:
         app = web.Application()

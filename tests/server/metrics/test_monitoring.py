@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import select
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -30,6 +31,7 @@ from delaywheel_replica.config_sources import ConfigError
 from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server.http_connections import CONNECTIONS_AT_MOST
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.processes import look_at
@@ -156,6 +158,28 @@ async def test_nothing_can_be_changed(node: Node) -> None:
 async def test_many_scrapes_at_once(node: Node) -> None:
     answers = await asyncio.gather(*[node.get("/metrics") for _ in range(20)])
     assert {status for status, _, _ in answers} == {200}
+
+
+async def test_idle_connections_give_way(node: Node) -> None:
+    """They were kept for ever, and took the descriptors that the wheel needs."""
+    host, _, port = node.address.rpartition(":")
+    idle = [socket.create_connection((host, int(port))) for _ in range(CONNECTIONS_AT_MOST + 36)]
+    try:
+        assert (await node.get("/healthz"))[0] == 200
+
+        async def are_closed() -> bool:
+            await asyncio.sleep(0.02)
+            return len(select.select(idle, (), (), 0)[0]) > 36
+
+        async with asyncio.timeout(30):
+            while not await are_closed():
+                pass
+        await asyncio.sleep(0.1)
+        assert len(select.select(idle, (), (), 0)[0]) < 40, "the newest stay"
+        assert (await node.get("/healthz"))[0] == 200
+    finally:
+        for each in idle:
+            each.close()
 
 
 async def test_what_this_process_is(node: Node) -> None:
