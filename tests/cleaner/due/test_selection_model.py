@@ -270,17 +270,28 @@ class Selection(RuleBasedStateMachine):
     def taken_by(
         self, step: Step, wheel: WheelId, seq: int, id_: bytes, due_ms: int
     ) -> tuple[WheelId, int]:
-        """The frame that lets a message go: its own, or the first that releases it as a half.
+        """The frame with which a step takes a message: its own, or what releases it as a half.
 
-        One release may name halves of several frames; whoever writes it bounds their bytes.
+        One release may name halves of several frames, also some that fall due in the same step;
+        whoever writes it bounds their bytes.
         """
-        releases = [
-            place(frame)
+        before, after = step.before, step.after
+        named = [
+            (place(frame), frame.kind, row)
             for frame in self.wheels.frames
-            if frame.kind is Kind.RELEASES and frame.wheel == wheel and frame.seq > seq
-            if any((row.id, row.due_ms) == (id_, due_ms) for row in frame.rows)
+            if frame.wheel == wheel
+            for row in frame.rows
+            if (row.id, row.due_ms) == (id_, due_ms)
         ]
-        return min(releases) if due_ms > step.after.due_ms and releases else (wheel, seq)
+        is_half = any(
+            at == (wheel, seq) and ("dw-half", b"shop") in row.headers for at, _, row in named
+        )
+        releases = [
+            at
+            for at, kind, _ in named
+            if kind is Kind.RELEASES and max(seq, before.seq(wheel)) < at[1] <= after.seq(wheel)
+        ]
+        return min(releases) if is_half and due_ms > before.due_ms and releases else (wheel, seq)
 
     def check_waiting(self, step: Step) -> None:
         """Awaited frames were bad, are not given up, and have not been passed."""
