@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk, PosixFile
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel_replica.cleaner.due.given_up import LostFrames
 from delaywheel_replica.core.protocol.frames import FrameSet
@@ -248,3 +250,35 @@ def test_a_wheel_whose_index_cannot_be_opened_waits_and_no_other_does(wheels: Wh
 
 def slot_path(wheels: Wheels, wheel: WheelId, slot: int) -> Path:
     return layout.slot_path(layout.wheel_folder(wheels.data, wheel), slot)
+
+
+def test_no_timer_runs_for_what_cannot_be_taken_at_its_due(wheels: Wheels) -> None:
+    """The leader would look a thousand times a second, for as long as a medium returns nothing."""
+    wheels.write(A1, [message(START_MS + 100, 1), message(START_MS + 900, 2)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 500)
+        assert leader.reader.next_due_ms() == START_MS + 900
+        leader.reader.update({A1: 0})  # its frame was lost here, or cannot be read
+        assert not leader.reader.next_step(START_MS + 950, 1_000, 1 << 20)
+        assert leader.reader.next_due_ms() is None
+        leader.forward(START_MS + 960)
+        assert numbers(leader.messages) == [1, 2]
+
+
+def test_no_timer_runs_for_what_lies_behind_a_bad_frame(wheels: Wheels) -> None:
+    """A later second may be in memory early, for a half that is let go."""
+    half = message(START_MS + 9_100, 1, headers=((HALF_GROUP, b"shop"),))
+    wheels.write(A1, [half, message(START_MS + 9_200, 2)])
+    wheels.write(B1, [message(START_MS + 5_100, 3)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1_000)
+        wheels.cancel(A1, [half], kind=Kind.RELEASES)
+        leader.forward(START_MS + 1_000)
+        assert numbers(leader.messages) == [1]
+        wheels.damage(wheels.frames[1])
+        leader.forward(START_MS + 9_500)
+        assert leader.progress.due_ms == START_MS + 4_999
+        assert leader.reader.next_due_ms() is None
+        leader.lose()
+        leader.forward(START_MS + 9_500)
+        assert numbers(leader.messages) == [1, 2]

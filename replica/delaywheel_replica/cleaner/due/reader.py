@@ -74,12 +74,14 @@ class DueReader:
         self._wanted: Mapping[Position, int] = {}
         self._unread = Awaited([])
         self._unreadable_rows = UnreadableRows()
+        self._lacks_some = False  # of V, by the last look
 
     def start(self, progress: Progress) -> None:
         """Starts from a committed progress; forgets all loaded seconds and all limits."""
         self._progress = progress
         self._step = None
         self._limits = {}
+        self._lacks_some = False
         self._looked_ms = None
         self._wanted, self._unread = {}, Awaited([])
         self._window.start(progress)
@@ -137,8 +139,10 @@ class DueReader:
         """Returns the earliest unfinished due among loaded messages, for the caller's timer.
 
         A due that is past means that a step is ready. None also while the second that is due is
-        being loaded.
+        being loaded, or cannot be read, and while this node lacks any of V.
         """
+        if self._lacks_some:
+            return None
         if self._progress.position is not None:
             return self._progress.due_ms + 1
         return self._window.next_due_ms(self._progress.due_ms)
@@ -216,9 +220,10 @@ class DueReader:
         """Whether the clock has passed w and this node holds everything in V."""
         progress = self._progress
         next_ms = progress.due_ms if progress.position is None else progress.due_ms + 1
-        return now_ms >= next_ms and all(
-            self._limits.get(wheel, -1) >= seq for wheel, seq in progress.seqs.items()
+        self._lacks_some = any(
+            self._limits.get(wheel, -1) < seq for wheel, seq in progress.seqs.items()
         )
+        return now_ms >= next_ms and not self._lacks_some
 
     def _read(self, now_ms: int) -> None:
         """Loads seconds and admits frames; while p is set, V and the tail rest.

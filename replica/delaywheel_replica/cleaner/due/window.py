@@ -160,11 +160,17 @@ class Window:
         return slots if loading is None or loading <= self.covered_to else [*slots, loading]
 
     def next_due_ms(self, due_ms: int) -> int | None:
-        """Returns the earliest due beyond `due_ms` in memory, or `due_ms` for a late frame."""
+        """Returns the earliest due beyond `due_ms` in memory, or `due_ms` for a late frame.
+
+        Behind a blocked second nothing is taken at its due.
+        """
         loaded = self._loader.peek()
         if loaded is not None and not self._first <= loaded.second.slot <= self.covered_to:
             return due_ms
+        blocked = min((slot for slot in self._blocked if slot >= self._first), default=None)
         for second in chain(self.present(), () if loaded is None else (loaded.second,)):
+            if blocked is not None and second.slot > blocked:
+                return None
             next_ms = second.next_due_ms(due_ms)
             if next_ms is not None:
                 return next_ms
