@@ -13,12 +13,16 @@ A letter that waits for long shows that no checker runs, whatever the group's me
 a checker put off is no longer counted: it was read. What Kafka does not answer, or does not allow
 this node to know, leaves what was known before: of one group, as senders name groups, and of them
 all if the letters cannot be read.
+
+How far a group has read only a client of that group can ask safely (decision 137). It is kept while
+letters of the group wait: `GROUPS_AT_MOST` clients, and none where none wait.
 """  # noqa: E501 - rows of a table
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
@@ -74,6 +78,7 @@ class UnansweredLetters:
         self._consumer: Consumer | None = None
         self._places: list[TopicPartition] = []
         self._letters: dict[str, list[_Letter]] = {}
+        self._members: dict[str, Consumer] = {}
 
     def run(self) -> None:
         """Counts now and then, for as long as the process lives."""
@@ -97,10 +102,11 @@ class UnansweredLetters:
             return
         self._read()
         groups = sorted(self._letters, key=lambda group: len(self._letters[group]), reverse=True)
+        del groups[GROUPS_AT_MOST:]
         found = []
         known = {each.group: each for each in self.found}
         failure: KafkaException | None = None
-        for group in groups[:GROUPS_AT_MOST]:
+        for group in groups:
             try:
                 committed = self._committed(group)
             except KafkaException as exception:
@@ -112,20 +118,26 @@ class UnansweredLetters:
                 oldest_ms = min(letter.written_ms for letter in waiting)
                 found.append(UnansweredHalves(group, len(waiting), oldest_ms))
         self.found = tuple(sorted(found, key=lambda each: each.letters, reverse=True))
+        self._keep_members(self._letters.keys() & set(groups))
         if failure is not None:
             raise failure
 
     def _committed(self, group: str) -> dict[int, int]:
         """Returns how far a group has read each partition; a client of the group must ask that."""
-        client = Consumer(self._settings.consumer() | {"group.id": group}, logger=LOGGER)
-        try:
-            places = client.committed(self._places, timeout=_ANSWER_S)
-            for place in places:
-                if place.error is not None:
-                    raise KafkaException(place.error)
-            return {place.partition: place.offset for place in places}
-        finally:
-            client.close()
+        client = self._members.get(group)
+        if client is None:
+            settings = self._settings.consumer() | {"group.id": group}
+            client = self._members[group] = Consumer(settings, logger=LOGGER)
+        places = client.committed(self._places, timeout=_ANSWER_S)
+        for place in places:
+            if place.error is not None:
+                raise KafkaException(place.error)
+        return {place.partition: place.offset for place in places}
+
+    def _keep_members(self, groups: AbstractSet[str]) -> None:
+        """Closes the clients of all other groups."""
+        for group in self._members.keys() - groups:
+            self._members.pop(group).close()
 
     def _waiting(self, group: str, committed: Mapping[int, int]) -> list[_Letter]:
         """Forgets the letters that a group has answered; returns the others."""
@@ -194,6 +206,7 @@ class UnansweredLetters:
     def _forget(self) -> None:
         self.found = ()
         self._letters.clear()
+        self._keep_members(frozenset())
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             consumer.close()

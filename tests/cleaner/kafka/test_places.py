@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Consumer, Message, Producer
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.outcomes import dropped
@@ -92,12 +92,20 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
     producer.produce(topic, b"it came", headers=headers)
     assert producer.flush(60) == 0
 
+    clients: list[Consumer] = []
+
+    def make(settings: dict[str, Any], **options: Any) -> Consumer:
+        clients.append(Consumer(settings, **options))
+        return clients[-1]
+
+    monkeypatch.setattr(places, "Consumer", make)
     looking = Looking(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
     asked = AskPlace(1, CANCELLED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
     found = looking.find(asked)
     assert found == PlaceFound(1, LinkPlace(names.outcomes, 0, 3), was_withdrawn=True)
     asked = AskPlace(2, DELIVERED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
     assert looking.find(asked) == PlaceFound(2, LinkPlace(topic, 0, 0))
+    assert len(clients) == 1, "searches share it"
 
 
 def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(

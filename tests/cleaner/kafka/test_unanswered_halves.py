@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -61,8 +63,21 @@ def waits(group: str, letters: int) -> UnansweredHalves:
     return UnansweredHalves(group, letters, WRITTEN_MS)
 
 
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collects the groups of the clients that are made."""
+    made: list[str] = []
+
+    def make(settings: dict[str, str], **options: Any) -> Consumer:
+        made.append(settings["group.id"])
+        return Consumer(settings, **options)
+
+    monkeypatch.setattr(unanswered_halves, "Consumer", make)
+    return made
+
+
 def test_what_a_group_has_not_read_waits_and_what_it_has_read_does_not(
-    kafka: KafkaBroker, letters: Letters
+    kafka: KafkaBroker, letters: Letters, clients: list[str]
 ) -> None:
     counting = letters.counting()
 
@@ -79,6 +94,10 @@ def test_what_a_group_has_not_read_waits_and_what_it_has_read_does_not(
     assert found() == [waits("shop", 2), waits("till", 1)]
     letters.answer("shop", up_to=4)
     assert found() == [waits("till", 1)]
+    letters.ask("shop")
+    assert {*found()} == {waits("shop", 1), waits("till", 1)}
+    assert clients.count("till") == 1, "it is kept while letters wait"
+    assert clients.count("shop") == 2, "meanwhile none waited"
     letters.leads = False
     assert found() == [], "another node leads"
 

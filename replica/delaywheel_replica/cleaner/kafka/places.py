@@ -11,8 +11,10 @@ was forwarded, not before its due, or the one that its caller set: a search begi
 | the outcomes topic, first | due | are named by a cancel: if it took effect, that is there |
 
 All that are asked for while a search runs are the next one, if their records begin within
-`TOGETHER_MS`: each topic is read once for them, by one client. When a leader was killed hundreds of
-cancels are asked about at once, and a client for each found a few in a second.
+`TOGETHER_MS`: each topic is read once for them. When a leader was killed hundreds of cancels are
+asked about at once, and a search for each found a few in a second. All searches have one client,
+which fetches nothing between them; after `IDLE_S` without a search, or one that failed, it is
+closed.
 
 A search ends with the records, with the end of all partitions, after `RECORDS_AT_MOST`, or after
 `SEARCH_S`; only a record proves anything. One search runs at a time, on a thread of its own; at
@@ -42,6 +44,7 @@ RECORDS_AT_MOST = 50_000
 PARTITIONS_AT_MOST = 1_000
 WAITING_AT_MOST = 256
 TOGETHER_MS = 60_000
+IDLE_S = 30.0
 
 _SLACK_MS = 5_000
 """The clock of a broker that stamps records itself may be behind by this much."""
@@ -74,6 +77,7 @@ class PlaceFinder:
         self._on_found = on_found
         self._asked: queue.Queue[_Asked] = queue.Queue(WAITING_AT_MOST)
         self._found: deque[PlaceFound] = deque(maxlen=2 * WAITING_AT_MOST)
+        self._consumer: Consumer | None = None
 
     def ask(self, asked: AskPlace) -> None:
         """Queues a search for a record; ignored when too many wait."""
@@ -100,10 +104,12 @@ class PlaceFinder:
                 self._settings, [each.asked for each in together if each.until_s > now_s]
             )
             try:
-                search.run()
+                self._search(search)
             except KafkaException as exception:
+                self._close()
                 log.info("places not found", cause=exception.args[0].str())
             except Exception:  # a malformed record must not end a leader
+                self._close()
                 log.exception("places not found")
             questions = (each.asked.question for each in together)
             self._found.extend(search.found.get(each, PlaceFound(each)) for each in questions)
@@ -111,13 +117,35 @@ class PlaceFinder:
 
     def _come(self, *, wait: bool) -> list[_Asked]:
         """Takes what has come."""
-        come = [self._asked.get()] if wait else []
+        come: list[_Asked] = []
+        if wait and self._consumer is not None:
+            try:
+                come.append(self._asked.get(timeout=IDLE_S))
+            except queue.Empty:
+                self._close()
+        if wait and not come:
+            come.append(self._asked.get())
         try:
             while len(come) < WAITING_AT_MOST:
                 come.append(self._asked.get_nowait())
         except queue.Empty:
             pass
         return come
+
+    def _search(self, search: _Search) -> None:
+        """Searches with the one client; raises KafkaException if Kafka does not answer."""
+        if not search.is_wanted:
+            return
+        if self._consumer is None:
+            limit = {"queued.max.messages.kbytes": _FETCHED_BYTES >> 10}
+            self._consumer = Consumer(self._settings.consumer() | limit, logger=LOGGER)
+        search.run(self._consumer)
+        self._consumer.unassign()
+
+    def _close(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
 
 
 class _Asked(NamedTuple):
@@ -150,25 +178,24 @@ class _Search:
         self._deadline = time.monotonic() + SEARCH_S
         self._records_left = RECORDS_AT_MOST
 
-    def run(self) -> None:
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody waits for it."""
+        return bool(self._open)
+
+    def run(self, consumer: Consumer) -> None:
         """Looks in each topic; raises KafkaException if Kafka does not answer or allow it."""
-        if not self._open:
-            return
-        names, limit = self._settings.names, {"queued.max.messages.kbytes": _FETCHED_BYTES >> 10}
-        consumer = Consumer(self._settings.consumer() | limit, logger=LOGGER)
-        try:
-            named = [each for each in self._open.values() if each.is_named_by_cancel]
-            self._look(consumer, names.outcomes, named, lambda each: each.due_ms, _withdrawn)
-            alive: dict[str, list[AskPlace]] = {}
-            for each in self._open.values():
-                if each.is_dead is not True:
-                    alive.setdefault(each.topic, []).append(each)
-            for topic, messages in alive.items():
-                self._look(consumer, topic, messages, _since_ms, _delivered)
-            dead = [each for each in self._open.values() if each.is_dead is not False]
-            self._look(consumer, names.dead, dead, lambda each: each.due_ms, _delivered)
-        finally:
-            consumer.close()
+        names = self._settings.names
+        named = [each for each in self._open.values() if each.is_named_by_cancel]
+        self._look(consumer, names.outcomes, named, lambda each: each.due_ms, _withdrawn)
+        alive: dict[str, list[AskPlace]] = {}
+        for each in self._open.values():
+            if each.is_dead is not True:
+                alive.setdefault(each.topic, []).append(each)
+        for topic, messages in alive.items():
+            self._look(consumer, topic, messages, _since_ms, _delivered)
+        dead = [each for each in self._open.values() if each.is_dead is not False]
+        self._look(consumer, names.dead, dead, lambda each: each.due_ms, _delivered)
 
     @property
     def _left_s(self) -> float:
