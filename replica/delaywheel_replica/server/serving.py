@@ -53,7 +53,7 @@ from delaywheel_replica.server.cluster.operator import (
     wheel_refusal,
 )
 from delaywheel_replica.server.commit.driver import Driver
-from delaywheel_replica.server.commit.own_halves import OwnHalves
+from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
 from delaywheel_replica.server.commit.runtime import Surroundings
 from delaywheel_replica.server.commit.threads import HeartbeatThread, StoreThread
 from delaywheel_replica.server.commit.upkeep import Upkeep
@@ -266,7 +266,8 @@ class Server:
             halves=halves,
         )
         self._producing = Producing(accepting)
-        self._handover = HandoverServer(accepting)
+        commits = CommitWriting(halves, writing, self._open_wheel)
+        self._handover = HandoverServer(accepting, commits)
         self._hearing = CleanerWatch(
             self._link,
             cleaner_row,
@@ -310,10 +311,13 @@ class Server:
             next_change=self._hearing.next_change,
             counts=self._counts,
         )
+        half_commits = HalfCommits(
+            config.node_id, sights, self._passing, commits, self._halves_refusal
+        )
         questions = DelayWheelService(
             self._queries,
             self._search,
-            Changes(self._half_commits(sights, writing, halves), cancels, cancel_many, reschedules),
+            Changes(half_commits, cancels, cancel_many, reschedules),
             self._make_fan_out(disk),
             self._passing,
             places,
@@ -353,13 +357,9 @@ class Server:
 
         return TopicRooms(self._access.topic_quotas, pending, done).look
 
-    def _half_commits(self, sights: Sights, writing: Writing, halves: OwnHalves) -> HalfCommits:
-        def open_wheel() -> WheelId | None:
-            wheel = self._store.wheel
-            return None if wheel is None else wheel.wheel
-
-        node, refusal = self._config.node_id, self._halves_refusal
-        return HalfCommits(node, sights, self._passing, writing, halves, open_wheel, refusal)
+    def _open_wheel(self) -> WheelId | None:
+        wheel = self._store.wheel
+        return None if wheel is None else wheel.wheel
 
     def _halves_refusal(self) -> Refusal | None:
         """Why the node takes no half messages now; None if it does."""

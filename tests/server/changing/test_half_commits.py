@@ -14,7 +14,7 @@ from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Granted, Right, Rights
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.commit.committer import GROUP_BYTES, Committed
-from delaywheel_replica.server.commit.own_halves import OwnHalves
+from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.node_view import wall_ms
 
@@ -46,9 +46,8 @@ async def test_what_is_released_together_fits_into_a_group() -> None:
     own, wrote = OwnHalves(), Wrote()
     own.accepted(WHEEL, lengths_bytes, wall_ms())
     nothing = cast("Any", None)
-    commits = HalfCommits(
-        "n1", nothing, nothing, cast("Any", wrote), own, lambda: WHEEL, lambda: None
-    )
+    writing = CommitWriting(own, cast("Any", wrote), lambda: WHEEL)
+    commits = HalfCommits("n1", nothing, nothing, writing, lambda: None)
     others = [(bytes([9]) * 16, due_ms)]
     for first in (True, False):
         halves = [pb.HalfRef(id=id_, due_ms=due) for id_, due in [*lengths_bytes, *others]]

@@ -14,12 +14,14 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+from delaywheel.headers import encode_headers
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, Withdrawn
+from delaywheel_replica.core.ingress.reading import ABSENT, Delayed, HalfCommit, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import RecordAnswer, RecordUnderWay
 from delaywheel_replica.handover.answers import ANSWER_HEAD, encode_answers
@@ -35,6 +37,7 @@ from delaywheel_replica.handover.sending import Handover
 from delaywheel_replica.link import HandoverBegins, Link, Wake
 from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.commit.committer import Committed
+from delaywheel_replica.server.commit.own_halves import CommitWriting
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake import handover as handover_module
 from delaywheel_replica.server.intake.admission import Admission
@@ -43,6 +46,7 @@ from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import Accepting
 from delaywheel_replica.server.intake.validate import IntakeRules
 from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 WHEEL = WheelId("n1", 1)
@@ -91,10 +95,20 @@ class Ends:
             counts=self.counts,
             check_ids=AsyncMock(),
         )
-        self.server = HandoverServer(accepting)
+        commits = CommitWriting(accepting.halves, accepting.writing, lambda: WHEEL)
+        self.server = HandoverServer(accepting, commits)
         self.made: list[Handover] = []
 
-    def submit(self, columns: Columns, kind: Kind) -> asyncio.Future[Committed]:
+    def submit(
+        self,
+        columns: Columns,
+        kind: Kind,
+        wheel: WheelId | None = None,
+        released_bytes: int = 0,
+    ) -> asyncio.Future[Committed]:
+        assert (wheel, released_bytes > 0) == (
+            (WHEEL, True) if kind is Kind.RELEASES else (None, False)
+        )
         answer = asyncio.get_running_loop().create_future()
         self.asked.append(Asked(columns, kind, answer))
         return answer
@@ -149,6 +163,21 @@ def withdrawn(number: int) -> Handed:
     return Handed(AT, RecordUnderWay(number, Withdrawn(number.to_bytes(16, "big"), 9_000), None))
 
 
+def half(number: int, due_ms: int) -> Handed:
+    """A record that becomes a half message."""
+    headers = encode_headers([(HALF_GROUP, b"shop")])
+    wish = Delayed(
+        number.to_bytes(16, "big"), due_ms, "orders", ABSENT, ABSENT, None, b"v", headers
+    )
+    return Handed(AT, RecordUnderWay(number, wish, None))
+
+
+def commit(number: int, of: int, due_ms: int) -> Handed:
+    """A record that commits one."""
+    wish = HalfCommit(of.to_bytes(16, "big"), due_ms)
+    return Handed(AT, RecordUnderWay(number, wish, None))
+
+
 async def until(holds: Callable[[], object]) -> None:
     """Waits until the condition holds."""
     async with asyncio.timeout(30):
@@ -172,6 +201,53 @@ class Answered:
     async def all_of(self, *offsets: int) -> dict[int, RecordAnswer]:
         await until(lambda: set(offsets) <= set(self.look()))
         return self.found
+
+
+async def test_a_commit_lets_go_the_half_that_was_handed_over_with_it(ends: Ends) -> None:
+    due_ms = wall_ms() + 60_000
+    handover = ends.begin()
+    answered = Answered(handover)
+    handover.hand([delayed(1), half(2, due_ms), half(3, due_ms), commit(4, 2, due_ms)])
+    handover.hand([commit(5, 3, due_ms), commit(6, 9, due_ms)])
+    await until(lambda: len(ends.asked) == 1)
+    await asyncio.sleep(0)
+    assert len(ends.asked) == 1, "commits wait for the halves before them"
+    ends.asked[0].held({2: Refusal(Reason.SLOT_FULL)})
+    await until(lambda: len(ends.asked) == 3)
+    (_, first, second) = ends.asked
+    assert [each.kind for each in ends.asked] == [Kind.MESSAGES, Kind.RELEASES, Kind.COMMITS]
+    assert [*first.columns.ids[:, -1]] == [2]
+    assert [*second.columns.ids[:, -1]] == [3, 9], "one that is refused, one of another node"
+    first.held()
+    second.refused(Reason.NO_WHEEL)
+    found = await answered.all_of(1, 2, 3, 4, 5, 6)
+    assert [found[number] for number in range(1, 7)] == [
+        *(RecordAnswer.HELD, RecordAnswer.HELD, RecordAnswer.FULL, RecordAnswer.HELD),
+        *(RecordAnswer.NOT_NOW, RecordAnswer.NOT_NOW),
+    ]
+    handover.hand([commit(7, 2, due_ms)])
+    await until(lambda: len(ends.asked) == 4)
+    assert ends.asked[3].kind is Kind.COMMITS, "it was released before"
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"), [(Reason.NO_WHEEL, Kind.RELEASES), (Reason.WHEEL_LOST, Kind.COMMITS)]
+)
+async def test_a_release_is_written_again_if_surely_none_was(
+    ends: Ends, reason: Reason, kind: Kind
+) -> None:
+    due_ms = wall_ms() + 60_000
+    handover = ends.begin()
+    handover.hand([half(1, due_ms)])
+    await until(lambda: ends.asked)
+    ends.asked[0].held()
+    handover.hand([commit(2, 1, due_ms)])
+    await until(lambda: len(ends.asked) == 2)
+    ends.asked[1].refused(reason)
+    await Answered(handover).all_of(1, 2)
+    handover.hand([commit(3, 1, due_ms)])
+    await until(lambda: len(ends.asked) == 3)
+    assert ends.asked[2].kind is kind
 
 
 async def test_each_record_is_answered_once_it_is_held(ends: Ends) -> None:

@@ -55,6 +55,8 @@ class Entry:
         is_half: it is a half message, due at the end of its hold.
         committed: whether the local transaction of a half was committed; None: it is under way.
         committed_us: when a caller was answered that its commit is recorded.
+        recorded_us: when a half was in the ingress topic, if it was sent there.
+        commit_recorded_us: when its commit was.
         deliver_at_ms: when the message of a half is due that has a delay.
         unknowns: how many checks of a half do not reach the database.
     """
@@ -77,6 +79,8 @@ class Entry:
     is_half: bool = False
     committed: bool | None = None
     committed_us: int = -1
+    recorded_us: int = -1
+    commit_recorded_us: int = -1
     deliver_at_ms: int | None = None
     unknowns: int = 0
 
@@ -173,7 +177,7 @@ def _content(number: int, length_bytes: int) -> bytes:
 
 def columns_of(entries: list[Entry]) -> Columns:
     """A request as the server decodes it."""
-    headers = [encode_headers([*entry.headers, *_half_headers(entry)]) for entry in entries]
+    headers = [encode_headers([*entry.headers, *half_headers(entry)]) for entry in entries]
     parts = [
         (entry.record_key or b"") + (entry.value or b"") + encoded
         for entry, encoded in zip(entries, headers, strict=True)
@@ -197,7 +201,7 @@ def columns_of(entries: list[Entry]) -> Columns:
     )
 
 
-def _half_headers(entry: Entry) -> list[tuple[str, bytes | None]]:
+def half_headers(entry: Entry) -> list[tuple[str, bytes | None]]:
     """What makes a message a half."""
     if not entry.is_half:
         return []

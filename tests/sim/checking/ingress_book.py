@@ -34,6 +34,9 @@ FAR_MS = 1_000_000
 FIRST_ANSWER = 1_000_000
 """Numbers of records about halves begin here."""
 
+FIRST_ROLLBACK = 500_000
+"""Numbers of records that roll halves back begin here."""
+
 Headers = list[tuple[str, bytes | None]]
 
 _REQUESTS = (ingress.TOPIC, ingress.ID, ingress.DELIVER_AT, ingress.PARTITION, ingress.TIMESTAMP)

@@ -497,6 +497,23 @@ def halves_answered(script: Script) -> None:
     script.until_ms = 22_000
 
 
+@DELIVERY(
+    r"is handed COMMITS",
+    r"has i\d+ cancel_message",
+    r"reports asked",
+)
+def halves_by_records(script: Script) -> None:
+    """Halves through ingress, committed at once, or when it is nearly too late."""
+    script.cluster("abc", 2, halves=True)
+    for at_ms in range(4_500, 15_000, 1_500):
+        for after_ms in (1, 1, 300):
+            script.half(at_ms, "a", hold_ms=4_000, after_ms=after_ms, is_ingress=True)
+        script.half(at_ms, "a", hold_ms=3_000, later_ms=6_000, after_ms=50, is_ingress=True)
+        script.half(at_ms, "a", hold_ms=2_000, ends="rollback", after_ms=9, is_ingress=True)
+        script.half(at_ms, "a", hold_ms=1_000, after_ms=script.about(980), is_ingress=True)
+    script.until_ms = 22_000
+
+
 @DELIVERY(r"commits m1 at b", r"reports asked m1", r"FORWARDED is the answer on m1")
 def halves_released_late(script: Script) -> None:
     """A release is held by W nodes only after its half was asked about."""

@@ -9,15 +9,16 @@
 | 5 | who was told CANCELLED: it is not sent, and nobody is asked | each commit and answer |
 | 6 | each letter has one answer: sent on, dropped, or a dead letter at last | each commit |
 | 7 | a letter that is UNKNOWN comes back, later each time, and not early | each check |
+| 9 | sent through ingress: it has its end; committed well before its due, it arrives before that | the end |
 | 8 | no release that does not know halves may lead where there are some | each acknowledgement |
 
-What is sent on goes to the ingress topic, by a leader or by the checker. It is a record like any
+Numbers 3 and 9 hold where nothing was wrong. What is sent on goes to the ingress topic, by a leader or by the checker. It is a record like any
 other there, so that `checking/ingress.py` watches it from then on: with its own due, its own bytes
 and headers, once.
 
 The database: when a group is asked before the local transaction has ended, its barrier rolls that
 back (`checker.py`).
-"""
+"""  # noqa: E501 - rows of a table
 
 from __future__ import annotations
 
@@ -31,6 +32,7 @@ from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
 from sim.checking.book import GROUP, Entry
 from sim.checking.calm import is_calm_from
+from sim.checking.ingress import READY_US
 from sim.checking.ingress_book import Headers, Sent
 from sim.checking.truth import Key
 from sim.kafka.log import Entry as LogEntry
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
 
 IN_TIME_MS = 300
 """A commit that is recorded so long before the due counts at it, if nothing is wrong."""
+
+READ_MS = 1_500
+"""The same of a commit in the ingress topic: it is read, announced and handed over before."""
 
 LEVELS_MS = (1_000, 2_000, 4_000)
 """How long a letter is away after each check that was UNKNOWN."""
@@ -62,6 +67,8 @@ class HalvesChecks:
         self._checked_us: dict[Key, int] = {}
         # Of each letter that comes back: for which attempt, and when it may be there.
         self._next: dict[Key, tuple[int, int]] = {}
+        # Where each letter that was put off is away.
+        self._away: dict[Key, Sent] = {}
 
     # --- what nodes and callers do
 
@@ -170,6 +177,8 @@ class HalvesChecks:
             return
         self._world.trace.add("kafka", settlement.outcome.name, f"is the answer on m{entry.number}")
         if settlement.outcome is Outcome.RETRIED:
+            assert sent is not None
+            self._away[entry.key] = sent
             attempt, _ = self._next.get(entry.key, (1, 0))
             level_us = LEVELS_MS[attempt - 1] * US_PER_MS
             self._next[entry.key] = attempt + 1, self._checked_us[entry.key] + level_us
@@ -198,12 +207,29 @@ class HalvesChecks:
             if not entry.is_half:
                 continue
             was_asked = entry.key in self._asked
-            if was_asked and not self._answers[entry.key]:
+            if was_asked and not self._answers[entry.key] and not self._is_away_for_good(entry):
                 self._fail(f"the letter about {entry} has no answer")
             due_us = (entry.due_ms - EPOCH_MS) * US_PER_MS
             in_time = 0 <= entry.committed_us <= due_us - IN_TIME_MS * US_PER_MS
-            if in_time and was_asked and is_calm_from(self._world.plan, entry.sent_us):
+            if not is_calm_from(self._world.plan, entry.sent_us):
+                continue
+            if in_time and was_asked:
                 self._fail(f"{entry} was committed in time, and its group is asked")
+            if entry.recorded_us >= 0:
+                self._check_recorded(entry, due_us)
+
+    def _check_recorded(self, entry: Entry, due_us: int) -> None:
+        """Checks a half that was sent through ingress, where nothing was wrong."""
+        if not self._ends[entry.key]:
+            self._fail(f"{entry} was sent through ingress, and has no end")
+        read_us = max(entry.recorded_us, entry.commit_recorded_us, READY_US)
+        is_early = entry.commit_recorded_us >= 0 and read_us <= due_us - READ_MS * US_PER_MS
+        if not is_early or entry.cancel_tried:
+            return
+        if entry.key in self._asked:
+            self._fail(f"{entry} was committed in time through ingress, and its group is asked")
+        if entry.deliver_at_ms is None and not 0 <= entry.visible_us < due_us:
+            self._fail(f"{entry} was committed through ingress, and waited for the end of its hold")
 
     # --- inside
 
@@ -225,6 +251,13 @@ class HalvesChecks:
         key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
         entry = self._world.book.by_key.get(key)
         return entry if entry is not None and entry.is_half else None
+
+    def _is_away_for_good(self, entry: Entry) -> bool:
+        """Whether its letter was lost with what it came back through."""
+        sent, truth = self._away.get(entry.key), self._world.truth
+        return sent is not None and any(
+            truth.frames[name].gone for name in truth.copies[sent.message]
+        )
 
     def _is_cancel_gone(self, entry: Entry) -> bool:
         truth = self._world.truth

@@ -45,6 +45,7 @@ def halves(random: Random, settings: Settings, until_ms: int) -> Iterator[Step]:
             after_ms=after_ms,
             nodes=tuple(told),
             unknowns=random.choice((0, 0, 0, 1, 2, 9)),
+            is_ingress=number % 3 == 0,
         )
         if random.random() < 0.2:
             cancel_ms = round(at_ms) + max(5, after_ms + random.randrange(-200, 200))

@@ -22,6 +22,7 @@ from delaywheel_replica.cleaner.due.runs import Runs
 from delaywheel_replica.cleaner.due.seconds import FORWARDED, Bounds, Second
 from delaywheel_replica.cleaner.ingress import half_letters
 from delaywheel_replica.core.leader import halves as core_halves
+from delaywheel_replica.server.commit import own_halves
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 
@@ -121,6 +122,10 @@ def letter_is_no_letter_any_more() -> list[Patch]:
     return [instead(records, "_means_something", lambda name: real(name) and name != HALF_GROUP)]
 
 
+def handed_halves_are_not_noted() -> list[Patch]:
+    return [everywhere(own_halves.halves_among, lambda _columns: {})]
+
+
 def unknown_is_rolled_back() -> list[Patch]:
     real = HalfChecker._answer
 
@@ -169,6 +174,12 @@ HALVES = {
         rows_beyond_v,
         "reported delivered and is not",
         ("halves_beyond_v",),
+    ),
+    "halves from ingress are not noted": Mutant(
+        "the node that has a half does not know it, and commits it for the end of its hold",
+        handed_halves_are_not_noted,
+        "waited for the end of its hold",
+        ("halves_by_records",),
     ),
     "a release counts after the due": Mutant(
         "a half that was asked about is delivered for a release that came later",

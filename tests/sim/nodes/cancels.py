@@ -34,13 +34,17 @@ from delaywheel_replica.server.changing.waiting import (
     WaitingCancels,
 )
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
-from delaywheel_replica.server.commit.own_halves import OwnHalves, is_left_to_check
+from delaywheel_replica.server.commit.own_halves import (
+    CommitRows,
+    OwnHalves,
+    halves_among,
+    is_left_to_check,
+)
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found, Scanner
 from delaywheel_replica.server.node.refusals import Refusal
-from sim.checking.book import Entry
 from sim.checking.truth import Key
-from sim.nodes.clients import CommitAnswer, Verdicts
+from sim.nodes.clients import CommitAnswer
 
 if TYPE_CHECKING:
     from sim.nodes.server import SimServer
@@ -289,40 +293,54 @@ class Halves:
         status = self._server.cleaner_row
         return status is not None and are_known(status.needs)
 
-    def note(self, entries: list[Entry], verdicts: Verdicts, outcome: Outcome) -> None:
-        """Notes the halves among acknowledged messages."""
+    def note(self, columns: Columns, outcome: Outcome) -> None:
+        """Notes the halves among what was written."""
         if isinstance(outcome, Committed):
-            lengths_bytes = {
-                entry.key: 0
-                for entry, verdict in zip(entries, verdicts, strict=True)
-                if entry.is_half and verdict is None
-            }
-            self._own.accepted(outcome.wheel, lengths_bytes, self._server.wall_ms())
+            halves = halves_among(columns)
+            held = (each for row, each in halves.items() if row not in outcome.failed)
+            self._own.accepted(outcome.wheel, dict(held), self._server.wall_ms())
 
     def commit(self, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
-        """Handles a commit."""
-        id_, due_ms = key
-        if is_left_to_check(due_ms, self._server.wall_ms()):
+        """Handles a caller's commit."""
+        if is_left_to_check(key[1], self._server.wall_ms()):
             on_answer(CommitAnswer.LEFT_TO_CHECK)
             return
-        open_wheel = self._server.store.wheel
-        wheel = None if open_wheel is None else open_wheel.wheel
-        half = self._own.take(key, wheel)
 
-        def answered(outcome: Outcome) -> None:
-            if isinstance(outcome, Committed) and not outcome.failed:
+        def written(failed: dict[int, Refusal]) -> None:
+            if not failed:
                 on_answer(CommitAnswer.COMMITTED)
                 return
-            reason = outcome.failed[0].reason if isinstance(outcome, Committed) else outcome.reason
-            if half is not None and reason.outcome_known:
-                self._own.not_released(key, half)
-            late = reason is Reason.DUE_TOO_OLD
+            late = failed[0].reason is Reason.DUE_TOO_OLD
             on_answer(CommitAnswer.LEFT_TO_CHECK if late else CommitAnswer.UNKNOWN)
 
-        ids = np.frombuffer(id_, np.uint8).reshape(1, -1)
-        columns = Columns.of_cancels(np.array([due_ms], np.int64), ids)
-        kind = Kind.COMMITS if half is None else Kind.RELEASES
-        self._server.write(Request(columns, kind, answered, half and half.wheel))
+        self.write({0: key}, written)
+
+    def write(self, keys: dict[int, Key], on_written: Callable[[dict[int, Refusal]], None]) -> None:
+        """Writes commits, as `CommitWriting` does."""
+        open_wheel = self._server.store.wheel
+        wheel = None if open_wheel is None else open_wheel.wheel
+        parts = self._own.divided(keys, wheel, self._server.wall_ms())
+        failed: dict[int, Refusal] = {}
+        left = len(parts)
+
+        def answered(rows: CommitRows, outcome: Outcome) -> None:
+            nonlocal left
+            left -= 1
+            if isinstance(outcome, Refusal):
+                refused = dict.fromkeys(range(len(rows.keys)), outcome)
+            else:
+                refused = outcome.failed
+            self._own.written(rows, refused)
+            numbers = list(rows.keys)
+            failed.update({numbers[place]: refusal for place, refusal in refused.items()})
+            if not left:
+                on_written(failed)
+
+        for rows in parts:
+            on_answer = partial(answered, rows)
+            self._server.write(
+                Request(rows.columns, rows.kind, on_answer, rows.wheel, rows.released_bytes)
+            )
 
 
 def _cancels_of(keys: list[Key]) -> Columns:

@@ -338,7 +338,9 @@ class SimCleaner:
             IngressSettings(
                 names=names,
                 topics=frozenset({names.ingress}),
-                rules=IngressRules(LEVELS_MS, MOST_BYTES, _own_topics(names)),
+                rules=IngressRules(
+                    LEVELS_MS, MOST_BYTES, _own_topics(names), halves=settings.halves
+                ),
                 span_ms=settings.span_s * 1000,
                 letter_bytes=LETTER_BYTES,
                 ttl_header=settings.ttl_header,

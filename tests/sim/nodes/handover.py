@@ -7,15 +7,19 @@ answered is UNKNOWN, and what is under way may still be written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.handover.answers import encode_answers, take_answers
 from delaywheel_replica.handover.batches import HEAD, UNANSWERED_BYTES, Head, decode, encode
 from delaywheel_replica.handover.sending import _Batch, _batches, _wish
 from delaywheel_replica.server.commit.committer import Outcome, Request
+from delaywheel_replica.server.commit.own_halves import halves_among
 from delaywheel_replica.server.intake import handover as real
 from delaywheel_replica.server.node.refusals import Refusal
 from sim.checking.moments import Moment
@@ -46,6 +50,8 @@ class SimHandover:
         self._arrives_us = 0  # when the last batch arrives
         self._loses = False
         self._is_closed = False
+        self._commits: deque[Callable[[], None]] = deque()
+        self._halves_under_way = 0
         self.is_broken = False
         if server.handover is not None:
             server.handover.cut()
@@ -106,7 +112,16 @@ class SimHandover:
         self._world.moments.happened(Moment.HANDED, server.node.name)
         server.trace("is handed", head.kind.name, f"batch {head.number} of {head.records}")
 
+        if head.kind is Kind.COMMITS:
+            self._when_halves_are_held(lambda: self._commit(head, columns))
+            return
+        has_halves = head.kind is Kind.MESSAGES and bool(halves_among(columns))
+        self._halves_under_way += has_halves
+
         def written(outcome: Outcome) -> None:
+            if has_halves:
+                server.halves.note(columns, outcome)
+                self._halves_under_way -= 1
             if isinstance(outcome, Refusal):
                 answers = [real._answer_of_all(outcome)] * head.records
                 wait_us = REFUSED_US
@@ -114,8 +129,26 @@ class SimHandover:
                 failed = [outcome.failed.get(row) for row in range(head.records)]
                 answers, wait_us = [real._answer_of(refusal) for refusal in failed], 0
             self._send_back(wait_us, encode_answers(head.number, answers))
+            self._when_halves_are_held(lambda: None)
 
         server.write(Request(columns, head.kind, written))
+
+    def _when_halves_are_held(self, commit: Callable[[], None]) -> None:
+        """Writes commits once no half that came before them is under way."""
+        self._commits.append(commit)
+        while self._commits and not self._halves_under_way:
+            self._commits.popleft()()
+
+    def _commit(self, head: Head, columns: Columns) -> None:
+        def written(failed: dict[int, Refusal]) -> None:
+            answers = [real._answer_of(failed.get(row)) for row in range(head.records)]
+            is_refused = any(each.reason not in real._ANSWERS for each in failed.values())
+            wait_us = REFUSED_US if is_refused else 0
+            self._send_back(wait_us, encode_answers(head.number, answers))
+
+        ids = (each.tobytes() for each in columns.ids)
+        keys = dict(enumerate(zip(ids, columns.due_ms.tolist(), strict=True)))
+        self._server.halves.write(keys, written)
 
     def _send_back(self, wait_us: int, content: bytes) -> None:
         self._world.moments.happened(Moment.ANSWERED, self._server.node.name)

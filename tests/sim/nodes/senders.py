@@ -2,22 +2,27 @@
 
 They retry until the brokers have taken a record, and until its transaction has ended; or they die
 before that, and the brokers abort it when it has been open for long.
+
+A half message, and what its sender says of it, are records alone. The message book knows the half
+as one that a node may have accepted: it is the same message as any half from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from delaywheel import ingress
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
+from sim.checking.book import Entry, Fate, half_headers
 from sim.checking.ingress import CUT_OFF
-from sim.checking.ingress_book import Sent
+from sim.checking.ingress_book import FIRST_ROLLBACK, Headers, Sent
 from sim.kafka.brokers import Code
 from sim.kafka.log import Partition, Transaction
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS
-from sim.plans.plan import IngressOrder
+from sim.plans.plan import HalfOrder, IngressDraft, IngressOrder
 
 if TYPE_CHECKING:
     from sim.nodes.world import World
@@ -58,6 +63,51 @@ class Senders:
         self._world.trace.add("sender", "sends", *(f"i{sent.number}" for sent in sents))
         self.busy += 1
         self._go_on(self._each(sents) if order.ends is None else self._together(sents, order))
+
+    def half(self, order: HalfOrder) -> None:
+        """Starts a sender of a half message, with a local transaction."""
+        (draft,) = order.begin.drafts
+        entry = self._world.book.enter(draft, self._world.scheduler.now_us // US_PER_MS)
+        entry.unknowns, entry.fate = order.unknowns, Fate.UNKNOWN
+        entry.sent_us = self._world.scheduler.now_us
+        self.busy += 1
+        self._go_on(self._half(order, entry))
+
+    def _half(self, order: HalfOrder, entry: Entry) -> Waits:
+        """Begins it, ends its transaction, says so; the check may have come first."""
+        id_, due = (ingress.ID, entry.key[0]), (ingress.DELIVER_AT, b"%d" % entry.due_ms)
+        topic = ingress.TOPIC, entry.topic.encode()
+        begin = [topic, id_, due, *entry.headers, *half_headers(entry)]
+        yield from self._lands(entry, Record(self._ingress, entry.record_key, entry.value, begin))
+        entry.recorded_us = self._world.scheduler.now_us
+        yield order.after_ms * US_PER_MS
+        if entry.committed is None:
+            entry.committed = order.ends == "commit"
+        self._world.trace.add("sender", f"m{entry.number}", f"committed={entry.committed}")
+        if not order.says:
+            return
+        if entry.committed:
+            commit: Headers = [(ingress.COMMIT, entry.key[0].hex().encode()), due]
+            yield from self._lands(entry, Record(self._ingress, None, None, commit))
+            entry.commit_recorded_us = self._world.scheduler.now_us
+        else:
+            number = FIRST_ROLLBACK + entry.number
+            cancel = IngressDraft(number, "cancel_message", of=entry.number)
+            now_ms = EPOCH_MS + self._world.scheduler.now_us // US_PER_MS
+            sent = self._book.enter(cancel, now_ms, self._world.book)
+            assert sent is not None
+            yield from self._each([sent])
+
+    def _lands(self, entry: Entry, record: Record) -> Waits:
+        """Sends a record of a half to any partition."""
+        yield 0
+        while (found := self._open_partitions()) is None:
+            yield AGAIN_US
+        partition = self._random.choice(found)
+        place = f"{partition.topic}/{partition.number}/{len(partition.log)}"
+        written = record._replace(timestamp_ms=EPOCH_MS + self._world.scheduler.now_us // US_PER_MS)
+        self._kafka.produce_plain(partition, written, SENDER)
+        self._world.trace.add("sender", f"m{entry.number}:", record.headers[0][0], place)
 
     def _go_on(self, waits: Waits) -> None:
         wait_us = next(waits, None)
@@ -109,15 +159,22 @@ class Senders:
 
     def _partition(self, sent: Sent) -> Partition | None:
         """The partition for a record now; None: no broker takes it."""
-        kafka, topic = self._kafka, self._world.names.ingress
-        if not kafka.is_up or kafka.troubles.of(topic) is not None:
+        partitions = self._open_partitions()
+        return None if partitions is None else partitions[sent.draft.partition % len(partitions)]
+
+    @property
+    def _ingress(self) -> str:
+        return self._world.names.ingress
+
+    def _open_partitions(self) -> Sequence[Partition] | None:
+        kafka = self._kafka
+        if not kafka.is_up or kafka.troubles.of(self._ingress) is not None:
             return None
-        partitions = kafka.partitions(topic)
-        return partitions[sent.draft.partition % len(partitions)] if partitions else None
+        return kafka.partitions(self._ingress) or None
 
     def _record(self, sent: Sent) -> Record:
         return Record(
-            self._world.names.ingress,
+            self._ingress,
             sent.key,
             sent.value,
             sent.headers,

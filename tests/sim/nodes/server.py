@@ -120,7 +120,7 @@ class SimServer:
             held_up=lambda us: self.world.checks.held_up(node, us),
         )
         self._cancels = Cancels(self)
-        self._halves = Halves(self)
+        self.halves = Halves(self)
         self._books = SimBooks(self)
         self._reschedules = Reschedules(self, self._cancels)
 
@@ -176,17 +176,19 @@ class SimServer:
             on_answer(verdicts)
             return
 
+        columns = columns_of(entries).take(rows)
+
         def answered(outcome: Outcome) -> None:
             for written, row in enumerate(rows.tolist()):
                 verdicts[row] = verdict_of(outcome, written)
-            self._halves.note(entries, verdicts, outcome)
+            self.halves.note(columns, outcome)
             on_answer(verdicts)
 
-        self.write(Request(columns_of(entries).take(rows), Kind.MESSAGES, answered))
+        self.write(Request(columns, Kind.MESSAGES, answered))
 
     def commit(self, key: tuple[bytes, int], on_answer: Callable[[CommitAnswer], None]) -> None:
         """Handles a caller's commit of a half."""
-        self._halves.commit(key, on_answer)
+        self.halves.commit(key, on_answer)
 
     def cancel(self, key: tuple[bytes, int], on_answer: Callable[[Any], None]) -> None:
         """Handles a caller's cancel."""
@@ -265,7 +267,7 @@ class SimServer:
                 verdicts[row] = Reason.DUE_TOO_OLD
             elif entry.due_ms > now_ms + settings.span_s * 1000:
                 verdicts[row] = Reason.DUE_BEYOND_SPAN
-            elif entry.is_half and not self._halves.are_taken:
+            elif entry.is_half and not self.halves.are_taken:
                 verdicts[row] = Reason.HALVES_NOT_READY
         return verdicts
 

@@ -301,6 +301,8 @@ class World:
                 self.clients.cancel_many(step)
             case RescheduleOrder():
                 self.clients.reschedule(step)
+            case HalfOrder(is_ingress=True):
+                self.senders.half(step)
             case HalfOrder():
                 self.clients.half(step)
             case IngressOrder():

@@ -167,6 +167,7 @@ class HalfOrder:
         nodes: the nodes to tell, in turns.
         patience_ms: how long the caller retries.
         unknowns: how many checks of it do not reach the database.
+        is_ingress: all of it is sent as records of the ingress topic.
     """
 
     at_ms: int
@@ -177,6 +178,7 @@ class HalfOrder:
     nodes: tuple[str, ...]
     patience_ms: int = 4_000
     unknowns: int = 0
+    is_ingress: bool = False
 
     def __str__(self) -> str:
         (draft,) = self.begin.drafts
@@ -184,6 +186,7 @@ class HalfOrder:
         due = "" if draft.later_ms is None else f" for +{draft.later_ms}ms"
         unknowns = f", {self.unknowns} checks UNKNOWN" if self.unknowns else ""
         what = f"half m{draft.number}+{draft.delay_ms}ms{due}"
+        what += " by records" if self.is_ingress else ""
         return f"{self.at_ms / 1000:8.3f} {what}: {said}{unknowns}"
 
 

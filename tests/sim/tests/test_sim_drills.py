@@ -114,6 +114,7 @@ FOUND = {
     "halves_and_words",
     "halves_answered",
     "halves_beyond_v",
+    "halves_by_records",
     "halves_released_late",
     "put_off_ahead",
 }

@@ -15,16 +15,10 @@ here.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Final
 
-import numpy as np
-
-from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.access.callers import Caller
@@ -32,9 +26,7 @@ from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.awaited import parsed
 from delaywheel_replica.server.changing.sights import Sights
-from delaywheel_replica.server.commit.committer import GROUP_BYTES
-from delaywheel_replica.server.commit.own_halves import OwnHalf, OwnHalves, is_left_to_check
-from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.commit.own_halves import CommitWriting, is_left_to_check
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import wall_ms
@@ -52,9 +44,7 @@ class HalfCommits:
         node: str,
         sights: Sights,
         passing: Passing,
-        writing: Writing,
-        own: OwnHalves,
-        open_wheel: Callable[[], WheelId | None],
+        writing: CommitWriting,
         refusal: Callable[[], Refusal | None],
     ) -> None:
         """Begins.
@@ -64,16 +54,12 @@ class HalfCommits:
             sights: Finds messages, for callers that may not send to all topics.
             passing: Passes commits on to other nodes.
             writing: Writes rows.
-            own: The halves that this node accepted.
-            open_wheel: Returns the wheel that is written now.
             refusal: Returns why the node takes no halves; None: it does.
         """
         self._node = node
         self._sights = sights
         self._passing = passing
         self._writing = writing
-        self._own = own
-        self._open_wheel = open_wheel
         self._refusal = refusal
 
     async def commit(self, request: pb.CommitRequest, caller: Caller) -> pb.CommitResponse:
@@ -100,10 +86,9 @@ class HalfCommits:
                 results[row] = _LEFT
             else:
                 keys[row] = _key(each)
-        writes = [self._write(rows) for rows in self._divided(keys)]
-        for written in await asyncio.gather(*writes):
-            for row, result in written.items():
-                results[row] = result
+        failed = await self._writing.write(keys, now_ms)
+        for row in keys:
+            results[row] = _result_of(failed.get(row))
         return pb.CommitResponse(results=[each or pb.HalfCommitted() for each in results])
 
     async def _pass_on(
@@ -144,61 +129,12 @@ class HalfCommits:
                 refused[row] = Refusal(Reason.NOT_UP_TO_DATE)
         return refused
 
-    def _divided(self, keys: Mapping[int, MessageKey]) -> "list[_Rows]":
-        """Divides commits by what rows they are; releases so that a group can hold each part."""
-        commits, releases = _Rows(), [_Rows()]
-        wheel = self._open_wheel()
-        for row, key in keys.items():
-            half = self._own.take(key, wheel)
-            if half is None:
-                commits.keys[row] = key
-                continue
-            if releases[-1].released_bytes + half.length_bytes > GROUP_BYTES:
-                releases.append(_Rows())
-            releases[-1].keys[row] = key
-            releases[-1].released.append(half)
-            releases[-1].released_bytes += half.length_bytes
-        return [rows for rows in (commits, *releases) if rows.keys]
 
-    async def _write(self, rows: "_Rows") -> dict[int, pb.HalfCommitted]:
-        """Writes rows of one kind; returns what became of each."""
-        keys, released = rows.keys, rows.released
-        kind, wheel = (Kind.RELEASES, released[0].wheel) if released else (Kind.COMMITS, None)
-        ids = np.frombuffer(b"".join(id_ for id_, _ in keys.values()), np.uint8)
-        dues_ms = np.array([due_ms for _, due_ms in keys.values()], np.int64)
-        columns = Columns.of_cancels(dues_ms, ids.reshape(len(keys), -1))
-        try:
-            written = self._writing.submit(columns, kind, wheel, rows.released_bytes)
-            committed = await asyncio.shield(written)
-            failed = committed.failed
-        except RequestRefusedError as error:
-            failed = dict.fromkeys(range(len(keys)), error.refusal)
-        results = {}
-        for place, (row, key) in enumerate(keys.items()):
-            refusal = failed.get(place)
-            if refusal is None:
-                results[row] = _COMMITTED
-                continue
-            if released and refusal.reason.outcome_known:
-                self._own.not_released(key, released[place])
-            is_late = refusal.reason is Reason.DUE_TOO_OLD
-            results[row] = _LEFT if is_late else pb.HalfCommitted(error=refusal.as_error())
-        return results
-
-
-@dataclass(slots=True)
-class _Rows:
-    """Rows of one kind that are written together.
-
-    Attributes:
-        keys: The half that each commits, by its number in the call.
-        released: The halves that they release, in the same order; none: they are commits.
-        released_bytes: The length of these.
-    """
-
-    keys: dict[int, MessageKey] = field(default_factory=dict)
-    released: list[OwnHalf] = field(default_factory=list)
-    released_bytes: int = 0
+def _result_of(refusal: Refusal | None) -> pb.HalfCommitted:
+    if refusal is None:
+        return _COMMITTED
+    is_late = refusal.reason is Reason.DUE_TOO_OLD
+    return _LEFT if is_late else pb.HalfCommitted(error=refusal.as_error())
 
 
 def _reference_of(half: pb.HalfRef) -> Reference:

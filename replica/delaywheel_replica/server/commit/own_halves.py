@@ -1,19 +1,35 @@
 """The half messages that this node accepted and still holds: which row a commit of each is.
 
+Halves and commits come from callers (changing/half_commits.py), and as records of ingress topics
+(intake/handover.py). Where they came from makes no difference here.
+
 | the half is | a commit of it is |
 |---|---|
 | in this node's open wheel, not released before | a release: it is forwarded at once |
 | in this node's open wheel, released before | a commit: a second release would count as another message that is not to come |
-| elsewhere, or not known here | a commit: it is forwarded at the end of its hold |
+| written once more since its release, by an ingress record that was handed over again | a release: of that copy, which ends as a duplicate |
+| elsewhere, or not known here; or its commit was read before it | a commit: it is forwarded at the end of its hold |
+| due within `LEFT_TO_CHECK_MS`, or over, and the commit is an ingress record | a commit: at the end of its hold nothing can come earlier |
 
 What is remembered is lost when the process ends: then the wheel is left as well.
 """  # noqa: E501 - rows of a table
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+import numpy as np
+
+from delaywheel.headers import rows_that_may_have
 from delaywheel.identity import WheelId
+from delaywheel.record_headers import HALF_GROUP, LONGEST_GROUP_BYTES
+from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.server.commit.committer import GROUP_BYTES
+from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 LEFT_TO_CHECK_MS: Final = 100
 """So near its due, no half is committed: its group is asked, and the answer decides."""
@@ -26,6 +42,38 @@ class OwnHalf(NamedTuple):
 
     wheel: WheelId
     length_bytes: int
+
+
+@dataclass(slots=True)
+class CommitRows:
+    """Rows of one kind that are written together.
+
+    Attributes:
+        keys: The half that each commits, by its number among all that were divided.
+        released: The halves that they release, in the same order; none: they are commits.
+        released_bytes: The length of these.
+    """
+
+    keys: dict[int, MessageKey] = field(default_factory=dict)
+    released: list[OwnHalf] = field(default_factory=list)
+    released_bytes: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        """Their kind."""
+        return Kind.RELEASES if self.released else Kind.COMMITS
+
+    @property
+    def wheel(self) -> WheelId | None:
+        """The only wheel that they may be written to; None: any."""
+        return self.released[0].wheel if self.released else None
+
+    @property
+    def columns(self) -> Columns:
+        """The rows."""
+        ids = np.frombuffer(b"".join(id_ for id_, _ in self.keys.values()), np.uint8)
+        dues_ms = np.array([due_ms for _, due_ms in self.keys.values()], np.int64)
+        return Columns.of_cancels(dues_ms, ids.reshape(len(self.keys), -1))
 
 
 class OwnHalves:
@@ -48,16 +96,99 @@ class OwnHalves:
             self._halves = {key: half for key, half in self._halves.items() if key[1] > now_ms}
             self._sweep_at = max(_SWEPT_EVERY, 2 * len(self._halves))
 
-    def take(self, key: MessageKey, open_wheel: WheelId | None) -> OwnHalf | None:
-        """Returns a half that a row releases now, and only once; None: the row is a commit."""
+    def divided(
+        self, keys: Mapping[int, MessageKey], open_wheel: WheelId | None, now_ms: int
+    ) -> list[CommitRows]:
+        """Divides commits by what rows they are; releases so that a group can hold each part.
+
+        Each half is released once: `written` says what became of that.
+        """
+        commits, releases = CommitRows(), [CommitRows()]
+        for row, key in keys.items():
+            half = None if is_left_to_check(key[1], now_ms) else self._take(key, open_wheel)
+            if half is None:
+                commits.keys[row] = key
+                continue
+            if releases[-1].released_bytes + half.length_bytes > GROUP_BYTES:
+                releases.append(CommitRows())
+            releases[-1].keys[row] = key
+            releases[-1].released.append(half)
+            releases[-1].released_bytes += half.length_bytes
+        return [rows for rows in (commits, *releases) if rows.keys]
+
+    def written(self, rows: CommitRows, failed: Mapping[int, Refusal]) -> None:
+        """Notes which of these rows were not written: their halves may still be released.
+
+        Args:
+            rows: Rows that were divided.
+            failed: Place among them -> why it is not known to be written.
+        """
+        keys = list(rows.keys.values())
+        for place, refusal in failed.items() if rows.released else ():
+            if refusal.reason.outcome_known:
+                self._halves[keys[place]] = rows.released[place]
+
+    def _take(self, key: MessageKey, open_wheel: WheelId | None) -> OwnHalf | None:
+        """Returns a half that a row releases now; None: the row is a commit."""
         half = self._halves.get(key)
         if half is None or half.wheel != open_wheel:
             return None
         return self._halves.pop(key)
 
-    def not_released(self, key: MessageKey, half: OwnHalf) -> None:
-        """Notes that a release of a half was not written."""
-        self._halves[key] = half
+
+class CommitWriting:
+    """Writes commits of halves. For the event loop's thread."""
+
+    def __init__(
+        self, own: OwnHalves, writing: Writing, open_wheel: Callable[[], WheelId | None]
+    ) -> None:
+        """Begins.
+
+        Args:
+            own: The halves that this node accepted.
+            writing: Writes rows.
+            open_wheel: Returns the wheel that is written now.
+        """
+        self._own = own
+        self._writing = writing
+        self._open_wheel = open_wheel
+
+    async def write(self, keys: Mapping[int, MessageKey], now_ms: int) -> dict[int, Refusal]:
+        """Writes a row for each half; returns why single rows are not known to be held."""
+        parts = self._own.divided(keys, self._open_wheel(), now_ms)
+        failed: dict[int, Refusal] = {}
+        for each in await asyncio.gather(*map(self._write, parts)):
+            failed |= each
+        return failed
+
+    async def _write(self, rows: CommitRows) -> dict[int, Refusal]:
+        try:
+            written = self._writing.submit(rows.columns, rows.kind, rows.wheel, rows.released_bytes)
+            failed = (await asyncio.shield(written)).failed
+        except RequestRefusedError as error:
+            failed = dict.fromkeys(range(len(rows.keys)), error.refusal)
+        self._own.written(rows, failed)
+        numbers = list(rows.keys)
+        return {numbers[place]: refusal for place, refusal in failed.items()}
+
+
+def halves_among(columns: Columns) -> dict[int, tuple[MessageKey, int]]:
+    """Finds half messages: row -> its name, and the length of key, value and headers."""
+    rows = [0]
+    if len(columns) > 1:  # the bytes of all are searched; of one alone its headers do
+        may_be = np.broadcast_to(
+            rows_that_may_have(columns, HALF_GROUP, LONGEST_GROUP_BYTES), len(columns)
+        )
+        rows = np.flatnonzero(may_be).tolist()
+    lengths_bytes = columns.lengths_bytes
+    return {
+        row: (
+            (columns.ids[row].tobytes(), int(columns.due_ms[row])),
+            int(lengths_bytes[row]),
+        )
+        for row in rows
+        if any(name == HALF_GROUP for name, _ in columns.headers(row))
+    }
 
 
 def is_left_to_check(due_ms: int, now_ms: int) -> bool:

@@ -14,6 +14,10 @@ room for its bytes, and each batch is answered separately.
 
 A record that was read may be written even if the connection breaks: this cleaner, or the next
 leader's, hands the record over again, and the copies count as one message.
+
+Half messages are noted once they are held, so that a commit lets go what it commits, whether it is
+a record, too, or a call (commit/own_halves.py). Both records may be in one reading: commits wait
+for the halves that were handed over before them.
 """
 
 import asyncio
@@ -24,17 +28,22 @@ from functools import partial
 from typing import Final
 
 from delaywheel.reasons import Reason
+from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.codec import MalformedError
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.handover.answers import encode_answers
 from delaywheel_replica.handover.batches import FORMAT, HEAD, Head, decode
 from delaywheel_replica.link import HandoverBegins
 from delaywheel_replica.process.defects import fatal
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.access.callers import CallOrigin
+from delaywheel_replica.server.commit.committer import Committed
+from delaywheel_replica.server.commit.own_halves import CommitWriting, halves_among
 from delaywheel_replica.server.intake.producing import Accepting
 from delaywheel_replica.server.node.answering import defect
+from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 _CALLER: Final = CallOrigin("ingress")
@@ -48,13 +57,17 @@ _log = get_logger(__name__)
 class HandoverServer:
     """Accepts handed-over records. For the event loop's thread."""
 
-    def __init__(self, accepting: Accepting) -> None:
+    def __init__(self, accepting: Accepting, commits: CommitWriting) -> None:
         """Prepares to serve.
 
         Args:
             accepting: the stages that callers' requests pass through.
+            commits: writes commits of half messages.
         """
         self._accepting = accepting
+        self._commits = commits
+        # Batches with half messages that are being written.
+        self._halves = set[asyncio.Future[None]]()
         self._serving: asyncio.Task[None] | None = None
 
     def begin(self, message: HandoverBegins) -> None:
@@ -132,11 +145,44 @@ class HandoverServer:
         if refusal is not None:
             raise RequestRefusedError.of(refusal)
         with parts.admission.admit(_CALLER, head.cost_bytes) as ticket:
-            answer = parts.writing.submit(decode(head, content), head.kind)
+            columns = decode(head, content)
             del content
+            if head.kind is Kind.COMMITS:
+                return await self._commit(columns)
+            halves = halves_among(columns) if head.kind is Kind.MESSAGES else {}
+            answer = parts.writing.submit(columns, head.kind)
+            del columns
             ticket.hand_on(answer)
+            if halves:
+                return await self._held(halves, answer)
             committed = await asyncio.shield(answer)
         return committed.failed
+
+    async def _held(
+        self, halves: Mapping[int, tuple[MessageKey, int]], answer: "asyncio.Future[Committed]"
+    ) -> Mapping[int, Refusal]:
+        """Notes the halves of a batch once they are held; commits wait for that."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._halves.add(done)
+        try:
+            committed = await asyncio.shield(answer)
+            held = (each for row, each in halves.items() if row not in committed.failed)
+            self._accepting.halves.accepted(committed.wheel, dict(held), wall_ms())
+        finally:
+            self._halves.discard(done)
+            done.set_result(None)
+        return committed.failed
+
+    async def _commit(self, columns: Columns) -> Mapping[int, Refusal]:
+        """Writes commits, once the halves that came before them are held, or are not."""
+        if self._halves:
+            await asyncio.wait(self._halves)
+        ids = (each.tobytes() for each in columns.ids)
+        keys = dict(enumerate(zip(ids, columns.due_ms.tolist(), strict=True)))
+        failed = await self._commits.write(keys, wall_ms())
+        if any(refusal.reason not in _ANSWERS for refusal in failed.values()):
+            await asyncio.sleep(_REFUSED_S)
+        return failed
 
 
 @fatal
