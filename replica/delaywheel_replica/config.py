@@ -243,7 +243,10 @@ class Config:
             client=self.kafka,
             max_record_bytes=self.max_message_bytes + DEAD_ROOM_BYTES,
             ingress_limits=IngressLimits(
-                self.span_seconds * 1000, self.max_message_bytes, self.ttl_header
+                self.span_seconds * 1000,
+                self.max_message_bytes,
+                self.ttl_header,
+                takes_answers=True,
             ),
             halves=self.halves,
         )

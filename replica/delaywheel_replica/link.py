@@ -162,6 +162,7 @@ class AskPlace:
         timestamp_ms: The timestamp that its caller set; None: none.
         is_dead: Whether it is a dead letter; None: unknown.
         is_named_by_cancel: It may have been cancelled instead: look among the outcomes too.
+        is_asked_half: Its group is asked, or was: look for the answer too.
     """
 
     question: int
@@ -171,6 +172,7 @@ class AskPlace:
     timestamp_ms: int | None = None
     is_dead: bool | None = None
     is_named_by_cancel: bool = False
+    is_asked_half: bool = False
 
 
 class LinkPlace(NamedTuple):
@@ -190,12 +192,14 @@ class PlaceFound:
         place: None: the record was not found, which proves nothing.
         dead_reason: Why it is a dead letter, if the place is that of one.
         was_withdrawn: The place is that of its outcome: it was cancelled, or got another due.
+        answer: What the group of a half has answered, a `HalfAnswer`; None: nothing shows that.
     """
 
     question: int
     place: LinkPlace | None = None
     dead_reason: str | None = None
     was_withdrawn: bool = False
+    answer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,11 +456,13 @@ def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
     question = int(document["question"])
     if document["type"] == "place found":
         place, reason = document["place"], document["dead_reason"]
+        answer = document["answer"]
         return PlaceFound(
             question,
             None if place is None else LinkPlace(str(place[0]), int(place[1]), int(place[2])),
             None if reason is None else str(reason),
             bool(document["was_withdrawn"]),
+            None if answer is None else str(answer),
         )
     timestamp_ms, is_dead = document["timestamp_ms"], document["is_dead"]
     return AskPlace(
@@ -467,6 +473,7 @@ def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
         timestamp_ms=None if timestamp_ms is None else int(timestamp_ms),
         is_dead=None if is_dead is None else bool(is_dead),
         is_named_by_cancel=bool(document["is_named_by_cancel"]),
+        is_asked_half=bool(document["is_asked_half"]),
     )
 
 

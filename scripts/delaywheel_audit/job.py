@@ -412,7 +412,10 @@ class _Run:
         if totals["asked"]:
             self._note(
                 f"{totals['asked']:,} halves were not committed in time, and their groups are "
-                f"asked; {self._answers()}"
+                f"asked: {totals['asked_committed']:,} were committed, "
+                f"{totals['asked_rolled_back']:,} rolled back, "
+                f"{totals['asked_undecided']:,} are undecided, {totals['asked_open']:,} have no "
+                f"answer that the service was told; {self._answers()}"
             )
         if books.sought_too_many:
             self._note("too many are missing to look for each under another due")

@@ -37,6 +37,7 @@ def test_headers_are_those_of_the_code() -> None:
         HALF_GROUP,
         HALF_DELIVER_AT,
         ingress.COMMIT,
+        ingress.ANSWER,
     ]
     assert first_column("Headers") == named
     assert PASSED_PREFIX.startswith(RESERVED_PREFIX)

@@ -6,6 +6,7 @@ header values are UTF-8 text.
 
 import json
 import re
+from enum import StrEnum
 from typing import Final, NamedTuple
 
 from delaywheel.ttl import TTL_HEADER
@@ -42,6 +43,10 @@ COMMIT: Final = "dw-commit"
 """The id, as in `ID`, of a half message to commit; `DELIVER_AT` is then the half's due, the end of
 its hold. `delaywheel.record_headers` has the headers that make a half."""
 
+ANSWER: Final = "dw-half-answer"
+"""What a group has answered about a half message: a `HalfAnswer`. `ID` and `DELIVER_AT` name the
+half. It decides nothing; the service notes it among its outcomes."""
+
 HEADERS_MOST: Final = 10_000
 """A record has at most so many headers: each costs, however short it is."""
 
@@ -50,6 +55,16 @@ HEADER_BYTES: Final = 8
 
 DUES: Final = (DELAY_MS, DELIVER_AT, LEVEL)
 """A record has exactly one of these."""
+
+
+class HalfAnswer(StrEnum):
+    """What became of a half message that its group was asked about."""
+
+    COMMITTED = "committed"
+    """Its message is in the ingress topic, by the same transaction."""
+    ROLLED_BACK = "rolled-back"
+    UNDECIDED = "undecided"
+    """Its letter is a dead letter of the group."""
 
 
 def ingress_topic(cluster_id: str) -> str:
@@ -103,18 +118,21 @@ class IngressLimits(NamedTuple):
         message_bytes: The most that key, value and passed-on headers have together; each header
             counts `HEADER_BYTES` more than its name and value.
         ttl_header: The header that states a message's time to live; empty: there is none.
+        takes_answers: Whether records with `ANSWER` are understood.
     """
 
     span_ms: int
     message_bytes: int
     ttl_header: str = TTL_HEADER
+    takes_answers: bool = False
 
     def as_note(self) -> str:
         """Returns the metadata.
 
         Example:
-            >>> IngressLimits.of_note(IngressLimits(7_200_000, 1_000_000).as_note())
-            IngressLimits(span_ms=7200000, message_bytes=1000000, ttl_header='ttl')
+            >>> note = IngressLimits(7_200_000, 1_000_000).as_note()
+            >>> IngressLimits.of_note(note).span_ms
+            7200000
         """
         return json.dumps(self._asdict())
 
@@ -124,6 +142,7 @@ class IngressLimits(NamedTuple):
         try:
             said = json.loads(note or "")
             ttl_header = str(said.get("ttl_header", TTL_HEADER))
-            return cls(int(said["span_ms"]), int(said["message_bytes"]), ttl_header)
+            takes_answers = said.get("takes_answers") is True
+            return cls(int(said["span_ms"]), int(said["message_bytes"]), ttl_header, takes_answers)
         except (ValueError, TypeError, KeyError, AttributeError):
             return None

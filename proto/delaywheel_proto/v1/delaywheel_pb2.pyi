@@ -151,9 +151,12 @@ class _MessageStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MessageS
     """
     MESSAGE_STATE_ROLLED_BACK: _MessageState.ValueType  # 8
     MESSAGE_STATE_ASKED: _MessageState.ValueType  # 9
-    """Nobody committed it in time: its group is asked, or was. What the group answered is not known
-    here: a message that it commits is found by its own due, and a dead letter UNDECIDED is the group's.
+    """Nobody committed it in time: its group is asked, or was. What the group answered is looked for
+    by GetMessage with find_place: it is COMMITTED (its message has a due of its own), ROLLED_BACK or
+    UNDECIDED then.
     """
+    MESSAGE_STATE_UNDECIDED: _MessageState.ValueType  # 10
+    """Its group had no answer: the letter that asked it is a dead letter of the group."""
 
 class MessageState(_MessageState, metaclass=_MessageStateEnumTypeWrapper): ...
 
@@ -176,9 +179,12 @@ own, by which it is found.
 """
 MESSAGE_STATE_ROLLED_BACK: MessageState.ValueType  # 8
 MESSAGE_STATE_ASKED: MessageState.ValueType  # 9
-"""Nobody committed it in time: its group is asked, or was. What the group answered is not known
-here: a message that it commits is found by its own due, and a dead letter UNDECIDED is the group's.
+"""Nobody committed it in time: its group is asked, or was. What the group answered is looked for
+by GetMessage with find_place: it is COMMITTED (its message has a due of its own), ROLLED_BACK or
+UNDECIDED then.
 """
+MESSAGE_STATE_UNDECIDED: MessageState.ValueType  # 10
+"""Its group had no answer: the letter that asked it is a dead letter of the group."""
 Global___MessageState: _TypeAlias = MessageState  # noqa: Y015
 
 class _WheelState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.matching.matching import INGRESS, ended, wheel_table
+from delaywheel_audit.matching.matching import INGRESS, ended, wheel_table, with_answers
 from delaywheel_audit.matching.terms import Facts, Terms
 
 BEFORE_FIRST = -1
@@ -154,7 +154,7 @@ def with_findings(fated: DataFrame, terms: Terms) -> DataFrame:
     same_topic = F.col("copy.topic").eqNullSafe(F.col("row.topic"))
     changed = forwarded & (~F.col("matches") | ~same_topic | F.col("malformed"))
     lateness = F.when(forwarded, at - due)
-    return fated.withColumns(
+    return with_answers(fated).withColumns(
         {
             "acknowledged": (F.col("rows") > 0).cast("long"),
             "accepted": F.col("rows"),

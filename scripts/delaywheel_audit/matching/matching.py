@@ -26,6 +26,9 @@ _ENDS = {
 """Outcomes that end a message, whatever other copies of it there are, and the count of each."""
 ENDS = tuple(_ENDS.values())
 _FATES = {**_ENDS, "duplicate": "duplicates_dropped"}
+_ANSWERS = {"undecided": 1, "rolled-back": 2, "committed": 3}
+"""What a group says about a half. An undecided one may be asked about again, by hand: then the
+other answer counts."""
 _PIECE_SEQS = 65_536
 """Lost frames are reported in runs of any length; they are searched among those of one piece."""
 
@@ -93,20 +96,50 @@ def acceptances(ledger: DataFrame, outcomes: DataFrame, terms: Terms, facts: Fac
     rows = ledger.where(wanted).select(
         *_FRAME, F.lit(1).cast("long").alias("rows"), *(nothing.alias(c) for c in _FATES.values()),
         nothing.alias("differs"), F.lit(None).cast("string").alias("dead_reason"),
+        nothing.alias("answer"),
     )  # fmt: skip
     decided = outcomes.where(F.col("outcome").isin(*_FATES) & wanted).select(
         *_FRAME, nothing.alias("rows"), *fates,
         F.coalesce(F.col("content_differs"), F.lit(col=False)).cast("long").alias("differs"),
         F.when(F.col("outcome") == "dead-lettered", F.col("reason")).alias("dead_reason"),
+        nothing.alias("answer"),
     )  # fmt: skip
     sums = ["rows", *_FATES.values(), "differs"]
     frames = (
         rows.unionByName(decided)
+        .unionByName(_answers(outcomes, terms), allowMissingColumns=True)
+        .fillna(0, sums)
         .repartition(*KEY)
         .groupBy(*_FRAME)
-        .agg(*(F.sum(name).alias(name) for name in sums), F.max("dead_reason").alias("dead_reason"))
+        .agg(
+            *(F.sum(name).alias(name) for name in sums),
+            F.max("dead_reason").alias("dead_reason"),
+            F.max("answer").alias("answer"),
+        )
     )
     return _by_message(_with_places(_capped(frames), outcomes, facts))
+
+
+def _answers(outcomes: DataFrame, terms: Terms) -> DataFrame:
+    """Returns what groups have answered about halves, which names no acceptance."""
+    wanted = F.col("outcome") == "answered"
+    if terms.by == "due":
+        wanted = wanted & in_range(terms, F.col("due_ms"), F.col("accepted_at_ms"))
+    code = F.coalesce(*(F.when(F.col("answer") == name, n) for name, n in _ANSWERS.items()))
+    return outcomes.where(wanted).select(*_FRAME, code.cast("long").alias("answer"))
+
+
+def with_answers(fated: DataFrame) -> DataFrame:
+    """Adds what became of halves whose groups were asked."""
+    asked, answer = F.col("asked"), F.coalesce("answer", F.lit(0))
+    nothing = F.lit(0).cast("long")
+    names = {**_ANSWERS, "open": 0}
+    return fated.withColumns(
+        {
+            f"asked_{name.replace('-', '_')}": F.when(answer == code, asked).otherwise(nothing)
+            for name, code in names.items()
+        }
+    )
 
 
 def _capped(frames: DataFrame) -> DataFrame:
@@ -189,6 +222,7 @@ def _by_message(frames: DataFrame) -> DataFrame:
     dead = F.struct("accepted_at_ms", "wheel", "seq", F.col("dead_reason").alias("reason"))
     decided = frames.groupBy(*KEY).agg(
         *(F.sum(name).alias(name) for name in _SUMS),
+        F.max("answer").alias("answer"),
         F.min(row).alias("row"),
         F.max(row).alias("last_row"),
         F.min(F.when(F.col("lost_rows") > 0, lost)).alias("lost_at"),

@@ -134,7 +134,7 @@ def outcomes_schema() -> str:
     return (
         "outcome string, reason string, content_differs boolean, id string, due_ms long,"
         " accepted_at_ms long, topic string, wheel string, seq long, last_seq long,"
-        " slot long, last_slot long, messages long, origin string"
+        " slot long, last_slot long, messages long, origin string, answer string"
     )
 
 

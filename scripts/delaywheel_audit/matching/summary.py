@@ -25,7 +25,10 @@ FATES = (
 )
 """What becomes of an accepted message: together they are `accepted`."""
 
-COUNTS = ("accepted", "acknowledged", *FATES, "duplicated", "unexpected", "early", "late")
+ANSWERS = ("asked_committed", "asked_rolled_back", "asked_undecided", "asked_open")
+"""What groups have answered about the `asked` ones: together they are `asked`."""
+
+COUNTS = ("accepted", "acknowledged", *FATES, *ANSWERS, "duplicated", "unexpected", "early", "late")
 """The counting columns of the table `buckets`, in its order."""
 
 

@@ -118,6 +118,10 @@ class World:
             )
         )
 
+    def answer(self, name: str, answer: str, *, due: int = DUE) -> None:
+        """A group's answer about a half, which names no acceptance."""
+        self.outcomes.append(("answered", None, None, id_of(name), due, *[None] * 9, answer))
+
     def lose(
         self, wheel: str, seq: int, last_seq: int | None, reason: str, *,
         slot: int | None = None, messages: int | None = None,
@@ -241,7 +245,16 @@ def halves(world: World) -> None:
     world.end("half, asked about", "asked")
     world.end("half, asked about", "duplicate", wheel="n3.1", seq=7)
     world.accept("half, asked and delivered")
+    world.answer("half, asked about", "undecided")
+    world.answer("half, asked about", "rolled-back")
     world.end("half, asked and delivered", "asked")
+    for name in ("committed", "undecided", "without an answer", "of a later release"):
+        world.accept(f"half, {name}")
+        world.end(f"half, {name}", "asked")
+        world.answer(f"half, {name}", name)
+    world.answer("half, committed", "committed", due=END_MS)
+    world.answer("half, for later", "committed")
+    world.answer("nobody's half", "committed")
     world.forward("half, asked and delivered")
     world.accept("half, one copy lost")
     world.accept("half, one copy lost", wheel="n3.1", seq=8)
@@ -442,7 +455,7 @@ def run(
     kafka = spark.createDataFrame(world.kafka, KAFKA)
     read_first = kafka.where(F.col("offset") >= first_offset)
     outcomes = spark.createDataFrame(
-        [(*row, *[None] * (14 - len(row))) for row in world.outcomes],
+        [(*row, *[None] * (15 - len(row))) for row in world.outcomes],
         outcomes_schema().replace("id string", "id binary"),
     )
     asked = Asked(spark.createDataFrame(world.asked, ASKED), is_used=True, has_all=has_all_asked)
@@ -600,14 +613,17 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
         "not_verifiable",
         "missing",
     )
+    answers = ("committed", "rolled_back", "undecided", "open")
     for row in (*found.buckets, found.totals):
         assert row["accepted"] == sum(row[fate] for fate in fates)
+        assert row["asked"] == sum(row[f"asked_{answer}"] for answer in answers)
     for name in (*fates, "accepted", "duplicated", "unexpected", "early", "late"):
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
         "pending": 3, "cancelled": 8, "duplicates_dropped": 7, "dead": 3, "lost": 4,
         "not_verifiable": 6, "missing": 13, "duplicated": 3, "unexpected": 14, "early": 2,
-        "late": 2, "committed": 2, "asked": 2,
+        "late": 2, "committed": 2, "asked": 6, "asked_committed": 1,
+        "asked_rolled_back": 1, "asked_undecided": 1, "asked_open": 3,
     }  # fmt: skip
     assert {name: found.totals[name] for name in expected} == expected
 

@@ -126,6 +126,34 @@ def test_a_question_about_a_half_is_asked_whatever_is_thought_of_its_topic(wheel
     site.close()
 
 
+def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
+    half = ("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS - 90_000))
+    places = [
+        site.topics.send(("dw-half-answer", answer), *half)
+        for answer in (b"undecided", b"rolled-back")
+    ]
+    site.turn()
+    site.turn()
+    told = [json.loads(each.value or b"") for each in site.written_to(NAMES.outcomes)]
+    assert told == [
+        {
+            "outcome": "answered",
+            "answer": answer,
+            "id": "00" * 16,
+            "due_ms": NOW_MS - 90_000,
+            "origin": str(place),
+        }
+        for answer, place in zip(("undecided", "rolled-back"), places, strict=True)
+    ]
+    assert {each.key for each in site.written_to(NAMES.outcomes)} == {bytes(16)}
+    assert (site.offsets[AT], site.handed, site.delivered()) == (2, [], [])
+    counters = site.forwarder.counters
+    assert (counters["halves_answered_undecided"], counters["halves_answered_rolled_back"]) == (
+        1,
+        1,
+    )
+
+
 def test_the_first_record_keeps_older_releases_from_leading(site: Site) -> None:
     site.control_versions["b"] = 1
     site.topics.send(*asked())

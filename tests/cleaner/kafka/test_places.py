@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterable
@@ -24,7 +25,7 @@ from support.services.service import wait_until
 
 pytestmark = pytest.mark.kafka
 
-CANCELLED, DELIVERED = bytes(15) + b"c", bytes(15) + b"d"
+CANCELLED, DELIVERED, ASKED = (bytes(15) + each for each in (b"c", b"d", b"a"))
 NOW_MS = time.time_ns() // 1_000_000
 DUE_MS = NOW_MS - 2_000
 
@@ -63,7 +64,7 @@ class Looking:
             assert self._reported.wait(60)
             self._places.report()
             found = self._found.pop()
-            return None if found.place is None else found
+            return found if found.place or found.answer else None
 
         return wait_until("it is found", look)
 
@@ -77,6 +78,9 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
     for name in (names.outcomes, names.dead, topic):
         create_topic(kafka.address, name)
     producer = Producer({"bootstrap.servers": kafka.address})
+    for about, answer in ((CANCELLED, "committed"), (ASKED, "undecided"), (ASKED, "committed")):
+        told = {"outcome": "answered", "answer": answer, "due_ms": DUE_MS}
+        producer.produce(names.outcomes, json.dumps(told), about)
     reported = [
         outcome(CANCELLED, MessageOutcome.CANCELLED, DUE_MS + 1),
         outcome(CANCELLED, MessageOutcome.DUPLICATE),
@@ -102,9 +106,11 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
     looking = Looking(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
     asked = AskPlace(1, CANCELLED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
     found = looking.find(asked)
-    assert found == PlaceFound(1, LinkPlace(names.outcomes, 0, 3), was_withdrawn=True)
+    assert found == PlaceFound(1, LinkPlace(names.outcomes, 0, 6), was_withdrawn=True)
     asked = AskPlace(2, DELIVERED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
     assert looking.find(asked) == PlaceFound(2, LinkPlace(topic, 0, 0))
+    asked = AskPlace(3, ASKED, DUE_MS, topic, is_dead=False, is_asked_half=True)
+    assert looking.find(asked) == PlaceFound(3, answer="committed"), "the last one counts"
     assert len(clients) == 1, "searches share it"
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from delaywheel import Message, RefusedError
+from delaywheel import Message, MessageState, RefusedError
 from delaywheel.consumer import AskedHalf, AsyncHalfChecker, HalfChecker
 from delaywheel.ingress import halves_topic
 from delaywheel.reasons import Reason
@@ -128,7 +128,7 @@ async def test_many_are_begun_or_none_and_coroutines_check() -> None:
         assert values(service)[3:] == [b"late"]
 
 
-def test_states_are_those_of_a_node() -> None:
+def test_states_are_those_of_a_node(db: sqlite3.Connection) -> None:
     with MemoryService() as service, service.client() as client:
         halves = [
             client.begin("orders", b"v", group="shop"),
@@ -146,6 +146,11 @@ def test_states_are_those_of_a_node() -> None:
         halves[2].commit()
         service.advance("3s")
         assert states() == ["ROLLED_BACK", "DELIVERED", "COMMITTED", "ASKED"]
+        service.half_checker(Shop(db)).run()
+        assert states()[3] == "ASKED", "what is answered is in Kafka"
+        answered = client.get(halves[3].handle, find_place=True)
+        assert answered is not None
+        assert answered.state is MessageState.ROLLED_BACK
 
 
 def test_programs_of_the_document(db: sqlite3.Connection) -> None:

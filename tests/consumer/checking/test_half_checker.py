@@ -11,6 +11,7 @@ from delaywheel.consumer import AskedHalf, HalfChecker
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.engine import Engine
 from delaywheel.consumer.records import Headers, Outgoing, Partition
+from delaywheel.ingress import ANSWER, IngressLimits
 from delaywheel.transactions import HalfVerdict
 from support.consumer.fake_kafka import INGRESS, FakeBroker, FakeKafka, Fault
 from support.consumer.half_letters import SentHalf
@@ -53,7 +54,11 @@ class Shop(HalfChecker):
 
 def kafka_with(*halves: SentHalf, extra: Headers | None = None) -> FakeKafka:
     kafka = FakeKafka(
-        source=HALVES, retry=f"{HALVES}-retry-g", order=f"{HALVES}-order-g", dead=f"{HALVES}-dead-g"
+        source=HALVES,
+        retry=f"{HALVES}-retry-g",
+        order=f"{HALVES}-order-g",
+        dead=f"{HALVES}-dead-g",
+        limits=IngressLimits(100_000_000_000, 1_000_000, takes_answers=True),
     )
     for half in halves:
         kafka.send(half.value, key=half.key, headers=[*half.letter_headers(), *(extra or [])])
@@ -73,8 +78,21 @@ def sent(kafka: FakeKafka) -> list[Outgoing]:
     return [
         one
         for one in kafka.committed_records
-        if one.topic == INGRESS and ("dw-topic", retry) not in one.headers
+        if one.topic == INGRESS
+        and ("dw-topic", retry) not in one.headers
+        and dict(one.headers).get(ANSWER) is None
     ]
+
+
+def told(kafka: FakeKafka) -> dict[bytes, list[str]]:
+    """What the service is told of answers, by id."""
+    found: dict[bytes, list[str]] = {}
+    for one in kafka.committed_records:
+        said = dict(one.headers)
+        if (answer := said.get(ANSWER)) is not None:
+            assert (one.topic, one.value, len(said)) == (INGRESS, None, 3)
+            found.setdefault(said["dw-id"] or b"", []).append(answer.decode())
+    return found
 
 
 def letters(kafka: FakeKafka) -> list[Outgoing]:
@@ -110,12 +128,34 @@ def test_a_committed_half_is_sent_as_it_was_meant() -> None:
     assert (asked.deliver_at_ms, asked.attempt, asked.last_error) == (half.deliver_at_ms, 1, None)
 
 
-def test_nothing_is_written_for_a_rollback() -> None:
+def test_of_a_rollback_the_service_is_told_if_it_takes_that() -> None:
+    for takes_answers in (True, False):
+        half = SentHalf("orders")
+        kafka = kafka_with(half)
+        kafka.limits = IngressLimits(100_000_000, 1_000_000, takes_answers=takes_answers)
+        shop = open_shop(kafka, lambda _: ROLLBACK)
+        shop.work()
+        answer = Outgoing(
+            INGRESS,
+            half.id.hex().encode(),
+            None,
+            [
+                ("dw-half-answer", b"rolled-back"),
+                ("dw-id", half.id.hex().encode()),
+                ("dw-deliver-at", b"%d" % half.due_ms),
+            ],
+        )
+        assert kafka.committed_records == [answer] * takes_answers
+        assert shop.counts.done == 1
+
+
+def test_an_answer_that_ingress_refuses_decides_nothing() -> None:
     kafka = kafka_with(SentHalf("orders"))
+    kafka.most_bytes = 10  # which nobody knows before
     shop = open_shop(kafka, lambda _: ROLLBACK)
     shop.work()
     assert kafka.committed_records == []
-    assert shop.counts.done == 1
+    assert (shop.counts.done, shop.counts.dead) == (1, 0)
 
 
 def test_what_is_unknown_is_asked_again_and_then_undecided() -> None:
@@ -217,6 +257,10 @@ def test_each_half_has_one_end_whatever_transactions_fail(*, dies: bool) -> None
         assert set(ids) == expected[COMMIT], faults
         undecided = [dict(one.headers)["dw-id"] for one in letters(kafka)]
         assert undecided == list(expected[UNKNOWN]), faults
+        words = {COMMIT: "committed", ROLLBACK: "rolled-back", UNKNOWN: "undecided"}
+        assert told(kafka) == {
+            id_.hex().encode(): [words[fate[-1]]] for id_, fate in fates.items()
+        }, faults
 
 
 def test_what_a_checker_does_not_have() -> None:

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from delaywheel import ingress
 from delaywheel.headers import decode_headers, encode_headers
+from delaywheel.ingress import HalfAnswer
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import (
     ABSENT,
     CommittedRecord,
     Delayed,
+    HalfAnswered,
     HalfCommit,
     IngressRules,
     Unfit,
@@ -215,6 +217,15 @@ def test_a_half_and_its_commit() -> None:
     assert read(record, WITH_HALVES) == HalfCommit(ID, SENT_MS)
 
 
+@pytest.mark.parametrize("answer", HalfAnswer)
+def test_what_a_group_has_answered(answer: HalfAnswer) -> None:
+    named = ((ingress.ID, ID.hex().encode()), (ingress.DELIVER_AT, long(SENT_MS)))
+    record = CommittedRecord(
+        PLACE, SENT_MS, None, None, ((ingress.ANSWER, answer.encode()), *named)
+    )
+    assert read(record, RULES) == HalfAnswered(ID, SENT_MS, answer)
+
+
 LIMITED = replace(WITH_HALVES, destinations={PLACE.topic: [Pattern("*")]})
 COMMITTING = (ingress.COMMIT, ID)
 
@@ -232,6 +243,10 @@ COMMITTING = (ingress.COMMIT, ID)
         (UnfitReason.HALF_INVALID, half(("dw-half-deliver-at", b"%d" % SENT_MS))),
         (UnfitReason.HALF_INVALID, half(COMMITTING, (ingress.CANCEL, ID))),
         (UnfitReason.HEADER_RESERVED, half(("dw-half-topic", b"orders"))),
+        (UnfitReason.HALF_INVALID, half((ingress.ANSWER, b"perhaps"))),
+        (UnfitReason.HALF_INVALID, half((ingress.ANSWER, None))),
+        (UnfitReason.HALF_INVALID, wish(SOON, (ingress.ANSWER, b"undecided"))),
+        (UnfitReason.FORBIDDEN, half((ingress.ANSWER, b"undecided"), rules=LIMITED)),
         (UnfitReason.ID_INVALID, half((ingress.COMMIT, b"mine"))),
         (UnfitReason.HALF_INVALID, wish(TO, SOON, ("dw-half", b"g"), rules=WITH_HALVES)),
         (UnfitReason.HALF_INVALID, wish(TO, SOON, ("dw-half-deliver-at", b"1"), rules=WITH_HALVES)),

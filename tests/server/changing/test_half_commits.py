@@ -74,9 +74,7 @@ async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
         ]
     )
     nothing = cast("Any", None)
-    commits = HalfCommits(
-        "n1", cast("Any", Sights()), nothing, nothing, OwnHalves(), lambda: WHEEL, lambda: None
-    )
+    commits = HalfCommits("n1", cast("Any", Sights()), nothing, nothing, lambda: None)
     halves = [pb.HalfRef(id=id_, due_ms=wall_ms() + 3_000) for id_ in topics]
     caller = Caller("shop", "token", lambda: rights)
     answer = await commits.commit(pb.CommitRequest(halves=halves), caller)

@@ -22,7 +22,9 @@ class Cleaner:
 
     def __init__(self, found: PlaceFound | None) -> None:
         self.asked: list[AskPlace] = []
-        self.places = AskedPlaces(ask=self._hear, wait_s=0.05 if found is None else 60)
+        self.places = AskedPlaces(
+            ask=self._hear, halves_topic="halves", wait_s=0.05 if found is None else 60
+        )
         self._found = found
 
     def _hear(self, question: AskPlace) -> bool:
@@ -56,6 +58,28 @@ async def test_a_dead_letter_shows_its_reason() -> None:
     asked = message(DONE)
     await cleaner.places.add_place(asked)
     assert (asked.state, asked.dead_reason) == (DEAD, "TOPIC_MISSING")
+
+
+@pytest.mark.parametrize("place", [None, LinkPlace("halves", 0, 1)])
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [
+        (None, "ASKED"),
+        ("committed", "COMMITTED"),
+        ("rolled-back", "ROLLED_BACK"),
+        ("undecided", "UNDECIDED"),
+        ("of a later release", "ASKED"),
+    ],
+)
+async def test_what_a_group_has_answered_is_the_state_of_its_half(
+    answer: str | None, state: str, place: LinkPlace | None
+) -> None:
+    cleaner = Cleaner(PlaceFound(0, place, answer=answer))
+    asked = message(pb.MESSAGE_STATE_ASKED)
+    await cleaner.places.add_place(asked)
+    assert [(each.is_asked_half, each.topic) for each in cleaner.asked] == [(True, "halves")]
+    assert asked.state == pb.MessageState.Value(f"MESSAGE_STATE_{state}")
+    assert asked.HasField("place") == (place is not None)
 
 
 @pytest.mark.parametrize("found", [None, PlaceFound(0)], ids=["no answer", "not found"])

@@ -527,6 +527,10 @@ class Checks:
             for seq in range(first, last + 1):
                 self._world.trace.add("kafka", "reports lost", f"{wheel}/{seq}")
             return
+        if outcome == "answered":
+            half = bytes.fromhex(report["id"]), report["due_ms"]
+            self._halves.told(half, report["answer"])
+            return
         if self._ingress.outcome(report):
             return
         key = bytes.fromhex(report["id"]), report["due_ms"]

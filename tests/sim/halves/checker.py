@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from delaywheel.consumer.checking.checker import HalfChecker
 from delaywheel.consumer.checking.letters import AskedHalf, half_of
 from delaywheel.consumer.checking.settings import checker_settings
-from delaywheel.consumer.message import DONE, Outcome, ReceivedMessage, Settlement
+from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
 from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Incoming, Outgoing, Place, unpack_retry
 from delaywheel.consumer.rules.policy import Policy
+from delaywheel.ingress import IngressLimits
 from delaywheel.transactions import HalfVerdict
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
@@ -68,6 +69,7 @@ class Checker:
         takes = (world.names.ingress, self._topics.retry, self._topics.dead)
         most_bytes = dict.fromkeys(takes, LARGEST_BYTES)
         self._policy = Policy(settings, Start(world.names.ingress, most_bytes))
+        self._policy.learn_limits(IngressLimits(1 << 62, 1 << 62, takes_answers=True))
         self._ingress_topic = world.names.ingress  # for `HalfChecker`
         for topic in (self._topics.retry, self._topics.dead, OFFSETS):
             world.kafka.create(topic)
@@ -111,10 +113,9 @@ class Checker:
         """Writes another record."""
         return self._settle(self._policy.forward(letter, record))
 
-    def done(self, letter: ReceivedMessage) -> Settlement:
-        """Writes nothing."""
-        del letter
-        return self._settle(DONE)
+    def roll_back(self, letter: ReceivedMessage) -> Settlement:
+        """Has the message dropped."""
+        return self._settle(self._policy.rolled_back(letter))
 
     def retry(self, letter: ReceivedMessage, after: None, error: str) -> Settlement:
         """Lets the letter come back, or makes it a dead letter."""
@@ -194,6 +195,8 @@ class Checker:
                 sent = self._world.halves.sends(written, place, own)
                 self._open = self._open._replace(sent=sent)
             yield self._random.choice((0, 0, 0, 0, 0, 0, 0, 300_000))
+        if not (yield from self._tell(epoch, settlement, added)):
+            return False
         (offsets,) = kafka.partitions(OFFSETS)
         key = f"{letter.topic}/{letter.partition}".encode()
         passes = Record(OFFSETS, key, b"%d" % (letter.offset + 1), [], timestamp_ms=self._now_ms())
@@ -205,6 +208,17 @@ class Checker:
             return False
         while any(transaction.transactional_id == NAME for transaction in kafka.ongoing()):
             yield MARKERS_US
+        return True
+
+    def _tell(self, epoch: int, settlement: Settlement, added: set[Partition]) -> Any:
+        """Writes what the service is told; returns whether the brokers took it."""
+        for record in settlement.told:
+            while (partition := self._partition(record.topic)) is None:
+                yield AGAIN_US
+            written = Record(*record[:4], timestamp_ms=self._now_ms())
+            code, _ = self._kafka.produce(NAME, epoch, SENDER, [(partition, written)], added)
+            if code is not Code.OK:
+                return False
         return True
 
     def _decided(self, transaction: Transaction) -> None:

@@ -10,6 +10,7 @@
 | 6 | each letter has one answer: sent on, dropped, or a dead letter at last | each commit |
 | 7 | a letter that is UNKNOWN comes back, later each time, and not early | each check |
 | 9 | sent through ingress: it has its end; committed well before its due, it arrives before that | the end |
+| 10 | what the group answered is an outcome, once | each commit; the end |
 | 8 | no release that does not know halves may lead where there are some | each acknowledgement |
 
 Numbers 3 and 9 hold where nothing was wrong. What is sent on goes to the ingress topic, by a leader or by the checker. It is a record like any
@@ -22,7 +23,7 @@ back (`checker.py`).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
 from delaywheel.consumer.message import Outcome, Settlement
@@ -38,6 +39,7 @@ from sim.checking.truth import Key
 from sim.kafka.log import Entry as LogEntry
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS
+from sim.plans.plan import Action
 
 if TYPE_CHECKING:
     from sim.nodes.world import World
@@ -50,6 +52,13 @@ READ_MS = 1_500
 
 LEVELS_MS = (1_000, 2_000, 4_000)
 """How long a letter is away after each check that was UNKNOWN."""
+
+WORDS = {
+    Outcome.FORWARDED: "committed",
+    Outcome.DONE: "rolled-back",
+    Outcome.DEAD: "undecided",
+}
+"""What a leader notes of an answer."""
 
 OURS = 4
 """How many headers every record of a leader ends with."""
@@ -64,6 +73,9 @@ class HalvesChecks:
         self._asked: set[Key] = set()
         self._sent_on: set[Key] = set()
         self._answers: Counter[Key] = Counter()
+        # What the checker has answered, and what leaders say that it has.
+        self._words: defaultdict[Key, list[str]] = defaultdict(list)
+        self._told: defaultdict[Key, list[str]] = defaultdict(list)
         self._checked_us: dict[Key, int] = {}
         # Of each letter that comes back: for which attempt, and when it may be there.
         self._next: dict[Key, tuple[int, int]] = {}
@@ -105,6 +117,13 @@ class HalvesChecks:
             self._ended(entry)
         if outcome in {"asked", "committed"} and not entry.is_half:
             self._fail(f"{entry} is no half, and has the outcome {outcome}")
+
+    def told(self, key: Key, answer: str) -> None:
+        """Checks an outcome that says what a group has answered."""
+        told, words = self._told[key], self._words[key]
+        told.append(answer)
+        if told != words[: len(told)]:
+            self._fail(f"{self._world.book.by_key.get(key)}: answered {words}, and told {told}")
 
     def passed_on(self, record: LogEntry) -> None:
         """Checks a committed half that a leader sends to the ingress topic, for its own due."""
@@ -184,6 +203,7 @@ class HalvesChecks:
             self._next[entry.key] = attempt + 1, self._checked_us[entry.key] + level_us
             return
         self._answers[entry.key] += 1
+        self._words[entry.key].append(WORDS[settlement.outcome])
         if self._answers[entry.key] > 1 and not self._any_is_gone(entry):
             self._fail(f"{entry} has a second answer")
         match settlement.outcome:
@@ -207,6 +227,9 @@ class HalvesChecks:
             if not entry.is_half:
                 continue
             was_asked = entry.key in self._asked
+            if self._told[entry.key] != self._words[entry.key] and not self._loses_records():
+                words, told = self._words[entry.key], self._told[entry.key]
+                self._fail(f"{entry}: answered {words}, and told {told}")
             if was_asked and not self._answers[entry.key] and not self._is_away_for_good(entry):
                 self._fail(f"the letter about {entry} has no answer")
             due_us = (entry.due_ms - EPOCH_MS) * US_PER_MS
@@ -251,6 +274,14 @@ class HalvesChecks:
         key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
         entry = self._world.book.by_key.get(key)
         return entry if entry is not None and entry.is_half else None
+
+    def _loses_records(self) -> bool:
+        steps = self._world.plan.steps
+        return any(
+            isinstance(step, Action)
+            and (step.kind.startswith("ingress_") or step.kind == "at_moment")
+            for step in steps
+        )
 
     def _is_away_for_good(self, entry: Entry) -> bool:
         """Whether its letter was lost with what it came back through."""

@@ -8,7 +8,7 @@ from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.ingress import partition
 from delaywheel_replica.core.ingress.moment import Kind, Moment
 from delaywheel_replica.core.ingress.partition import Intake
-from delaywheel_replica.core.ingress.reading import Unfit, Wish
+from delaywheel_replica.core.ingress.reading import Unfit
 from delaywheel_replica.core.ingress.underway import IntakeStep, RecordAnswer, RecordUnderWay, Stage
 from delaywheel_replica.core.protocol.seal import REST
 from sim.models.catalogue import INGRESSES, exhausted, name_of
@@ -22,7 +22,7 @@ def unbound(_self: Intake, _step: IntakeStep | None = None) -> None:
     """Floor and seals advance without limit."""
 
 
-def doubtless(taken: RecordUnderWay, wish: Wish, moment: Moment) -> Unfit | None:
+def doubtless(taken: RecordUnderWay, wish: partition._Request, moment: Moment) -> Unfit | None:
     """Which server may have a record is forgotten."""
     taken.perhaps_held = False
     return unfit(taken, wish, moment)

@@ -33,7 +33,7 @@ from delaywheel.consumer.records import (
     fetched_of,
 )
 from delaywheel.consumer.rules.subscription import TopicNames
-from delaywheel.ingress import IngressLimits
+from delaywheel.ingress import ANSWER, IngressLimits
 
 INGRESS = "delaywheel-fake-ingress"
 
@@ -126,7 +126,7 @@ class FakeKafka:
         self.offsets.update({at: passed.offset for at, passed in offsets.items()})
         self.committed_records += records
         for record in records:
-            if record.topic == INGRESS:
+            if record.topic == INGRESS and ANSWER not in dict(record.headers):
                 passed = [
                     (name, value)
                     for name, value in record.headers

@@ -144,6 +144,7 @@ class Settlement(NamedTuple):
         record: A record for the ingress or the dead-letter topic.
         due_ms: When it comes back, if it does.
         order: Records for the order topic.
+        told: What the service is told of an answer about a half; it may be left out.
         why: What a line in the log says about it.
         reason: The reason of a dead letter.
         whole: A dead letter with all its parts, of which `record` has what its topic takes.
@@ -156,6 +157,7 @@ class Settlement(NamedTuple):
     record: Outgoing | None = None
     due_ms: int = 0
     order: tuple[Outgoing, ...] = ()
+    told: tuple[Outgoing, ...] = ()
     why: str = ""
     reason: str = ""
     whole: Outgoing | None = None
@@ -217,6 +219,10 @@ class Desk(Protocol):
 
     def forward(self, message: ReceivedMessage, record: Outgoing) -> bool:
         """Settles a record by writing another one, for the ingress topic."""
+        ...
+
+    def roll_back(self, message: ReceivedMessage) -> bool:
+        """Settles a letter about a half whose message is dropped."""
         ...
 
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:

@@ -43,7 +43,7 @@ from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.middleware import check_middleware, is_coroutine_function, wrapped
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
-from delaywheel.ingress import IngressLimits
+from delaywheel.ingress import HalfAnswer, IngressLimits
 from delaywheel.levels import Duration
 from delaywheel.message import Message
 from delaywheel.record_headers import is_reserved
@@ -73,6 +73,10 @@ class Source(Protocol):
 
     def accept(self, sent: SentMessage) -> None:
         """Takes a message within these limits."""
+        ...
+
+    def answered(self, id_: bytes, due_ms: int, answer: HalfAnswer) -> None:
+        """Notes what a group has answered about a half message."""
         ...
 
 
@@ -311,6 +315,10 @@ class MemoryConsumer:
         """See `Desk`."""
         return self._settle(message, self._policy.forward(message, record))
 
+    def roll_back(self, message: ReceivedMessage) -> bool:
+        """See `Desk`."""
+        return self._settle(message, self._policy.rolled_back(message))
+
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:
         """See `ReceivedMessage.fail`."""
         settlement = self._policy.failed(message, error, self._source.now_ms)
@@ -347,6 +355,9 @@ class MemoryConsumer:
         _set(message, State.COMMITTED)
         self._outcomes[settlement.outcome] += 1
         self._write(with_writes(message.block, message.index, settlement))
+        for told in map(_told, settlement.told):
+            if told is not None:
+                self._source.answered(*told)
         is_sent = settlement.outcome in (Outcome.RETRIED, Outcome.PARKED, Outcome.FORWARDED)
         if is_sent and settlement.record is not None:
             self._source.accept(_delayed(settlement.record))
@@ -367,6 +378,15 @@ class MemoryConsumer:
 
 def _set(message: ReceivedMessage, state: State) -> None:
     message.block.states[message.index] = state
+
+
+def _told(record: Outgoing) -> tuple[bytes, int, HalfAnswer] | None:
+    """Returns what a record tells of a half; None: nothing."""
+    said = {name: (value or b"").decode() for name, value in record.headers}
+    if ingress.ANSWER not in said:
+        return None
+    due_ms = int(said[ingress.DELIVER_AT])
+    return bytes.fromhex(said[ingress.ID]), due_ms, HalfAnswer(said[ingress.ANSWER])
 
 
 def _delayed(record: Outgoing) -> SentMessage:

@@ -21,7 +21,7 @@ from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
 from delaywheel.consumer.settings import Options, read_settings
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler
-from delaywheel.ingress import IngressLimits
+from delaywheel.ingress import HalfAnswer, IngressLimits
 from delaywheel.levels import DEFAULT_LEVELS, Duration, length_ms
 from delaywheel.message import unix_ms, use_clock
 from delaywheel.reasons import DOMAIN, Reason
@@ -189,6 +189,11 @@ class MemoryService:
         with self._lock:
             self._store.append(sent)
 
+    def answered(self, id_: bytes, due_ms: int, answer: HalfAnswer) -> None:
+        """Notes what a group has answered about a half message."""
+        with self._lock:
+            self._store.answered(id_, due_ms, answer)
+
     def accept(self, sent: SentMessage) -> None:
         """Takes a message as from a client that Kafka has let write."""
         with self._lock:
@@ -198,7 +203,7 @@ class MemoryService:
     def ingress_limits(self) -> IngressLimits:
         """What it takes from consumers."""
         limits = self._store.limits
-        return IngressLimits(limits.span_ms, limits.max_message_bytes)
+        return IngressLimits(limits.span_ms, limits.max_message_bytes, takes_answers=True)
 
     @property
     def now_ms(self) -> int:
@@ -335,6 +340,8 @@ class _Servicer(pb_grpc.DelayWheelServicer):
             if request.find_place and kept.offset is not None:
                 stored.place.topic, stored.place.offset = kept.sent.topic, kept.offset
                 stored.place.partition = kept.sent.partition or 0
+            if request.find_place and kept.answer is not None:
+                stored.state = pb.MessageState.Value(f"MESSAGE_STATE_{kept.answer.name}")
             return pb.GetMessageResponse(message=stored)
 
     def Search(self, request: pb.SearchRequest, _context: Any) -> pb.SearchResponse:  # noqa: N802

@@ -21,6 +21,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
 
+from delaywheel.ingress import HalfAnswer
 from delaywheel.reasons import Reason
 from delaywheel.testing.halves import (
     COMMIT_BEFORE_MS,
@@ -79,6 +80,7 @@ class Kept:
     moved_to_ms: int | None = None
     offset: int | None = None
     is_asked: bool = False
+    answer: HalfAnswer | None = None
 
     @property
     def handle(self) -> str:
@@ -297,6 +299,12 @@ class MemoryStore:
             self.append(letter_of(sent, kept.accepted_ms, WHEEL))
         else:
             kept.offset = self.append(sent)
+
+    def answered(self, id_: bytes, due_ms: int, answer: HalfAnswer) -> None:
+        """Notes what a group has answered about a half."""
+        kept = self._kept.get((id_, due_ms))
+        if kept is not None:
+            kept.answer = answer
 
     def append(self, sent: SentMessage) -> int:
         """Has a record appear in its topic now; returns its offset there."""

@@ -11,8 +11,9 @@ as Kafka keeps it.
 | `ingress-dead-lettered` | a record whose dead letter is in the same transaction |
 | `ingress-deleted` | offsets that Kafka no longer had when they were to be read |
 | `ingress-cut-off` | announced offsets after the end of a cut-off partition: accepted, or lost |
+| `answered` | a half message that its group was asked about: what the group says that it has answered |
 | `ingress-abandoned` | announced offsets of a topic that was recreated: accepted, or lost |
-"""
+"""  # noqa: E501 - rows of a table
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Unfit
-from delaywheel_replica.core.ingress.underway import DeletedRecords, Dies, Gone
+from delaywheel_replica.core.ingress.underway import Answered, DeletedRecords, Dies, Gone
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.kafka_settings import KafkaNames
 
@@ -68,6 +69,21 @@ def dead_outcome(
     if key is not None:
         fields |= {"id": key[0].hex(), "due_ms": key[1]}
     return _outcome(names, origin.topic, origin.partition, fields)
+
+
+def answered(names: KafkaNames, settled: Answered) -> Record:
+    """Returns the outcome that says what a group has answered about a half."""
+    id_, due_ms, answer = settled.answered
+    record = settled.taken.record
+    assert record is not None
+    fields: dict[str, object] = {
+        "outcome": "answered",
+        "answer": answer.value,
+        "id": id_.hex(),
+        "due_ms": due_ms,
+        "origin": str(record.place),
+    }
+    return Record(names.outcomes, id_, _json(fields), [])
 
 
 def deleted(names: KafkaNames, at: IngressPartition, gone: Gone) -> Record:
@@ -126,5 +142,8 @@ def _letters(names: KafkaNames, record: CommittedRecord, unfit: Unfit) -> Iterat
 
 
 def _outcome(names: KafkaNames, topic: str, partition: int, fields: dict[str, object]) -> Record:
-    content = json.dumps(fields, separators=(",", ":")).encode()
-    return Record(names.outcomes, f"{topic}/{partition}".encode(), content, [])
+    return Record(names.outcomes, f"{topic}/{partition}".encode(), _json(fields), [])
+
+
+def _json(fields: dict[str, object]) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()

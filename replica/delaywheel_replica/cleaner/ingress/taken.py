@@ -10,7 +10,7 @@ from typing import Final
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
 from delaywheel_replica.core.ingress.term import IngressTerm, TermStep
-from delaywheel_replica.core.ingress.underway import Dies, Goes, Gone
+from delaywheel_replica.core.ingress.underway import Answered, Dies, Goes, Gone
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.process.logs import get_logger
 
@@ -65,6 +65,8 @@ def counted_of(term: IngressTerm, step: TermStep) -> Counter[str]:
             case Dies():
                 counted["ingress_dead_letters"] += 1
                 counted["dead_lettered"] += 1
+            case Answered():
+                counted[f"halves_answered_{settled.answered.answer.name.lower()}"] += 1
             case Gone():
                 first, last, is_cut_off = settled.deleted
                 counter = "ingress_cut_off" if is_cut_off else "ingress_deleted"

@@ -54,7 +54,7 @@ from delaywheel_replica.core.ingress.moment import Moment, TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.ingress.term import IngressTerm
-from delaywheel_replica.core.ingress.underway import Dies, Goes, Gone
+from delaywheel_replica.core.ingress.underway import Answered, Dies, Goes, Gone
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE as HALVES_KNOWN_SINCE
 from delaywheel_replica.core.leader.rescheduling import nodes_behind
 from delaywheel_replica.core.protocol.control import (
@@ -333,6 +333,8 @@ class Ingress:
         for each in taken.step.settled:
             if isinstance(each, Dies):
                 yield from letters.letter(names, each, self._settings.letter_bytes)
+            elif isinstance(each, Answered):
+                yield letters.answered(names, each)
         for at, step in taken.step.steps.items():
             for each in step.settled:
                 if isinstance(each, Gone):

@@ -9,6 +9,7 @@ was forwarded, not before its due, or the one that its caller set: a search begi
 | the topic itself | due, or the caller's timestamp, if that is earlier | may be delivered |
 | the dead-letter topic | due | may be dead letters |
 | the outcomes topic, first | due | are named by a cancel: if it took effect, that is there |
+| the outcomes topic, all of it | due | are halves that a group was asked about: its answer |
 
 All that are asked for while a search runs are the next one, if their records begin within
 `TOGETHER_MS`: each topic is read once for them. When a leader was killed hundreds of cancels are
@@ -28,7 +29,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
@@ -188,6 +189,8 @@ class _Search:
         names = self._settings.names
         named = [each for each in self._open.values() if each.is_named_by_cancel]
         self._look(consumer, names.outcomes, named, lambda each: each.due_ms, _withdrawn)
+        asked = [each for each in self._open.values() if each.is_asked_half]
+        self._look(consumer, names.outcomes, asked, lambda each: each.due_ms, _answered)
         alive: dict[str, list[AskPlace]] = {}
         for each in self._open.values():
             if each.is_dead is not True:
@@ -233,8 +236,16 @@ class _Search:
                     continue
                 self._records_left -= 1
                 named = named_by(message)
+                if named is not None and named in wanted and named_by is _answered:
+                    for question in wanted[named]:  # another answer may follow
+                        self._note_answer(question, message)
+                    continue
                 for question in () if named is None else wanted.pop(named, ()):
                     self._take(question, message)
+
+    def _note_answer(self, question: int, found: Message) -> None:
+        answer = str(_outcome(found).get("answer"))
+        self.found[question] = PlaceFound(question, answer=answer)
 
     def _take(self, question: int, found: Message) -> None:
         topic, partition, offset = found.topic(), found.partition(), found.offset()
@@ -244,11 +255,13 @@ class _Search:
         names = self._settings.names
         reason = _header(found, "dw-dead-reason") if topic == names.dead else None
         del self._open[question]
+        known = self.found.get(question)
         self.found[question] = PlaceFound(
             question,
             LinkPlace(topic, partition, offset),
             None if reason is None else reason.decode(errors="replace"),
             was_withdrawn=topic == names.outcomes,
+            answer=None if known is None else known.answer,
         )
 
 
@@ -259,16 +272,28 @@ def _since_ms(asked: AskPlace) -> int:
 
 def _withdrawn(message: Message) -> _Named | None:
     """The message that an outcome says was cancelled, or moved to another due."""
-    key = message.key()
-    if not isinstance(key, bytes):
-        return None
-    try:
-        outcome = json.loads(message.value() or b"{}")
-    except ValueError:  # others may write to that topic
-        return None
-    if not isinstance(outcome, dict) or outcome.get("outcome") != "cancelled":
+    return _named_by_outcome(message, "cancelled")
+
+
+def _answered(message: Message) -> _Named | None:
+    """The half about which an outcome says what its group has answered."""
+    return _named_by_outcome(message, "answered")
+
+
+def _named_by_outcome(message: Message, kind: str) -> _Named | None:
+    key, outcome = message.key(), _outcome(message)
+    if not isinstance(key, bytes) or outcome.get("outcome") != kind:
         return None
     return key.hex().encode(), str(outcome.get("due_ms")).encode()
+
+
+def _outcome(message: Message) -> dict[str, Any]:
+    """Reads an outcome; others may write to that topic."""
+    try:
+        outcome = json.loads(message.value() or b"{}")
+    except ValueError:
+        return {}
+    return outcome if isinstance(outcome, dict) else {}
 
 
 def _delivered(message: Message) -> _Named | None:

@@ -18,6 +18,7 @@ A record is settled in the transaction that moves next past it:
 | held by W members | nothing for it |
 | a commit of a half whose hold is over | nothing: the half's group is asked, which is no error |
 | a half whose hold is over, and surely on no server | the letter that asks its group |
+| what a group has answered about a half | the outcome that says so |
 | unfit | a dead letter |
 | due, and surely on no server | the message itself; one with an id of its sender's only once its |
 |   | second is sealed, or the server accepts nothing: the second may know it from before |
@@ -55,7 +56,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -63,15 +64,16 @@ from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom
 from delaywheel_replica.core.ingress.reading import (
     CommittedRecord,
     Delayed,
+    HalfAnswered,
     HalfCommit,
     IngressRules,
     Unfit,
     UnfitReason,
-    Wish,
     Withdrawn,
     read,
 )
 from delaywheel_replica.core.ingress.underway import (
+    Answered,
     DeletedRecords,
     Dies,
     Goes,
@@ -90,6 +92,8 @@ SPANS_MOST: Final = 200
 
 CLOCKS_DIFFER_MS: Final = 1_000
 """A producer's clock may be so much ahead when it says how long a half is to be held."""
+
+_Request: TypeAlias = Delayed | Withdrawn | HalfCommit | Unfit
 
 _NEVER: Final = 2**63
 
@@ -345,10 +349,15 @@ class Intake:
     def _settled(self, taken: RecordUnderWay, moment: Moment) -> Settled | None:
         """Returns how a record that is not held can be settled now; None if it cannot."""
         wish = taken.wish
-        if isinstance(wish, DeletedRecords):
-            return Gone(taken, wish)
-        if taken.stage is Stage.HANDED:
-            return None
+        match wish:
+            case DeletedRecords():
+                return Gone(taken, wish)
+            case HalfAnswered():
+                return Answered(taken, wish)
+        return None if taken.stage is Stage.HANDED else self._decided(taken, wish, moment)
+
+    def _decided(self, taken: RecordUnderWay, wish: _Request, moment: Moment) -> Settled | None:
+        """Returns how a record can be settled that no server is asked about now."""
         unfit = _unfit(taken, wish, moment)
         if unfit is not None:
             return Dies(taken, unfit)
@@ -446,7 +455,7 @@ def unread_bound(records: Iterable[IngressRecord]) -> int | None:
     return REST if any(record.announced for record in records) else None
 
 
-def _unfit(taken: RecordUnderWay, wish: Wish, moment: Moment) -> Unfit | None:
+def _unfit(taken: RecordUnderWay, wish: _Request, moment: Moment) -> Unfit | None:
     """Returns why a record that is not held becomes a dead letter; None if it does not."""
     if taken.perhaps_held:
         is_known = not isinstance(wish, Unfit) and wish.due_ms // 1000 >= moment.floor

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel import ingress
 from delaywheel.headers import encode_headers, is_cut_off
+from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import COMMITTED, HALF_DELIVER_AT, HALF_GROUP, is_reserved
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
@@ -104,6 +105,14 @@ class HalfCommit(NamedTuple):
     due_ms: int
 
 
+class HalfAnswered(NamedTuple):
+    """What a group says that it has answered about a half message: to be noted."""
+
+    id: bytes
+    due_ms: int
+    answer: HalfAnswer
+
+
 class UnfitReason(StrEnum):
     """Why a record is not delayed, with the names of refused calls (`Reason` in the SDK)."""
 
@@ -135,7 +144,7 @@ class Unfit(NamedTuple):
     detail: str
 
 
-Wish: TypeAlias = Delayed | Withdrawn | HalfCommit | Unfit
+Wish: TypeAlias = Delayed | Withdrawn | HalfCommit | HalfAnswered | Unfit
 
 
 class _UnfitError(Exception):
@@ -153,10 +162,9 @@ def read(record: CommittedRecord, rules: IngressRules) -> Wish:
         return Unfit(UnfitReason.MESSAGE_TOO_LARGE, detail)
     try:
         asked, passed = _sorted(record.headers)
-        if ingress.COMMIT in asked:
-            return _committed(record, asked, rules)
-        if ingress.CANCEL in asked:
-            return _withdrawn(record, asked, rules)
+        for name, meaning in _MEANINGS.items():
+            if name in asked:
+                return meaning(record, asked, rules)
         return _delayed(record, asked, passed, rules)
     except _UnfitError as error:
         return error.unfit
@@ -181,9 +189,31 @@ def _committed(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> H
     return HalfCommit(_id(asked, ingress.COMMIT), _deliver_at(asked))
 
 
+def _answered(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> HalfAnswered:
+    _check_topic(record, rules)
+    answer = _ANSWERS.get(asked[ingress.ANSWER])
+    if answer is None or ingress.ID not in asked:
+        detail = f"{_quoted(ingress.ANSWER, asked)}, {_quoted(ingress.ID, asked)}"
+        raise _UnfitError(UnfitReason.HALF_INVALID, detail)
+    return HalfAnswered(_id(asked, ingress.ID), _deliver_at(asked), answer)
+
+
+_ANSWERS: Final[Mapping[bytes | None, HalfAnswer]] = {each.encode(): each for each in HalfAnswer}
+_MEANINGS: Final[Mapping[str, Callable[[CommittedRecord, _Asked, IngressRules], Wish]]] = {
+    ingress.ANSWER: _answered,
+    ingress.COMMIT: _committed,
+    ingress.CANCEL: _withdrawn,
+}
+"""What a record is by one of its headers; else it is a message."""
+
+
 def _check_halves(record: CommittedRecord, rules: IngressRules) -> None:
     if not rules.halves:
         raise _UnfitError(UnfitReason.HALVES_OFF, "The setting halves is false")
+    _check_topic(record, rules)
+
+
+def _check_topic(record: CommittedRecord, rules: IngressRules) -> None:
     topic = record.place.topic
     if topic in rules.destinations:  # which message a commit names is not known here
         detail = f"No half messages through {topic}, which leads to some topics alone"
@@ -211,7 +241,7 @@ def _sorted(
 _ASKED: Final = frozenset(
     {
         *(ingress.TOPIC, *ingress.DUES, ingress.ID, ingress.PARTITION, ingress.TIMESTAMP),
-        *(ingress.CANCEL, ingress.COMMIT, HALF_GROUP, HALF_DELIVER_AT),
+        *(ingress.CANCEL, ingress.COMMIT, ingress.ANSWER, HALF_GROUP, HALF_DELIVER_AT),
     }
 )
 

@@ -8,7 +8,13 @@ from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel_replica.core.ingress.moment import Kind
-from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, Unfit, Wish
+from delaywheel_replica.core.ingress.reading import (
+    CommittedRecord,
+    Delayed,
+    HalfAnswered,
+    Unfit,
+    Wish,
+)
 from delaywheel_replica.core.protocol.control import IngressRecord
 
 _RECORD_BYTES: Final = 1_000
@@ -71,8 +77,10 @@ class RecordUnderWay:
 
     @property
     def slot(self) -> int | None:
-        """Returns the slot of its due; None if it has no due."""
-        return None if isinstance(self.wish, Unfit | DeletedRecords) else self.wish.due_ms // 1000
+        """Returns the slot that it goes to; None if it goes to none."""
+        if isinstance(self.wish, Unfit | DeletedRecords | HalfAnswered):
+            return None
+        return self.wish.due_ms // 1000
 
     @property
     def held_bytes(self) -> int:
@@ -101,7 +109,14 @@ class Gone(NamedTuple):
     deleted: DeletedRecords
 
 
-Settled: TypeAlias = Goes | Dies | Gone
+class Answered(NamedTuple):
+    """Settled: the transaction carries the outcome that says what a group has answered."""
+
+    taken: RecordUnderWay
+    answered: HalfAnswered
+
+
+Settled: TypeAlias = Goes | Dies | Gone | Answered
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ asked.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import count
 from typing import Final
 
+from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskPlace, PlaceFound
@@ -24,6 +25,13 @@ _IS_DEAD: Final = {
     pb.MESSAGE_STATE_DEAD_LETTERED: True,
     pb.MESSAGE_STATE_ASKED: False,
 }
+
+_ANSWERED: Final[Mapping[str | None, "pb.MessageState.ValueType"]] = {
+    HalfAnswer.COMMITTED: pb.MESSAGE_STATE_COMMITTED,
+    HalfAnswer.ROLLED_BACK: pb.MESSAGE_STATE_ROLLED_BACK,
+    HalfAnswer.UNDECIDED: pb.MESSAGE_STATE_UNDECIDED,
+}
+"""The state of a half that its group was asked about, by what it has answered."""
 
 
 class AskedPlaces:
@@ -54,11 +62,13 @@ class AskedPlaces:
         if message.state not in _IS_DEAD:
             return
         found = await self._look(self._question(message, is_dead=_IS_DEAD[message.state]))
+        if found is not None and found.answer in _ANSWERED:
+            message.state = _ANSWERED[found.answer]
         if found is None or found.place is None:
             return
         topic, partition, offset = found.place
         message.place.CopyFrom(pb.KafkaPlace(topic=topic, partition=partition, offset=offset))
-        if message.state == pb.MESSAGE_STATE_ASKED:
+        if topic == self._halves_topic:
             return
         if found.dead_reason is None:
             message.state = pb.MESSAGE_STATE_DELIVERED
@@ -109,6 +119,7 @@ class AskedPlaces:
             timestamp_ms=since_ms,
             is_dead=is_dead,
             is_named_by_cancel=is_named_by_cancel,
+            is_asked_half=is_asked,
         )
 
     def heard(self, found: PlaceFound) -> None:

@@ -6,6 +6,7 @@ from zero, and `delaywheel_row_age_seconds` shows how old that status is.
 
 from collections.abc import Callable
 
+from delaywheel.ingress import HalfAnswer
 from delaywheel_replica.core.protocol.progress import time_floor
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
@@ -68,6 +69,16 @@ def _registered(scrape: Scrape) -> Values:
     records = scrape.cleaner.wheels.values()
     closed = sum(record.closed_at is not None for record in records)
     return [(("open",), len(records) - closed), (("closed",), closed)]
+
+
+def _answered(scrape: Scrape) -> Values:
+    if scrape.cleaner is None:
+        return []
+    counted = scrape.cleaner.counters
+    return [
+        ((each.value,), counted.get(f"halves_answered_{each.name.lower()}", 0))
+        for each in HalfAnswer
+    ]
 
 
 def _unanswered(scrape: Scrape, value: Callable[[UnansweredHalves, int], float]) -> Values:
@@ -180,6 +191,12 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         "passed_on_halves",
         "Committed half messages that are due later: they went to the ingress topic.",
         "halves_passed_on",
+    ),
+    counters(
+        "answered_halves",
+        "What groups have answered about them; undecided: a dead letter of the group.",
+        ("answer",),
+        _answered,
     ),
     gauges(
         "unanswered_halves",

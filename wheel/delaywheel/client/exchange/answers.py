@@ -135,6 +135,7 @@ class MessageState(StrEnum):
     ROLLED_BACK = "ROLLED_BACK"
     """A half message that is never delivered."""
     ASKED = "ASKED"
+    UNDECIDED = "UNDECIDED"
     """A half message that nobody committed in time; its group's checker is asked, or was. One that
     no checker could decide is a dead letter of the group, `UNDECIDED`."""
 

@@ -6,9 +6,12 @@ check says is written in one transaction with the letter's offset:
 | the check | then | counted as |
 |---|---|---|
 | returns COMMIT | the message goes to the ingress topic, with its own due | forwarded |
-| returns ROLLBACK | nothing is written | done |
+| returns ROLLBACK | the message is dropped | done |
 | returns UNKNOWN, or raises | the letter comes back after the next delay of `retry` | retried |
 | the same, after the last delay | a dead letter, UNDECIDED: replayed, it is asked again | dead |
+
+Beside each but the third goes a small record to the ingress topic, which tells the service what was
+answered (`ingress.ANSWER`), if the cluster's limits say that it takes that.
 
 So nobody decides but the check: a process that dies in between is asked again.
 """
@@ -37,7 +40,7 @@ def answer(letter: ReceivedMessage, verdict: object, to: str) -> None:
     if verdict is HalfVerdict.COMMIT:
         letter.desk.forward(letter, committed_record(letter, to))
     elif verdict is HalfVerdict.ROLLBACK:
-        letter.done()
+        letter.desk.roll_back(letter)
     elif verdict is HalfVerdict.UNKNOWN:
         letter.retry(error="the check says unknown")
     else:

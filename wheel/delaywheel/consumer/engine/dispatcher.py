@@ -317,6 +317,10 @@ class Dispatcher:
         """See `Desk`."""
         return self._settle(message, self._state.policy.forward(message, record))
 
+    def roll_back(self, message: ReceivedMessage) -> bool:
+        """See `Desk`."""
+        return self._settle(message, self._state.policy.rolled_back(message))
+
     def fail(self, message: ReceivedMessage, error: Exception) -> bool:
         """See `ReceivedMessage.fail`."""
         settlement = self._state.policy.failed(message, error, self._state.clock_ms())

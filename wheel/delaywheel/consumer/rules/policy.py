@@ -72,7 +72,7 @@ from delaywheel.consumer.rules.backoff import Delays, Failure, with_jitter
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.errors import MessageInvalidError
-from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, IngressLimits
+from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, HalfAnswer, IngressLimits
 from delaywheel.levels import Duration, length_ms
 from delaywheel.message import Message
 from delaywheel.reasons import Reason
@@ -222,7 +222,29 @@ class Policy:
         """Returns the settlement that writes another record, to the ingress topic."""
         if len(record.headers) > HEADERS_MOST or not self._fits(record):
             return self._too_large(message)
-        return Settlement(Outcome.FORWARDED, record)
+        return Settlement(
+            Outcome.FORWARDED, record, told=self._answer(message, HalfAnswer.COMMITTED)
+        )
+
+    def rolled_back(self, message: ReceivedMessage) -> Settlement:
+        """Returns the settlement of a letter about a half whose message is dropped."""
+        return Settlement(Outcome.DONE, told=self._answer(message, HalfAnswer.ROLLED_BACK))
+
+    def _answer(self, message: ReceivedMessage, answer: HalfAnswer) -> tuple[Outgoing, ...]:
+        """Returns the record that tells the service what was answered, if it wants to know."""
+        is_wanted = self._limits is not None and self._limits.takes_answers
+        if not is_wanted or not self._settings.asks_about_halves:
+            return ()
+        id_, due = message.header("dw-id"), message.header("dw-due")
+        if id_ is None or due is None:
+            return ()
+        headers: Headers = [
+            (ingress.ANSWER, answer.encode()),
+            (ingress.ID, id_),
+            (ingress.DELIVER_AT, due),
+        ]
+        # With a key: all answers about a half are in one partition, in order.
+        return (Outgoing(self._ingress_topic, id_, None, headers),)
 
     def _too_large(
         self, message: ReceivedMessage, error: BaseException | str | None = None
@@ -330,6 +352,8 @@ class Policy:
         """
         if refused.writes is not None:
             return self.write_failed(message, why, now_ms)
+        if refused.told and self._settings.asks_about_halves:
+            return refused._replace(told=())  # it only tells, and may be what is refused
         if refused.outcome in (Outcome.RETRIED, Outcome.PARKED):
             return self.dead(message, DeadLetterReason.RETRY_REFUSED, why)
         if refused.outcome is Outcome.FORWARDED:
@@ -361,7 +385,10 @@ class Policy:
         )
         said = _failed(message, error).last_error
         why = f"{reason}: {said}" if said else reason
-        return self._fitted(message, Settlement(Outcome.DEAD, why=why, reason=reason, whole=whole))
+        told = self._answer(message, HalfAnswer.UNDECIDED)
+        return self._fitted(
+            message, Settlement(Outcome.DEAD, told=told, why=why, reason=reason, whole=whole)
+        )
 
     def measured(self, message: ReceivedMessage, settlement: Settlement) -> Settlement:
         """Returns a letter's settlement with what its topic takes: it was asked just now."""
