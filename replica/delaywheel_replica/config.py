@@ -83,7 +83,8 @@ class Config:
             each second costs: [disk](#disk). The same on all nodes
         late_window_seconds: how long after its due a message is still taken: the time for retries.
             Slot files stay at least so long
-        max_message_bytes: key, value and encoded headers of one message
+        max_message_bytes: key, value and encoded headers of one message; of a half message 4,096
+            less
         max_request_messages: messages in one request
         max_request_bytes: bytes of one request
         levels: named delays in milliseconds; a table of your own replaces the default one

@@ -49,6 +49,22 @@ LONGEST_HOLD_MS: Final = 10_000
 """No half is due later: until then seconds with releases are in memory."""
 
 
+LETTER_ROOM_BYTES: Final = 4_096
+"""What a letter about a half has beside the message, when it is put off for its next attempt."""
+
+
+def longest_half_bytes(message_bytes: int) -> int:
+    """Returns how long a half message may be where other messages may have so many bytes.
+
+    Its letter comes back through the ingress topic, as a message like any other.
+
+    Example:
+        >>> longest_half_bytes(1_000_000), longest_half_bytes(1_000)
+        (995904, 500)
+    """
+    return max(message_bytes - LETTER_ROOM_BYTES, message_bytes // 2)
+
+
 def is_reserved(name: str) -> bool:
     """Returns whether no sender may give a message a header with this name.
 

@@ -75,6 +75,8 @@ def admin(settings: KafkaSettings) -> AdminClient:
         ("dead", {"cleanup.policy": "compact,delete"}, "cleanup.policy=compact,delete: set it"),
         ("outcomes", {"cleanup.policy": "compact"}, "cleanup.policy=compact: set it to delete"),
         ("outcomes", {"max.message.bytes": "900000"}, "raise its max.message.bytes"),
+        # Halves are not wanted any more, and those of before are asked about.
+        ("halves", {"max.message.bytes": "900000"}, "raise its max.message.bytes"),
         ("control", {"cleanup.policy": "delete"}, "cleanup.policy=delete: compact it"),
         (
             "control",
@@ -101,6 +103,8 @@ def test_an_unsuited_topic_of_our_own_is_refused_by_name(
 @pytest.mark.kafka
 def test_topics_that_are_made_are_not_refused(settings: KafkaSettings, admin: AdminClient) -> None:
     """And letters about half messages are kept until somebody answers them."""
+    ensure_topics(admin, settings, brokers=1, has_wheels=False)
+    assert settings.names.halves not in admin.list_topics(timeout=60).topics
     settings = replace(settings, halves=True)
     for _ in range(2):
         check_brokers(admin, [1])

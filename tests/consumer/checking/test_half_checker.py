@@ -11,7 +11,9 @@ from delaywheel.consumer import AskedHalf, HalfChecker
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.engine import Engine
 from delaywheel.consumer.records import Headers, Outgoing, Partition
+from delaywheel.headers import encode_headers
 from delaywheel.ingress import ANSWER, IngressLimits
+from delaywheel.record_headers import longest_half_bytes
 from delaywheel.transactions import HalfVerdict
 from support.consumer.fake_kafka import INGRESS, FakeBroker, FakeKafka, Fault
 from support.consumer.half_letters import SentHalf
@@ -184,6 +186,27 @@ def test_what_is_unknown_is_asked_again_and_then_undecided() -> None:
     assert said["dw-dead-reason"] == b"UNDECIDED"
     assert said["dw-dead-topic"] == kafka.retry.encode()
     assert shop.figures.dead_reasons == {"UNDECIDED": 1}
+
+
+def test_the_letter_of_the_longest_half_can_come_back() -> None:
+    """Whatever is said beside it: the longest names, and errors of the longest characters."""
+    most_bytes = 9_000
+    own: Headers = [("ttl", b"60")]
+    half = SentHalf("t" * 249, own=own, partition=10**9, timestamp_ms=10**13)
+    shorter_names = 200 - len("g")
+    beside_value = len(half.key or b"") + len(encode_headers(own))
+    half.value = bytes(longest_half_bytes(most_bytes) - beside_value + shorter_names)
+    kafka = kafka_with(half)
+    kafka.limits = IngressLimits(100_000_000, most_bytes)
+
+    def answer(_: AskedHalf) -> HalfVerdict:
+        raise ConnectionError("\U0001d11e" * 300)
+
+    shop = open_shop(kafka, answer)
+    shop.work()
+    assert [one.attempt for one in shop.asked] == [1, 2, 3]
+    (letter,) = letters(kafka)
+    assert dict(letter.headers)["dw-dead-reason"] == b"UNDECIDED"
 
 
 def test_other_groups_and_what_is_no_letter() -> None:

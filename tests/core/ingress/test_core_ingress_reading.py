@@ -32,7 +32,7 @@ from delaywheel_replica.patterns import Pattern
 PLACE = IngressPlace("delaywheel-main-ingress", 3, 4_711)
 SENT_MS = 1_900_000_000_000
 RULES = IngressRules({"30s": 30_000}, 100, frozenset({"delaywheel-main-dead"}))
-WITH_HALVES = replace(RULES, halves=True)
+WITH_HALVES = replace(RULES, halves=True, max_message_bytes=200)
 ID = bytes(range(16))
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -239,6 +239,7 @@ COMMITTING = (ingress.COMMIT, ID)
         (UnfitReason.FORBIDDEN, half(COMMITTING, rules=LIMITED)),
         (UnfitReason.HALF_INVALID, half(("dw-half", b"all of us"))),
         (UnfitReason.HALF_INVALID, half(("dw-half", None))),
+        (UnfitReason.MESSAGE_TOO_LARGE, half(("x", bytes(WITH_HALVES.max_message_bytes // 2)))),
         (UnfitReason.HALF_INVALID, half(("dw-half-deliver-at", b"soon"))),
         (UnfitReason.HALF_INVALID, half(("dw-half-deliver-at", b"%d" % SENT_MS))),
         (UnfitReason.HALF_INVALID, half(COMMITTING, (ingress.CANCEL, ID))),

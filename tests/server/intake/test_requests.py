@@ -155,6 +155,15 @@ def test_what_is_wrong_with_a_half_is_named(
         assert reason_of_half(message) is Reason.HALVES_OFF
 
 
+@pytest.mark.parametrize(("beyond_bytes", "reason"), [(0, None), (1, Reason.MESSAGE_TOO_LARGE)])
+def test_a_half_leaves_room_for_its_letter(beyond_bytes: int, reason: Reason | None) -> None:
+    rules = replace(BIG, halves_refusal=lambda: None, max_message_bytes=10_000)
+    value = bytes(10_000 - 4_096 - len(encode_headers([GROUP])) + beyond_bytes)
+    message = Message(NOW_MS + 3_000, ID, "orders", value=value, headers=(GROUP,))
+    refusal = decode(row_request([message]), rules, now_ms=NOW_MS).refusals.get(0)
+    assert (None if refusal is None else refusal.reason) is reason
+
+
 def reason_of_half(message: Message) -> Reason:
     return decode(row_request([message]), BIG, now_ms=NOW_MS).refusals[0].reason
 

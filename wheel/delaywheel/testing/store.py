@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from delaywheel.ingress import HalfAnswer
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import longest_half_bytes
 from delaywheel.testing.halves import (
     COMMIT_BEFORE_MS,
     committed_message,
@@ -252,8 +253,11 @@ class MemoryStore:
         limits = self.limits
         if limits.topics is not None and sent.topic not in limits.topics:
             return Reason.TOPIC_UNKNOWN, sent.topic
-        if sent.length_bytes > limits.max_message_bytes:
-            sizes = f"{sent.length_bytes:,} bytes, at most {limits.max_message_bytes:,}"
+        most_bytes = limits.max_message_bytes
+        if is_half(sent):
+            most_bytes = longest_half_bytes(most_bytes)
+        if sent.length_bytes > most_bytes:
+            sizes = f"{sent.length_bytes:,} bytes, at most {most_bytes:,}"
             return Reason.MESSAGE_TOO_LARGE, f"{sizes} (max_message_bytes)"
         return self.due_refusal(sent.due_ms)
 

@@ -45,6 +45,8 @@ class OwnTopic:
     name: str
     config: Mapping[str, str]
     compacted: bool = False
+    is_made: bool = True
+    """Whether it is made where it is missing; otherwise it is checked only where it is there."""
 
 
 def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
@@ -70,7 +72,8 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         OwnTopic(names.control, control, compacted=True),
         OwnTopic(names.outcomes, kept),
         OwnTopic(names.dead, kept),
-        *([OwnTopic(names.halves, kept | _KEEPS_ALL)] if settings.halves else []),
+        # Halves of another time, or of another node's settings, are asked about all the same.
+        OwnTopic(names.halves, kept | _KEEPS_ALL, is_made=settings.halves),
     )
 
 
@@ -128,6 +131,8 @@ def ensure_topics(
     """
     topics = own_topics(settings)
     missing = _missing(admin, topics)
+    topics = tuple(topic for topic in topics if topic.is_made or topic not in missing)
+    missing = [topic for topic in missing if topic.is_made]
     if topics[0] in missing and has_wheels:
         raise LeadingRefused(
             f"the control topic {topics[0].name} is missing, though this node holds messages:"
@@ -215,6 +220,9 @@ def _missing(admin: AdminClient, topics: Sequence[OwnTopic]) -> list[OwnTopic]:
             described = found[topic.name].result()
         except KafkaException as error:
             if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                if not topic.is_made:  # Kafka says so, too, of what is not there
+                    missing.append(topic)
+                    continue
                 raise LeadingRefused(
                     f"not allowed to describe topic {topic.name}: grant Describe and Write on it"
                 ) from error

@@ -14,7 +14,13 @@ from typing import Final, NamedTuple, TypeAlias
 from delaywheel import ingress
 from delaywheel.headers import encode_headers, is_cut_off
 from delaywheel.ingress import HalfAnswer
-from delaywheel.record_headers import COMMITTED, HALF_DELIVER_AT, HALF_GROUP, is_reserved
+from delaywheel.record_headers import (
+    COMMITTED,
+    HALF_DELIVER_AT,
+    HALF_GROUP,
+    is_reserved,
+    longest_half_bytes,
+)
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
 from delaywheel_replica.patterns import Pattern, is_topic_name
@@ -272,8 +278,11 @@ def _delayed(
         ours, half_due_ms = _half(asked, due_ms)
     headers = _encoded(passed) + (encode_headers(ours) if is_half else b"")
     length_bytes = len(record.key or b"") + len(record.value or b"") + len(headers)
-    if length_bytes > rules.max_message_bytes:
-        detail = f"{length_bytes:,} bytes, at most {rules.max_message_bytes:,}"
+    most_bytes = rules.max_message_bytes
+    if is_half:  # its letter may come back, and has more headers
+        most_bytes = longest_half_bytes(most_bytes)
+    if length_bytes > most_bytes:
+        detail = f"{length_bytes:,} bytes, at most {most_bytes:,}"
         raise _UnfitError(UnfitReason.MESSAGE_TOO_LARGE, detail)
     return Delayed(
         id_ or message_id(record.place, record.timestamp_ms),

@@ -35,6 +35,7 @@ from delaywheel.record_headers import (
     LONGEST_GROUP_BYTES,
     LONGEST_HOLD_MS,
     is_reserved,
+    longest_half_bytes,
 )
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -272,16 +273,19 @@ def _check_headers(batch: RequestBatch, rules: IntakeRules, *, now_ms: int) -> N
     batch.refuse(found.too_many, _TOO_MANY_HEADERS)
     batch.refuse(found.malformed, Refusal(Reason.HEADER_INVALID))
     for row in found.reserved.tolist():
-        refusal = _judge_half(batch.columns, row, rules, now_ms=now_ms)
+        refusal = _judge_half(batch, row, rules, now_ms=now_ms)
         if refusal is None:
             batch.halves.append(row)
         else:
             batch.refuse([row], refusal)
 
 
-def _judge_half(columns: Columns, row: int, rules: IntakeRules, *, now_ms: int) -> Refusal | None:
+def _judge_half(
+    batch: RequestBatch, row: int, rules: IntakeRules, *, now_ms: int
+) -> Refusal | None:
     """Why a message with headers of ours is refused; None: they make it a half."""
-    end = int(columns.starts[row] + columns.lengths_bytes[row])
+    columns, length_bytes = batch.columns, int(batch.lengths_bytes[row])
+    end = int(columns.starts[row]) + length_bytes
     headers = bytes(columns.blob[end - int(columns.headers_lengths[row]) : end])
     ours = [(name, value) for name, value in decode_headers(headers) if is_reserved(name)]
     given, names = dict(ours), [name for name, _ in ours]
@@ -296,6 +300,10 @@ def _judge_half(columns: Columns, row: int, rules: IntakeRules, *, now_ms: int) 
         return Refusal(Reason.HALF_INVALID, f"{HALF_GROUP} must be there once, and name a group")
     if hold_ms > LONGEST_HOLD_MS + rules.clock_skew_ms:
         return Refusal(Reason.HALF_INVALID, f"It is to be held for {hold_ms:,} ms")
+    most_bytes = longest_half_bytes(rules.max_message_bytes)
+    if length_bytes > most_bytes:
+        detail = f"{length_bytes:,} bytes, at most {most_bytes:,} for a half: its letter has more"
+        return Refusal(Reason.MESSAGE_TOO_LARGE, detail)
     return _judge_own_due(given, due_ms, rules, now_ms=now_ms)
 
 

@@ -55,7 +55,7 @@ def topic_items(
         KafkaException: Kafka did not answer.
     """
     settings = config.kafka_settings
-    own = {topic.name: topic for topic in own_topics(settings)}
+    own = {topic.name: topic for topic in own_topics(settings) if topic.is_made}
     rights = {
         **dict.fromkeys(destinations, _DESTINATION),
         **dict.fromkeys(sorted(config.taken_topics), _TAKEN),
