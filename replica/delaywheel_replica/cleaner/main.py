@@ -173,7 +173,9 @@ class Cleaner:
             on_dead=self._dead_news.add,
         )
         self._unanswered = UnansweredLetters(
-            settings, is_leading=lambda: self._leadership.role is Role.LEADING
+            settings,
+            is_leading=lambda: self._leadership.role is Role.LEADING,
+            asked=lambda: self._leadership.counters.get("halves_asked", 0),
         )
         if config.halves:
             threading.Thread(target=self._unanswered.run, name="halves", daemon=True).start()

@@ -14,6 +14,9 @@ a checker put off is no longer counted: it was read. What Kafka does not answer,
 this node to know, leaves what was known before: of one group, as senders name groups, and of them
 all if the letters cannot be read.
 
+Only leaders write letters. So where none waits, and this leader has written none for two looks, it
+rests: there is no client, and nothing is asked of Kafka.
+
 How far a group has read only a client of that group can ask safely (decision 137). It is kept while
 letters of the group wait: `GROUPS_AT_MOST` clients, and none where none wait.
 """  # noqa: E501 - rows of a table
@@ -39,6 +42,8 @@ READ_AT_MOST: Final = 20_000
 GROUPS_AT_MOST: Final = 20
 """Of more groups, those with the most letters are looked at."""
 _ANSWER_S: Final = 5.0
+_QUIET_LOOKS: Final = 2
+"""A letter may not be shown yet when its transaction is known to be committed."""
 _BATCH: Final = 500
 
 log = get_logger(__name__)
@@ -60,6 +65,7 @@ class UnansweredLetters:
         settings: KafkaSettings,
         *,
         is_leading: Callable[[], bool],
+        asked: Callable[[], int],
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         """Begins with nothing known.
@@ -67,6 +73,7 @@ class UnansweredLetters:
         Args:
             settings: Settings for reaching Kafka.
             is_leading: Whether this node leads: others count nothing.
+            asked: Returns how many letters this node has written.
             pause: Waits so many seconds.
         """
         self.found: tuple[UnansweredHalves, ...] = ()
@@ -74,6 +81,9 @@ class UnansweredLetters:
         self._settings = settings
         self._topic = settings.names.halves
         self._is_leading = is_leading
+        self._asked = asked
+        # How many letters were written at the last looks, all of which found none.
+        self._quiet: list[int] = []
         self._pause = pause
         self._consumer: Consumer | None = None
         self._places: list[TopicPartition] = []
@@ -100,6 +110,10 @@ class UnansweredLetters:
         if not self._is_leading():
             self._forget()
             return
+        asked = self._asked()
+        if self._quiet == [asked] * _QUIET_LOOKS:
+            self._close()
+            return
         self._read()
         groups = sorted(self._letters, key=lambda group: len(self._letters[group]), reverse=True)
         del groups[GROUPS_AT_MOST:]
@@ -119,6 +133,7 @@ class UnansweredLetters:
                 found.append(UnansweredHalves(group, len(waiting), oldest_ms))
         self.found = tuple(sorted(found, key=lambda each: each.letters, reverse=True))
         self._keep_members(self._letters.keys() & set(groups))
+        self._quiet = [] if self._letters else [*self._quiet, asked][-_QUIET_LOOKS:]
         if failure is not None:
             raise failure
 
@@ -157,6 +172,7 @@ class UnansweredLetters:
         consumer = self._consumer or self._begin()
         if consumer is None:
             return
+        consumer.assign(self._places)
         unread = {place.partition for place in self._places}
         deadline = time.monotonic() + _ANSWER_S
         while unread and time.monotonic() < deadline:
@@ -169,6 +185,9 @@ class UnansweredLetters:
                     assert offset is not None
                     letter = _Letter(partition, offset, message.timestamp()[1])
                     self._letters.setdefault(group, []).append(letter)
+        for place, now in zip(self._places, consumer.position(self._places), strict=True):
+            place.offset = max(place.offset, now.offset)
+        consumer.unassign()
         self._drop_first()
 
     def _begin(self) -> Consumer | None:
@@ -179,14 +198,15 @@ class UnansweredLetters:
         if known.error is not None or not known.partitions:
             consumer.close()
             return None
+        self._consumer = consumer
+        if len(self._places) == len(known.partitions):
+            return consumer  # it goes on where it was
         self._places = []
         for number in known.partitions:
             place = TopicPartition(self._topic, number)
             first, end = consumer.get_watermark_offsets(place, timeout=_ANSWER_S)
             place.offset = max(first, end - READ_AT_MOST)
             self._places.append(place)
-        consumer.assign(self._places)
-        self._consumer = consumer
         return consumer
 
     def _drop_first(self) -> None:
@@ -206,6 +226,11 @@ class UnansweredLetters:
     def _forget(self) -> None:
         self.found = ()
         self._letters.clear()
+        self._places, self._quiet = [], []
+        self._close()
+
+    def _close(self) -> None:
+        """Closes all clients."""
         self._keep_members(frozenset())
         consumer, self._consumer = self._consumer, None
         if consumer is not None:

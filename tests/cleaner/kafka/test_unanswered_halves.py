@@ -31,9 +31,12 @@ class Letters:
         self._producer = Producer(self.client)
         self._refused: list[KafkaError | None] = []
         self.leads = True
+        self.written = 0
 
     def counting(self) -> UnansweredLetters:
-        return UnansweredLetters(self.settings, is_leading=lambda: self.leads)
+        return UnansweredLetters(
+            self.settings, is_leading=lambda: self.leads, asked=lambda: self.written
+        )
 
     def ask(self, *groups: str) -> None:
         for group in groups:
@@ -45,6 +48,7 @@ class Letters:
                 timestamp=WRITTEN_MS,
                 on_delivery=lambda error, _: self._refused.append(error),
             )
+        self.written += len(groups)
         assert self._producer.flush(60) == 0
         assert set(self._refused) == {None}
 
@@ -107,7 +111,7 @@ class Pretended(UnansweredLetters):
 
     def __init__(self) -> None:
         settings = KafkaSettings(KafkaNames("c"), {})
-        super().__init__(settings, is_leading=lambda: True)
+        super().__init__(settings, is_leading=lambda: True, asked=lambda: 0)
         self.letters: dict[str, list[_Letter]] = {}
         self.hidden: set[str] = set()
 
@@ -142,6 +146,23 @@ def test_letters_are_few_whatever_their_times(monkeypatch: pytest.MonkeyPatch) -
     counting.letters = {"shop": [_Letter(0, n, ms) for n, ms in enumerate(times_ms)]}
     counting.look()
     assert counting.found == (UnansweredHalves("shop", 3, 9),)
+
+
+def test_at_rest_nothing_is_asked_of_kafka(
+    kafka: KafkaBroker, letters: Letters, clients: list[str]
+) -> None:
+    create_topic(kafka.address, letters.topic)
+    letters.ask("shop")
+    letters.answer("shop", up_to=1)
+    counting = letters.counting()
+    for _ in range(4):
+        counting.look()
+    assert [*counting.found] == []
+    assert (len(clients), counting._consumer, counting._members) == (2, None, {})
+    letters.ask("till")
+    counting.look()
+    assert [*counting.found] == [waits("till", 1)]
+    assert len(clients) == 4, "it went on where it was: nobody asked again how far shop is"
 
 
 def test_a_new_leader_knows_the_last_letters(
