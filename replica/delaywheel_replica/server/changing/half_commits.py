@@ -86,7 +86,7 @@ class HalfCommits:
                 results[row] = _LEFT
             else:
                 keys[row] = _key(each)
-        failed = await self._writing.write(keys, now_ms)
+        failed = await self._writing.write(keys, now_ms) if keys else {}
         for row in keys:
             results[row] = _result_of(failed.get(row))
         return pb.CommitResponse(results=[each or pb.HalfCommitted() for each in results])
