@@ -249,6 +249,21 @@ def test_a_backlog_with_releases_is_not_all_in_memory(
         assert not leader.dropped
 
 
+def test_no_release_holds_up_what_is_due_though_much_is_due_within_holds(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a wheel nothing is admitted behind a release whose second is not in memory."""
+    monkeypatch.setattr(window, "AHEAD", Bound(4, 1_000, 1 << 20))
+    for number in range(2, 10):
+        half = message(START_MS + 1_000 * number, number, headers=((HALF_GROUP, b"shop"),))
+        wheels.write(A1, [half])
+        wheels.cancel(A1, [half], kind=Kind.RELEASES)
+    wheels.write(A1, [message(START_MS + 1_200, 1)])
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1_200)
+        assert sorted(numbers(leader.messages)) == [*range(1, 10)]
+
+
 def test_every_step_is_empty_until_the_limits_cover_v(wheels: Wheels) -> None:
     wheels.write(A1, [message(START_MS + 1, 1)])
     wheels.write(A1, [message(START_MS + 2, 2)])

@@ -24,8 +24,10 @@ slot file is noticed, and those that have a file, because a row may be missing a
 gone the index has a hole, and every second is read as if it existed: none is passed before it is
 known where that frame lies, or that no node has it. `note` announces later frames. The seconds up
 to a little beyond now are loaded, and in a catch-up only as many as hold `LOADED_AHEAD_MESSAGES`,
-so memory does not grow with the backlog. Seconds that are wanted early have a bound of the same
-size: a wheel waits with a release for a second beyond it.
+so memory does not grow with the backlog. In a backlog seconds that are wanted early have a bound of
+the same size: a wheel waits with a release for a second beyond it. Otherwise what is behind such a
+release may be due before it, so there is room for all that is due within the holds of halves: at
+40 MB a second, for instance, with holds of 10 s.
 """
 
 from __future__ import annotations
@@ -54,6 +56,9 @@ PRELOAD_MS = 1500
 """A second is loaded when its first millisecond is this near: half a second or more ahead."""
 AHEAD = Bound(seconds=256, messages=200_000, length_bytes=64 << 20)
 """Once the seconds after the one where progress stands hold this, no other is loaded."""
+EARLY = Bound(seconds=256, messages=2_000_000, length_bytes=512 << 20)
+"""Once the seconds that are in memory early hold this, releases wait, with all behind them in their
+wheel. In a backlog, where all of that is late anyway, `AHEAD` is enough."""
 PAST = Bound(seconds=64, messages=200_000, length_bytes=32 << 20)
 """Past seconds stay until those after them hold this: late frames mostly want the newest."""
 _HOUR = 3600
@@ -271,21 +276,25 @@ class Window:
         seqs: Mapping[WheelId, int],
         lost: FrameSet,
     ) -> int | None:
-        wanted, covered = self._take_wanted(), None
         is_behind = (self.covered_to + 1) * 1000 <= now_ms
+        wanted, covered = self._take_wanted(AHEAD if is_behind else EARLY), None
         if wanted is None or (self._was_wanted and is_behind):
             covered = self._next_covered((now_ms + PRELOAD_MS) // 1000, readers, seqs, lost)
         self._was_wanted = covered is None and wanted is not None
         return wanted if covered is None else covered
 
-    def _take_wanted(self) -> int | None:
-        """Returns the second that a frame waits for; one that is left out is wanted again."""
+    def _take_wanted(self, bound: Bound) -> int | None:
+        """Returns the second that a frame waits for; one that is left out is wanted again.
+
+        Args:
+            bound: Once the seconds that are in memory early hold this, no other becomes so.
+        """
         slot, self._wanted = self._wanted, None
         if slot is None or self._seconds.get(slot) is not None:
             return None
         if slot > self.covered_to:
             early = self._seconds.from_slot(self.covered_to + 1)
-            return None if AHEAD.is_reached(early) else slot
+            return None if bound.is_reached(early) else slot
         return slot
 
     def _next_covered(
