@@ -163,6 +163,7 @@ class AskPlace:
         is_dead: Whether it is a dead letter; None: unknown.
         is_named_by_cancel: It may have been cancelled instead: look among the outcomes too.
         is_asked_half: Its group is asked, or was: look for the answer too.
+        early_ms: How long before its due it may have been done: a half message is at its commit.
     """
 
     question: int
@@ -173,6 +174,7 @@ class AskPlace:
     is_dead: bool | None = None
     is_named_by_cancel: bool = False
     is_asked_half: bool = False
+    early_ms: int = 0
 
 
 class LinkPlace(NamedTuple):
@@ -474,6 +476,7 @@ def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
         is_dead=None if is_dead is None else bool(is_dead),
         is_named_by_cancel=bool(document["is_named_by_cancel"]),
         is_asked_half=bool(document["is_asked_half"]),
+        early_ms=int(document["early_ms"]),
     )
 
 

@@ -26,6 +26,7 @@ from support.services.service import wait_until
 pytestmark = pytest.mark.kafka
 
 CANCELLED, DELIVERED, ASKED = (bytes(15) + each for each in (b"c", b"d", b"a"))
+RELEASED = bytes(15) + b"r"
 NOW_MS = time.time_ns() // 1_000_000
 DUE_MS = NOW_MS - 2_000
 
@@ -86,6 +87,9 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
         outcome(CANCELLED, MessageOutcome.DUPLICATE),
         outcome(DELIVERED, MessageOutcome.CANCELLED, DUE_MS - 1),
         outcome(CANCELLED, MessageOutcome.CANCELLED),
+        outcome(
+            RELEASED, MessageOutcome.CANCELLED, released_ms := time.time_ns() // 1_000_000 + 9_000
+        ),
     ]
     for record in dropped(names, reported):
         producer.produce(record.topic, record.value, record.key)
@@ -111,6 +115,11 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
     assert looking.find(asked) == PlaceFound(2, LinkPlace(topic, 0, 0))
     asked = AskPlace(3, ASKED, DUE_MS, topic, is_dead=False, is_asked_half=True)
     assert looking.find(asked) == PlaceFound(3, answer="committed"), "the last one counts"
+    asked = AskPlace(
+        4, RELEASED, released_ms, topic, is_dead=False, is_named_by_cancel=True, early_ms=10_000
+    )
+    found = looking.find(asked)
+    assert found == PlaceFound(4, LinkPlace(names.outcomes, 0, 7), was_withdrawn=True)
     assert len(clients) == 1, "searches share it"
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.reading.lone_ids import LoneIds
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -116,10 +117,14 @@ class Site:
         return self.others[wanted]
 
     async def message(self, _slot: int, _place: Position) -> Columns:
-        return columns_of([Message(id=bytes(16), due_ms=self.due_ms, topic="orders")])
+        headers: list[tuple[str, bytes | None]] = [(HALF_GROUP, b"shop")]
+        message = Message(id=bytes(16), due_ms=self.due_ms, topic="orders", headers=headers)
+        return columns_of([message])
 
     async def was_withdrawn(self, message: pb.StoredMessage) -> bool | None:
         assert (message.id, message.due_ms, message.topic) == (bytes(16), self.due_ms, "orders")
+        # A half may have its end before its due: by its headers the look begins early enough.
+        assert [header.name for header in message.headers] == [HALF_GROUP]
         return self.withdrawn
 
     async def submit(self, columns: Columns, _kind: object) -> object:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from delaywheel.record_headers import HALF_GROUP, LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
 from delaywheel_replica.server.lookup.places import ASKED_AT_MOST, AskedPlaces
@@ -80,6 +81,16 @@ async def test_what_a_group_has_answered_is_the_state_of_its_half(
     assert [(each.is_asked_half, each.topic) for each in cleaner.asked] == [(True, "halves")]
     assert asked.state == pb.MessageState.Value(f"MESSAGE_STATE_{state}")
     assert asked.HasField("place") == (place is not None)
+
+
+async def test_a_half_is_looked_for_from_its_commit_on() -> None:
+    """Its record, its dead letter and its outcome may all come before its due."""
+    cleaner = Cleaner(PlaceFound(0))
+    half = message(DONE)
+    half.headers.add(name=HALF_GROUP, value=b"shop")
+    for each in (half, message(DONE)):
+        await cleaner.places.was_withdrawn(each)
+    assert [each.early_ms for each in cleaner.asked] == [LONGEST_HOLD_MS, 0]
 
 
 @pytest.mark.parametrize("found", [None, PlaceFound(0)], ids=["no answer", "not found"])

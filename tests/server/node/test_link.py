@@ -52,7 +52,7 @@ MESSAGES: list[Message] = [
     AskPlace(3, bytes(range(16)), 17, "orders"),
     AskPlace(4, bytes(range(16)), 17, "orders", timestamp_ms=0, is_dead=False),
     AskPlace(5, bytes(range(16)), 17, "orders", is_named_by_cancel=True),
-    AskPlace(6, bytes(range(16)), 17, "halves", is_asked_half=True),
+    AskPlace(6, bytes(range(16)), 17, "halves", is_asked_half=True, early_ms=9),
     PlaceFound(3),
     PlaceFound(7, answer="rolled-back"),
     PlaceFound(6, LinkPlace("outcomes", 0, 1), was_withdrawn=True),

@@ -11,6 +11,8 @@ was forwarded, not before its due, or the one that its caller set: a search begi
 | the outcomes topic, first | due | are named by a cancel: if it took effect, that is there |
 | the outcomes topic, all of it | due | are halves that a group was asked about: its answer |
 
+A half message may have its end at its commit, so its due counts as the longest hold earlier.
+
 All that are asked for while a search runs are the next one, if their records begin within
 `TOGETHER_MS`: each topic is read once for them. When a leader was killed hundreds of cancels are
 asked about at once, and a search for each found a few in a second. All searches have one client,
@@ -188,9 +190,9 @@ class _Search:
         """Looks in each topic; raises KafkaException if Kafka does not answer or allow it."""
         names = self._settings.names
         named = [each for each in self._open.values() if each.is_named_by_cancel]
-        self._look(consumer, names.outcomes, named, lambda each: each.due_ms, _withdrawn)
+        self._look(consumer, names.outcomes, named, _done_ms, _withdrawn)
         asked = [each for each in self._open.values() if each.is_asked_half]
-        self._look(consumer, names.outcomes, asked, lambda each: each.due_ms, _answered)
+        self._look(consumer, names.outcomes, asked, _done_ms, _answered)
         alive: dict[str, list[AskPlace]] = {}
         for each in self._open.values():
             if each.is_dead is not True:
@@ -198,7 +200,7 @@ class _Search:
         for topic, messages in alive.items():
             self._look(consumer, topic, messages, _since_ms, _delivered)
         dead = [each for each in self._open.values() if each.is_dead is not False]
-        self._look(consumer, names.dead, dead, lambda each: each.due_ms, _delivered)
+        self._look(consumer, names.dead, dead, _done_ms, _delivered)
 
     @property
     def _left_s(self) -> float:
@@ -267,7 +269,13 @@ class _Search:
 
 def _since_ms(asked: AskPlace) -> int:
     """When the record of a message was written at the earliest, by its own timestamp."""
-    return asked.due_ms if asked.timestamp_ms is None else min(asked.timestamp_ms, asked.due_ms)
+    done_ms = _done_ms(asked)
+    return done_ms if asked.timestamp_ms is None else min(asked.timestamp_ms, done_ms)
+
+
+def _done_ms(asked: AskPlace) -> int:
+    """When a message was done at the earliest."""
+    return asked.due_ms - asked.early_ms
 
 
 def _withdrawn(message: Message) -> _Named | None:

@@ -327,6 +327,7 @@ class Sights:
             due_ms=due_ms,
             topic=columns.topic(0),
             timestamp_ms=None if timestamp_ms < 0 else timestamp_ms,
+            headers=[pb.Header(name=name) for name, _ in columns.headers(0)],
         )
         was_withdrawn = await self._places.was_withdrawn(message)
         if not was_withdrawn:

@@ -12,7 +12,7 @@ from itertools import count
 from typing import Final
 
 from delaywheel.ingress import HalfAnswer
-from delaywheel.record_headers import HALF_GROUP
+from delaywheel.record_headers import HALF_GROUP, LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.link import AskPlace, PlaceFound
 
@@ -106,20 +106,18 @@ class AskedPlaces:
         is_dead: bool | None = None,
         is_named_by_cancel: bool = False,
     ) -> AskPlace:
-        since_ms = message.timestamp_ms if message.HasField("timestamp_ms") else None
-        if any(header.name == HALF_GROUP for header in message.headers):
-            # At its commit it arrives before its due.
-            since_ms = min(message.accepted_at_ms, since_ms or message.accepted_at_ms)
+        is_half = any(header.name == HALF_GROUP for header in message.headers)
         is_asked = message.state == pb.MESSAGE_STATE_ASKED
         return AskPlace(
             0,
             message.id,
             message.due_ms,
             self._halves_topic if is_asked else message.topic,
-            timestamp_ms=since_ms,
+            timestamp_ms=message.timestamp_ms if message.HasField("timestamp_ms") else None,
             is_dead=is_dead,
             is_named_by_cancel=is_named_by_cancel,
             is_asked_half=is_asked,
+            early_ms=LONGEST_HOLD_MS if is_half else 0,
         )
 
     def heard(self, found: PlaceFound) -> None:
