@@ -10,7 +10,7 @@ what waits, every `EVERY_S`.
 | how far a group has read | its committed offsets |
 
 A letter that waits for long shows that no checker runs, whatever the group's members are. One that
-a checker put off is no longer counted: it was read. What Kafka does not answer, or does not allow
+a checker put off is no longer counted: it was read; nor is one that Kafka has deleted. What Kafka does not answer, or does not allow
 this node to know, leaves what was known before: of one group, as senders name groups, and of them
 all if the letters cannot be read.
 
@@ -89,6 +89,7 @@ class UnansweredLetters:
         self._places: list[TopicPartition] = []
         self._letters: dict[str, list[_Letter]] = {}
         self._members: dict[str, Consumer] = {}
+        self._said = ""
 
     def run(self) -> None:
         """Counts now and then, for as long as the process lives."""
@@ -97,9 +98,15 @@ class UnansweredLetters:
             try:
                 self.look()
             except KafkaException as exception:
-                log.info("unanswered halves are not known", cause=exception.args[0].str())
+                self._say_once(exception.args[0].str())
             except Exception:  # what operators are told must not end a leader
                 log.exception("unanswered halves are not known")
+
+    def _say_once(self, cause: str) -> None:
+        """Says why nothing is known, unless that was said last."""
+        if cause != self._said:
+            self._said = cause
+            log.info("unanswered halves are not known", cause=cause)
 
     def look(self) -> None:
         """Counts once.
@@ -161,10 +168,7 @@ class UnansweredLetters:
             for letter in self._letters[group]
             if letter.offset >= committed.get(letter.partition, 0)
         ]
-        if waiting:
-            self._letters[group] = waiting
-        else:
-            del self._letters[group]
+        self._keep(group, waiting)
         return waiting
 
     def _read(self) -> None:
@@ -188,6 +192,7 @@ class UnansweredLetters:
         for place, now in zip(self._places, consumer.position(self._places), strict=True):
             place.offset = max(place.offset, now.offset)
         consumer.unassign()
+        self._drop_deleted(consumer)
         self._drop_first()
 
     def _begin(self) -> Consumer | None:
@@ -209,6 +214,24 @@ class UnansweredLetters:
             self._places.append(place)
         return consumer
 
+    def _drop_deleted(self, consumer: Consumer) -> None:
+        """Forgets letters that nobody can read any more: somebody has set a retention."""
+        if not self._letters:
+            return
+        first = {
+            place.partition: consumer.get_watermark_offsets(place, timeout=_ANSWER_S)[0]
+            for place in self._places
+        }
+        for group, own in list(self._letters.items()):
+            self._keep(group, [each for each in own if each.offset >= first[each.partition]])
+
+    def _keep(self, group: str, letters: list[_Letter]) -> None:
+        """Knows these letters of a group, and no others."""
+        if letters:
+            self._letters[group] = letters
+        else:
+            del self._letters[group]
+
     def _drop_first(self) -> None:
         """Forgets the first of too many letters."""
         letters = [letter for group in self._letters.values() for letter in group]
@@ -217,11 +240,7 @@ class UnansweredLetters:
         letters.sort(key=lambda letter: letter.written_ms)
         newest = set(letters[-READ_AT_MOST:])
         for group, own in list(self._letters.items()):
-            kept = [letter for letter in own if letter in newest]
-            if kept:
-                self._letters[group] = kept
-            else:
-                del self._letters[group]
+            self._keep(group, [letter for letter in own if letter in newest])
 
     def _forget(self) -> None:
         self.found = ()

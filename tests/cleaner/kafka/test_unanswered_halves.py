@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from delaywheel_replica.cleaner import unanswered_halves
 from delaywheel_replica.cleaner.unanswered_halves import UnansweredLetters, _Letter
@@ -102,6 +103,10 @@ def test_what_a_group_has_not_read_waits_and_what_it_has_read_does_not(
     assert {*found()} == {waits("shop", 1), waits("till", 1)}
     assert clients.count("till") == 1, "it is kept while letters wait"
     assert clients.count("shop") == 2, "meanwhile none waited"
+    admin = AdminClient({**letters.client})
+    (deleted,) = admin.delete_records([TopicPartition(letters.topic, 0, 4)]).values()
+    deleted.result()
+    assert found() == [waits("shop", 1)], "nobody can read the other one any more"
     letters.leads = False
     assert found() == [], "another node leads"
 

@@ -117,8 +117,8 @@ class Site:
         return self.others[wanted]
 
     async def message(self, _slot: int, _place: Position) -> Columns:
-        headers: list[tuple[str, bytes | None]] = [(HALF_GROUP, b"shop")]
-        message = Message(id=bytes(16), due_ms=self.due_ms, topic="orders", headers=headers)
+        of_half = ((HALF_GROUP, b"shop"),)
+        message = Message(id=bytes(16), due_ms=self.due_ms, topic="orders", headers=of_half)
         return columns_of([message])
 
     async def was_withdrawn(self, message: pb.StoredMessage) -> bool | None:

@@ -135,9 +135,9 @@ class MessageState(StrEnum):
     ROLLED_BACK = "ROLLED_BACK"
     """A half message that is never delivered."""
     ASKED = "ASKED"
+    """A half message that nobody committed in time; its group's checker is asked, or was."""
     UNDECIDED = "UNDECIDED"
-    """A half message that nobody committed in time; its group's checker is asked, or was. One that
-    no checker could decide is a dead letter of the group, `UNDECIDED`."""
+    """A half message that no checker could decide: it is a dead letter of its group."""
 
     @classmethod
     def of(cls, number: int) -> Self:
