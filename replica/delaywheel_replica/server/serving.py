@@ -312,7 +312,12 @@ class Server:
             counts=self._counts,
         )
         half_commits = HalfCommits(
-            config.node_id, sights, self._passing, commits, self._halves_refusal
+            config.node_id,
+            sights,
+            self._passing,
+            commits,
+            self._halves_refusal,
+            clock_skew_ms=config.max_clock_skew_ms,
         )
         questions = DelayWheelService(
             self._queries,

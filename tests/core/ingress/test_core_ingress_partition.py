@@ -164,10 +164,12 @@ def test_halves_wait_until_all_leaders_know_them() -> None:
 
 def test_no_half_is_held_for_long_or_due_beyond_the_span() -> None:
     far = ("dw-half-deliver-at", b"%d" % (SENT_MS + 10**9))
-    intake = reading(of_half(0, held_ms=11_001), of_half(1, far), rules=WITH_HALVES)
+    held_too_long = [of_half(0, held_ms=11_001), of_half(1, held_ms=11_001, commit=True)]
+    intake = reading(*held_too_long, of_half(2, far), rules=WITH_HALVES)
     assert reasons_of(transact(intake).settled) == [
         (0, UnfitReason.HALF_INVALID),
-        (1, UnfitReason.DUE_BEYOND_SPAN),
+        (1, UnfitReason.HALF_INVALID),
+        (2, UnfitReason.DUE_BEYOND_SPAN),
     ]
 
 

@@ -47,7 +47,7 @@ async def test_what_is_released_together_fits_into_a_group() -> None:
     own.accepted(WHEEL, lengths_bytes, wall_ms())
     nothing = cast("Any", None)
     writing = CommitWriting(own, cast("Any", wrote), lambda: WHEEL)
-    commits = HalfCommits("n1", nothing, nothing, writing, lambda: None)
+    commits = HalfCommits("n1", nothing, nothing, writing, lambda: None, clock_skew_ms=0)
     others = [(bytes([9]) * 16, due_ms)]
     for first in (True, False):
         halves = [pb.HalfRef(id=id_, due_ms=due) for id_, due in [*lengths_bytes, *others]]
@@ -57,6 +57,39 @@ async def test_what_is_released_together_fits_into_a_group() -> None:
         expected = [(Kind.COMMITS, 1, 0), *releases] if first else [(Kind.COMMITS, 5, 0)]
         assert wrote.requests == expected
         wrote.requests.clear()
+
+
+async def test_no_half_waits_for_the_node_of_another_one() -> None:
+    """It answers after a second, or not at all: a tenth of what a half is held for."""
+    asked, goes_on, wrote = asyncio.Event(), asyncio.Event(), Wrote()
+
+    class Passing:
+        async def commit(self, node: str, request: pb.CommitRequest) -> None:
+            assert (node, len(request.halves)) == ("n2", 1)
+            asked.set()
+            await goes_on.wait()
+
+    writing = CommitWriting(OwnHalves(), cast("Any", wrote), lambda: WHEEL)
+    passing, nothing = cast("Any", Passing()), cast("Any", None)
+    commits = HalfCommits("n1", nothing, passing, writing, lambda: None, clock_skew_ms=1_000)
+    due_ms = wall_ms() + 3_000
+    halves = [
+        pb.HalfRef(id=b"i" * 16, due_ms=due_ms, wheel="n2.7"),
+        pb.HalfRef(id=b"j" * 16, due_ms=due_ms, wheel="n1.1"),
+        pb.HalfRef(id=b"k" * 16, due_ms=due_ms),
+        pb.HalfRef(id=b"k" * 16, due_ms=due_ms + 60_000),
+    ]
+    caller = Caller("shop", "token", lambda: EVERYTHING)
+    committing = asyncio.create_task(commits.commit(pb.CommitRequest(halves=halves), caller))
+    await asked.wait()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert wrote.requests == [(Kind.COMMITS, 2, 0)]
+    goes_on.set()
+    results = (await committing).results
+    assert [each.outcome for each in results[:3]] == [pb.COMMIT_OUTCOME_COMMITTED] * 3
+    assert results[3].error.reason == "HALF_INVALID", "no half is due so late"
+    assert wrote.requests[1:] == [(Kind.COMMITS, 1, 0)]
 
 
 async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
@@ -74,7 +107,9 @@ async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
         ]
     )
     nothing = cast("Any", None)
-    commits = HalfCommits("n1", cast("Any", Sights()), nothing, nothing, lambda: None)
+    commits = HalfCommits(
+        "n1", cast("Any", Sights()), nothing, nothing, lambda: None, clock_skew_ms=0
+    )
     halves = [pb.HalfRef(id=id_, due_ms=wall_ms() + 3_000) for id_ in topics]
     caller = Caller("shop", "token", lambda: rights)
     answer = await commits.commit(pb.CommitRequest(halves=halves), caller)

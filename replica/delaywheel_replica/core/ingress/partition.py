@@ -475,10 +475,11 @@ def _unfit(taken: RecordUnderWay, wish: _Request, moment: Moment) -> Unfit | Non
 def _too_far(wish: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | None:
     """Returns why a record is due too late to be accepted; None if it is not."""
     due_ms = wish.due_ms
-    if isinstance(wish, Delayed) and wish.is_half:
-        held_ms = due_ms - moment.now_ms
-        if held_ms > LONGEST_HOLD_MS + CLOCKS_DIFFER_MS:
-            return Unfit(UnfitReason.HALF_INVALID, f"It is to be held for {held_ms:,} ms")
+    held_ms = due_ms - moment.now_ms
+    is_half = isinstance(wish, Delayed) and wish.is_half
+    if (is_half or isinstance(wish, HalfCommit)) and held_ms > LONGEST_HOLD_MS + CLOCKS_DIFFER_MS:
+        return Unfit(UnfitReason.HALF_INVALID, f"No half is held for {held_ms:,} ms")
+    if isinstance(wish, Delayed):
         due_ms = max(due_ms, wish.half_due_ms)
     if due_ms > moment.span_end_ms:
         return Unfit(UnfitReason.DUE_BEYOND_SPAN, f"A due of {due_ms} ms")

@@ -9,6 +9,7 @@ here.
 | the half | the caller gets |
 |---|---|
 | its hold has ended, or nearly; its second is sealed | LEFT_TO_CHECK |
+| is due later than any half can be: the caller names another due | HALF_INVALID |
 | lies in a topic that the caller may not send to, and may inspect or change | FORBIDDEN |
 | lies in another such topic, or nowhere here, for who may not send to all topics | NOT_UP_TO_DATE |
 | any other | COMMITTED; or why no row is known to be held |
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from delaywheel.reasons import Reason
+from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.access.callers import Caller
@@ -46,6 +48,8 @@ class HalfCommits:
         passing: Passing,
         writing: CommitWriting,
         refusal: Callable[[], Refusal | None],
+        *,
+        clock_skew_ms: int,
     ) -> None:
         """Begins.
 
@@ -55,12 +59,15 @@ class HalfCommits:
             passing: Passes commits on to other nodes.
             writing: Writes rows.
             refusal: Returns why the node takes no halves; None: it does.
+            clock_skew_ms: By how much clocks may differ.
         """
         self._node = node
         self._sights = sights
         self._passing = passing
         self._writing = writing
         self._refusal = refusal
+        # By the clocks of who made the half, of the node that took it, and of this one.
+        self._longest_ms = LONGEST_HOLD_MS + 2 * clock_skew_ms
 
     async def commit(self, request: pb.CommitRequest, caller: Caller) -> pb.CommitResponse:
         """Commits halves, each on its own.
@@ -75,39 +82,61 @@ class HalfCommits:
         results: list[pb.HalfCommitted | None] = [None] * len(named)
         for row, refused in (await self._refused(named, caller)).items():
             results[row] = pb.HalfCommitted(error=refused.as_error())
-        if not caller.is_node:
-            await self._pass_on(request.halves, results)
+        rows: dict[str, list[int]] = {}
+        for row, half in enumerate(request.halves):
+            if results[row] is None:
+                node = self._node if caller.is_node else half.wheel.partition(".")[0]
+                rows.setdefault(node or self._node, []).append(row)
+        at_nodes = (
+            self._commit_at(node, some, request.halves, named, results)
+            for node, some in rows.items()
+        )
+        await asyncio.gather(*at_nodes)
+        return pb.CommitResponse(results=[each or pb.HalfCommitted() for each in results])
+
+    async def _commit_at(
+        self,
+        node: str,
+        rows: Sequence[int],
+        halves: Sequence[pb.HalfRef],
+        named: Sequence[Reference | Refusal],
+        results: list[pb.HalfCommitted | None],
+    ) -> None:
+        """Commits halves in one node's wheels: there, or here if it does not answer.
+
+        Halves in other nodes' wheels do not wait for that.
+        """
+        if node != self._node:
+            some = pb.CommitRequest(halves=[halves[row] for row in rows])
+            answer = await self._passing.commit(node, some)
+            if answer is not None and len(answer.results) == len(rows):
+                for row, result in zip(rows, answer.results, strict=True):
+                    results[row] = None if result.HasField("error") else result
+        await self._write([row for row in rows if results[row] is None], named, results)
+
+    async def _write(
+        self,
+        rows: Sequence[int],
+        named: Sequence[Reference | Refusal],
+        results: list[pb.HalfCommitted | None],
+    ) -> None:
         now_ms = wall_ms()
         keys = dict[int, MessageKey]()
-        for row, each in enumerate(named):
-            if results[row] is not None or isinstance(each, Refusal):
-                continue
-            if is_left_to_check(_key(each)[1], now_ms):
+        for row in rows:
+            each = named[row]
+            assert isinstance(each, Reference)
+            key = _key(each)
+            left_ms = key[1] - now_ms
+            if is_left_to_check(key[1], now_ms):
                 results[row] = _LEFT
+            elif left_ms > self._longest_ms:
+                refusal = Refusal(Reason.HALF_INVALID, f"No half is held for {left_ms:,} ms more")
+                results[row] = pb.HalfCommitted(error=refusal.as_error())
             else:
-                keys[row] = _key(each)
+                keys[row] = key
         failed = await self._writing.write(keys, now_ms) if keys else {}
         for row in keys:
             results[row] = _result_of(failed.get(row))
-        return pb.CommitResponse(results=[each or pb.HalfCommitted() for each in results])
-
-    async def _pass_on(
-        self, halves: Sequence[pb.HalfRef], results: list[pb.HalfCommitted | None]
-    ) -> None:
-        """Asks the nodes whose wheels have the halves; fills in what they answer."""
-        rows: dict[str, list[int]] = {}
-        for row, half in enumerate(halves):
-            node = half.wheel.partition(".")[0]
-            if results[row] is None and node not in {"", self._node}:
-                rows.setdefault(node, []).append(row)
-        asked = [
-            self._passing.commit(node, pb.CommitRequest(halves=[halves[row] for row in some]))
-            for node, some in rows.items()
-        ]
-        for some, answer in zip(rows.values(), await asyncio.gather(*asked), strict=True):
-            if answer is not None and len(answer.results) == len(some):
-                for row, result in zip(some, answer.results, strict=True):
-                    results[row] = None if result.HasField("error") else result
 
     async def _refused(
         self, named: Sequence[Reference | Refusal], caller: Caller
