@@ -24,6 +24,7 @@ from delaywheel_replica.server.certificates import NodeCertificates
 from local.loopback.kafka import free_ports
 from support.core.values import heartbeat
 from support.peers.authority import Authority
+from support.peers.raw import Raw
 from support.peers.site import Site, identity
 from support.server.server_process import config_for
 from support.wheels.copies import bundled, copy_of
@@ -92,6 +93,20 @@ def test_a_node_that_wants_tls_takes_no_plain_text(good: Authority, mode: PeerTl
         assert plain.state("n2").connection is not Connection.CONNECTED
         if mode is OFF:
             wants.wait_refused("n1", PeerReason.TLS_REFUSED)
+
+
+def test_a_plain_hello_is_told_nothing_where_tls_is_required(good: Authority) -> None:
+    """What the node compares a hello with would tell a stranger its members and settings."""
+    with two(security(REQUIRED, good), security(REQUIRED, good)) as (_, b):
+        address = b.state("n1").address
+        for strange in (identity("n9"), identity("n2", cluster_id="x"), identity("n1")):
+            with Raw(address) as raw:
+                raw.greet(strange, "n1")
+                refusal = raw.answer().refusal
+                assert (refusal.reason, refusal.text) == (
+                    PeerReason.TLS_REFUSED,
+                    "peer_tls is required here",
+                )
 
 
 def test_all_of_it_arrives_in_order(good: Authority) -> None:

@@ -99,7 +99,10 @@ class Acceptor:
         node = hello.identity.node
         # A node of another version may send something unknown here: it is refused then.
         stream = hello.stream or Stream.CONTROL
-        refusal = self._judge(hello) or self._security.judge(channel, self._peers[node].address)
+        # Whose certificate does not suit is told nothing of this node, and quoted nowhere.
+        known = self._peers.get(node)
+        refusal = self._security.judge(channel, None if known is None else known.address)
+        refusal = refusal or self._judge(hello)
         if refusal is None:
             refusal = self._peers[node].came(stream, hello.identity, channel)
         if refusal is not None:

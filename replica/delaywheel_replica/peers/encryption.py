@@ -244,13 +244,18 @@ class PeerSecurity:
         if channel.socket.recv(1, socket.MSG_PEEK) == _FIRST_BYTE:
             self._encrypt(channel, self._contexts(True), None)  # noqa: FBT003 - see Contexts
 
-    def judge(self, channel: Channel, address: str) -> PeerRefusal | None:
-        """Returns why an accepted connection may not be that of the peer at an address."""
+    def judge(self, channel: Channel, address: str | None) -> PeerRefusal | None:
+        """Returns why an accepted connection may not be that of the peer at an address.
+
+        None stands for the address of a node that is no member: only plain text is refused then.
+        """
         cipher = channel.cipher
         if cipher is None:
             if self.mode is not PeerTls.REQUIRED:
                 return None
             return PeerRefusal(PeerReason.TLS_REFUSED, "peer_tls is required here")
+        if address is None:
+            return None
         host = host_of(address)
         if any(is_named(host, name) for name in cipher.names):
             return None
