@@ -198,5 +198,5 @@ def write(message: ReceivedMessage, record: Outgoing) -> int:
 
 def with_writes(block: RecordBlock, index: int, settlement: Settlement) -> Settlement:
     """Returns the settlement of a record that is done, with what its handler has written."""
-    writes = block.writes.pop(index, None) if block.writes else None
+    writes = block.writes.pop(index, None)
     return settlement if writes is None else settlement._replace(writes=writes)

@@ -619,7 +619,8 @@ class Book:
     def settle_one_done(self, message: ReceivedMessage) -> None:
         """Settles a record as done that a handler has. Not if order is kept."""
         message.block.states[message.index] = State.SETTLED
-        self._note(message, with_writes(message.block, message.index, DONE))
+        if message.block.writes:
+            self._note(message, with_writes(message.block, message.index, DONE))
         self._settled += 1
 
     def settle_done(self, run: RecordRun) -> int:
