@@ -265,6 +265,7 @@ class Commits:
         if not self._note_refusal(failure):
             self._state.health.note(ConsumerTrouble.COMMIT_FAILED, failure.text)
         self._state.must_recover = True
+        self._known_topics.clear()
         self._book.counts.failed_commits += 1
         if failure.is_refusal:
             return
@@ -325,7 +326,6 @@ class Commits:
 
     def _is_refused_again(self, message: ReceivedMessage, refused: Settlement) -> bool:
         """Whether this outcome was refused before, and its topics take what they took then."""
-        self._known_topics.clear()
         sizes = self._sizes_for([message])
         if sizes is None:
             return False
