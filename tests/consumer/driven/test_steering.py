@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -59,9 +60,9 @@ def test_a_named_member_does_not_move_partitions_one_by_one() -> None:
         DrivenConsumer(FakeKafka(), instance="a", rebalances="cooperative")
 
 
-def seek(consumer: DrivenConsumer, at: Partition, offset: int) -> None:
+def seek(consumer: DrivenConsumer, at: Partition, to: int | datetime) -> None:
     """Seeks as a caller's thread does, while the engine turns."""
-    caller = threading.Thread(target=consumer.engine.seek, args=(at, offset))
+    caller = threading.Thread(target=consumer.engine.seek, args=(at, to))
     caller.start()
     while caller.is_alive():
         consumer.turn()
@@ -82,6 +83,21 @@ def test_after_a_seek_reading_goes_on_there_and_that_is_committed() -> None:
         consumer.engine.seek(Partition("other", 0), 1)
     with pytest.raises(ValueError, match="ordered"):
         filled(ordered=True)[1].engine.seek(ONE, 1)
+
+
+def test_a_time_leads_to_the_first_record_since() -> None:
+    kafka, consumer = filled()
+    begun = datetime.fromtimestamp(kafka.now_ms / 1000, UTC)
+    kafka.now_ms += 10_000
+    kafka._append(ONE, None, b"later", [])
+    end = len(kafka.logs[ONE])
+    consumer.broker.be_away(1)
+    for after_ms, offset in ((0, 0), (1, end - 1), (10_000, end - 1), (10_001, end)):
+        seek(consumer, ONE, begun + timedelta(milliseconds=after_ms))
+        assert kafka.passed[ONE].offset == offset
+    assert consumer.engine.health.is_well
+    with pytest.raises(ValueError, match="no time zone"):
+        consumer.engine.seek(ONE, datetime(2030, 1, 1))  # noqa: DTZ001
 
 
 def test_a_paused_partition_stays_paused_wherever_it_is_read_on() -> None:

@@ -328,6 +328,14 @@ class FakeBroker:
             raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
         return {partition: len(self.kafka.logs.get(partition, [])) for partition in partitions}
 
+    def first_since(self, at: Partition, since_ms: int) -> int:
+        """See `Broker`."""
+        self._answer()
+        log = self.kafka.logs.get(at, [])
+        return next(
+            (n for n, one in enumerate(log) if one.place.timestamp_ms >= since_ms), len(log)
+        )
+
     def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
         """See `Broker`."""
         ends = {at: len(self.kafka.logs.get(at, [])) for at in positions}

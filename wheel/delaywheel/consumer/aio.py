@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
@@ -221,6 +222,6 @@ class AsyncRetryConsumer(AwaitedConsumer):
         """Returns available messages, as soon as there are any, up to this number."""
         return await self._received(lambda: self._engine.desk.hand_out(most), timeout_s)
 
-    async def seek(self, partition: Partition, offset: int) -> None:
+    async def seek(self, partition: Partition, to: int | datetime) -> None:
         """See `RetryConsumer.seek`."""
-        await asyncio.to_thread(self._engine.seek, partition, offset)
+        await asyncio.to_thread(self._engine.seek, partition, to)

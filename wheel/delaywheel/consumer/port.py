@@ -236,6 +236,16 @@ class Broker(Protocol):
         """
         ...
 
+    def first_since(self, at: Partition, since_ms: int) -> int:
+        """Returns the offset of the first record with this timestamp (Unix ms) or a later one.
+
+        Of the end, if there is none.
+
+        Raises:
+            KafkaAway: Try again.
+        """
+        ...
+
     def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
         """Returns what these partitions have behind what was read, as far as the client knows.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
@@ -248,14 +249,20 @@ class RetryConsumer(ThreadedConsumer):
         """Returns available messages, as soon as there are any, up to this number."""
         return self._received(lambda: self._engine.desk.hand_out(most), timeout_s)
 
-    def seek(self, partition: Partition, offset: int) -> None:
-        """Reads a partition from this offset on, and commits that.
+    def seek(self, partition: Partition, to: int | datetime) -> None:
+        """Reads a partition from this offset on, or from a time on, and commits that.
 
         What is settled of it is committed before; what is in hand is no longer ours. Records that
         are read again are handled again, at their first attempt.
 
+        Args:
+            partition: One that is assigned to this consumer.
+            to: An offset; or an aware datetime: the first record with this timestamp or a later
+                one, and the end of the partition if there is none.
+
         Raises:
-            ValueError: The partition is not assigned to this consumer, or `ordered` is set.
+            ValueError: The partition is not assigned to this consumer, or `ordered` is set; or the
+                offset is negative, or the time has no zone.
             ConsumerError: The consumer has stopped.
         """
-        self._engine.seek(partition, offset)
+        self._engine.seek(partition, to)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from datetime import datetime
 
 from delaywheel.consumer.block import RecordBlock
 from delaywheel.consumer.book import Counts
@@ -20,12 +21,13 @@ from delaywheel.consumer.engine.positions import FoundPositions, Positions
 from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState, tell_lost
 from delaywheel.consumer.order import whole_lanes
-from delaywheel.consumer.port import Broker
+from delaywheel.consumer.port import Broker, KafkaUnavailable
 from delaywheel.consumer.records import FetchedRecords, Partition
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.consumer.watching.figures import Figures
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
+from delaywheel.message import unix_ms
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -66,7 +68,7 @@ class Engine:
         self._positions = Positions(state, self._lookout, self._deliveries)
         self._commits = Commits(state, self._positions, self.desk, self._deliveries, self._rights)
         self._called_back: set[Partition] = set()
-        self._seeks: list[tuple[Partition, int]] = []
+        self._seeks: list[tuple[Partition, int | datetime]] = []
         self._look_at_s = 0.0
         self._thread = threading.Thread(target=self._run, name="delaywheel-consumer", daemon=True)
 
@@ -136,18 +138,22 @@ class Engine:
                     self._book.resume(list(self._book.paused))
             self._state.notify()
 
-    def seek(self, at: Partition, offset: int) -> None:
-        """Reads a partition from another offset on, once the engine's thread has done so.
+    def seek(self, at: Partition, to: int | datetime) -> None:
+        """Reads a partition from another offset or time on, once the engine's thread has done so.
 
         Raises:
-            ValueError: The partition is not assigned, or no longer; or order is kept.
+            ValueError: The partition is not assigned, or no longer; or order is kept; or the offset
+                is negative, or the time has no zone.
             ConsumerError: The consumer cannot continue.
         """
         if self._state.order is not None:
             raise ValueError("seek: not with ordered, which knows what is away of each partition")
-        if offset < 0:
-            raise ValueError(f"offset={offset}: at least 0")
-        seek = (at, offset)
+        if isinstance(to, datetime):
+            if to.utcoffset() is None:
+                raise ValueError(f"{to!r} has no time zone; say which, such as datetime.now(UTC)")
+        elif to < 0:
+            raise ValueError(f"offset {to}: at least 0")
+        seek = (at, to)
         with self._changed:
             self._check_assigned([at])
             self._seeks.append(seek)
@@ -265,12 +271,18 @@ class Engine:
 
     def _seek(self) -> None:
         """Reads from other offsets on, and commits them: what is settled first."""
+        with self._changed:
+            wanted = list(self._seeks)
+            ours = [one for one in wanted if one[0] in self._book.partitions]
+        try:
+            seeks = [(at, self._offset_of(at, to)) for at, to in ours]
+        except KafkaUnavailable as away:
+            self._state.note_away("no answer about the offsets of a time", away)
+            return  # it is asked again
         self._commits.settle_up(time.monotonic())
         if self._state.must_recover:
             return  # once it is known what became of the last transaction
         with self._changed:
-            wanted = list(self._seeks)
-            seeks = [one for one in wanted if one[0] in self._book.partitions]
             lost = self._book.assign(dict(seeks))
             self._deliveries.forgotten(dict(seeks))
         if seeks:
@@ -281,6 +293,14 @@ class Engine:
             del self._seeks[: len(wanted)]
             self._state.notify()
         tell_lost(lost)
+
+    def _offset_of(self, at: Partition, to: int | datetime) -> int:
+        if not isinstance(to, datetime):
+            return to
+        since_ms = unix_ms(to)
+        offset = self._state.ask(lambda: self._broker.first_since(at, since_ms))
+        self._state.note_away("", None)
+        return offset
 
     def _take(self, fetched: Sequence[FetchedRecords]) -> None:
         if not fetched:

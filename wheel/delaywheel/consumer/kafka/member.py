@@ -55,6 +55,7 @@ from delaywheel.consumer.kafka.topics import (
     check_rights,
     check_sizes,
     ends_of,
+    first_since,
     limits_of,
     make_topics,
     partitions_of,
@@ -370,6 +371,13 @@ class KafkaBroker:
             return {}
         try:
             return ends_of(self._asking, partitions)
+        except KafkaException as exception:
+            raise away(exception) from exception
+
+    def first_since(self, at: Partition, since_ms: int) -> int:
+        """See `Broker`."""
+        try:
+            return first_since(self._asking, at, since_ms)
         except KafkaException as exception:
             raise away(exception) from exception
 

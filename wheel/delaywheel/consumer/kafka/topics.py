@@ -107,6 +107,14 @@ def ends_of(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partiti
     }
 
 
+def first_since(admin: AdminClient, at: Partition, since_ms: int) -> int:
+    """Returns the offset of the first record with this timestamp or a later one; else the end."""
+    where = TopicPartition(at.topic, at.number)
+    since = OffsetSpec.for_timestamp(since_ms)
+    found = admin.list_offsets({where: since}, request_timeout=ASK_S)[where].result().offset
+    return found if found >= 0 else ends_of(admin, [at])[at]
+
+
 def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
     """Creates topics, and waits until the brokers report them."""
     if not wanted:
