@@ -172,10 +172,12 @@ class Cleaner:
             clock=self._clock,
             on_dead=self._dead_news.add,
         )
+        # For another thread, which must not look at counters while they grow.
+        self._halves_asked = 0
         self._unanswered = UnansweredLetters(
             settings,
             is_leading=lambda: self._leadership.role is Role.LEADING,
-            asked=lambda: self._leadership.counters.get("halves_asked", 0),
+            asked=lambda: self._halves_asked,
         )
         if config.halves:
             threading.Thread(target=self._unanswered.run, name="halves", daemon=True).start()
@@ -325,6 +327,8 @@ class Cleaner:
         leads = view.role is Role.LEADING
         unavailable = self._dead_letters.unavailable_topics if leads else ()
         tallies = self._leadership.tallies
+        counters = self._leadership.counters
+        self._halves_asked = counters.get("halves_asked", 0)
         status = CleanerStatus(
             node=self._config.node_id,
             boot=self._boot,
@@ -342,7 +346,7 @@ class Cleaner:
             kafka_error=view.error,
             kafka_warnings=view.warnings,
             started_ms=self._started_ms,
-            counters=self._leadership.counters,
+            counters=counters,
             forwarded_by_topic=tallies.forwarded.read(),
             dead_by_topic=tallies.dead.read(),
             dead_by_reason=dict(tallies.dead_reasons),
