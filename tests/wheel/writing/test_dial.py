@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -5,13 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.slot_table import load_head
+from delaywheel.storage.files.wheel_folder import list_wheels, make_wheel
+from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import index_rows
 from delaywheel.storage.writing.dial import HORIZONS, Dial, DialView
+from delaywheel.storage.writing.mirror import MirrorWheel
 from sim.machine.disk import SimulatedDisk
-from support.wheels.copies import count_again
+from support.wheels.copies import bundled, copies_of, count_again, recover_wheel
 from support.wheels.messages import BASE_SLOT, columns_of, message
 from support.wheels.wheels import ACCEPTED_AT_MS, append, new_wheel
 
@@ -156,6 +162,53 @@ def test_what_is_cancelled_is_not_pending() -> None:
     assert counted_after(0) == {"1s": 2, "10s": 1}
     assert counted_after(1, 2) == {"10s": 1}
     assert counted_after(0) == {"10s": 1}, "a second cancel takes nobody else's message away"
+
+
+def left(disk: SimulatedDisk, done_slot: int = 0) -> dict[int, int]:
+    """How many messages of each second are pending."""
+    rows = DialView(disk, DATA).rows(done_slot)
+    found = {int(row["slot"]) - BASE_SLOT: int(row["messages"] - row["cancels"]) for row in rows}
+    pending = DialView(disk, DATA).pending(BASE_SLOT, done_slot)
+    assert sum(messages for _, messages, _ in pending) == sum(found.values())
+    return found
+
+
+def counted_anew(disk: SimulatedDisk) -> dict[int, int]:
+    """What a server counts that was killed, and starts again."""
+    disk.restart()
+    for wheel in list_wheels(disk, DATA):
+        recover_wheel(disk, DATA, wheel, os_crashed=False)
+    count_again(Dial(disk, DATA, 100), disk, DATA, floor=BASE_SLOT)
+    return left(disk)
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+def test_counts_of_halves_outlast_restarts_and_replaced_nodes(*, has_table: bool) -> None:
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA, dial=Dial(disk, DATA, 100), table_rows=1)
+    held, delayed, released, rolled_back, asked = (message(number) for number in range(5))
+    append(wheel, [held, delayed, released, rolled_back, asked])
+    named = ((Kind.COMMITS, delayed), (Kind.RELEASES, released), (Kind.CANCELS, rolled_back))
+    for kind, half in named:
+        columns = columns_of([half])
+        rows = Columns.of_cancels(columns.due_ms, columns.ids)
+        wheel.append(rows, kind=kind, accepted_at_ms=ACCEPTED_AT_MS)
+    append(wheel, [replace(delayed, due_ms=delayed.due_ms + 30_000)])  # its message
+    if has_table:
+        wheel.checkpoint()
+    assert bool(load_head(disk, layout.wheel_folder(DATA, wheel.wheel)).seq) is has_table
+    # A half that is committed with a delay is there until its hold ends, as its message is.
+    expected = {0: 3, 30: 1}
+    assert left(disk) == expected
+    replacing = SimulatedDisk()
+    dial = Dial(replacing, DATA, 100)
+    make_wheel(replacing, DATA, wheel.meta)
+    copy = MirrorWheel.open(replacing, DATA, wheel.wheel, HandleCache(replacing, 2), dial=dial)
+    copy.append(bundled(copies_of(disk, DATA, wheel.wheel)))
+    assert left(replacing) == expected
+    assert counted_anew(disk) == expected
+    assert counted_anew(replacing) == expected
+    assert left(disk, BASE_SLOT + 1) == {30: 1}, "whoever was asked is nobody's pending message"
 
 
 def test_pending_of_an_empty_dial() -> None:
