@@ -215,6 +215,10 @@ def test_get_of_a_half_shows_its_hold_and_its_own_due(
     assert "hold ends 2030-03-17T17:46:40.250Z" in lines
     half = {"group": "shop", "deliver_at_ms": None if own_due is None else int(own_due)}
     assert command("get", HANDLE, "--json").document["half"] == half
+    message.state = pb.MESSAGE_STATE_DONE
+    node.script.append(answer(pb.GetMessageResponse(message=message)))
+    is_pointed_at = "its id and own due find it" in command("get", HANDLE).out
+    assert is_pointed_at is (own_due is not None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from delaywheel_replica.cli.printing.text import bytes_text
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import iso
 
+_BY_OWN_DUE = "; if it was committed, its id and own due find it"
 _UNKNOWN_END = "done: delivered or a dead letter, which is not known here; the outcomes topic knows"
 
 
@@ -82,7 +83,9 @@ def _state(message: pb.StoredMessage) -> str:
         return f"rescheduled to {iso(message.rescheduled_to_ms)}"
     match message.state:
         case pb.MESSAGE_STATE_DONE:
-            return _UNKNOWN_END
+            half = shapes.half(message)
+            has_own_due = half is not None and half["deliver_at_ms"] is not None
+            return f"{_UNKNOWN_END}{_BY_OWN_DUE * has_own_due}"
         case pb.MESSAGE_STATE_DEAD_LETTERED:
             return f"a dead letter: {message.dead_reason}"
         case _:
