@@ -24,7 +24,7 @@ from support.due.wheels import Wheels, wheels_in_memory
 from support.due.whenever import Whenever
 from support.process.descriptors import open_files
 
-A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
+A1, A2, B1, C1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1), WheelId("c", 1)
 
 
 @pytest.fixture
@@ -199,11 +199,14 @@ def test_what_comes_while_its_second_is_loaded(wheels: Wheels, whenever: Wheneve
         assert numbers(leader.dropped) == [1, 3, 2]
 
 
+SHOPS = ((HALF_GROUP, b"shop"),)
+
+
 def write_backlog(wheels: Wheels, seconds: int) -> None:
     """For each second a plain message, and a half that was released while it was held."""
     for number in range(seconds):
         at_ms = START_MS + 1000 * number + 500
-        half = message(at_ms + 3_000, 1_000 + number, headers=((HALF_GROUP, b"shop"),))
+        half = message(at_ms + 3_000, 1_000 + number, headers=SHOPS)
         wheels.write(A1, [half])
         wheels.cancel(A1, [half], kind=Kind.RELEASES)
         wheels.write(B1, [message(at_ms, number)])
@@ -220,6 +223,21 @@ def test_what_is_due_goes_on_while_releases_wait_for_their_seconds(
         found = numbers(leader.messages)
         assert {0, 1, 2} < set(found)
         assert {1_000, 1_001, 1_002} < set(found)
+
+
+def test_a_wheel_that_lags_gets_its_seconds_though_another_wants_new_ones(
+    wheels: Wheels, whenever: Whenever
+) -> None:
+    now_ms = START_MS + 60_000
+    write_backlog(wheels, 10)
+    with Leader(wheels, replace(EMPTY, due_ms=now_ms), preload_thread=True) as leader:
+        for number in range(40):
+            half = message(now_ms + 3_000 + 1000 * number, number, headers=SHOPS)
+            wheels.write(C1, [half])
+            wheels.cancel(C1, [half], kind=Kind.RELEASES)
+            leader.commit(leader.look(now_ms))
+            whenever.run()
+        assert {1_000 + number for number in range(10)} <= set(numbers(leader.messages))
 
 
 def test_a_step_waits_for_all_seconds_that_are_due(

@@ -25,7 +25,7 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 
 __all__ = ["DueReader", "Step"]
 
-_WAIT_FOR_LOADING_S = 0.02
+_WAIT_FOR_LOADING_S = 0.1
 """How long a step waits for seconds that are due, or that releases want, but not loaded yet."""
 LOOK_AGAIN_MS = 100
 """How often unreadable frames are tried again."""

@@ -15,9 +15,10 @@ A second with a frame that cannot be read is *blocked*: it is not in memory, but
 once its frames can be read or are lost. If it is covered, w rests in front of it and nothing
 beyond is loaded; if it is past, the late frames that want it wait.
 
-While w is behind the clock, seconds that late frames and releases want, and the next covered ones,
-are loaded in turn. Otherwise a backlog of half messages, of which each second has some that were
-released, would have what is due wait until all of that backlog was read.
+Of the seconds that late frames and releases want, the earliest is loaded first: the wheel that is
+furthest behind must not wait for the others. While w is behind the clock, those beyond what is
+covered and the next covered ones are loaded in turn. Otherwise a backlog of half messages, of which
+each second has some that were released, would have what is due wait until all of it was read.
 
 Seconds that exist are found an hour at a time: those that index rows refer to, so that a missing
 slot file is noticed, and those that have a file, because a row may be missing as well. If both are
@@ -117,9 +118,9 @@ class Window:
         self._seconds = KeptSeconds()
         self._blocked: dict[int, Awaited] = {}
         self._arrived: list[FrameBatch] = []  # frames admitted for the second being loaded
-        # A second that a late frame waits for: a past one, or a future one that has a release.
+        # The earliest second that a late frame waits for: a past one, or one that has a release.
         self._wanted: int | None = None
-        self._was_wanted = False  # the one that was loaded last
+        self._was_early = False  # the one that was loaded last
         self._progress = Progress(due_ms=-1, position=None)
         self._first = 0  # the first slot that is not past
         self.covered_to = -1
@@ -198,7 +199,7 @@ class Window:
         if second is not None or slot == self._loader.slot or slot in self._blocked:
             return second
         if slot < self._first:
-            self._wanted = slot
+            self._want(slot)
             return None
         if slot > self.covered_to:
             return None
@@ -213,8 +214,11 @@ class Window:
         """
         second = self.open(slot)
         if second is None and slot > self.covered_to and slot not in self._blocked:
-            self._wanted = slot
+            self._want(slot)
         return second
+
+    def _want(self, slot: int) -> None:
+        self._wanted = slot if self._wanted is None else min(slot, self._wanted)
 
     def put_aside(self, slot: int, batches: list[FrameBatch]) -> None:
         """Keeps frames admitted for a second that is being loaded, to be added afterwards.
@@ -278,9 +282,10 @@ class Window:
     ) -> int | None:
         is_behind = (self.covered_to + 1) * 1000 <= now_ms
         wanted, covered = self._take_wanted(AHEAD if is_behind else EARLY), None
-        if wanted is None or (self._was_wanted and is_behind):
+        is_early = wanted is not None and wanted > self.covered_to
+        if wanted is None or (is_early and self._was_early and is_behind):
             covered = self._next_covered((now_ms + PRELOAD_MS) // 1000, readers, seqs, lost)
-        self._was_wanted = covered is None and wanted is not None
+        self._was_early = covered is None and is_early
         return wanted if covered is None else covered
 
     def _take_wanted(self, bound: Bound) -> int | None:
