@@ -121,6 +121,7 @@ class Tail:
 
     def admit(self, limits: Mapping[WheelId, int], progress: Progress) -> None:
         """Admits new frames, up to each wheel's limit."""
+        self._window.want_none()
         for wheel, limit in limits.items():
             while (
                 self.admitted[wheel] < limit

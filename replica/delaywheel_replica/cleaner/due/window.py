@@ -217,6 +217,10 @@ class Window:
             self._want(slot)
         return second
 
+    def want_none(self) -> None:
+        """Forgets what was wanted: whoever still waits wants it again."""
+        self._wanted = None
+
     def _want(self, slot: int) -> None:
         self._wanted = slot if self._wanted is None else min(slot, self._wanted)
 
