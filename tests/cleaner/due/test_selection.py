@@ -240,6 +240,31 @@ def test_a_wheel_that_lags_gets_its_seconds_though_another_wants_new_ones(
         assert {1_000 + number for number in range(10)} <= set(numbers(leader.messages))
 
 
+def test_what_is_due_does_not_wait_for_a_second_that_is_wanted_early(
+    wheels: Wheels, whenever: Whenever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is wanted each second where halves are committed: each of them would be a delay."""
+    waits: list[float] = []
+    monkeypatch.setattr(loading, "wait_for_futures", lambda _, wait_s: waits.append(wait_s))
+    half = message(START_MS + 5_000, 1, headers=SHOPS)
+    wheels.write(A1, [half])
+    wheels.write(B1, [message(START_MS + 500, 2)])
+    with Leader(wheels, preload_thread=True) as leader:
+        for _ in range(3):  # what is near is in memory
+            leader.commit(leader.look(START_MS + 400))
+            whenever.run()
+        monkeypatch.setattr(selection, "_WAIT_FOR_LOADING_S", 60)
+        waits.clear()
+        wheels.cancel(A1, [half], kind=Kind.RELEASES)
+        leader.commit(leader.look(START_MS + 500))
+        assert (numbers(leader.messages), waits) == ([2], [])
+        leader.commit(leader.look(START_MS + 501))
+        assert len(waits) == 1, "nothing is due"
+        whenever.run()
+        leader.commit(leader.look(START_MS + 502))
+        assert numbers(leader.messages) == [2, 1]
+
+
 def test_a_step_waits_for_all_seconds_that_are_due(
     wheels: Wheels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

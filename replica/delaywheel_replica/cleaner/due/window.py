@@ -155,9 +155,18 @@ class Window:
         return min([self.covered_to + 1, *(s for s in absent if s >= self._first)]) * 1000 - 1
 
     def is_waited_for(self, now_ms: int) -> bool:
-        """Whether the second being loaded is needed now."""
+        """Whether the second being loaded is needed now, or before anything that is due.
+
+        One that is wanted early does not delay what is due, unless w is behind the clock.
+        """
         slot = self._loader.slot
-        return slot is not None and (slot * 1000 <= now_ms or slot > self.covered_to)
+        if slot is None:
+            return False
+        if slot * 1000 <= now_ms or slot <= self.covered_to:
+            return slot * 1000 <= now_ms
+        next_ms = self.next_due_ms(self._progress.due_ms)
+        is_behind = (self.covered_to + 1) * 1000 <= now_ms
+        return is_behind or next_ms is None or next_ms > now_ms
 
     def early(self) -> list[int]:
         """The seconds beyond the covered ones that are in memory, or being loaded."""
