@@ -126,6 +126,26 @@ def test_a_question_about_a_half_is_asked_whatever_is_thought_of_its_topic(wheel
     site.close()
 
 
+def test_halves_that_wait_for_all_nodes_to_know_them_are_a_fault(site: Site) -> None:
+    """With all behind them, perhaps for as long as a node is away: somebody has to hear of it."""
+    site.settings = replace(site.settings, rules=replace(site.settings.rules, halves=True))
+    site.lead("a")
+    site.topics.send(*asked(3_000))
+    half = [("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS + 9_000))]
+    site.topics.send(("dw-topic", b"orders"), *half, ("dw-half", b"shop"))
+    for needs in (KNOWN_SINCE - 1, KNOWN_SINCE):
+        site.state = site.forwarder.state = replace(site.forwarder.state, needs=needs)
+        site.pass_ms(100)
+        site.turn()
+        if site.server is not None:
+            site.server.answer(RecordAnswer.HELD)
+        site.turn()
+        status = site.ingress.status()
+        assert status is not None
+        waits = [f"{AT[0]}/0 waits with half messages" in fault for fault in status.faults]
+        assert waits == [True] * (needs < KNOWN_SINCE)
+
+
 def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
     half = ("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS - 90_000))
     places = [

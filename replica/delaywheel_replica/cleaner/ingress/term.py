@@ -28,7 +28,7 @@ in between, and why it does not:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
@@ -163,6 +163,8 @@ class Ingress:
         self._reader_fault: str | None = None
         self._reader_fault_until = 0.0
         self._behind: tuple[str, ...] = ()
+        # Which partitions wait with halves, until all nodes know these, and which nodes do not.
+        self._with_halves: tuple[Sequence[IngressPartition], Sequence[str]] = (), ()
         self._is_changed = True
         self._bound: int | None = None
         self._is_bound_known = False
@@ -190,6 +192,14 @@ class Ingress:
             found.append(
                 f"ingress waits until every node has reported that its release knows it: node"
                 f" {', '.join(self._behind)} has not"
+            )
+        waiting, nodes = self._with_halves
+        if waiting:
+            more = f" and {len(waiting) - 1} more" if waiting[1:] else ""
+            found.append(
+                f"ingress partition {name_of(waiting[0])}{more} waits with half messages, and all"
+                " behind them, until every node has reported that its release knows them:"
+                f" {'node ' + ', '.join(nodes) if nodes else 'one of members'} has not"
             )
         cut_off = sorted(self._cut_off)
         if cut_off:
@@ -308,6 +318,10 @@ class Ingress:
             most=self._handing.most,
             takes_halves=around.state.needs >= HALVES_KNOWN_SINCE,
         )
+        self._with_halves = (), ()
+        if self._settings.rules.halves and not moment.takes_halves:
+            without = nodes_behind(around.state, around.heartbeats, HALVES_KNOWN_SINCE)
+            self._with_halves = term.come_to_halves(), without
         step = term.plan(moment, room=room)
         names = self._settings.names
         direct = [each for each in step.settled if isinstance(each, Goes)]

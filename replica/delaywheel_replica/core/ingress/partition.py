@@ -271,6 +271,13 @@ class Intake:
         """Returns the first `count` records under way, in order."""
         return islice(self._taken, count)
 
+    @property
+    def comes_to_a_half(self) -> bool:
+        """Whether the next record to be settled is a half, or a commit of one."""
+        left = (taken for taken in self._taken if taken.stage is not Stage.HELD)
+        following = next(left, None)
+        return following is not None and _is_about_half(following)
+
     def to_hand(self, room: TransactionRoom | int) -> list[RecordUnderWay]:
         """Returns as many records for the server as there is room for; each expects an answer."""
         messages, left_bytes = TransactionRoom(room) if isinstance(room, int) else room
@@ -514,10 +521,12 @@ def _is_void(taken: RecordUnderWay, moment: Moment) -> bool:
 
 def _waits_for_halves(taken: RecordUnderWay, moment: Moment) -> bool:
     """Whether a half, or a commit of one, has to wait until all leaders know what it is."""
+    return not moment.takes_halves and _is_about_half(taken)
+
+
+def _is_about_half(taken: RecordUnderWay) -> bool:
     wish = taken.wish
-    return not moment.takes_halves and (
-        isinstance(wish, HalfCommit) or (isinstance(wish, Delayed) and wish.is_half)
-    )
+    return isinstance(wish, HalfCommit) or (isinstance(wish, Delayed) and wish.is_half)
 
 
 def _is_for_the_wheel(taken: RecordUnderWay, moment: Moment) -> bool:

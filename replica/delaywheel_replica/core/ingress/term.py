@@ -173,6 +173,10 @@ class IngressTerm:
         """Returns the partitions of which everything was read."""
         return frozenset(self._done)
 
+    def come_to_halves(self) -> list[IngressPartition]:
+        """Returns the partitions whose next record is a half, or a commit of one."""
+        return sorted(at for at in self._active if self._intakes[at].comes_to_a_half)
+
     def full(self) -> frozenset[IngressPartition]:
         """Returns the partitions that must pause.
 
