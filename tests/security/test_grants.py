@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2
 
 from delaywheel import Client, Tls
 from delaywheel.client.exchange.retry import AttemptFailure
@@ -471,6 +474,33 @@ def test_no_filter_by_a_name_that_no_topic_can_have(site: Site) -> None:
     for look in (searched, found_to_cancel):
         asked = partial(look, site.stub("shop"), topic="x" * 100_000)
         assert told(asked) == "TOPIC_INVALID"
+
+
+def test_who_lists_services_takes_no_stream_of_a_sender(site: Site) -> None:
+    """Reflection is open to whoever reaches a port, and its calls are streams."""
+    request, ended = reflection_pb2.ServerReflectionRequest(list_services=""), threading.Event()
+
+    def requests() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+        while not ended.wait(0.2):
+            yield request
+
+    credentials = Tls(site.authority.file).credentials()
+    with ExitStack() as stack:
+        streams = []
+        for _ in range(16):
+            channel = stack.enter_context(
+                grpc.secure_channel(site.token_address, credentials, options=CHANNEL_OPTIONS)
+            )
+            reflect = channel.stream_stream(
+                "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                reflection_pb2.ServerReflectionRequest.SerializeToString,
+                reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            streams += [reflect(requests()), reflect(requests())]
+        stack.callback(ended.set)
+        answers = [told(partial(next, stream)) for stream in streams]
+        assert any("ServerReflection" in answer for answer in answers)
+        assert told(lambda: streamed(site.stub("admin"), "bills")) == "ok"
 
 
 def test_nobody_passes_for_a_node(site: Site) -> None:

@@ -19,7 +19,7 @@ from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
 from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.producing import Producing
-from delaywheel_replica.server.intake.reception import CALLS, HEALTH, Reception
+from delaywheel_replica.server.intake.reception import CALLS, HEALTH, REFLECTION, Reception
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.service import DelayWheelService
 
@@ -40,7 +40,7 @@ _HEALTH_ANSWER_BYTES: Final = 64
 # At most this many windows of 64 KiB hold calls of one connection that are not read yet.
 _CALLS_OF_CALLER: Final = 256
 # Calls that have come and are not begun, twice what may be open: those beyond are refused by us.
-_PENDING_CALLS: Final = 2 * (CALLS.calls + HEALTH.calls)
+_PENDING_CALLS: Final = 2 * (CALLS.calls + HEALTH.calls + REFLECTION.calls)
 # How long calls on a connection that has its greatest age may go on: streams end with it.
 _AGE_GRACE_MS: Final = 60_000
 _HANDSHAKE_MS: Final = 10_000
@@ -81,7 +81,7 @@ class GrpcListener:
             config: The node's configuration.
             services: The services that answer.
             counts: Counts refused calls.
-            connections: The most connections of callers.
+            connections: The most connections of callers at each port.
             access: Says who may make which call.
             audit: Notes what they change, and who may not.
             certificates: This node's; None: callers speak plain text.
@@ -96,8 +96,7 @@ class GrpcListener:
             close=close_connections,
         )
         answers = Answers(asked, services.questions.length_bytes)
-        reception = Reception()
-        calls = GrpcHandlers(reception, counts, answers, access, audit)
+        calls = GrpcHandlers(Reception(), counts, answers, access, audit)
         checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)
         checks = GrpcHandlers(
             Reception(HEALTH), counts, Answers(checked, lambda _: _HEALTH_ANSWER_BYTES)
@@ -112,7 +111,9 @@ class GrpcListener:
             *(reflection.SERVICE_NAME, REFLECTION_V1),
         )
         reflected = reflection.aio.ReflectionServicer(service_names=names)
-        reflecting = GrpcHandlers(reception, counts, answers).of_service(_REFLECTION, reflected, {})
+        reflecting = GrpcHandlers(Reception(REFLECTION), counts, answers).of_service(
+            _REFLECTION, reflected, {}
+        )
         for name, handlers in (
             (SERVICE, calls.of_service(_SERVICES["DelayWheel"], services.questions, producing)),
             (ADMIN_SERVICE, calls.of_service(_SERVICES["DelayWheelAdmin"], services.admin, {})),

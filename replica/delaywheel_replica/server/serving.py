@@ -343,7 +343,9 @@ class Server:
             config,
             services,
             self._counts,
-            connections=self._descriptors.connections,
+            connections=self._descriptors.connections_of_port(
+                1 if self._config.token_listen is None else 2
+            ),
             access=self._access,
             audit=self._audit,
             certificates=self._certificates,

@@ -39,6 +39,10 @@ class Descriptors:
     connections: int
     slot_files: int
 
+    def connections_of_port(self, ports: int) -> int:
+        """Returns how many each of several ports may have: gRPC counts those of each by itself."""
+        return max(1, self.connections // ports)
+
 
 def share_out(limit: int, *, open_files: int | None = None) -> Descriptors:
     """Divides the descriptors that the process may have.

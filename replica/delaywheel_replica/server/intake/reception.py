@@ -25,7 +25,8 @@ Streams that never sent anything are ended first, then those of the sharer with 
 the one that has been idle for longest. So streams that are opened and not used shut out nobody.
 
 Health checks have a reception of their own, with watches in place of streams: what other calls do
-takes nothing from them.
+takes nothing from them. So has the list of services (reflection), whose calls are streams: whoever
+reaches a port may ask for it, and must not take those of senders.
 """
 
 import asyncio
@@ -69,7 +70,8 @@ class CallBounds(NamedTuple):
 
 CALLS: Final = CallBounds(4_096, ArrivalBounds(16, 4, slow=12), 32, 2, 16)
 HEALTH: Final = CallBounds(2_048, ArrivalBounds(4, 2, slow=2), 1_024, 4, 1_024)
-"""The bounds of a node, for all other calls and for health checks."""
+REFLECTION: Final = CallBounds(64, ArrivalBounds(1, 1, slow=1), 2, 2, 2)
+"""The bounds of a node, for all other calls, for health checks, and for lists of services."""
 
 
 class OpenStream:
