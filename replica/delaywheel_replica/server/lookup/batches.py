@@ -20,6 +20,7 @@ from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.server.lookup.scan import key_of
 
+_HALF: Final = HALF_GROUP.encode()
 _BATCH_BYTES: Final = 8 << 20
 _BATCH_ROWS: Final = 1 << 16
 _GROWTH: Final = 4
@@ -28,10 +29,12 @@ NAMING_KINDS: Final = (Kind.CANCELS, Kind.COMMITS, Kind.RELEASES)
 
 
 def is_half(columns: Columns, row: int) -> bool:
-    """Whether a message is a half message, as its headers say."""
-    if not columns.headers_lengths[row]:
-        return False
-    return any(name == HALF_GROUP for name, _ in columns.headers(row))
+    """Whether a message is a half message, as its headers say.
+
+    Few are, and lists and searches ask of each message: most are told by bytes alone.
+    """
+    may_be = _HALF in columns.encoded_headers(row)
+    return may_be and any(name == HALF_GROUP for name, _ in columns.headers(row))
 
 
 class Examined(NamedTuple):

@@ -163,12 +163,16 @@ class Columns:
 
     def headers(self, row: int) -> list[tuple[str, bytes | None]]:
         """Returns the headers of one message, in order, including duplicates."""
+        return decode_headers(self.encoded_headers(row))
+
+    def encoded_headers(self, row: int) -> bytes:
+        """Returns the headers of one message as they lie here."""
         length = int(self.headers_lengths[row])
         if length == 0:
-            return []
+            return b""
         start = int(self.starts[row])
         start += max(int(self.key_lengths[row]), 0) + max(int(self.value_lengths[row]), 0)
-        return decode_headers(self._bytes(start, length))
+        return self._bytes(start, length)
 
     def is_same(self, row: int, others: "Columns", other: int) -> bool:
         """Whether two messages have the same topic, partition, timestamp and contents."""
