@@ -13,7 +13,7 @@ import pytest
 
 from delaywheel.client import gathering
 from delaywheel.client.gathering import AioChanges, SyncChanges
-from delaywheel.client.named_changes import Again
+from delaywheel.client.named_changes import Again, Doubts
 from delaywheel.errors import TimedOutError
 
 Tell = Callable[[int, Any], None]
@@ -170,6 +170,56 @@ def test_no_thread_sends_for_others_beyond_its_own_time(
                 waiting[1].result(60)
     again = [([2], late_s, {0: 0})] if is_time_over else []
     assert calls == [([0], late_s, {}), ([1, 2], soon_s, {}), *again]
+
+
+async def test_who_gives_up_before_its_call_hears_what_is_known() -> None:
+    """Coroutines were told that cancels may have an effect of which no node had ever heard."""
+    goes_on, named = asyncio.Event(), []
+
+    async def call(_: object, __: float, ___: Tell, doubts: Doubts) -> None:
+        named.append(doubts.begin([0]))
+        named.append(doubts.end([0], "UNAVAILABLE: nobody answers"))
+        await goes_on.wait()
+        named.append(doubts.begin([0]))
+
+    changes = AioChanges(cast("Any", call))
+    with pytest.raises(TimedOutError, match="nobody answers") as gave_up:
+        await changes.change(cast("Any", 0), monotonic() + 0.05)
+    assert gave_up.value.outcome_known
+    goes_on.set()
+    await asyncio.gather(*changes._tasks)
+    assert named == [[0], [0], []]
+    assert not changes._calls
+
+
+def test_a_thread_that_gives_up_before_its_call_hears_what_is_known() -> None:
+    under_way, goes_on = threading.Event(), threading.Event()
+    gathered: list[Any] = []
+    known: list[object] = []
+
+    def call(messages: Sequence[Any], _: float, tell: Tell, doubts: Doubts) -> None:
+        if messages == [0]:
+            under_way.set()
+            assert goes_on.wait(60)
+        else:
+            doubts.begin([0, 1])
+            doubts.end([0, 1], "UNAVAILABLE: nobody answers")
+            known.extend((changes._leave(gathered[1]), gathered[1].obstacle, doubts.begin([0, 1])))
+        for number, message in enumerate(messages):
+            tell(number, message)
+
+    changes = SyncChanges(cast("Any", call), calls_at_once=1)
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(changes.change, cast("Any", 0), monotonic() + 60)]
+        assert under_way.wait(60)
+        for number in (1, 2):
+            waiting.append(pool.submit(changes.change, cast("Any", number), monotonic() + 60))
+            while len(changes._gathered) < number:
+                threading.Event().wait(0.001)
+        gathered += changes._gathered
+        goes_on.set()
+        assert [one.result(60) for one in waiting] == [0, 1, 2]
+    assert known == [True, "UNAVAILABLE: nobody answers", [0]]
 
 
 def test_thread_that_gives_up_or_is_interrupted_leaves_nobody_behind() -> None:

@@ -25,6 +25,7 @@ from delaywheel.client.named_changes import (
     CANCEL,
     LATE_ASKED_AT_MOST,
     Again,
+    Doubts,
     NamedChanges,
     outcome_of,
 )
@@ -96,7 +97,7 @@ class TestNamedChanges:
 
     def test_in_part_each_is_told_and_what_has_no_outcome_is_let_go(self) -> None:
         told: dict[int, Any] = {}
-        cancels = NamedChanges(CANCEL, refs(5), told.__setitem__, doubtful={3: 0, 4: 99})
+        cancels = NamedChanges(CANCEL, refs(5), told.__setitem__, Doubts({3: 0, 4: 99}))
         assert cancels.request().partly
         first = [error(Reason.BACKPRESSURE), pb.MessageCancelled(), CANCELLED, LATE, LATE]
         cancels.answered(pb.CancelResponse(results=first))
@@ -107,6 +108,18 @@ class TestNamedChanges:
         assert told[2].outcome is CancelOutcome.CANCELLED
         assert told[3] == Again(0.25, is_late=True, why="TOO_LATE in doubt")
         assert told[4].reason is Reason.CANCEL_UNKNOWN
+
+    def test_who_gives_up_knows_what_stays_true(self) -> None:
+        """Otherwise its message is changed later, though its error said that it was not."""
+        doubts = Doubts({2: 0})
+        cancels = NamedChanges(CANCEL, refs(5), lambda *_: None, doubts)
+        assert doubts.withdraw(0), "nothing was sent yet"
+        assert list(cancels.request().messages) == refs(5)[1:]
+        assert not doubts.withdraw(1), "an attempt is under way"
+        cancels.failed(AttemptFailure(StatusCode.UNAVAILABLE, "no", unsent=True))
+        assert (doubts.withdraw(2), doubts.withdraw(3)) == (False, True)
+        assert doubts.why == "UNAVAILABLE: no"
+        assert list(cancels.request().messages) == refs(5)[4:]
 
     @pytest.mark.parametrize(
         ("failure", "is_let_go"),
@@ -177,7 +190,8 @@ async def test_without_a_leader_it_is_known_in_the_end_that_nothing_was_cancelle
             with Client(address) as client:
                 client.cancel(handle(0), timeout=0.5)
 
-    refused = [abort(Reason.NO_LEADER)] * 99
+    # When its time is over no attempt is under way, of which nothing would be known.
+    refused = [abort(Reason.NO_LEADER, delay_s=5.0)] * 99
     with FakeService(*refused) as service, pytest.raises(TimedOutError, match="NO_LEADER") as why:
         await cancel(service.address)
     assert why.value.outcome_known

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -24,8 +24,8 @@ from delaywheel.client.exchange.settings import ExchangeSettings
 from delaywheel.client.named_changes import (
     CANCEL,
     COMMIT,
-    NONE_IN_DOUBT,
     RESCHEDULE,
+    Doubts,
     HalfCommitted,
     NamedChanges,
     OnSettled,
@@ -137,10 +137,10 @@ class AioCalls:
         messages: Sequence[pb.MessageRef],
         deadline_s: float,
         on_settled: OnSettled[Cancelled] | None = None,
-        doubtful: Mapping[int, int] = NONE_IN_DOUBT,
+        doubts: Doubts | None = None,
     ) -> list[Cancelled | DelaywheelError]:
         """Cancels messages that fit one call; returns what became of each, in order."""
-        changes = NamedChanges(CANCEL, messages, on_settled, doubtful)
+        changes = NamedChanges(CANCEL, messages, on_settled, doubts)
         await self.run(changes, lambda stub: stub.Cancel, deadline_s)
         return changes.results
 
@@ -149,10 +149,10 @@ class AioCalls:
         halves: Sequence[pb.HalfRef],
         deadline_s: float,
         on_settled: OnSettled[HalfCommitted] | None = None,
-        doubtful: Mapping[int, int] = NONE_IN_DOUBT,
+        doubts: Doubts | None = None,
     ) -> list[HalfCommitted | DelaywheelError]:
         """Commits halves that fit one call; returns what became of each, in order."""
-        changes = NamedChanges(COMMIT, halves, on_settled, doubtful)
+        changes = NamedChanges(COMMIT, halves, on_settled, doubts)
         await self.run(changes, lambda stub: stub.Commit, deadline_s)
         return changes.results
 
@@ -161,10 +161,10 @@ class AioCalls:
         messages: Sequence[pb.NewDue],
         deadline_s: float,
         on_settled: OnSettled[Rescheduled] | None = None,
-        doubtful: Mapping[int, int] = NONE_IN_DOUBT,
+        doubts: Doubts | None = None,
     ) -> list[Rescheduled | DelaywheelError]:
         """Gives messages that fit one call other dues; returns what became of each, in order."""
-        changes = NamedChanges(RESCHEDULE, messages, on_settled, doubtful)
+        changes = NamedChanges(RESCHEDULE, messages, on_settled, doubts)
         await self.run(changes, lambda stub: stub.Reschedule, deadline_s)
         return changes.results
 

@@ -12,6 +12,9 @@ its message is settled, and what is not is gathered again, after a rest if it wa
 earlier call may have changed it: then it is in doubt (named_changes.py). If calls went on for what
 is refused, a few messages that nobody can decide would hold all of them.
 
+Who gives up before the call does withdraws the message: what is known of it by then, that no
+attempt can have changed it or that one may have, is in the error, and stays true.
+
 Threads that wait send for one another: whoever may send takes all that is gathered, and there is
 no thread beside them. A call lasts for as long as its thread's own time; whose time is longer is
 gathered again then.
@@ -31,6 +34,7 @@ from delaywheel.client.named_changes import (
     MESSAGES_AT_MOST,
     Again,
     AnswerT,
+    Doubts,
     NamedT,
     OnSettled,
     outcome_of,
@@ -108,8 +112,8 @@ def _late(obstacle: str, *, is_unchanged: bool) -> TimedOutError:
     return TimedOutError(f"not answered in time{last}", outcome_known=is_unchanged)
 
 
-def _doubtful(batch: Mapping[KeyT, _One[NamedT]]) -> dict[int, int]:
-    return {number: one.late for number, one in enumerate(batch.values()) if one.is_doubtful}
+def _doubts(batch: Mapping[KeyT, _One[NamedT]]) -> Doubts:
+    return Doubts({n: one.late for n, one in enumerate(batch.values()) if one.is_doubtful})
 
 
 class _WaitingThread(Generic[NamedT, AnswerT]):
@@ -120,6 +124,7 @@ class _WaitingThread(Generic[NamedT, AnswerT]):
         resting: It was refused, and is gathered again once its rest is over.
         has_left: Nobody waits for it any more.
         obstacle: What kept it from being settled last.
+        call: What the last call that named it knows, and its number there; None: there was none.
         woken: Set when any of these changes, or the thread may send.
     """
 
@@ -128,6 +133,7 @@ class _WaitingThread(Generic[NamedT, AnswerT]):
         self.resting: _One[NamedT] | None = None
         self.has_left = False
         self.obstacle = ""
+        self.call: tuple[Doubts, int] | None = None
         self.woken: Final = Event()
 
 
@@ -136,14 +142,14 @@ class SyncChanges(Generic[NamedT, AnswerT]):
 
     def __init__(
         self,
-        call: Callable[[Sequence[NamedT], float, OnSettled[AnswerT], Mapping[int, int]], object],
+        call: Callable[[Sequence[NamedT], float, OnSettled[AnswerT], Doubts], object],
         calls_at_once: int = CALLS_AT_ONCE,
     ) -> None:
         """Prepares.
 
         Args:
-            call: Makes one call of messages until a deadline, and tells what became of each; the
-                numbers of those in doubt come last.
+            call: Makes one call of messages until a deadline, and tells what became of each; those
+                in doubt come last.
             calls_at_once: How many calls are under way at most.
         """
         self._call: Final = call
@@ -186,16 +192,19 @@ class SyncChanges(Generic[NamedT, AnswerT]):
                 else:
                     wait_s = min(wait_s, mine.resting.since_s - now_s)
             is_first = next(iter(self._gathered), None) is mine
-            if is_first and self._under_way < self._calls_at_once:
+            if is_first and self._under_way < self._calls_at_once and now_s < deadline_s:
                 may_go_in_s = _wait_s(self._gathered, self._under_way)
                 if may_go_in_s <= 0:
                     # It cannot look while it sends: as the first it would keep all others waiting.
                     batch = _taken(self._gathered, mine)
+                    doubts = _doubts(batch)
+                    for number, waiting in enumerate(batch):
+                        waiting.call = doubts, number
                     self._under_way += 1
                     self._wake_first()
                 wait_s = min(wait_s, may_go_in_s)
         if batch is not None:
-            self._send(batch, mine, deadline_s)
+            self._send(batch, doubts, mine, deadline_s)
         elif not mine.woken.wait(max(0.0, wait_s)) and monotonic() >= deadline_s:
             # The call gives up at the latest deadline of its messages; this is a later safeguard.
             is_unchanged = self._leave(mine)
@@ -204,12 +213,18 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         return None
 
     def _leave(self, mine: _WaitingThread[NamedT, AnswerT]) -> bool:
-        """Takes out a message that nobody waits for any more; returns whether no call named it."""
+        """Takes out a message that nobody waits for any more; returns whether it is unchanged."""
         with self._lock:
             mine.has_left = True
             one = self._gathered.pop(mine, None) or mine.resting
             self._wake_first()
-        return one is not None and not one.is_doubtful
+        if one is not None:
+            return not one.is_doubtful
+        if mine.call is None:
+            return False
+        doubts, number = mine.call
+        mine.obstacle = doubts.why or mine.obstacle
+        return doubts.withdraw(number)
 
     def _wake_first(self) -> None:
         """Has the first of those that wait look whether it may send."""
@@ -220,6 +235,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
     def _send(
         self,
         batch: Mapping[_WaitingThread[NamedT, AnswerT], _One[NamedT]],
+        doubts: Doubts,
         mine: _WaitingThread[NamedT, AnswerT],
         deadline_s: float,
     ) -> None:
@@ -229,12 +245,11 @@ class SyncChanges(Generic[NamedT, AnswerT]):
 
         def take(number: int, result: AnswerT | DelaywheelError | Again) -> None:
             waiting, one = rows[number]
-            if isinstance(result, TimedOutError):
-                now_s = monotonic()
-                # Before its time a call is given up only where none helps: nothing answers at all,
-                # or the client is closed.
-                if waiting is not mine and deadline_s <= now_s < one.deadline_s:
-                    result = Again(is_doubtful=not result.outcome_known)
+            # Before its time a call is given up only where none helps: nothing answers at all, or
+            # the client is closed.
+            is_over = waiting is mine or not deadline_s <= monotonic() < one.deadline_s
+            if isinstance(result, TimedOutError) and not is_over:
+                result = Again(is_doubtful=not result.outcome_known, why=doubts.why)
             with self._lock:
                 untold.discard(waiting)
                 if isinstance(result, Again):
@@ -253,13 +268,14 @@ class SyncChanges(Generic[NamedT, AnswerT]):
 
         messages = [one.message for _, one in rows]
         try:
-            self._call(messages, deadline_s, take, _doubtful(batch))
+            self._call(messages, deadline_s, take, doubts)
         finally:
             with self._lock:
                 self._under_way -= 1
                 for waiting in untold:
-                    waiting.result = _UNFINISHED
-                    waiting.woken.set()
+                    if not waiting.has_left:
+                        waiting.result = _UNFINISHED
+                        waiting.woken.set()
                 self._wake_first()
 
 
@@ -273,16 +289,14 @@ class AioChanges(Generic[NamedT, AnswerT]):
 
     def __init__(
         self,
-        call: Callable[
-            [Sequence[NamedT], float, OnSettled[AnswerT], Mapping[int, int]], Awaitable[object]
-        ],
+        call: Callable[[Sequence[NamedT], float, OnSettled[AnswerT], Doubts], Awaitable[object]],
         calls_at_once: int = CALLS_AT_ONCE,
     ) -> None:
         """Prepares.
 
         Args:
-            call: Makes one call of messages until a deadline, and tells what became of each; the
-                numbers of those in doubt come last.
+            call: Makes one call of messages until a deadline, and tells what became of each; those
+                in doubt come last.
             calls_at_once: How many calls are under way at most.
         """
         self._call: Final = call
@@ -291,6 +305,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
         self._gathered: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
         self._resting: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
         self._obstacles: Final[dict[asyncio.Future[AnswerT | DelaywheelError], str]] = {}
+        self._calls: Final[dict[asyncio.Future[AnswerT | DelaywheelError], tuple[Doubts, int]]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -310,21 +325,36 @@ class AioChanges(Generic[NamedT, AnswerT]):
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
                 result = await settled
         except BaseException as error:  # its time is over, or its task was cancelled
-            one = self._gathered.pop(settled, None) or self._resting.pop(settled, None)
+            is_unchanged, obstacle = self._leave(settled)
             if not isinstance(error, TimeoutError):
                 raise
-            is_unchanged = one is not None and not one.is_doubtful
-            late = _late(self._obstacles.get(settled, ""), is_unchanged=is_unchanged)
-            raise late from None
+            raise _late(obstacle, is_unchanged=is_unchanged) from None
         finally:
             self._obstacles.pop(settled, None)
+            self._calls.pop(settled, None)
         return outcome_of(result)
+
+    def _leave(self, settled: asyncio.Future[AnswerT | DelaywheelError]) -> tuple[bool, str]:
+        """Takes out a message that nobody waits for any more.
+
+        Returns:
+            Whether it is unchanged, and what kept it from being settled last.
+        """
+        obstacle = self._obstacles.get(settled, "")
+        one = self._gathered.pop(settled, None) or self._resting.pop(settled, None)
+        if one is not None:
+            return not one.is_doubtful, obstacle
+        if settled not in self._calls:
+            return False, obstacle
+        doubts, number = self._calls[settled]
+        return doubts.withdraw(number), doubts.why or obstacle
 
     def _pump(self) -> None:
         while self._gathered and self._may_go():
-            task = asyncio.create_task(
-                self._send(_taken(self._gathered)), name="delaywheel-changes"
-            )
+            batch = _taken(self._gathered)
+            doubts = _doubts(batch)
+            self._calls.update((settled, (doubts, n)) for n, settled in enumerate(batch))
+            task = asyncio.create_task(self._send(batch, doubts), name="delaywheel-changes")
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
@@ -353,7 +383,9 @@ class AioChanges(Generic[NamedT, AnswerT]):
         self._pump()
 
     async def _send(
-        self, batch: "dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]"
+        self,
+        batch: "dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]",
+        doubts: Doubts,
     ) -> None:
         rows = [*batch.items()]
         untold = set(batch)
@@ -377,7 +409,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
 
         messages = [one.message for _, one in rows]
         try:
-            await self._call(messages, _latest_s(batch), take, _doubtful(batch))
+            await self._call(messages, _latest_s(batch), take, doubts)
         except BaseException as error:
             for settled in untold:
                 if not settled.done():

@@ -26,10 +26,10 @@ succeeded:
 | anything else | settled with it |
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from threading import Lock
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc import StatusCode
@@ -88,7 +88,48 @@ class Again(NamedTuple):
 OnSettled: TypeAlias = Callable[[int, AnswerT | DelaywheelError | Again], None]
 """Called with the number of a message, and what became of it."""
 
-NONE_IN_DOUBT: Final[Mapping[int, int]] = {}
+
+class Doubts(dict[int, int]):
+    """Which messages of a call its attempts may have changed, while it goes on. Thread-safe.
+
+    By number, each with how often it was TOO_LATE since. Who gives up before the call does
+    withdraws the message: it is not named again, so what is known then stays true.
+
+    Attributes:
+        why: How the last attempt failed, for people; empty: none has.
+    """
+
+    def __init__(self, doubtful: Mapping[int, int] | None = None) -> None:
+        """Takes those that an earlier call may have changed."""
+        super().__init__(doubtful or {})
+        self.why = ""
+        self._lock: Final = Lock()
+        self._withdrawn: Final[set[int]] = set()
+        self._is_under_way = False
+
+    def begin(self, numbers: list[int]) -> list[int]:
+        """Begins an attempt; returns those that it names."""
+        with self._lock:
+            self._is_under_way = True
+            return self._wanted(numbers)
+
+    def end(self, numbers: list[int], why: str) -> list[int]:
+        """Ends an attempt that has failed; returns those that are still waited for."""
+        with self._lock:
+            self._is_under_way, self.why = False, why
+            return self._wanted(numbers)
+
+    def withdraw(self, number: int) -> bool:
+        """Has a message named no more; returns whether nothing can have changed it."""
+        with self._lock:
+            self._withdrawn.add(number)
+            return not self._is_under_way and number not in self
+
+    def _wanted(self, numbers: list[int]) -> list[int]:
+        if not self._withdrawn:
+            return numbers
+        return [number for number in numbers if number not in self._withdrawn]
+
 
 # The leader's node is asked in the end, whichever node is called.
 _OF_THE_LEADERS_NODE: Final = frozenset({Reason.BACKPRESSURE, Reason.RESCHEDULES_BUSY})
@@ -205,7 +246,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         change: Change[NamedT, RequestT, ResponseT, AnswerT],
         messages: Sequence[NamedT],
         on_settled: OnSettled[AnswerT] | None = None,
-        doubtful: Mapping[int, int] = NONE_IN_DOUBT,
+        doubts: Doubts | None = None,
     ) -> None:
         """Prepares.
 
@@ -214,16 +255,14 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
             messages: Up to `MESSAGES_AT_MOST`.
             on_settled: The call is answered in part, and this is called with the number of each
                 message.
-            doubtful: The numbers of messages that an earlier call named, each with how often it was
-                TOO_LATE.
+            doubts: The messages that an earlier call named, and all that may be changed by this.
         """
         self._change: Final = change
         self._on_settled: Final = on_settled
         self._messages: Final = messages
         self._settled: Final[list[AnswerT | DelaywheelError | None]] = [None] * len(messages)
         self._waiting = list(range(len(messages)))
-        self._doubtful: Final = set(doubtful)
-        self._late: Final = Counter(doubtful)
+        self._doubts: Final = Doubts() if doubts is None else doubts
         self._failed_attempts = 0
         self._obstacle: AttemptFailure | None = None
 
@@ -239,6 +278,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
 
     def request(self) -> RequestT:
         """Builds the next attempt from messages that are not settled."""
+        self._waiting = self._doubts.begin(self._waiting)
         messages = [self._messages[row] for row in self._waiting]
         return self._change.request(messages, self._on_settled is not None)
 
@@ -270,7 +310,8 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
 
     def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
-        self._waiting = [row for row in self._waiting if self._row_failed(row, failure)]
+        waiting = [row for row in self._waiting if self._row_failed(row, failure)]
+        self._waiting = self._doubts.end(waiting, str(failure))
         report = Report(healthy=True)
         if self._waiting:
             is_healthy = failure.reason in OF_THE_CLUSTER
@@ -289,7 +330,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         """Settles the remaining messages: no time is left for another attempt."""
         last = f"; last: {self._obstacle}" if self._obstacle else ""
         for row in self._waiting:
-            known = row not in self._doubtful
+            known = row not in self._doubts
             self._settle(row, TimedOutError(f"not answered: {why}{last}", outcome_known=known))
         self._waiting = []
 
@@ -304,7 +345,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
 
     def _let_go(self, row: int, failure: AttemptFailure) -> None:
         if self._on_settled is not None:
-            is_doubtful = row in self._doubtful
+            is_doubtful = row in self._doubts
             again = Again(failure.retry_delay_s or 0.0, is_doubtful=is_doubtful, why=str(failure))
             self._on_settled(row, again)
 
@@ -320,9 +361,9 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
                 self._on_settled(row, Again())
                 return False
             text = f"the service answered outcome {answer}, which this SDK does not know"
-        elif row in self._doubtful and answer.outcome in _IN_DOUBT:
-            if answer.outcome in _LATE and self._late[row] < LATE_ASKED_AT_MOST:
-                self._late[row] += 1
+        elif row in self._doubts and answer.outcome in _IN_DOUBT:
+            if answer.outcome in _LATE and self._doubts[row] < LATE_ASKED_AT_MOST:
+                self._doubts[row] += 1
                 if self._on_settled is not None:
                     again = Again(_LATE_AGAIN_S, is_late=True, why=f"{answer.outcome} in doubt")
                     self._on_settled(row, again)
@@ -338,11 +379,11 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         """Applies a failure to one message; returns whether it still waits."""
         verdict = failure.verdict
         if not verdict.outcome_known:
-            self._doubtful.add(row)
+            self._doubts.setdefault(row, 0)
         if verdict.retry:
             self._obstacle = failure
             return True
-        self._settle(row, failure.error(outcome_known=row not in self._doubtful))
+        self._settle(row, failure.error(outcome_known=row not in self._doubts))
         return False
 
     def _defective(self, text: str) -> Report:
