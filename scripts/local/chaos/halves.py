@@ -33,6 +33,7 @@ _KILL_AFTER_S: Final = (2.0, 6.0)
 # A half whose order was given up may still be asked about for so long once all others arrived.
 _QUIET_S: Final = 15.0
 _PATIENCE_S: Final = 120.0
+"""After the last message, while some are missing."""
 _END_S: Final = 30.0
 _ORDERS: Final = """
 SELECT id, extract(epoch FROM due) * 1000, extract(epoch FROM pg_xact_commit_timestamp(xmin)) * 1000
@@ -203,14 +204,13 @@ class Shop:
             program.kill()
         seconds = time.monotonic() - self._began_s
         orders = self._orders()
-        deadline_s, quiet_since_s, seen = time.monotonic() + _PATIENCE_S, time.monotonic(), -1
-        while time.monotonic() < deadline_s:
+        quiet_since_s, seen, patience_s = time.monotonic(), -1, _PATIENCE_S
+        while time.monotonic() < quiet_since_s + patience_s:
             time.sleep(0.2)
             self._cluster.watch()
-            if len(self._observer.records) != seen or self._missing(orders):
+            if len(self._observer.records) != seen:
                 quiet_since_s, seen = time.monotonic(), len(self._observer.records)
-            if time.monotonic() - quiet_since_s > _QUIET_S:
-                break
+                patience_s = _PATIENCE_S if self._missing(orders) else _QUIET_S
         for program in self._checking:
             program.end()
         return self._verdict(orders, seconds)

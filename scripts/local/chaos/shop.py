@@ -32,7 +32,7 @@ from delaywheel import AsyncClient, DelaywheelError
 from delaywheel.consumer import AskedHalf, HalfChecker
 from delaywheel.transactions import AsyncHalf, Barrier, HalfVerdict
 
-HOLD = "2s"
+HOLD = "3s"
 SLOWEST_S = 4.0
 DELAY_S = 4.0
 CONNECTIONS: Final = 16
