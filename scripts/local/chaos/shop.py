@@ -37,6 +37,8 @@ SLOWEST_S = 4.0
 DELAY_S = 4.0
 CONNECTIONS: Final = 16
 """How many local transactions one program has under way at a time."""
+CHECKS: Final = 4
+"""How many halves one program checks at a time."""
 MOST_OPEN: Final = 1_000
 """How many customers one program serves at a time; who comes then is turned away."""
 BARRIER = Barrier(wait="500ms")
@@ -165,24 +167,23 @@ class GivenUpError(DelaywheelError):
 
 
 class Checker(HalfChecker):
-    """Checks by the barrier, over a connection that is kept while it works."""
+    """Checks by the barrier, over a connection that each thread keeps while it works."""
 
     def __init__(self, dsn: str, bootstrap: str, cluster: str, group: str) -> None:
         super().__init__(group=group, bootstrap=bootstrap, cluster=cluster, retry=RETRY)
         self._dsn = dsn
-        self._db: psycopg.Connection | None = None
+        self._kept = threading.local()
 
     def check(self, half: AskedHalf) -> HalfVerdict:
         """Returns what the barrier says."""
-        self._db = self._db or psycopg.connect(self._dsn)
-        try:
-            verdict = BARRIER.verdict(self._db, half)
-        except Exception:
-            self._db = None
-            raise
+        db: psycopg.Connection | None = getattr(self._kept, "db", None)
+        self._kept.db = None
+        db = db or psycopg.connect(self._dsn)
+        verdict = BARRIER.verdict(db, half)
         if verdict is HalfVerdict.UNKNOWN:
-            self._db.close()
-            self._db = None
+            db.close()
+        else:
+            self._kept.db = db
         say(f"check {verdict}")
         return verdict
 
@@ -202,7 +203,7 @@ def check(dsn: str, bootstrap: str, cluster: str, group: str) -> None:
     """A program that checks; SIGTERM ends it."""
     with Checker(dsn, bootstrap, cluster, group) as checker:
         signal.signal(signal.SIGTERM, lambda *_: checker.stop())
-        checker.run()
+        checker.run(concurrency=CHECKS)
 
 
 def run_program(log: Path, program: Callable[..., None], *arguments: object) -> None:
