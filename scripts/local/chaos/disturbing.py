@@ -100,6 +100,8 @@ class Disturber:
         if how is How.BROKER:
             self._stage.view.note("kill -9 of the broker")
             self._stage.cluster.kill_broker()
+            up_after_s = time.time() - at_ms / 1000
+            self._stage.view.note(f"the broker is up again after {up_after_s:.1f} s")
             # The leader may go on, or not.
             return Strike("broker", leader.epoch - 1, at_ms, None)
         self._kill(leader.node, how)
