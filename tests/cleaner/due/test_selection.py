@@ -265,6 +265,26 @@ def test_what_is_due_does_not_wait_for_a_second_that_is_wanted_early(
         assert numbers(leader.messages) == [2, 1]
 
 
+def test_what_is_due_does_not_wait_for_a_second_that_is_past(
+    wheels: Wheels, whenever: Whenever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever repeats old messages, each of another second, would delay all others."""
+    waits: list[float] = []
+    now_ms = START_MS + 60_000
+    wheels.write(B1, [message(now_ms + 500, 2)])
+    with Leader(wheels, replace(EMPTY, due_ms=now_ms), preload_thread=True) as leader:
+        for _ in range(3):
+            leader.commit(leader.look(now_ms + 400))
+            whenever.run()
+        monkeypatch.setattr(loading, "wait_for_futures", lambda _, wait_s: waits.append(wait_s))
+        monkeypatch.setattr(selection, "_WAIT_FOR_LOADING_S", 60)
+        wheels.write(A1, [message(START_MS, 1)])
+        leader.commit(leader.look(now_ms + 500))
+        assert (numbers(leader.messages), waits) == ([2], [])
+        leader.commit(leader.look(now_ms + 501))
+        assert len(waits) == 1, "nothing is due"
+
+
 def test_a_step_waits_for_all_seconds_that_are_due(
     wheels: Wheels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

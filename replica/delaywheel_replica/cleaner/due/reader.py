@@ -236,7 +236,9 @@ class DueReader:
         while True:
             if progress.position is None:
                 tail.admit(self._limits, progress)
-            wait_s = latest_s - monotonic() if window.is_waited_for(now_ms) else 0.0
+            has_late = any(tail.late.values())
+            is_waited_for = window.is_waited_for(now_ms, has_late=has_late)
+            wait_s = latest_s - monotonic() if is_waited_for else 0.0
             taken = window.take(max(0.0, wait_s))
             if not (taken or window.begin(now_ms, tail.readers, tail.admitted, tail.lost)):
                 return

@@ -154,19 +154,22 @@ class Window:
         absent = [slot for slot in (self._loader.slot, *self._blocked) if slot is not None]
         return min([self.covered_to + 1, *(s for s in absent if s >= self._first)]) * 1000 - 1
 
-    def is_waited_for(self, now_ms: int) -> bool:
-        """Whether the second being loaded is needed now, or before anything that is due.
+    def is_waited_for(self, now_ms: int, *, has_late: bool) -> bool:
+        """Whether the second being loaded is needed now.
 
-        One that is wanted early does not delay what is due, unless w is behind the clock.
+        It does not delay what is in memory and can go, unless w is behind the clock.
+
+        Args:
+            now_ms: The leader's clock.
+            has_late: Late frames, or releases, can go.
         """
         slot = self._loader.slot
-        if slot is None:
+        if slot is None or self.covered_to >= slot > now_ms // 1000:
             return False
-        if slot * 1000 <= now_ms or slot <= self.covered_to:
-            return slot * 1000 <= now_ms
+        if (self.covered_to + 1) * 1000 <= now_ms:
+            return True
         next_ms = self.next_due_ms(self._progress.due_ms)
-        is_behind = (self.covered_to + 1) * 1000 <= now_ms
-        return is_behind or next_ms is None or next_ms > now_ms
+        return not has_late and (next_ms is None or next_ms > now_ms)
 
     def early(self) -> list[int]:
         """The seconds beyond the covered ones that are in memory, or being loaded."""
