@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
+from ipaddress import ip_address
 from itertools import combinations
 from pathlib import Path
 
@@ -131,7 +132,10 @@ def _leads(address: str) -> bool:
 def is_loopback(address: str) -> bool:
     """Whether no other machine reaches an address."""
     host = address.rpartition(":")[0].strip("[]")
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:  # a name: one that begins with 127 leads where its owner likes
+        return host.lower() == "localhost"
 
 
 def _bounds(config: Config) -> Iterator[Fault]:

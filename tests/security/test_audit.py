@@ -114,6 +114,7 @@ def test_refusals_are_not_written_as_often_as_they_are_caused(
         ("0.0.0.0:1", "tls_cert and grants"),
         ("[::]:1", "tls_cert and grants"),
         ("delay-1:1", "tls_cert and grants"),
+        ("127.example.org:1", "tls_cert and grants"),
     ],
 )
 def test_what_a_port_lacks_that_others_reach(listen: str, lacks: str, tmp_path: Any) -> None:
