@@ -183,18 +183,18 @@ def test_no_answer_is_untrue_when_w_was_set_back(seqs: list[int]) -> None:
     for run in set_back_runs():
         real = truth(run, cancels)
         for before, seen in pairwise(run[1:]):
-            for complete, known in product((True, False), (None, before)):
-                copies = [COPY] if complete else []
+            for readable, known in product((True, False), (None, before)):
+                copies = [COPY] if readable else []
                 sight = view(
-                    progress=seen, before=known, cancels=cancels, copies=copies, complete=complete
+                    progress=seen, before=known, cancels=cancels, copies=copies, readable=readable
                 )
                 decision = after_writing(sight)
-                decided.add((complete, decision))
+                decided.add((readable, decision))
                 if decision is CancelDecision.CANCELLED:
                     assert real != "delivered", run
                 if decision is CancelDecision.ALREADY_DELIVERED:
                     assert real == "delivered", run
-    assert {decision for complete, decision in decided if complete} == {
+    assert {decision for readable, decision in decided if readable} == {
         CancelDecision.CANCELLED,
         CancelDecision.ALREADY_DELIVERED,
         CancelDecision.UNKNOWN,
@@ -210,7 +210,8 @@ def test_no_answer_is_untrue_when_w_was_set_back(seqs: list[int]) -> None:
         (True, Progress(10, None, {A1: 1, B1: 1}), True, CancelDecision.UNKNOWN),
         (False, Progress(10, None, {A1: 0, B1: 1}), True, CancelDecision.ALREADY_DELIVERED),
         (False, Progress(9, COPY, {A1: 0, B1: 1}), True, CancelDecision.ALREADY_DELIVERED),
-        (False, Progress(10, None, {A1: 0, B1: 1}), False, CancelDecision.UNKNOWN),
+        # What is acknowledged beyond V, and perhaps not here, does not count.
+        (False, Progress(10, None, {A1: 0, B1: 1}), False, CancelDecision.ALREADY_DELIVERED),
         (False, Progress(10, None, {A1: 0, B1: 0}), True, CancelDecision.WAIT),
         (False, Progress(9, None, {A1: 0, B1: 1}), True, CancelDecision.WAIT),
         (False, None, True, CancelDecision.WAIT),
@@ -242,7 +243,8 @@ FINISHED = Progress(10, None, {A1: 5, B1: 5}, floor=DUE_MS // 1000 + 1)
         ({"progress": FINISHED}, CancelDecision.TOO_LATE),
         ({"progress": FINISHED, "leading": False}, CancelDecision.NO_LEADER),
         ({"progress": DONE}, CancelDecision.ALREADY_DELIVERED),
-        ({"progress": DONE, "complete": False}, CancelDecision.UNKNOWN),
+        ({"progress": DONE, "complete": False}, CancelDecision.ALREADY_DELIVERED),
+        ({"progress": DONE, "readable": False}, CancelDecision.UNKNOWN),
         ({"now_ms": DUE_MS - TOO_LATE_MS}, CancelDecision.TOO_LATE),
         ({"now_ms": DUE_MS + 1}, CancelDecision.TOO_LATE),
         # Asked again: an answer was lost, or another caller came first.

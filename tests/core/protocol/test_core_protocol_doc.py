@@ -311,11 +311,13 @@ KNOWN = {
         VIEW, copies=[], progress=Progress(900, None, floor=VIEW.due_ms // 1000 + 1)
     ),
     "it was rescheduled": replace(VIEW, rescheduled=True),
-    "no copy, everything could be read": replace(VIEW, copies=[]),
-    "no copy, something could not be read": replace(VIEW, copies=[], complete=False),
+    "no copy, the node holds all that was acknowledged": replace(VIEW, copies=[]),
+    "no copy, it may lack some of it": replace(VIEW, copies=[], complete=False),
     "a cancel lies there": replace(VIEW, cancels=[CANCEL]),
-    "a copy is done, everything could be read": replace(VIEW, progress=DONE),
-    "a copy is done, something could not be read": replace(VIEW, progress=DONE, complete=False),
+    "a copy is done, its second could be read": replace(VIEW, progress=DONE),
+    "a copy is done, some of its second could not be read": replace(
+        VIEW, progress=DONE, readable=False
+    ),
     "due within the next 100 ms": replace(VIEW, now_ms=900),
     "none of these": VIEW,
 }
@@ -326,7 +328,7 @@ AHEAD = replace(BEYOND, ahead=(Done(2_000, None, {A1: 1}),))
 SEEN = {
     ("yes or no", "it was rescheduled"): replace(WRITTEN, rescheduled=True),
     ("yes", "w < due, beyond all that was done ahead"): replace(WRITTEN, progress=BEYOND),
-    ("yes", "w < due, was not done ahead, everything could be read"): replace(
+    ("yes", "w < due, was not done ahead, its second could be read"): replace(
         WRITTEN, progress=ELSEWHERE
     ),
     ("yes", "w < due, perhaps done ahead"): replace(WRITTEN, progress=AHEAD),
@@ -334,8 +336,10 @@ SEEN = {
         WRITTEN, progress=Progress(1_000, None, {A1: 2}), before=Progress(999, None, {A1: 1})
     ),
     ("yes", "w ≥ due otherwise"): replace(WRITTEN, progress=Progress(1_000, None, {A1: 2})),
-    ("no", "done, everything could be read"): replace(WRITTEN, progress=DONE),
-    ("no", "done, something could not be read"): replace(WRITTEN, progress=DONE, complete=False),
+    ("no", "done, its second could be read"): replace(WRITTEN, progress=DONE),
+    ("no", "done, some of its second could not be read"): replace(
+        WRITTEN, progress=DONE, readable=False
+    ),
     ("no", "not done"): WRITTEN,
 }
 
@@ -406,9 +410,8 @@ def test_what_becomes_of_a_half() -> None:
         assert found[max(found)] is HalfEnd[end]
 
 
-def test_of_a_half_that_is_done_only_its_outcome_says_what_became() -> None:
-    half = replace(VIEW, is_half=True, releases=[CANCEL])
-    assert before_writing(replace(half, progress=DONE)) is CancelDecision.UNKNOWN
+def test_a_half_is_done_before_its_due_if_a_release_counts() -> None:
+    half = replace(VIEW, releases=[CANCEL])
     released = Progress(0, None, {A1: 2})
-    assert before_writing(replace(half, progress=released)) is CancelDecision.UNKNOWN
+    assert before_writing(replace(half, progress=released)) is CancelDecision.ALREADY_DELIVERED
     assert before_writing(half) is CancelDecision.WRITE

@@ -239,6 +239,14 @@ async def test_before_anything_is_written_it_is_looked_at_twice_too(
     assert await site.cancel() == answer
 
 
+async def test_what_others_acknowledge_meanwhile_does_not_count_of_what_is_done() -> None:
+    """Under load they always have; each such cancel was asked about again, or in Kafka."""
+    behind = [replace(each, complete=False) for each in (found(), found(OWN_CANCEL))]
+    site = Site(behind)
+    site.words.append(lambda: site.done(others=1))
+    assert await site.cancel() == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
+
+
 @pytest.mark.parametrize(
     ("withdrawn", "marked", "answer"),
     [

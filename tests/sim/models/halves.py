@@ -79,6 +79,7 @@ class State(NamedTuple):
         cancelled: how often it ended as cancelled.
         answered: the sender has answered, so the message was delivered if that says so.
         confirmed: a cancel was confirmed.
+        mistold: a cancel was told that the half is done, which it was not, or was cancelled.
         deleted: the floor has passed the second.
         loaded: V and what else a leader had when it loaded the second; only for a mutant.
     """
@@ -93,6 +94,7 @@ class State(NamedTuple):
     cancelled: int = 0
     answered: bool = False
     confirmed: bool = False
+    mistold: bool = False
     deleted: bool = False
     loaded: tuple[int, ...] | None = None
 
@@ -128,7 +130,7 @@ class HalvesModel:
     losses: int = 0
     ahead: bool = False
     decides_when_loaded: bool = False
-    _taken: dict[object, tuple[tuple[HalfEnd, ...], bool]] = field(
+    _taken: dict[object, tuple[tuple[HalfEnd, ...], set[CancelDecision]]] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
 
@@ -213,13 +215,17 @@ class HalvesModel:
         key = (before, due_ms, seqs)
         if key not in self._taken:
             self._taken[key] = _taken(state, after)
-        ends, confirmed = self._taken[key]
+        ends, told = self._taken[key]
+        forwarded = state.forwarded + ends.count(HalfEnd.FORWARDED)
+        asked = state.asked + ends.count(HalfEnd.ASKED)
+        is_done = CancelDecision.ALREADY_DELIVERED in told
         return after._replace(
             wheels=tuple(sorted(wheels)) if state.loaded is None else wheels,
-            forwarded=state.forwarded + ends.count(HalfEnd.FORWARDED),
-            asked=state.asked + ends.count(HalfEnd.ASKED),
+            forwarded=forwarded,
+            asked=asked,
             cancelled=state.cancelled + ends.count(HalfEnd.CANCELLED),
-            confirmed=state.confirmed or confirmed,
+            confirmed=state.confirmed or CancelDecision.CANCELLED in told,
+            mistold=state.mistold or (is_done and not (forwarded or asked)),
         )
 
 
@@ -243,14 +249,15 @@ def _judged(state: State) -> Iterator[tuple[str, bool]]:
         )
         yield "no commit is left that sent it", bool(state.forwarded and not says)
         yield "it was released and has no end", released and not ends
+        yield "a cancel was told that it is done, and it was not", state.mistold
     if state.deleted and has_half:
         yield "it has no end", not ends
         has_way = state.delivered or state.asked or state.cancelled
         yield "it is lost", bool(state.committed and not has_way)
 
 
-def _taken(before: State, after: State) -> tuple[tuple[HalfEnd, ...], bool]:
-    """Returns the ends of what a step takes, and whether a node may confirm a cancel after it."""
+def _taken(before: State, after: State) -> tuple[tuple[HalfEnd, ...], set[CancelDecision]]:
+    """Returns the ends of what a step takes, and what a node may tell a cancel after it."""
     began, reached = _progress(before), _progress(after)
     lengths = before.loaded or tuple(len(wheel.rows) for wheel in before.wheels)
     ends = halves.ends(_rows(before.wheels, lengths), began, reached)
@@ -264,12 +271,11 @@ def _taken(before: State, after: State) -> tuple[tuple[HalfEnd, ...], bool]:
         cancels=rows.cancels,
         complete=True,
         confirmed=True,
-        is_half=True,
         releases=rows.releases,
     )
     views = (view, replace(view, before=began))
-    decisions = [cancel.after_writing(each) for each in views] if rows.copies else []
-    return tuple(ends.values()), CancelDecision.CANCELLED in decisions
+    told = {cancel.after_writing(each) for each in views} if rows.copies else set()
+    return tuple(ends.values()), told
 
 
 def _progress(state: State) -> Progress:

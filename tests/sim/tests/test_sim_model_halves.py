@@ -73,13 +73,14 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], HalvesModel, str]] = {
     ),
     "V' is ignored": (
         halves, "_counts", whatever_v_is, HalvesModel(says=1, ends=1),
-        "no cancel is left that cancelled it",
+        "a cancel was told that it is done, and it was not",
     ),
     "a released half is taken again at its due": (
         halves, "is_done", by_w_alone, TWO_WHEELS, "it was released and has no end",
     ),
     "a release counts after the half was asked about": (
-        halves, "is_done", by_the_release, TWO_WHEELS, "it has two ends",
+        halves, "is_done", by_the_release, TWO_WHEELS,
+        "a cancel was told that it is done, and it was not",
     ),
     "what was done ahead is forgotten": (
         halves, "is_done", forgets_what_was_ahead, HalvesModel(copies=1, ahead=True),
@@ -89,7 +90,8 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any], HalvesModel, str]] = {
         halves, "ends", each_copy_for_itself, TWO_WHEELS, "it has two ends",
     ),
     "a release of another wheel counts": (
-        halves, "ends", when_a_release_is_taken, TWO_WHEELS, "it was released and has no end",
+        halves, "ends", when_a_release_is_taken, TWO_WHEELS,
+        "a cancel was told that it is done, and it was not",
     ),
     "a cancel is confirmed by w alone": (
         cancel, "_is_released", lambda _view, _progress: False, CANCELLED_TOO,

@@ -11,11 +11,11 @@ Before writing (`before_writing`), the first line that fits:
 | this node does not lead, or its row is old | NO_LEADER |
 | its second lies below the floor: it is finished and deleted | TOO_LATE |
 | it was rescheduled | RESCHEDULED |
-| no copy, everything could be read | NOT_FOUND |
-| no copy, something could not be read | UNKNOWN |
+| no copy, the node holds all that was acknowledged | NOT_FOUND |
+| no copy, it may lack some of it | UNKNOWN |
 | a cancel of it lies there | as after writing |
-| a copy is done, everything could be read | ALREADY_DELIVERED |
-| a copy is done, something could not be read | UNKNOWN |
+| a copy is done, its second could be read | ALREADY_DELIVERED |
+| a copy is done, some of its second could not be read | UNKNOWN |
 | due within the next 100 ms | TOO_LATE |
 | else | WRITE |
 
@@ -25,12 +25,12 @@ After writing (`after_writing`), for each committed progress seen:
 |---|---|---|
 | - | was rescheduled | RESCHEDULED |
 | yes | w < due, beyond all that was done ahead | CANCELLED |
-| yes | w < due, was not done ahead, everything could be read | CANCELLED |
+| yes | w < due, was not done ahead, its second could be read | CANCELLED |
 | yes | w < due, perhaps done ahead | UNKNOWN |
 | yes | w >= due, and one transaction took both: directly before, w < due | CANCELLED |
 | yes | w >= due otherwise | UNKNOWN |
-| no | done, everything could be read | ALREADY_DELIVERED |
-| no | done, something could not be read | UNKNOWN |
+| no | done, its second could be read | ALREADY_DELIVERED |
+| no | done, some of its second could not be read | UNKNOWN |
 | no | not done | WAIT |
 
 One transaction took both if the progress that it began with is known (`directly_before`), and
@@ -51,9 +51,8 @@ decide; UNKNOWN, and a WAIT whose deadline passes, are answered UNAVAILABLE. Bef
 NOT_FOUND a node asks the others (`others_to_ask`): what was acknowledged after their last
 heartbeats is not known yet.
 
-A half message (halves.py) is done before its due if a release counts for it; and if it is done
-without a cancel it was forwarded, or its sender was asked, which progress does not show: where a
-plain message was ALREADY_DELIVERED, a half is UNKNOWN, and its outcome says which.
+A half message (halves.py) is done before its due if a release counts for it. If it is done without
+a cancel it was forwarded, or its sender was asked: ALREADY_DELIVERED says no more of a half.
 """
 
 from collections.abc import Collection
@@ -101,15 +100,14 @@ class CancelView:
         copies: Where the message lies in the slot files.
         cancels: Where cancels of it lie, as far as known. One that is not known delays an answer,
             and is found by the scan that confirms it.
-        complete: Every frame of the slot could be read, of every registered wheel, and the node
-            holds all that was acknowledged (`holding.knows_all`).
-        readable: Every frame of the slot could be read.
+        complete: Every frame of the slot could be read, and the node holds all that was
+            acknowledged (`holders.knows_all`).
+        readable: Every frame of the slot that the node holds could be read.
         rescheduled: It has another due: a record of that stands with this progress, or its mark
             lies in the slot.
         confirmed: The cancels were found by a scan that began when the node held every frame <= V
             of this progress.
         before: What was committed directly before this progress; None: unknown.
-        is_half: It is a half message.
         releases: Where releases of it lie, as far as known; a scan that confirms finds all.
     """
 
@@ -124,7 +122,6 @@ class CancelView:
     rescheduled: bool = False
     confirmed: bool = False
     before: Progress | None = None
-    is_half: bool = False
     releases: Collection[Position] = ()
 
 
@@ -222,9 +219,7 @@ def are_cancelled(due_ms: NDArray[np.int64], progress: Progress) -> NDArray[np.b
 
 def _done(view: CancelView) -> CancelDecision:
     """Decides when a copy is done, and no cancel of it counts."""
-    if view.complete and not view.is_half:
-        return CancelDecision.ALREADY_DELIVERED
-    return CancelDecision.UNKNOWN
+    return CancelDecision.ALREADY_DELIVERED if view.readable else CancelDecision.UNKNOWN
 
 
 def _confirmed(view: CancelView) -> CancelDecision:
@@ -240,7 +235,7 @@ def _is_to_come(view: CancelView, progress: Progress) -> bool:
         return False
     if progress.ahead_ms is None or view.due_ms > progress.ahead_ms:
         return True
-    return view.complete and not _is_done(view, progress)
+    return view.readable and not _is_done(view, progress)
 
 
 def _was_to_come(view: CancelView) -> bool:

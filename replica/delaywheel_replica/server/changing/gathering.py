@@ -326,10 +326,10 @@ class CancelGroups:
         )
         asked = [(group, at) for group in batch for at in range(len(group))]
         named = [named for group in batch for named in group.named]
-        lone, complete = await self._sights.find_lone(named)
+        lone, _ = await self._sights.find_lone(named)
         are_written = self._sights.moment().are_written(lone)
         others = np.flatnonzero(~are_written).tolist()
-        cohort = self._cohort(asked, lone, np.flatnonzero(are_written), complete=complete)
+        cohort = self._cohort(asked, lone, np.flatnonzero(are_written))
         if cohort is not None:
             self._start(self._write_cohort(cohort))
         subjects = await self._sights.find_many([named[row] for row in others]) if others else []
@@ -350,13 +350,11 @@ class CancelGroups:
         asked: Sequence[tuple[AskedGroup, int]],
         lone: LoneIds,
         rows: NDArray[np.int64],
-        *,
-        complete: bool,
     ) -> Cohort | None:
         """Makes a cohort of those that were asked for in these rows, but for what is there."""
         dues_ms = lone.due_ms[rows].tolist()
         kept: list[int] = []
-        cohort = Cohort(monotonic_ms(), complete=complete)
+        cohort = Cohort(monotonic_ms())
         for row, due_ms in zip(rows.tolist(), dues_ms, strict=True):
             group, at = asked[row]
             named = group.named[at]

@@ -192,7 +192,6 @@ class Cohort:
 
     Attributes:
         since_ms: When the first of them was asked for.
-        complete: When they were looked up, the node held everything acknowledged.
         named: What callers call them.
         keys: Their ids and dues.
         asked: For each, the group that it came with, and its number there.
@@ -205,7 +204,6 @@ class Cohort:
     """
 
     since_ms: int
-    complete: bool
     named: list[Reference] = field(default_factory=list)
     keys: list[MessageKey] = field(default_factory=list)
     asked: list[tuple[AskedGroup, int]] = field(default_factory=list)
@@ -282,9 +280,7 @@ class Cohort:
         """Returns one of them by itself, as it was looked up and written."""
         assert self.place is not None
         key, named = self.keys[row], self.named[row]
-        found = Found(
-            (key[1],), [Position(*self.copies[row])], [self.place], complete=self.complete
-        )
+        found = Found((key[1],), [Position(*self.copies[row])], [self.place])
         pinned = Reference(named.slot, named.id, key[1], named.wheel)
         group, at = self.asked[row]
         return PendingCancel(
