@@ -12,12 +12,13 @@ from typing import cast
 import numpy as np
 import pytest
 
+from local.bench.cli import argument_parser, options_of
 from local.bench.figures import Extent, by_second, differences, ratios
 from local.bench.jobs import Sent, paced, value_of
 from local.bench.page import page_of, stack
 from local.bench.report import print_report
 from local.bench.rounds import disturbances, in_turn, is_steady, run_rounds, warm_up
-from local.bench.running import Spent, as_document, compared
+from local.bench.running import Options, Spent, as_document, compared
 from local.bench.stand import Part
 from local.bench.usage import Look, Usage, Watch, cpu_s_of, look, switches_of
 from local.bench.workloads import USUAL, WORKLOADS
@@ -89,6 +90,18 @@ class TestRounds:
 
     def test_each_kind_is_first_in_turn(self) -> None:
         assert [in_turn("abc", number)[0] for number in range(4)] == ["a", "b", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], Options(5, 20, warm=True)),
+        (["--short"], Options(1, 5, warm=False)),
+        (["--short", "--seconds", "30", "--alone"], Options(1, 30, warm=False, alone=True)),
+    ],
+)
+def test_how_long_a_measurement_takes(arguments: list[str], wanted: Options) -> None:
+    assert options_of(argument_parser().parse_args(arguments)) == wanted
 
 
 class TestWarmth:

@@ -21,7 +21,7 @@ from local.loopback.child import interrupt_on_signals
 from local.loopback.cluster import ClusterError
 from local.loopback.kafka_jars import KafkaError
 
-SHORT = Options(rounds=1, seconds=5, warm=False)
+SECONDS, SHORT_SECONDS = 20.0, 5.0
 
 
 def _say(line: str) -> None:
@@ -41,13 +41,16 @@ def argument_parser() -> argparse.ArgumentParser:
     parser.add_argument("--nodes", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how many (default: 5)")
     parser.add_argument(
-        "--seconds", type=float, default=20, help="of each part of a round (default: 20)"
+        "--seconds", type=float, help="of each part of a round (default: 20; with --short: 5)"
     )
     parser.add_argument(
         "--cadence-ms", type=float, default=25, help="of Kafka's transactions (default: 25)"
     )
     parser.add_argument(
         "--short", action="store_true", help="one round of 5 s, nothing is warmed: no figures"
+    )
+    parser.add_argument(
+        "--alone", action="store_true", help="steady rates without Kafka's own figures beside"
     )
     parser.add_argument(
         "--secure",
@@ -66,7 +69,8 @@ def _parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[s
     names = asked.workload or list(USUAL)
     if unknown := [name for name in names if name not in WORKLOADS]:
         parser.error(f"no such workload: {', '.join(unknown)}")
-    if min(asked.nodes, asked.rounds, asked.seconds, asked.cadence_ms) <= 0:
+    options = options_of(asked)
+    if min(asked.nodes, options.rounds, options.seconds, asked.cadence_ms) <= 0:
         parser.error("--nodes, --rounds, --seconds and --cadence-ms must be above 0")
     if asked.secure and not all(isinstance(WORKLOADS[name].kind, Steady) for name in names):
         parser.error("--secure is for workloads at a steady rate")
@@ -76,7 +80,7 @@ def _parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[s
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the requested measurements."""
     asked, names = _parsed(arguments)
-    options = SHORT if asked.short else Options(asked.rounds, asked.seconds, warm=True)
+    options = options_of(asked)
     interrupt_on_signals()
     document: dict[str, Any] = {
         "machine": {"cpus": os.cpu_count(), "platform": platform.platform()},
@@ -105,6 +109,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_page(asked.page, document)
     print_report(document)
     return code
+
+
+def options_of(asked: argparse.Namespace) -> Options:
+    """Returns how to measure, by the arguments."""
+    seconds = SHORT_SECONDS if asked.short else SECONDS
+    return Options(
+        rounds=1 if asked.short else asked.rounds,
+        seconds=seconds if asked.seconds is None else asked.seconds,
+        warm=not asked.short,
+        alone=asked.alone,
+    )
 
 
 def _measure(

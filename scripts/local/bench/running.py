@@ -63,11 +63,13 @@ class Options:
         rounds: How many undisturbed rounds.
         seconds: The length of each part of a round.
         warm: Whether to warm the broker.
+        alone: Whether to leave out Kafka's own figures beside a steady rate.
     """
 
     rounds: int
     seconds: float
     warm: bool
+    alone: bool = False
 
 
 class Runner:
@@ -137,6 +139,8 @@ class Runner:
         beside: list[tuple[str, Job]] = [("plain", theirs), ("floor", theirs)]
         if workload.by_ingress:
             beside = [("ingress", ours)]
+        elif self._options.alone:
+            beside = []
         measured = self._rounds([*beside, *((kind, ours) for kind in self._ours())])
         if workload.kills_leader:
             measured["killed"] = self._kill_leader(ours)

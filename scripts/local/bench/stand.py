@@ -32,7 +32,9 @@ SAME_SENDERS: Final = {"halves": "ours"}
 SECURE: Final = "secure "
 """What the names of the second cluster's processes begin with."""
 SHARED: Final = "many"
-"""Where all send to if there are many topics: a consumer of all would cost more than anything."""
+"""Where all send to if there are many partitions: topics for each kind, and a consumer of them,
+would cost more than anything."""
+_MANY_PARTITIONS: Final = 50
 BULK: Final = "bulk"
 ARRIVAL_TIMEOUT_S: Final = 30.0
 _SETTLE_S: Final = 0.5
@@ -96,7 +98,7 @@ class Stand:
         self._cadence_s = cadence_s
         self._topics = topics
         self._programs = programs
-        is_shared = topics.count > 1
+        is_shared = topics.count * topics.partitions > _MANY_PARTITIONS
         self._families = {kind: SHARED if is_shared else name for kind, name in OBSERVED.items()}
         self._senders: dict[str, list[Sender]] = {}
         self._ended = ExitStack()
@@ -111,7 +113,8 @@ class Stand:
             families = dict.fromkeys(self._families.values())
             topics = [name for each in families for name in topic_names(each, self._topics.count)]
             partitions = self._topics.partitions
-            cluster.create_topics([*topics, BULK], partitions)
+            cluster.create_topics(topics, partitions)
+            cluster.create_topics([BULK], Topics().partitions)
             self._consumer = stack.enter_context(Consumer(cluster.kafka, topics, partitions))
             for kind in OBSERVED.keys() - SAME_SENDERS.keys():
                 self._senders[kind] = [
