@@ -21,24 +21,33 @@ transactions at a cadence of 25 ms, and half of that would cost the leader half 
 A slow Kafka must not be made slower: a new leader begins with one frame a transaction and
 doubles while its transactions are full and quick. Nor may a transaction outgrow the time that a
 call may last: Kafka's client sends a request for each partition, so messages for very many topics
-cost as much time as partitions. What a commit took beyond the *shortest* one is what its messages
-cost, and twice as many cost twice as much:
+cost as much time as partitions.
 
 =============================================  =================================================
 a commit                                       and then the cap
 =============================================  =================================================
-was full, and is expected within               is doubled
-`LONGEST_COMMIT_MS` with twice as many
+was full, and is expected in time with twice   is doubled
+as many
 took longer than the shortest by more than     is halved, but never below one frame
 `TOO_LONG_MS`, and by more than the shortest
 and `SLOW_COMMIT_MARGIN_MS`
 is anything else                               stays
 =============================================  =================================================
 
+In time is within `LONGEST_COMMIT_MS`, or `BESIDE_SLOW_MS` beside the shortest, if that is longer.
+Twice as many are expected to take the less of two times:
+
+- What a commit took beyond the *shortest* one is what its messages cost, and twice as many cost
+  twice as much at most.
+- They cost less if they go to the same partitions again. What the last doubling added to a commit
+  shows that: the next one adds twice as much at most, since the more messages there are, the fewer
+  of them are the first for their partition.
+
 So what was doubled is not halved while Kafka stays as it is, even if all of the shortest one was
-for its messages. The shortest is that of recent commits which were
-not full, or had the least cap: those show what Kafka takes whatever a transaction holds. Full ones
-can only lower it, or it would rise to theirs while they last, and the cap with it.
+for its messages. The shortest is that of recent commits which were not full, or had the least cap:
+those show what Kafka takes whatever a transaction holds. Full ones can only lower it, or it would
+rise to theirs while they last, and the cap with it. With the least cap the last few count alone:
+what idle commits took before says nothing of a Kafka that has too much to do since.
 """
 
 from dataclasses import dataclass
@@ -47,12 +56,16 @@ from statistics import median_low
 LEAST_PAUSE_MS = 20
 MOST_PAUSE_MS = 25
 RECENT_COMMITS = 16
+COMPARED_COMMITS = 3
+"""So many full commits with a cap show what it takes, whatever single ones took."""
 SLOW_COMMIT_MARGIN_MS = 300
 LONGEST_COMMIT_MS = 1_000
 """How long a full transaction may take. Half of what a call may last at least: what is expected may
 be wrong."""
 TOO_LONG_MS = 1_250
 """A commit that takes longer than the shortest by this much is not one of those, give or take."""
+BESIDE_SLOW_MS = 250
+"""What messages may add to a commit that takes `LONGEST_COMMIT_MS` without."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +97,8 @@ class Pace:
         cap_bytes: The most bytes of the next transaction.
         recent_ms: How long the last commits took.
         spare_ms: The same of those that show what a commit takes at least.
+        full_ms: The same of full ones with this cap.
+        half_ms: What full ones took at half of this cap; None: it was not doubled to this.
     """
 
     limits: CapLimits
@@ -91,6 +106,8 @@ class Pace:
     cap_bytes: int
     recent_ms: tuple[int, ...] = ()
     spare_ms: tuple[int, ...] = ()
+    full_ms: tuple[int, ...] = ()
+    half_ms: int | None = None
 
     @property
     def pause_ms(self) -> int:
@@ -112,14 +129,20 @@ class Pace:
         """
         recent_ms = (*self.recent_ms, duration_ms)[-RECENT_COMMITS:]
         spare_ms = self.spare_ms
-        if not full or self._is_least:
+        if not full:
             spare_ms = (*spare_ms, duration_ms)[-RECENT_COMMITS:]
+        elif self._is_least:  # of a Kafka that has become slow the others say nothing
+            spare_ms = (*spare_ms, duration_ms)[-COMPARED_COMMITS:]
         shortest_ms = min((*spare_ms, duration_ms))
+        full_ms = (*self.full_ms, duration_ms)[-RECENT_COMMITS:] if full else self.full_ms
+        half_ms = self.half_ms
         messages, length_bytes = self.cap_messages, self.cap_bytes
         if duration_ms - shortest_ms > max(TOO_LONG_MS, shortest_ms + SLOW_COMMIT_MARGIN_MS):
             messages, length_bytes = messages // 2, length_bytes // 2
-        elif full and 2 * duration_ms - shortest_ms <= LONGEST_COMMIT_MS:
+            full_ms, half_ms = (), None
+        elif full and self._may_double(full_ms, shortest_ms):
             messages, length_bytes = messages * 2, length_bytes * 2
+            full_ms, half_ms = (), median_low(full_ms)
         limits = self.limits
         return Pace(
             limits,
@@ -127,7 +150,19 @@ class Pace:
             max(limits.frame_bytes, min(length_bytes, limits.max_bytes)),
             recent_ms,
             spare_ms,
+            full_ms,
+            half_ms,
         )
+
+    def _may_double(self, full_ms: tuple[int, ...], shortest_ms: int) -> bool:
+        """Whether a full commit with twice the cap is expected in time, after these with this."""
+        longest_ms = max(LONGEST_COMMIT_MS, shortest_ms + BESIDE_SLOW_MS)
+        if 2 * full_ms[-1] - shortest_ms <= longest_ms:
+            return True
+        if self.half_ms is None or len(full_ms) < COMPARED_COMMITS:
+            return False
+        now_ms = median_low(full_ms)
+        return now_ms + 2 * max(0, now_ms - self.half_ms) <= longest_ms
 
     @property
     def _is_least(self) -> bool:
