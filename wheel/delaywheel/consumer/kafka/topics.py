@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from confluent_kafka import (
     Consumer,
@@ -99,20 +99,36 @@ def limits_of(reader: Consumer, ingress: str) -> IngressLimits | None:
 
 def ends_of(admin: AdminClient, partitions: Sequence[Partition]) -> dict[Partition, int]:
     """Returns the offsets after the last records."""
-    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-    asked = {TopicPartition(topic, number): latest for topic, number in partitions}
-    answers = admin.list_offsets(asked, request_timeout=ASK_S)
-    return {
-        Partition(at.topic, at.partition): future.result().offset for at, future in answers.items()
-    }
+    latest: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    return _offsets(admin, dict.fromkeys(partitions, latest))
 
 
 def first_since(admin: AdminClient, at: Partition, since_ms: int) -> int:
     """Returns the offset of the first record with this timestamp or a later one; else the end."""
-    where = TopicPartition(at.topic, at.number)
-    since = OffsetSpec.for_timestamp(since_ms)
-    found = admin.list_offsets({where: since}, request_timeout=ASK_S)[where].result().offset
+    found = _offsets(admin, {at: OffsetSpec.for_timestamp(since_ms)})[at]
     return found if found >= 0 else ends_of(admin, [at])[at]
+
+
+def _offsets(admin: AdminClient, wanted: Mapping[Partition, OffsetSpec]) -> dict[Partition, int]:
+    """Returns the offsets that are asked for.
+
+    When a partition's leader was elected anew, `list_offsets` asks with the former epoch, and is
+    refused, until the client's metadata is a quarter of an hour old. So what is refused is asked
+    again once the client has looked.
+    """
+    try:
+        return _listed(admin, wanted)
+    except KafkaException:
+        admin.list_topics(timeout=ASK_S)
+        return _listed(admin, wanted)
+
+
+def _listed(admin: AdminClient, wanted: Mapping[Partition, OffsetSpec]) -> dict[Partition, int]:
+    asked = {TopicPartition(at.topic, at.number): spec for at, spec in wanted.items()}
+    answers = admin.list_offsets(asked, request_timeout=ASK_S)
+    return {
+        Partition(at.topic, at.partition): future.result().offset for at, future in answers.items()
+    }
 
 
 def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
