@@ -53,7 +53,11 @@ _SLACK_MS = 5_000
 """The clock of a broker that stamps records itself may be behind by this much."""
 _BATCH = 500
 _BATCH_S = 0.1
-_FETCHED_BYTES = 4 << 20
+_CLIENT = {
+    "queued.max.messages.kbytes": (4 << 20) >> 10,
+    # The end of a partition is told only after such a wait, and the next question waits behind it.
+    "fetch.wait.max.ms": 10,
+}
 
 log = get_logger(__name__)
 
@@ -140,8 +144,7 @@ class PlaceFinder:
         if not search.is_wanted:
             return
         if self._consumer is None:
-            limit = {"queued.max.messages.kbytes": _FETCHED_BYTES >> 10}
-            self._consumer = Consumer(self._settings.consumer() | limit, logger=LOGGER)
+            self._consumer = Consumer(self._settings.consumer() | _CLIENT, logger=LOGGER)
         search.run(self._consumer)
         self._consumer.unassign()
 
