@@ -72,6 +72,19 @@ def test_the_group_comes_to_show_the_last_offsets(site: Site) -> None:
     assert site.topics.group_offsets[AT] == 2
 
 
+def test_what_a_new_topic_takes_is_said_at_once(wheels: Wheels) -> None:
+    """Beside its offsets, though there are none to move: consumers ask for it when they begin."""
+    site = Site(wheels)
+    site.lead("a")
+    site.take_in()
+    site.topics.make()
+    for _ in range(10):
+        site.pass_ms(1_000)
+        site.take_in()
+    assert site.topics.group_offsets[AT] == 0
+    site.close()
+
+
 def test_what_is_due_goes_out_in_the_transaction_that_settles_it(site: Site) -> None:
     place = site.topics.send(*asked(0, "orders", ("trace", b"1"), ("dw-timestamp", b"7")))
     done = site.turn()

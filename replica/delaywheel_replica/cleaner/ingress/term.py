@@ -432,6 +432,7 @@ class Ingress:
                 name, topic.topic_id, topic.partitions, only_announced=is_former
             )
         reader.assign(positions, term.least_ends, term.topic_ids)
+        self._is_group_behind |= bool(positions)  # beside offsets stands what is taken here
         self._is_changed, self._is_bound_known = True, False
         return None
 
