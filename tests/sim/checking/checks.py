@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.kinds import Kind
+from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.election.eligibility import CLOCKS
@@ -77,6 +78,10 @@ NEW_WHEELS_US = 10_000 * US_PER_MS
 
 LATE_US = 5_000 * US_PER_MS
 """No message is later than this after w is set back, if nothing else happens."""
+
+RESTLESS_S = 0.001
+MOST_RESTLESS_TURNS = 25
+"""A leader rests so briefly only in front of what it can do: so many times, and it is mistaken."""
 
 LOST = "it lost its end"
 
@@ -124,6 +129,7 @@ class Checks:
         self._unfinished: defaultdict[int, list[Entry]] = defaultdict(list)
         self._duplicates: list[Entry] = []
         self._set_back_us = 0
+        self._restless: dict[str, tuple[int, int]] = {}  # transactions, and turns since the last
 
     # --- what nodes do
 
@@ -219,10 +225,23 @@ class Checks:
         missing = held.missing - self.given_up.seqs(wheel)
         return missing.first - 1 if missing else held.applied
 
-    def turned(self, node: SimNode, role: Role) -> None:
-        """Checks a turn of a cleaner: it does not stand before its own server's first report."""
+    def turned(self, node: SimNode, leadership: Leadership, rest_s: float) -> None:
+        """Checks a turn of a cleaner: it does not stand before its own server's first report.
+
+        Nor does it turn again and again, without a rest, over what it cannot do.
+        """
+        role = leadership.role
         if role is not Role.STANDBY and node.server_row() is None:
             self._fail(f"{node.name} is {role} while its server starts")
+        if rest_s > RESTLESS_S:
+            self._restless.pop(node.name, None)
+            return
+        counters = leadership.counters
+        tried = counters["transactions"] + counters["failed_transactions"]
+        before, turns = self._restless.get(node.name, (tried, 0))
+        self._restless[node.name] = (tried, turns + 1 if before == tried else 1)
+        if turns == MOST_RESTLESS_TURNS:
+            self._fail(f"{node.name} makes {turns} turns without a rest, and none does anything")
 
     def reports(self, node: SimNode, view: View) -> None:
         """Checks a status: why a cleaner does not lead, and what a leader says of what waits.

@@ -97,6 +97,20 @@ def takes_before_it_holds_v() -> list[Patch]:
     ]
 
 
+def turns_over_what_it_cannot_take() -> list[Patch]:
+    def next_due_ms(self: DueReader) -> int | None:
+        return self._window.next_due_ms(self._progress.due_ms)
+
+    return [instead(DueReader, "next_due_ms", next_due_ms)]
+
+
+def turns_at_the_due_of_released_halves() -> list[Patch]:
+    def next_due_ms(self: Second, after_ms: int) -> int | None:
+        return self._runs.next_due_ms(after_ms)
+
+    return [instead(Second, "next_due_ms", next_due_ms)]
+
+
 def takes_what_is_not_due() -> list[Patch]:
     real = DueReader.next_step
 
@@ -327,6 +341,18 @@ FORWARDING = {
         wishes_are_not_looked_at_again,
         "after it was (cancelled|delivered)",
         ("cancel_or_other_due", "changes"),
+    ),
+    "turns over what it cannot take": Mutant(
+        "a due that has passed shortens the rest of a leader that lacks something of V",
+        turns_over_what_it_cannot_take,
+        "without a rest",
+        ("unreadable_alone", "media"),
+    ),
+    "turns at the due of released halves": Mutant(
+        "the due of a half that a release has let go shortens a leader's rest",
+        turns_at_the_due_of_released_halves,
+        "without a rest",
+        ("halves_released_late", "halves"),
     ),
     "what came since is not looked at": Mutant(
         "the leader looks for cancels up to where its server has looked already",

@@ -190,7 +190,7 @@ class SimCleaner:
             if self._world.set_back_from is not None:
                 self.leadership.set_back(self._world.set_back_from)
             rest_s = self.leadership.turn(self._server_row())
-            self._world.checks.turned(self.node, self.leadership.role)
+            self._world.checks.turned(self.node, self.leadership, rest_s)
             self._write_row()
             self._signal.clear()
             rest_s = min(rest_s, self._row_news.rest_s(self.monotonic()))

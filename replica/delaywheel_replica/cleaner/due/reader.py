@@ -143,9 +143,11 @@ class DueReader:
         """
         if self._lacks_some:
             return None
-        if self._progress.position is not None:
-            return self._progress.due_ms + 1
-        return self._window.next_due_ms(self._progress.due_ms)
+        progress, window = self._progress, self._window
+        if progress.position is None:
+            return window.next_due_ms(progress.due_ms)
+        due_ms = progress.due_ms + 1
+        return due_ms if window.has_read(due_ms) else None
 
     def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
         """Returns what the next transaction takes, never beyond `now_ms`.

@@ -194,6 +194,13 @@ class Window:
                 return next_ms
         return None
 
+    def has_read(self, due_ms: int) -> bool:
+        """Whether all that is admitted up to this due is in memory, or ready to be taken there."""
+        loaded = self._loader.peek()
+        if loaded is not None and loaded.second.slot == due_ms // 1000:
+            return True
+        return self.loaded_to_ms() >= due_ms
+
     def get(self, slot: int) -> Second | None:
         """Returns a second in memory."""
         return self._seconds.get(slot)
