@@ -65,6 +65,7 @@ class RowNews:
     def __init__(self) -> None:
         """Begins with nothing reported."""
         self._reported: View | None = None
+        self._urgent: View | None = None  # what of it is reported at once
         self._reported_s = 0.0
         self._is_new = False
         self._asked_s = -HASTE_S
@@ -85,16 +86,13 @@ class RowNews:
         age_s = now_s - self._reported_s
         in_haste = now_s - self._asked_s < HASTE_S
         is_time = age_s >= QUIET_ROW_S or (
-            is_new and (age_s >= ROW_S or in_haste or self._is_urgent(reported))
+            is_new and (age_s >= ROW_S or in_haste or _without_haste(reported) != self._urgent)
         )
         self._is_new = is_new and not is_time
         if is_time:
             self._reported, self._reported_s = reported, now_s
+            self._urgent = _without_haste(reported)
         return is_time, is_new
-
-    def _is_urgent(self, view: View) -> bool:
-        reported = self._reported
-        return reported is None or _without_haste(view) != _without_haste(reported)
 
 
 def _without_haste(view: View) -> View:

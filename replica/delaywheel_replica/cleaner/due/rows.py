@@ -140,6 +140,8 @@ class DueRows:
 
     def topic_names(self) -> set[str]:
         """The topics that these rows go to."""
+        if not len(self.records):
+            return set()
         return {self.topics[number] for number in np.unique(self.topic_numbers).tolist()}
 
     def take(self, rows: slice | NDArray[np.intp] | NDArray[np.bool_]) -> DueRows:

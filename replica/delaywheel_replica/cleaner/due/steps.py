@@ -154,15 +154,10 @@ class Draft:
         """Returns the filled step."""
         before = self._before
         after = before.moved(self._due_ms, self._position, self._seqs)
-        bounds = Bounds(
-            before.due_ms,
-            self._by_number(before),
-            self._by_number(after),
-            before.ahead,
-            self._withdrawn,
-        )
+        bounds = None
         forwarded, dropped = [], []
         for part in self._parts:
+            bounds = bounds or self._bounds(after)
             outcomes, differ = part.second.outcomes(part.rows, part.records, bounds)
             rows = part.second.messages(part.records)
             if outcomes.any():
@@ -216,6 +211,16 @@ class Draft:
     def _use(self, records: Records) -> None:
         self._room_messages = max(self._room_messages - len(records), 0)
         self._room_bytes -= int(record_lengths_bytes(records).sum())
+
+    def _bounds(self, after: Progress) -> Bounds:
+        before = self._before
+        return Bounds(
+            before.due_ms,
+            self._by_number(before),
+            self._by_number(after),
+            before.ahead,
+            self._withdrawn,
+        )
 
     def _by_number(self, progress: Progress) -> NDArray[np.int64]:
         """Returns V as an array by wheel number."""

@@ -88,6 +88,8 @@ class FrameSet(AbstractSet[FrameName]):
     def __sub__(self, other: AbstractSet[Any]) -> "FrameSet":
         """Returns the difference."""
         gone = _frames(other)
+        if not (self._seqs and gone):
+            return self
         return self.of_wheels({w: seqs - gone.seqs(w) for w, seqs in self._seqs.items()})
 
     def __and__(self, other: AbstractSet[Any]) -> "FrameSet":
