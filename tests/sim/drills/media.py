@@ -165,9 +165,13 @@ def worn_rows_alone(script: Script) -> None:
 
 @MEDIA(r"a +a bad sector in slot", r"a +failed Mirror", r"c +does LeaveWheel", r"c\.2 up to")
 def unwritable_copy(script: Script) -> None:
-    """The only mirror has bad sectors where the next frames of seconds go that are far away."""
+    """The only mirror has bad sectors where the next frames of seconds go that are far away.
+
+    It cannot fetch for a while what else lies there.
+    """
     script.cluster("ac", 2)
     script.flow(2_500, 14_000, 50, "c", delay_ms=20_000)
+    script.mute(3_900, "Fetch", "a", "c", ms=8_000)
     for at_ms in (4_000, 4_100, 4_200):
         script.do(
             at_ms, "bad_sector", node="a", what="slot", choice=script.random.randrange(90, 99)

@@ -26,6 +26,7 @@ from delaywheel.storage.frames.rows import GONE_ROW, HOLE_ROW, INDEX_ROW
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.recovery.recover import Recovered
 from delaywheel.storage.recovery.verify import verify_wheel
+from delaywheel.storage.writing import refused_pages
 from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import OriginWheel
@@ -681,3 +682,44 @@ def test_a_reader_finds_the_rows_of_a_segment_that_moved_without_asking_for_the_
         pair.mirror.note_damaged(seq)
     finish(pair.mirror.reading_again(pair.mirror.missing))
     assert not reader.holes_anywhere(5, NO_SEQS)
+
+
+def test_a_slot_file_moves_once_all_frames_of_a_bad_page_have_come() -> None:
+    pair = Pair()
+    pair.append(pair.copies[:4])
+    pair.disk.spoil(pair.slot_path(), 0, 1)  # of frames 1 and 3; 5 goes behind them
+    with pytest.raises(OSError, match=r"\.slot"):
+        pair.append(pair.copies)
+    assert pair.mirror.missing == SeqSet.of([1, 3])
+    assert [fault.reason for fault in pair.repair(pair.copies[:1])] == [DamageReason.UNREADABLE]
+    assert pair.mirror.not_returned == SeqSet.of([1])
+    assert pair.repair(pair.copies[2:3]) == []
+    assert not pair.mirror.missing
+    assert pair.append(pair.copies) is None
+    pair.assert_same()
+    pair.mirror.checkpoint()
+    pair.disk.lose_unsynced()
+    assert pair.reopened(os_crashed=True) == Recovered(5, [], NO_SEQS)
+
+
+def test_a_page_that_nobody_has_read_yet_is_missing_when_a_frame_of_it_is_refused() -> None:
+    pair = Pair((0, 0, 0, 1))
+    pair.append(pair.copies)
+    pair.disk.spoil(pair.slot_path(), 0, 1)
+    pair.mirror.note_damaged(2)
+    assert len(pair.repair(pair.copies[1:2])) == 1
+    assert pair.mirror.missing == SeqSet([(1, 3)])
+    assert pair.repair([pair.copies[0], pair.copies[2]]) == []
+    assert not pair.mirror.missing
+    pair.assert_same()
+
+
+def test_a_slot_file_that_is_too_large_to_move_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refused_pages, "MOST_BYTES", 10)
+    pair = Pair((0, 0, 1))
+    pair.append(pair.copies)
+    pair.disk.spoil(pair.slot_path(), 0, 1)
+    for seq in (1, 2):
+        pair.mirror.note_damaged(seq)
+    assert len(pair.repair(pair.copies[:2])) == 2
+    assert pair.mirror.not_returned == SeqSet([(1, 2)])

@@ -2,8 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
+from delaywheel.identity import WheelId
+from delaywheel.storage.files.wheel_folder import WheelMissing
 from delaywheel_replica.core.node.events import Event, HeldWheel, Mirror, Serve, Unreadable
 from delaywheel_replica.core.protocol.messages import Frames, Lacks
 from delaywheel_replica.server.commit.outside import Outside
@@ -62,15 +65,26 @@ class PeerFrames:
         while True:
             before = held
             turn = self._turn()
-            held = self._store.mirror(
-                effect.card, frames, is_over=turn.is_over, between=self._write_group
-            )
+            try:
+                held = self._store.mirror(
+                    effect.card, frames, is_over=turn.is_over, between=self._write_group
+                )
+            except OSError:
+                self._report_missing(effect.card.wheel)
+                raise
             done = int(frames.seqs.searchsorted(held.applied, side="right"))
             self._wrote(frames.part(0, done).length_bytes)
             frames = frames.part(done, len(frames))
             if not len(frames) or (before is not None and held.applied == before.applied):
                 return held
             self._write_group()
+
+    def _report_missing(self, wheel: WheelId) -> None:
+        """Reports what a copy is missing: what refused a frame may have lost others as well."""
+        with suppress(WheelMissing):
+            missing = self._store.held(wheel).missing
+            if missing:
+                self._step(Unreadable(wheel, missing))
 
     def serve(self, effect: Serve, *, floor: int) -> None:
         """Sends a push completely, in as many messages as needed; a fetch in one message.

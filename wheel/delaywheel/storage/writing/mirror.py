@@ -85,6 +85,12 @@ from delaywheel.storage.writing.placing import (
     not_finished,
     place_of,
 )
+from delaywheel.storage.writing.refused_pages import (
+    PAGE_BYTES,
+    RefusedFrames,
+    meeting,
+    read_around,
+)
 from delaywheel.storage.writing.restoring import Restored, move_rows, restoring
 from delaywheel.storage.writing.table_writer import SlotTable
 
@@ -118,6 +124,7 @@ class MirrorWheel:
         # And in all but some: by the greatest slot whose file could not be read.
         self._searched_but: dict[int, SeqSet] = {}
         self._not_returned = NO_SEQS  # missing frames that were repaired in vain
+        self._refused = RefusedFrames()
         self._occupied = Occupied(self._reader)
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
         self.meta = meta
@@ -214,7 +221,8 @@ class MirrorWheel:
             The fault of the frame that ended the list, if it was damaged.
 
         Raises:
-            OSError: The medium reported an error; earlier frames may count, see ``last_seq``.
+            OSError: The medium reported an error; earlier frames may count, see ``last_seq``. What
+                lies in the page that refused a frame is missing then, if it cannot be read.
         """
         following = bundle.following(self.last_seq + 1, self.meta.final_seq)
         good, accepted_at_ms = good_frames(self.wheel, following)
@@ -225,9 +233,10 @@ class MirrorWheel:
         founded = self._founded(following.part(0, good))
         if founded < good:
             good, refused = founded, not_finished(int(following.seqs[founded]))
-        written, taken, failure = self._write_frames(
+        written, taken, refusal = self._write_frames(
             self._bared(following.part(0, good)), is_over, between
         )
+        failure = refusal
         if len(written):
             between()
         before = self._index.last_seq
@@ -239,6 +248,8 @@ class MirrorWheel:
                 self._index.look_again()
         self._count(written.part(0, self._index.last_seq - before))
         if failure is not None:
+            if refusal is not None and is_medium_error(refusal):
+                self._note_unread(following)
             raise failure
         return taken or (refused if len(written) == good else None)
 
@@ -284,15 +295,8 @@ class MirrorWheel:
             between()
         # Before it is noted: a checkpoint in progress must not take the note back.
         seqs = SeqSet.of(place.seq for place in damaged)
-        self._missing.add(seqs)
-        with self._medium.lock:
-            self._medium.note_missing(seqs)
-        unread = {}
-        for place in damaged:
-            fault = None if place.seq in taken else self._mend(place)
-            if fault is not None:
-                unread[place.seq] = fault
-            between()
+        self._note_missing(seqs)
+        unread = self._mend_all([place for place in damaged if place.seq not in taken], between)
         self._not_returned |= SeqSet.of(unread)
         refused += unread.values()
         # Also of frames whose rows could not be read when this was opened, and can be now.
@@ -367,6 +371,7 @@ class MirrorWheel:
         """Raises the floor: nothing below it is read, written or missing any more."""
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
+        self._refused.drop(self._floor)
         self._missing.remove(self._finished(self._missing.some()))
 
     def delete_finished(self, undeletable: Undeletable) -> Iterator[int]:
@@ -611,6 +616,22 @@ class MirrorWheel:
         if self._dial is not None:
             self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
 
+    def _mend_all(
+        self, places: list[FramePlace], between: Callable[[], object]
+    ) -> dict[int, FrameDamaged]:
+        """Writes missing frames and their rows; returns by seq why some are in vain."""
+        unread = {}
+        for place in places:
+            fault = self._mend(place)
+            if fault is not None:
+                unread[place.seq] = fault
+            between()
+        for slot in {place.slot for place in places if place.seq in unread}:
+            for seq in self._move(slot):
+                unread.pop(seq, None)
+            between()
+        return unread
+
     def _mend(self, place: FramePlace) -> FrameDamaged | None:
         """Writes one missing frame and its row; returns why that was in vain, if it was.
 
@@ -619,6 +640,16 @@ class MirrorWheel:
         """
         try:
             self._write(place)
+        except OSError as error:
+            if not is_medium_error(error):
+                raise
+            self._refused.put(place)
+            return FrameDamaged(DamageReason.UNREADABLE, f"seq {place.seq}: {error}")
+        return self._written_in_place(place)
+
+    def _written_in_place(self, place: FramePlace) -> FrameDamaged | None:
+        """Writes the row of a missing frame that is in its place; as `_mend`."""
+        try:
             self._write_row(place)
         except OSError as error:
             if not is_medium_error(error):
@@ -631,7 +662,61 @@ class MirrorWheel:
         if isinstance(found, DamagedFrame):
             return FrameDamaged(found.reason, f"seq {place.seq}: written, and not returned")
         self._missing.remove(seqs)
+        self._not_returned -= seqs
         return None
+
+    def _move(self, slot: int) -> list[int]:
+        """Writes a slot's file anew if all that the medium refuses to return of it is at hand.
+
+        Frames that lie there and are not at hand are missing.
+
+        Returns:
+            The frames that are in their places now.
+        """
+        places = self._refused.of_slot(slot)
+        path = layout.slot_path(self._folder, slot)
+        try:
+            found = read_around(self._disk, path)
+        except OSError as error:
+            if not (is_medium_error(error) or isinstance(error, FileNotFoundError)):
+                raise
+            return []
+        if found is None or not places:
+            return []
+        content, unread = found
+        seqs, rows = self._reader.slot_places(slot)
+        lacking = SeqSet.of(seqs[meeting(rows, unread)].tolist())
+        lacking -= SeqSet.of(place.seq for place in places)
+        if lacking:
+            self._note_missing(lacking - self._missing.seqs)
+            return []
+        for place in places:
+            content += bytes(max(0, place.offset + len(place.content) - len(content)))
+            content[place.offset : place.offset + len(place.content)] = place.content
+        self._slots.reopen({slot})
+        self._disk.replace_file(path, bytes(content))
+        self._refused.drop_slot(slot)
+        return [place.seq for place in places if self._written_in_place(place) is None]
+
+    def _note_unread(self, following: FrameBundle) -> None:
+        """Notes as missing what cannot be read in the page that refused the next frame."""
+        refused = following.following(self.last_seq + 1, self.last_seq + 1)
+        if not len(refused):
+            return
+        place = place_of(refused)
+        page = place.offset // PAGE_BYTES * PAGE_BYTES
+        seqs, rows = self._reader.slot_places(place.slot)
+        there = seqs[meeting(rows, [(page, place.offset)])].tolist()
+        bad = SeqSet.of(seq for seq in there if isinstance(self._reader.frame(seq), DamagedFrame))
+        self._note_missing(bad - self._missing.seqs)
+
+    def _note_missing(self, seqs: SeqSet) -> None:
+        """Durably notes frames that cannot be read."""
+        if not seqs:
+            return
+        self._missing.add(seqs)
+        with self._medium.lock:
+            self._medium.note_missing(seqs)
 
     def _write_row(self, place: FramePlace) -> None:
         old = self._reader.rows(place.seq, place.seq)

@@ -1,0 +1,117 @@
+"""Moves a slot file away from pages that the medium neither returns nor takes.
+
+A page that cannot be read cannot be written in part either: the kernel would have to read the rest
+of it first. So frames that share such a page cannot be repaired one by one, and nothing can be
+appended behind them. They are kept here until all frames of the page have come from other copies;
+then the whole file is written anew, and replaces the old one.
+
+Until then the old file stays: the medium may return the page after all. A file that is larger than
+`MOST_BYTES` stays in any case.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.writing.placing import FramePlace
+
+PAGE_BYTES = 4096
+AT_ONCE_BYTES = 64 * PAGE_BYTES
+
+MOST_BYTES = 16 << 20
+"""A larger file would hold up what else the disk has to do for too long."""
+
+KEPT_BYTES = 1 << 20
+"""Of frames that wait for others of their pages, in each copy of a wheel."""
+
+Extent = tuple[int, int]
+"""The first byte, and the one behind the last."""
+
+
+class RefusedFrames:
+    """Frames of one copy that the medium did not take, until their pages are whole."""
+
+    def __init__(self) -> None:
+        """Begins with none."""
+        self._places: dict[int, FramePlace] = {}
+
+    def put(self, place: FramePlace) -> None:
+        """Keeps a frame; the oldest ones make room for it."""
+        self._places.pop(place.seq, None)
+        self._places[place.seq] = place
+        while sum(len(each.content) for each in self._places.values()) > KEPT_BYTES:
+            del self._places[next(iter(self._places))]
+
+    def of_slot(self, slot: int) -> list[FramePlace]:
+        """Returns those of one slot."""
+        return [place for place in self._places.values() if place.slot == slot]
+
+    def drop(self, slots_below: int) -> None:
+        """Drops those of finished slots."""
+        self._places = {s: place for s, place in self._places.items() if place.slot >= slots_below}
+
+    def drop_slot(self, slot: int) -> None:
+        """Drops those of one slot, which was moved."""
+        self._places = {s: place for s, place in self._places.items() if place.slot != slot}
+
+
+def read_around(disk: Disk, path: Path) -> tuple[bytearray, list[Extent]] | None:
+    """Reads a file but for the pages that the medium does not return.
+
+    Returns:
+        The content, with zeros in their place, and where they are; None: it is too large.
+
+    Raises:
+        OSError: It cannot be opened, or the medium is not the cause.
+    """
+    file = disk.open_read(path)
+    try:
+        size = file.size()
+        if size > MOST_BYTES:
+            return None
+        content, unread = bytearray(size), list[Extent]()
+        for begin in range(0, size, AT_ONCE_BYTES):
+            end = min(begin + AT_ONCE_BYTES, size)
+            for first, last, piece in _pieces(file, begin, end):
+                if piece is None:
+                    unread.append((first, last))
+                else:
+                    content[first:last] = piece
+        return content, unread
+    finally:
+        file.close()
+
+
+def meeting(rows: NDArray[Any], extents: list[Extent]) -> NDArray[np.bool_]:
+    """Marks the rows whose frames lie, at least in part, in one of these extents."""
+    begins = rows["offset"].astype(np.int64)
+    ends = begins + rows["length"]
+    meets = np.zeros(len(rows), np.bool_)
+    for begin, end in extents:
+        meets |= (begins < end) & (ends > begin)
+    return meets
+
+
+def _pieces(file: File, begin: int, end: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """Yields the content of an extent, page by page if it cannot be read as a whole."""
+    piece = _read(file, begin, end)
+    if piece is not None or end - begin <= PAGE_BYTES:
+        yield begin, end, piece
+        return
+    for first in range(begin, end, PAGE_BYTES):
+        last = min(first + PAGE_BYTES, end)
+        yield first, last, _read(file, first, last)
+
+
+def _read(file: File, begin: int, end: int) -> bytes | None:
+    try:
+        return file.read_at(end - begin, begin)
+    except OSError as error:
+        if not is_medium_error(error):
+            raise
+        return None
