@@ -27,11 +27,13 @@ from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     Broken,
+    Closed,
     DiskReported,
     Effect,
     Event,
     Failed,
     ForgetLost,
+    FoundAgain,
     LeaveWheel,
     Mirrored,
     Opened,
@@ -296,7 +298,7 @@ class SimServer:
         match event:
             case Opened():
                 self.world.checks.opened(self.node, event.wheel)
-            case Mirrored():
+            case Mirrored() | FoundAgain() | Closed():
                 self.world.checks.held(self.node, event.held)
             case Verified():
                 self.world.checks.verified(self.node, event.held)
