@@ -714,6 +714,19 @@ def test_a_page_that_nobody_has_read_yet_is_missing_when_a_frame_of_it_is_refuse
     pair.assert_same()
 
 
+def test_a_refused_frame_beyond_the_end_of_the_wheel_does_not_come_back() -> None:
+    pair = Pair((0, 0, 0))
+    pair.append(pair.copies)
+    pair.disk.spoil(pair.slot_path(), 0, 1)
+    pair.mirror.note_damaged(3)
+    assert len(pair.repair(pair.copies[2:])) == 1
+    pair.mirror.end_at(2)
+    assert pair.repair(pair.copies[:2]) == []
+    kept = pair.copies[:2]
+    assert rows_of(pair.disk, DATA, pair.wheel) == [copy.row for copy in kept]
+    assert pair.disk.peek(pair.slot_path()) == b"".join(copy.content for copy in kept)
+
+
 def test_a_slot_file_that_is_too_large_to_move_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused_pages, "MOST_BYTES", 10)
     pair = Pair((0, 0, 1))

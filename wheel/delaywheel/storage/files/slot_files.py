@@ -1,7 +1,8 @@
 """Slot files: created by the first frame that needs them, appended to, deleted whole.
 
 Apart from that, a slot file changes only when a torn tail is cut after a crash and, in a mirror,
-when frames beyond the end are cut or a damaged frame is written again in its place.
+when frames beyond the end are cut or a damaged frame is written again in its place, which may take
+a new file.
 """
 
 import errno

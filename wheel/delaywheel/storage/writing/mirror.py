@@ -371,7 +371,7 @@ class MirrorWheel:
         """Raises the floor: nothing below it is read, written or missing any more."""
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
-        self._refused.drop(self._floor)
+        self._refused.drop_below(self._floor)
         self._missing.remove(self._finished(self._missing.some()))
 
     def delete_finished(self, undeletable: Undeletable) -> Iterator[int]:
@@ -782,3 +782,4 @@ class MirrorWheel:
             if self._dial is not None:
                 self._dial.remove(beyond[self.last_seq - final_seq :])
             self._missing.cut_behind(self.last_seq)
+            self._refused.cut_behind(self.last_seq)

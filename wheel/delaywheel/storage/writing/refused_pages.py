@@ -9,7 +9,7 @@ Until then the old file stays: the medium may return the page after all. A file 
 `MOST_BYTES` stays in any case.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,20 @@ class RefusedFrames:
         """Returns those of one slot."""
         return [place for place in self._places.values() if place.slot == slot]
 
-    def drop(self, slots_below: int) -> None:
+    def drop_below(self, floor: int) -> None:
         """Drops those of finished slots."""
-        self._places = {s: place for s, place in self._places.items() if place.slot >= slots_below}
+        self._keep(lambda place: place.slot >= floor)
 
     def drop_slot(self, slot: int) -> None:
         """Drops those of one slot, which was moved."""
-        self._places = {s: place for s, place in self._places.items() if place.slot != slot}
+        self._keep(lambda place: place.slot != slot)
+
+    def cut_behind(self, last_seq: int) -> None:
+        """Drops those beyond the end of the wheel."""
+        self._keep(lambda place: place.seq <= last_seq)
+
+    def _keep(self, stays: Callable[[FramePlace], bool]) -> None:
+        self._places = {seq: place for seq, place in self._places.items() if stays(place)}
 
 
 def read_around(disk: Disk, path: Path) -> tuple[bytearray, list[Extent]] | None:
