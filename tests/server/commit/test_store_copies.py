@@ -659,7 +659,8 @@ def test_a_frame_that_the_medium_refuses_keeps_no_other_one_missing() -> None:
     store.mirror(CARD, copies)
     for slot in (0, 2):
         disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + slot), 70)
-    disk.faults.append(Fault("write", errno.EIO, ".slot"))
+    for _ in ("in its place", "with its whole file"):
+        disk.faults.append(Fault("write", errno.EIO, f"{BASE_SLOT}.slot"))
     held = store.repair(CARD, copies)
     assert (held.missing, held.not_returned) == (SeqSet.of([1]), SeqSet.of([1]))
     disk.faults.append(Fault("write", errno.ENOSPC, ".slot"))

@@ -666,21 +666,27 @@ class MirrorWheel:
         return None
 
     def _move(self, slot: int) -> list[int]:
-        """Writes a slot's file anew if all that the medium refuses to return of it is at hand.
-
-        Frames that lie there and are not at hand are missing.
+        """Writes a slot's file anew if the medium refuses it, and all of it is at hand.
 
         Returns:
             The frames that are in their places now.
         """
-        places = self._refused.of_slot(slot)
-        path = layout.slot_path(self._folder, slot)
         try:
-            found = read_around(self._disk, path)
+            places = self._write_anew(slot)
         except OSError as error:
             if not (is_medium_error(error) or isinstance(error, FileNotFoundError)):
                 raise
-            return []
+            return []  # it does not take a new file either, or the old one was deleted
+        return [place.seq for place in places if self._written_in_place(place) is None]
+
+    def _write_anew(self, slot: int) -> list[FramePlace]:
+        """Replaces a slot's file if nothing that the medium does not return of it is lacking.
+
+        Returns:
+            The refused frames that it has now. If others are lacking, they are missing then.
+        """
+        path = layout.slot_path(self._folder, slot)
+        places, found = self._refused.of_slot(slot), read_around(self._disk, path)
         if found is None or not places:
             return []
         content, unread = found
@@ -696,7 +702,7 @@ class MirrorWheel:
         self._slots.reopen({slot})
         self._disk.replace_file(path, bytes(content))
         self._refused.drop_slot(slot)
-        return [place.seq for place in places if self._written_in_place(place) is None]
+        return places
 
     def _note_unread(self, following: FrameBundle) -> None:
         """Notes as missing what cannot be read in the page that refused the next frame."""
