@@ -724,7 +724,7 @@ def test_a_refused_frame_beyond_the_end_of_the_wheel_does_not_come_back() -> Non
     assert pair.repair(pair.copies[:2]) == []
     kept = pair.copies[:2]
     assert rows_of(pair.disk, DATA, pair.wheel) == [copy.row for copy in kept]
-    assert pair.disk.peek(pair.slot_path()) == b"".join(copy.content for copy in kept)
+    assert pair.disk.content(pair.slot_path()) == b"".join(copy.content for copy in kept)
 
 
 def test_a_slot_file_that_is_too_large_to_move_stays(monkeypatch: pytest.MonkeyPatch) -> None:
