@@ -24,6 +24,7 @@ from delaywheel.client.exchange.endpoints import Report
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import Handle, Message, PastDue, Result
+from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
@@ -84,7 +85,10 @@ class Delivery:
                 passing.append(outcome)
         self._forget_settled()
         delays_s = [failure.retry_delay_s or 0.0 for failure in passing]
-        return Report(healthy=not passing, retry_delay_s=max(delays_s, default=None))
+        healthy: bool | None = not passing
+        if passing and all(failure.reason is Reason.BACKPRESSURE for failure in passing):
+            healthy = None  # of single messages that is of their topics
+        return Report(healthy=healthy, retry_delay_s=max(delays_s, default=None))
 
     def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
