@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -176,7 +177,14 @@ class KafkaQuestions:
     def _offsets(
         self, places: Iterable[Place], spec: OffsetSpec, isolation: IsolationLevel
     ) -> dict[Place, int]:
+        is_again = False
+
         def ask(left: list[Place], timeout_s: float) -> Mapping[Place, Future[Any]]:
+            nonlocal is_again
+            if is_again:  # after an election it asks with the former epoch until it has looked
+                with suppress(KafkaException):
+                    self._admin.list_topics(timeout=timeout_s)
+            is_again = True
             futures = self._admin.list_offsets(
                 {TopicPartition(*place): spec for place in left},
                 isolation_level=isolation,
