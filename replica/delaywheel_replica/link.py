@@ -193,14 +193,15 @@ class PlaceFound:
         question: Which question.
         place: None: the record was not found, which proves nothing.
         dead_reason: Why it is a dead letter, if the place is that of one.
-        was_withdrawn: The place is that of its outcome: it was cancelled, or got another due.
+        outcome: What its outcome says, if the place is that of one: it was cancelled, or got
+            another due (cancelled); of a half also asked, or committed for its own due.
         answer: What the group of a half has answered, a `HalfAnswer`; None: nothing shows that.
     """
 
     question: int
     place: LinkPlace | None = None
     dead_reason: str | None = None
-    was_withdrawn: bool = False
+    outcome: str | None = None
     answer: str | None = None
 
 
@@ -463,7 +464,7 @@ def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
             question,
             None if place is None else LinkPlace(str(place[0]), int(place[1]), int(place[2])),
             None if reason is None else str(reason),
-            bool(document["was_withdrawn"]),
+            None if document["outcome"] is None else str(document["outcome"]),
             None if answer is None else str(answer),
         )
     timestamp_ms, is_dead = document["timestamp_ms"], document["is_dead"]

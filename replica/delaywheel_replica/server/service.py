@@ -163,11 +163,11 @@ class DelayWheelService:
             if answered is not None:
                 message.state, message.dead_reason = answered.state, answered.dead_reason
         if is_doubtful and message.state == pb.MESSAGE_STATE_DONE:
-            was_withdrawn = await self._places.was_withdrawn(message)
-            if was_withdrawn is not None:
-                is_half = any(header.name == HALF_GROUP for header in message.headers)
-                cancelled = pb.MESSAGE_STATE_ROLLED_BACK if is_half else pb.MESSAGE_STATE_CANCELLED
-                message.state = cancelled if was_withdrawn else pb.MESSAGE_STATE_DELIVERED
+            ended = await self._places.ended(message)
+            is_half = any(header.name == HALF_GROUP for header in message.headers)
+            if is_half and ended == pb.MESSAGE_STATE_CANCELLED:
+                ended = pb.MESSAGE_STATE_ROLLED_BACK
+            message.state = message.state if ended is None else ended
         if request.find_place:
             await self._places.add_place(message)
         return message

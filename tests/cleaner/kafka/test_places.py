@@ -26,7 +26,7 @@ from support.services.service import wait_until
 pytestmark = pytest.mark.kafka
 
 CANCELLED, DELIVERED, ASKED = (bytes(15) + each for each in (b"c", b"d", b"a"))
-RELEASED = bytes(15) + b"r"
+RELEASED, LETTER = bytes(15) + b"r", bytes(15) + b"l"
 NOW_MS = time.time_ns() // 1_000_000
 DUE_MS = NOW_MS - 2_000
 
@@ -90,6 +90,7 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
         outcome(
             RELEASED, MessageOutcome.CANCELLED, released_ms := time.time_ns() // 1_000_000 + 9_000
         ),
+        outcome(LETTER, MessageOutcome.ASKED),
     ]
     for record in dropped(names, reported):
         producer.produce(record.topic, record.value, record.key)
@@ -110,7 +111,7 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
     looking = Looking(KafkaSettings(names, {"bootstrap.servers": kafka.address}))
     asked = AskPlace(1, CANCELLED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
     found = looking.find(asked)
-    assert found == PlaceFound(1, LinkPlace(names.outcomes, 0, 6), was_withdrawn=True)
+    assert found == PlaceFound(1, LinkPlace(names.outcomes, 0, 6), outcome="cancelled")
     asked = AskPlace(2, DELIVERED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
     assert looking.find(asked) == PlaceFound(2, LinkPlace(topic, 0, 0))
     asked = AskPlace(3, ASKED, DUE_MS, topic, is_dead=False, is_asked_half=True)
@@ -119,7 +120,10 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
         4, RELEASED, released_ms, topic, is_dead=False, is_named_by_cancel=True, early_ms=10_000
     )
     found = looking.find(asked)
-    assert found == PlaceFound(4, LinkPlace(names.outcomes, 0, 7), was_withdrawn=True)
+    assert found == PlaceFound(4, LinkPlace(names.outcomes, 0, 7), outcome="cancelled")
+    asked = AskPlace(5, LETTER, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
+    found = looking.find(asked)
+    assert found == PlaceFound(5, LinkPlace(names.outcomes, 0, 8), outcome="asked")
     assert len(clients) == 1, "searches share it"
 
 
@@ -173,7 +177,7 @@ def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(
 
     wait_until("all are told", are_all_told)
     assert searches == [200, 1]
-    told = {each.question: each.was_withdrawn for each in found if each.place is not None}
+    told = {each.question: each.outcome == "cancelled" for each in found if each.place is not None}
     assert told == dict.fromkeys(range(199), True)
 
 
@@ -181,4 +185,4 @@ def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(
 def test_what_is_no_outcome_ends_no_search(value: bytes | None) -> None:
     """Whoever may write to the topic could keep hundreds of cancels from being found."""
     strange = SimpleNamespace(key=lambda: bytes(16), value=lambda: value)
-    assert places._withdrawn(cast("Message", strange)) is None
+    assert places._ended(cast("Message", strange)) is None

@@ -65,7 +65,7 @@ class Site:
     others: dict[int, bool] = field(default_factory=dict)
     asked: list[Reference] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
-    withdrawn: bool | None = None
+    ends_as: pb.MessageState.ValueType | None = None
     due_ms: int = field(default_factory=lambda: wall_ms() + 60_000)
 
     def __post_init__(self) -> None:
@@ -121,11 +121,11 @@ class Site:
         message = Message(id=bytes(16), due_ms=self.due_ms, topic="orders", headers=of_half)
         return columns_of([message])
 
-    async def was_withdrawn(self, message: pb.StoredMessage) -> bool | None:
+    async def ended(self, message: pb.StoredMessage) -> pb.MessageState.ValueType | None:
         assert (message.id, message.due_ms, message.topic) == (bytes(16), self.due_ms, "orders")
         # A half may have its end before its due: by its headers the look begins early enough.
         assert [header.name for header in message.headers] == [HALF_GROUP]
-        return self.withdrawn
+        return self.ends_as
 
     async def submit(self, columns: Columns, _kind: object) -> object:
         self.written.append(len(columns))
@@ -248,22 +248,25 @@ async def test_what_others_acknowledge_meanwhile_does_not_count_of_what_is_done(
 
 
 @pytest.mark.parametrize(
-    ("withdrawn", "marked", "answer"),
+    ("ends_as", "marked", "answer"),
     [
-        (True, None, pb.CANCEL_OUTCOME_CANCELLED),
-        (True, GivenDue(0, 17), pb.CANCEL_OUTCOME_RESCHEDULED),
-        (False, None, pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
+        (pb.MESSAGE_STATE_CANCELLED, None, pb.CANCEL_OUTCOME_CANCELLED),
+        (pb.MESSAGE_STATE_CANCELLED, GivenDue(0, 17), pb.CANCEL_OUTCOME_RESCHEDULED),
+        (pb.MESSAGE_STATE_DELIVERED, None, pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
+        (pb.MESSAGE_STATE_ASKED, None, pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
         (None, None, Reason.CANCEL_UNKNOWN),
     ],
-    ids=["cancelled", "moved", "delivered", "nothing is found"],
+    ids=["cancelled", "moved", "delivered", "asked about", "nothing is found"],
 )
 async def test_what_progress_does_not_show_is_looked_for_in_kafka(
-    withdrawn: bool | None, marked: GivenDue | None, answer: pb.CancelOutcome.ValueType | Reason
+    ends_as: pb.MessageState.ValueType | None,
+    marked: GivenDue | None,
+    answer: pb.CancelOutcome.ValueType | Reason,
 ) -> None:
     """A cancel lies there, and counts, of a message that is done: who asks again is told."""
     last = found(CANCEL_OF_ANOTHER)
     last.rescheduled_to = marked
-    site = Site([found(CANCEL_OF_ANOTHER), last], withdrawn=withdrawn)
+    site = Site([found(CANCEL_OF_ANOTHER), last], ends_as=ends_as)
     site.done(others=1, role=Role.LEADING)
     assert await site.cancel() == answer
 

@@ -83,13 +83,33 @@ async def test_what_a_group_has_answered_is_the_state_of_its_half(
     assert asked.HasField("place") == (place is not None)
 
 
+@pytest.mark.parametrize(
+    ("found", "state"),
+    [
+        (LinkPlace("orders", 0, 1), "DELIVERED"),
+        ("cancelled", "CANCELLED"),
+        ("asked", "ASKED"),
+        ("committed", "COMMITTED"),
+    ],
+    ids=str,
+)
+async def test_what_became_of_a_message_is_its_outcome_or_its_record(
+    found: LinkPlace | str, state: str
+) -> None:
+    """A half that its group was asked about was taken for one that was delivered."""
+    place = LinkPlace("outcomes", 0, 1) if isinstance(found, str) else found
+    cleaner = Cleaner(PlaceFound(0, place, outcome=found if isinstance(found, str) else None))
+    ended = await cleaner.places.ended(message(DONE))
+    assert ended == pb.MessageState.Value(f"MESSAGE_STATE_{state}")
+
+
 async def test_a_half_is_looked_for_from_its_commit_on() -> None:
     """Its record, its dead letter and its outcome may all come before its due."""
     cleaner = Cleaner(PlaceFound(0))
     half = message(DONE)
     half.headers.add(name=HALF_GROUP, value=b"shop")
     for each in (half, message(DONE)):
-        await cleaner.places.was_withdrawn(each)
+        assert await cleaner.places.ended(each) is None
     assert [each.early_ms for each in cleaner.asked] == [LONGEST_HOLD_MS, 0]
 
 

@@ -55,7 +55,7 @@ MESSAGES: list[Message] = [
     AskPlace(6, bytes(range(16)), 17, "halves", is_asked_half=True, early_ms=9),
     PlaceFound(3),
     PlaceFound(7, answer="rolled-back"),
-    PlaceFound(6, LinkPlace("outcomes", 0, 1), was_withdrawn=True),
+    PlaceFound(6, LinkPlace("outcomes", 0, 1), outcome="cancelled"),
     PlaceFound(4, LinkPlace("orders", 2, 4_711)),
     PlaceFound(5, LinkPlace("dead", 0, 1), "TOPIC_MISSING"),
     HandoverBegins(1),

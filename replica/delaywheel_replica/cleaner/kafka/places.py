@@ -8,7 +8,8 @@ was forwarded, not before its due, or the one that its caller set: a search begi
 |---|---|---|
 | the topic itself | due, or the caller's timestamp, if that is earlier | may be delivered |
 | the dead-letter topic | due | may be dead letters |
-| the outcomes topic, first | due | are named by a cancel: if it took effect, that is there |
+| the outcomes topic, first | due | are named by a cancel: if it took effect, that is there; |
+|   |   | or what became of a half instead, other than that it was delivered |
 | the outcomes topic, all of it | due | are halves that a group was asked about: its answer |
 
 A half message may have its end at its commit, so its due counts as the longest hold earlier.
@@ -193,7 +194,7 @@ class _Search:
         """Looks in each topic; raises KafkaException if Kafka does not answer or allow it."""
         names = self._settings.names
         named = [each for each in self._open.values() if each.is_named_by_cancel]
-        self._look(consumer, names.outcomes, named, _done_ms, _withdrawn)
+        self._look(consumer, names.outcomes, named, _done_ms, _ended)
         asked = [each for each in self._open.values() if each.is_asked_half]
         self._look(consumer, names.outcomes, asked, _done_ms, _answered)
         alive: dict[str, list[AskPlace]] = {}
@@ -265,7 +266,7 @@ class _Search:
             question,
             LinkPlace(topic, partition, offset),
             None if reason is None else reason.decode(errors="replace"),
-            was_withdrawn=topic == names.outcomes,
+            outcome=str(_outcome(found).get("outcome")) if topic == names.outcomes else None,
             answer=None if known is None else known.answer,
         )
 
@@ -281,9 +282,9 @@ def _done_ms(asked: AskPlace) -> int:
     return asked.due_ms - asked.early_ms
 
 
-def _withdrawn(message: Message) -> _Named | None:
-    """The message that an outcome says was cancelled, or moved to another due."""
-    return _named_by_outcome(message, "cancelled")
+def _ended(message: Message) -> _Named | None:
+    """The message that an outcome says was withdrawn, or the half that was asked or passed on."""
+    return _named_by_outcome(message, "cancelled", "asked", "committed")
 
 
 def _answered(message: Message) -> _Named | None:
@@ -291,9 +292,9 @@ def _answered(message: Message) -> _Named | None:
     return _named_by_outcome(message, "answered")
 
 
-def _named_by_outcome(message: Message, kind: str) -> _Named | None:
+def _named_by_outcome(message: Message, *kinds: str) -> _Named | None:
     key, outcome = message.key(), _outcome(message)
-    if not isinstance(key, bytes) or outcome.get("outcome") != kind:
+    if not isinstance(key, bytes) or outcome.get("outcome") not in kinds:
         return None
     return key.hex().encode(), str(outcome.get("due_ms")).encode()
 

@@ -329,9 +329,9 @@ class Sights:
             timestamp_ms=None if timestamp_ms < 0 else timestamp_ms,
             headers=[pb.Header(name=name) for name, _ in columns.headers(0)],
         )
-        was_withdrawn = await self._places.was_withdrawn(message)
-        if not was_withdrawn:
-            is_known = was_withdrawn is not None
+        ended = await self._places.ended(message)
+        if ended != pb.MESSAGE_STATE_CANCELLED:
+            is_known = ended is not None
             return Decided(CancelDecision.ALREADY_DELIVERED) if is_known else unknown
         moment = self.moment()
         status = moment.status

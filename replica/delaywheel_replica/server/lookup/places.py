@@ -26,6 +26,13 @@ _IS_DEAD: Final = {
     pb.MESSAGE_STATE_ASKED: False,
 }
 
+_ENDED: Final[Mapping[str | None, "pb.MessageState.ValueType"]] = {
+    "cancelled": pb.MESSAGE_STATE_CANCELLED,
+    "asked": pb.MESSAGE_STATE_ASKED,
+    "committed": pb.MESSAGE_STATE_COMMITTED,
+}
+"""The state of a message by its outcome."""
+
 _ANSWERED: Final[Mapping[str | None, "pb.MessageState.ValueType"]] = {
     HalfAnswer.COMMITTED: pb.MESSAGE_STATE_COMMITTED,
     HalfAnswer.ROLLED_BACK: pb.MESSAGE_STATE_ROLLED_BACK,
@@ -75,13 +82,16 @@ class AskedPlaces:
         else:
             message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, found.dead_reason
 
-    async def was_withdrawn(self, message: pb.StoredMessage) -> bool | None:
-        """Whether a message that is done was withdrawn, and not delivered; None: nothing proves it.
+    async def ended(self, message: pb.StoredMessage) -> "pb.MessageState.ValueType | None":
+        """What became of a message that is done; None: nothing proves it.
 
-        Withdrawn is what was cancelled, or has another due.
+        CANCELLED, also if it has another due; of a half also ASKED, and COMMITTED if its message is
+        due later; otherwise DELIVERED.
         """
         found = await self._look(self._question(message, is_named_by_cancel=True))
-        return None if found is None or found.place is None else found.was_withdrawn
+        if found is None or found.place is None:
+            return None
+        return _ENDED.get(found.outcome, pb.MESSAGE_STATE_DELIVERED)
 
     async def _look(self, asked: AskPlace) -> PlaceFound | None:
         """Asks the cleaner; None: it gave no answer, or has too much to look for."""
