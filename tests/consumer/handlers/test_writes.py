@@ -244,6 +244,31 @@ def test_while_too_much_is_written_no_handler_begins(kafka: FakeKafka) -> None:
     assert [message.value for message in consumer.take()] == [b"3"]
 
 
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_written_does_not_keep_back_the_record_that_it_waits_for(
+    kafka: FakeKafka, *, ordered: bool
+) -> None:
+    consumer = start(kafka, max_held_bytes=2_000, max_deliveries=None, ordered=ordered)
+    at = Partition(kafka.source, 0)
+    for value in (b"1", b"2", b"3"):
+        kafka._append(at, value, value, [])
+    while consumer.engine._book.held < 3:
+        consumer.turn()
+    first, second = consumer.take(2)
+    second.produce(BILLS, b"x" * 2_000)
+    second.done()
+    first.nack()
+    may_take = [consumer.engine._book.has_waiting]
+    [again] = consumer.take(9)
+    assert again.value == b"1"
+    may_take.append(consumer.engine._book.has_waiting)
+    assert may_take == [True, False], "otherwise who waits would not rest"
+    again.done()
+    consumer.turn_often()
+    assert bills(kafka) == [b"x" * 2_000]
+    assert [message.value for message in consumer.take(9)] == [b"3"]
+
+
 def test_what_no_transaction_takes_is_an_error_of_the_handler(kafka: FakeKafka) -> None:
     consumer = start(kafka)
     [message] = take(kafka, consumer, b"order")

@@ -265,7 +265,10 @@ class Book:
 
     @property
     def is_overwritten(self) -> bool:
-        """Whether so much is written, and not committed, that no handler may begin."""
+        """Whether so much is written, and not committed, that no handler may begin.
+
+        But that of a record for whose end such writes wait: otherwise they would wait for ever.
+        """
         return self._written_bytes >= self._max_held_bytes
 
     def crowded(self, before: AbstractSet[Partition]) -> set[Partition]:
@@ -297,7 +300,7 @@ class Book:
     @property
     def has_waiting(self) -> bool:
         """Whether any record can be handed out."""
-        return bool(self._waiting)
+        return self._place_awaited() is not None if self.is_overwritten else bool(self._waiting)
 
     @property
     def can_cut(self) -> bool:
@@ -485,6 +488,9 @@ class Book:
             most: How many of them at most; a run may be shorter than what waits.
             now_s: The time, on the monotonic clock.
         """
+        if self.is_overwritten:
+            awaited = self._hand_out_awaited(now_s)
+            return None if awaited is None else runs_of([awaited])[0]
         while self._waiting:
             block, begin, end = run = self._waiting.popleft()
             if self._aside and (aside := self._aside.get(block.at)) is not None:
@@ -504,19 +510,38 @@ class Book:
         Args:
             now_s: The time, on the monotonic clock.
         """
+        if self.is_overwritten:
+            return self._hand_out_awaited(now_s)
         waiting = self._waiting
         while waiting:
-            block, begin, end = waiting[0]
+            block = waiting[0].block
             if self._aside and (aside := self._aside.get(block.at)) is not None:
                 aside.append(waiting.popleft())
                 continue
-            if begin + 1 == end:
-                waiting.popleft()
-            else:
-                waiting[0] = RecordRun(block, begin + 1, end)
-            block.states[begin] = State.IN_HAND
-            block.handed_s[begin] = now_s
-            return block.message(begin)
+            return self._hand_out_at(0, now_s)
+        return None
+
+    def _hand_out_at(self, place: int, now_s: float) -> ReceivedMessage:
+        block, begin, end = self._waiting[place]
+        if begin + 1 == end:
+            del self._waiting[place]
+        else:
+            self._waiting[place] = RecordRun(block, begin + 1, end)
+        block.states[begin] = State.IN_HAND
+        block.handed_s[begin] = now_s
+        return block.message(begin)
+
+    def _hand_out_awaited(self, now_s: float) -> ReceivedMessage | None:
+        """Returns a record whose partition has writes that wait for its end; None: none waits."""
+        place = self._place_awaited()
+        return None if place is None else self._hand_out_at(place, now_s)
+
+    def _place_awaited(self) -> int | None:
+        for place, (block, begin, _) in enumerate(self._waiting):
+            shelf = self._shelves[block.at]
+            is_first = shelf.blocks[0] is block and block.begin == begin
+            if is_first and shelf.written_bytes and block.at not in self._aside:
+                return place
         return None
 
     @property

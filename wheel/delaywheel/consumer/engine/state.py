@@ -94,7 +94,6 @@ class EngineState:
             self.gives_up_all
             or self.is_stopping
             or self.is_paused_by_caller
-            or self.book.is_overwritten
             # Until it is known what became of them, others may have these partitions.
             or self.must_recover
             # What is handled would be handled again elsewhere, if the group goes on without us.
