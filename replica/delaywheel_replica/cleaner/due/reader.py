@@ -25,8 +25,11 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 
 __all__ = ["DueReader", "Step"]
 
-_WAIT_FOR_LOADING_S = 0.1
-"""How long a step waits for seconds that are due, or that releases want, but not loaded yet."""
+_WAIT_FOR_LOADING_S = 0.02
+"""How long a step waits for seconds that are needed now, but not loaded yet."""
+_LATE_MS = 200
+_MOST_WAITS = 25
+"""So many times as long it waits at most: twice as long if it is late by twice `_LATE_MS`."""
 LOOK_AGAIN_MS = 100
 """How often unreadable frames are tried again."""
 
@@ -234,7 +237,7 @@ class DueReader:
         and a transaction for each would take longer than all of the reading.
         """
         window, tail, progress = self._window, self._tail, self._progress
-        latest_s = monotonic() + _WAIT_FOR_LOADING_S
+        latest_s = monotonic() + longest_wait_s(now_ms - progress.due_ms)
         while True:
             if progress.position is None:
                 tail.admit(self._limits, progress)
@@ -250,3 +253,16 @@ class DueReader:
             draft.finish(self._window, self._progress.position)
         elif draft.take_late(self._tail):
             draft.take_due(self._window, now_ms)
+
+
+def longest_wait_s(late_ms: int) -> float:
+    """Returns how long a step may wait for seconds to be loaded.
+
+    The longer what is due is late, the slower is the machine, or Kafka: so a transaction costs
+    more, and it is worth while to have more seconds in it.
+
+    Example:
+        >>> longest_wait_s(10), longest_wait_s(2_000), longest_wait_s(60_000)
+        (0.02, 0.2, 0.5)
+    """
+    return _WAIT_FOR_LOADING_S * min(max(1.0, late_ms / _LATE_MS), _MOST_WAITS)
