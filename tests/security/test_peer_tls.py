@@ -7,12 +7,16 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import trustme
 from cryptography.x509.oid import ExtendedKeyUsageOID as Usage
 
+from delaywheel import Tls
+from delaywheel.client.exchange.channel import tls_fault
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.messages import Frames, Gossip, Vote, VoteAsk, WheelCard
 from delaywheel_replica.peers.encryption import Cipher, Contexts, PeerSecurity, PeerTls
@@ -93,6 +97,34 @@ def test_a_node_that_wants_tls_takes_no_plain_text(good: Authority, mode: PeerTl
         assert plain.state("n2").connection is not Connection.CONNECTED
         if mode is OFF:
             wants.wait_refused("n1", PeerReason.TLS_REFUSED)
+
+
+@pytest.mark.parametrize("trusted", ["root", "intermediate"])
+def test_an_intermediate_authority_signs_and_may_be_the_one_that_is_trusted(
+    tmp_path: Path, trusted: str
+) -> None:
+    """gRPC trusts any authority that is named; Python's TLS wanted the root of it."""
+    root = trustme.CA()
+    intermediate = root.create_child_ca()
+    signed, cert, key = intermediate.issue_cert("127.0.0.1"), tmp_path / "cert", tmp_path / "key"
+    cert.write_bytes(b"".join(each.bytes() for each in signed.cert_chain_pems))
+    key.touch(0o600)
+    key.write_bytes(signed.private_key_pem.bytes())
+    named = {"root": root, "intermediate": intermediate}[trusted]
+    named.cert_pem.write_to_path(tmp_path / "ca")
+    both = PeerSecurity(REQUIRED, contexts((cert, key), tmp_path / "ca"))
+    with two(both, both) as (a, b):
+        a.wait_connected("n2")
+        b.wait_connected("n1")
+    with socket.socket() as server, ThreadPoolExecutor(1) as pool:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        files = {"tls_cert": str(cert), "tls_key": str(key), "tls_client_ca": str(tmp_path / "ca")}
+        context = NodeCertificates(config_for(tmp_path, **files)).peer_context(is_dialled=True)
+        pool.submit(lambda: context.wrap_socket(server.accept()[0], server_side=True).close())
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        told = tls_fault(address, Tls(tmp_path / "ca"), 5)
+    assert "CERTIFICATE_REQUIRED" in (told or ""), "what the node says, not that it is unknown"
 
 
 def test_a_plain_hello_is_told_nothing_where_tls_is_required(good: Authority) -> None:
