@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
+import uuid
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Message, Producer
 
+from delaywheel import Client, MessageState
 from delaywheel.deadletters import DeadLetterTopic, Selection
 from delaywheel.ingress import halves_topic
 from delaywheel.transactions import Barrier, Dialect
+from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.consumer.documents import DOCS, PATIENCE_S, Program, program_of
 from support.consumer.half_letters import SentHalf
 from support.kafka.read_committed import CommittedReader, headers_of
+from support.services.service import wait_until
 
 DOCUMENT = "TRANSACTIONS.md"
 
@@ -76,6 +82,7 @@ def test_one_is_committed_one_rolled_back_and_one_decided_by_the_check(
         assert shop.wait_for(6)[5:] == [f"{orders} 4 commit"]
         with CommittedReader(kafka.address, orders, partitions=2) as reader:
             check_message(reader.wait_for(3)[2], undecided)
+        check_answers(kafka.address, nodes, tmp_path / "shop.db", undecided)
         shop.stop()
         cleaning = program("BARRIER.clean")
         assert cleaning.wait_for(1) == ["deleted: 0"]
@@ -83,6 +90,26 @@ def test_one_is_committed_one_rolled_back_and_one_decided_by_the_check(
     finally:
         sender.kill()
         shop.kill()
+
+
+def check_answers(address: str, nodes: tuple[str, str], file: Path, undecided: SentHalf) -> None:
+    """What the group has answered is among the outcomes, and `get` knows it."""
+    cluster, node = nodes
+    with closing(sqlite3.connect(file)) as db:
+        rows = db.execute("SELECT id, due_ms FROM delaywheel_barrier WHERE verdict = 'rollback'")
+        ((id_, due_ms),) = rows.fetchall()
+    at = datetime.fromtimestamp(due_ms / 1000, UTC)
+    with Client(node) as client:
+
+        def is_known() -> bool:
+            half = client.get(id=uuid.UUID(id_).bytes, deliver_at=at, find_place=True)
+            return half is not None and half.state is MessageState.ROLLED_BACK
+
+        wait_until("the second order is known to be rolled back", is_known)
+    with CommittedReader(address, KafkaNames(cluster).outcomes) as reader:
+        ours = (each for each in reader.read_to_end() if each.key() == undecided.id)
+        told = [json.loads(each.value() or b"") for each in ours]
+    assert [each["answer"] for each in told] == ["undecided", "committed"]
 
 
 def check_message(message: Message, sent: SentHalf) -> None:
