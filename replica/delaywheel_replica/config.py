@@ -115,10 +115,11 @@ class Config:
             [may lead](INGRESS.md#where-a-topic-may-lead); `*` in a name stands for any characters.
             An ingress topic that is not among them leads anywhere. The same on all nodes
         ingress_partitions: of ingress topics made so. They have as many copies as our own topics
-        halves: [half messages](PROTOCOL.md#half-messages) may be sent here. Once all nodes have a
-            release that knows them, and a leader has this setting, no earlier release leads any
-            more; the leader makes the topic `delaywheel-<cluster>-halves`, and needs `ingress`. The
-            same on all nodes
+        halves: [half messages](PROTOCOL.md#half-messages) may be sent here; none: where `ingress`
+            is on, and leads to all topics. Once all nodes have a release that knows them, no
+            earlier release leads any more, and the leader makes the topic
+            `delaywheel-<cluster>-halves`; with `false` an upgrade keeps the way back. The same on
+            all nodes
         ttl_header: the header that states [how many seconds a message lives](#time-to-live), for
             programs that use the name `ttl` otherwise; empty: none, and no message expires. The
             same on all nodes: that of the leader counts
@@ -185,7 +186,7 @@ class Config:
     ingress_topics: list[str] = field(default_factory=list)
     ingress_destinations: dict[str, list[str]] = field(default_factory=dict)
     ingress_partitions: Annotated[int, Ge(1), Le(1_000)] = 6
-    halves: bool = False
+    halves: bool | None = None
     ttl_header: str = TTL_HEADER
     transaction_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     transaction_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
@@ -249,8 +250,16 @@ class Config:
                 self.ttl_header,
                 takes_answers=True,
             ),
-            halves=self.halves,
+            halves=self.takes_halves,
         )
+
+    @property
+    def takes_halves(self) -> bool:
+        """Whether half messages may be sent here."""
+        if self.halves is not None:
+            return self.halves
+        topic = KafkaNames(self.cluster_id).ingress
+        return self.ingress and topic not in self.ingress_destinations
 
     @property
     def taken_topics(self) -> frozenset[str]:

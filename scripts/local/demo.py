@@ -76,7 +76,6 @@ def run(options: argparse.Namespace) -> bool:
     with books_folder(options.output) as folder:
         settings = {
             "cluster_id": CLUSTER_ID,
-            "halves": True,
             "ledger_uri": str(folder / LEDGER),
             "ledger_seal_seconds": LEDGER_SEAL_SECONDS,
         }

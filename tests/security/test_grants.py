@@ -106,6 +106,7 @@ class Site:
             grants=str(self.grants),
             tokens=str(self.tokens),
             token_listen=self.token_address,
+            halves=False,
         )
         self._channels: dict[str, grpc.Channel] = {}
 

@@ -335,7 +335,7 @@ class Reason(StrEnum):
         "HALVES_OFF",
         _PRECONDITION,
         _FINAL,
-        "This node takes no half messages: let the operator set halves = true on all nodes.",
+        "The setting halves is false here, or the ingress topic for answers is off or limited.",
     )
     HALVES_NOT_READY = (
         "HALVES_NOT_READY",

@@ -179,7 +179,7 @@ class Cleaner:
             is_leading=lambda: self._leadership.role is Role.LEADING,
             asked=lambda: self._halves_asked,
         )
-        if config.halves:
+        if config.takes_halves:
             threading.Thread(target=self._unanswered.run, name="halves", daemon=True).start()
 
         self._row_keeper = RowKeeper(
@@ -239,7 +239,7 @@ class Cleaner:
                 min_insync=config.min_insync_members,
                 late_window_s=config.late_window_seconds,
                 floor_patience_s=FLOOR_PATIENCE_S + 2 * config.ledger_seal_seconds,
-                halves=config.halves,
+                halves=config.takes_halves,
             ),
             caps=CapLimits(
                 frame_messages=min(FIRST_CAP_MESSAGES, config.transaction_messages),
@@ -266,7 +266,7 @@ class Cleaner:
                     topic: [Pattern(text) for text in texts]
                     for topic, texts in config.ingress_destinations.items()
                 },
-                config.halves,
+                config.takes_halves,
             ),
             # A producer whose clock runs ahead by this much may still use the whole span.
             span_ms=config.span_seconds * 1000 + config.max_clock_skew_ms,

@@ -370,7 +370,7 @@ class Server:
 
     def _halves_refusal(self) -> Refusal | None:
         """Why the node takes no half messages now; None if it does."""
-        if not self._config.halves:
+        if not self._config.takes_halves:
             return Refusal(Reason.HALVES_OFF)
         status = self._view.cleaner.status
         if status is None or not are_known(status.needs):

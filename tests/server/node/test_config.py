@@ -119,6 +119,25 @@ def test_secrets_are_masked_when_shown() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "are_taken"),
+    [
+        ({}, True),
+        ({"halves": "false"}, False),
+        ({"halves": "true"}, True),
+        ({"ingress": "false"}, False),
+        ({"ingress": "false", "ingress_topics": "mine"}, False),
+        ({"ingress_destinations": {"delaywheel-c-ingress": ["orders"]}}, False),
+        ({"ingress_destinations": {"mine": ["orders"]}, "ingress_topics": "mine"}, True),
+    ],
+)
+def test_halves_are_taken_where_answers_can_come(
+    settings: dict[str, Any], *, are_taken: bool
+) -> None:
+    config = load(**settings)
+    assert (config.takes_halves, config.kafka_settings.halves) == (are_taken, are_taken)
+
+
+@pytest.mark.parametrize(
     ("flags", "reported"),
     [
         ({"spam": "1"}, "spam"),
