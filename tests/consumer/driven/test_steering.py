@@ -95,6 +95,8 @@ def test_a_time_leads_to_the_first_record_since() -> None:
     for after_ms, offset in ((0, 0), (1, end - 1), (10_000, end - 1), (10_001, end)):
         seek(consumer, ONE, begun + timedelta(milliseconds=after_ms))
         assert kafka.passed[ONE].offset == offset
+    seek(consumer, ONE, datetime.min.replace(tzinfo=UTC))
+    assert kafka.passed[ONE].offset == 0
     assert consumer.engine.health.is_well
     with pytest.raises(ValueError, match="no time zone"):
         consumer.engine.seek(ONE, datetime(2030, 1, 1))  # noqa: DTZ001

@@ -330,6 +330,7 @@ class FakeBroker:
 
     def first_since(self, at: Partition, since_ms: int) -> int:
         """See `Broker`."""
+        assert since_ms >= 0, "-1 is Kafka's end of a partition"
         self._answer()
         log = self.kafka.logs.get(at, [])
         return next(

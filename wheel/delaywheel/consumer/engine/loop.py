@@ -297,7 +297,7 @@ class Engine:
     def _offset_of(self, at: Partition, to: int | datetime) -> int:
         if not isinstance(to, datetime):
             return to
-        since_ms = unix_ms(to)
+        since_ms = max(0, unix_ms(to))  # to Kafka, -1 is the end of a partition
         offset = self._state.ask(lambda: self._broker.first_since(at, since_ms))
         self._state.note_away("", None)
         return offset
