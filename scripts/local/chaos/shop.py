@@ -37,8 +37,6 @@ SLOWEST_S = 4.0
 DELAY_S = 4.0
 CONNECTIONS: Final = 16
 """How many local transactions one program has under way at a time."""
-CHECKS: Final = 4
-"""How many halves one program checks at a time."""
 MOST_OPEN: Final = 1_000
 """How many customers one program serves at a time; who comes then is turned away."""
 BARRIER = Barrier(wait="500ms")
@@ -203,7 +201,7 @@ def check(dsn: str, bootstrap: str, cluster: str, group: str) -> None:
     """A program that checks; SIGTERM ends it."""
     with Checker(dsn, bootstrap, cluster, group) as checker:
         signal.signal(signal.SIGTERM, lambda *_: checker.stop())
-        checker.run(concurrency=CHECKS)
+        checker.run()
 
 
 def run_program(log: Path, program: Callable[..., None], *arguments: object) -> None:
