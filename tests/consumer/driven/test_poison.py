@@ -105,6 +105,23 @@ def test_a_partition_hands_out_a_window_until_its_first_commit() -> None:
     assert len(consumer.take(2 * WINDOW)) == WINDOW
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_gap_longer_than_the_window_keeps_nothing_back(*, is_killed: bool) -> None:
+    """As what was aborted leaves, or a compacted topic."""
+    kafka = FakeKafka(partitions=1)
+    put(kafka, 0, *(b"gone" for _ in range(2 * WINDOW)))
+    kafka.unseen = {one.place for one in kafka.logs[Partition(kafka.source, 0)]}
+    first = start(kafka, max_deliveries=1)
+    first.turn()  # it begins, and there is nothing yet
+    put(kafka, 0, b"a", b"b", *[b"poison"] * is_killed, b"c")
+    assert handle_until_killed(kafka, first, most=9) == is_killed
+    assert is_killed or kafka.offsets == {Partition(kafka.source, 0): 2 * WINDOW + 3}
+    assert handle_until_killed(kafka, start(kafka, max_deliveries=1)) == is_killed
+    assert not handle_until_killed(kafka, start(kafka, max_deliveries=1))
+    assert [letter.value for letter in letters(kafka)] == [b"poison"] * is_killed
+    assert kafka.offsets[Partition(kafka.source, 0)] >= 2 * WINDOW + 3 + is_killed
+
+
 @pytest.mark.parametrize("fault", Fault)
 def test_a_note_that_fails_keeps_no_record_back(fault: Fault) -> None:
     kafka = FakeKafka(partitions=1)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.order import Away, fold
@@ -72,6 +73,8 @@ class FakeKafka:
     source_bytes: int = 10_000
     retry_bytes: int = 10_000
     logs: dict[Partition, list[Incoming]] = field(default_factory=dict)
+    unseen: set[Place] = field(default_factory=set)
+    """Records that readers do not get: aborted, or compacted away."""
     offsets: dict[Partition, int] = field(default_factory=dict)
     passed: dict[Partition, Passed] = field(default_factory=dict)
     topic_id: str = "first"
@@ -285,9 +288,10 @@ class FakeBroker:
             else:
                 log = self.kafka.logs.get(partition, [])
                 at = 0 if position > len(log) else position  # as `auto.offset.reset` says
-                taken = log[at : at + 3]
+                seen = (one for one in log[at:] if one.place not in self.kafka.unseen)
+                taken = list(islice(seen, 3))
                 found += taken
-                self._positions[partition] = at + len(taken)
+                self._positions[partition] = taken[-1].place.offset + 1 if taken else len(log)
         self._call_back()
         return fetched_of(found[:most])
 

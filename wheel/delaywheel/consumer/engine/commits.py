@@ -69,6 +69,10 @@ class Commits:
                 self.recover()
         elif self._is_time(now_s):
             self.commit()
+        if self._deliveries.is_watching:
+            with self._state.changed:
+                self._deliveries.begin_windows()
+                self._state.notify()
         if self._deliveries.has_suspects:
             self._go_on_with_suspects()
 

@@ -9,7 +9,8 @@ died. Then records are suspects: each is handed out alone, once its delivery is 
 | a partition is | beside its offset is noted | of it is handed out |
 |---|---|---|
 | free | nothing | everything |
-| begun: it was assigned with records behind its offset | `deliveries` 1 | the first `WINDOW` |
+| begun: it was assigned with records behind its offset | `deliveries` 1 | the first `WINDOW`, \
+counted by offsets from the first record that is there |
 | suspect, up to the offset `suspect_until` | how often the first record was handed out | that one |
 | suspect, and that was `max_deliveries` times | the same | nothing: that record is dead, POISON |
 
@@ -22,6 +23,11 @@ died. Then records are suspects: each is handed out alone, once its delivery is 
 | suspect | the process dies | suspect, with what is noted |
 
 Of all suspect partitions of a consumer one at a time has a record in hand.
+
+Offsets have gaps, of ends of transactions, of what was aborted, and of what a compacted topic no
+longer has: behind the committed offset there may be no record within the window, or none at all
+until one is written. So nothing is handed out before the first record is seen, and it begins the
+window; a suspect's range reaches as far from there.
 
 What died with a note that could not be written, or with partitions that were lost, counts as one
 delivery less or more: the count is of suspicions, and a record is condemned only by deaths during
@@ -59,6 +65,7 @@ class _Watched:
     offset: int
     deliveries: int
     until: int
+    has_begun: bool = False  # its first record was seen
     next_deliveries: tuple[int, int] = (0, 0)  # what was noted last, beside which offset
 
     @property
@@ -119,9 +126,21 @@ class Deliveries:
                 self._book.limit(at, offset)
             elif offset < end:
                 self._watched[at] = _Watched(offset, 0, 0)
-                self._book.limit(at, offset + WINDOW)
+                self._book.limit(at, offset)
                 marks[at] = DeliveryMark(offset, 1, 0)
         return marks
+
+    def begin_windows(self) -> None:
+        """Lets partitions whose first record is there now begin with it."""
+        for at, one in self._watched.items():
+            message = None if one.has_begun else self._book.first_kept(at)
+            if message is None:
+                continue
+            one.has_begun, first = True, message.place.offset
+            if not one.is_suspect:
+                self._book.limit(at, first + WINDOW)
+            elif first >= one.until:
+                one.until = first + WINDOW
 
     def suspect(self) -> tuple[Partition, ReceivedMessage, DeliveryMark | None] | None:
         """Returns the record that comes next, with what is to be noted; no note: it is condemned.
