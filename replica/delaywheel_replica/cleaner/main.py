@@ -173,11 +173,11 @@ class Cleaner:
             on_dead=self._dead_news.add,
         )
         # For another thread, which must not look at counters while they grow.
-        self._halves_asked = 0
+        self._halves_asked: tuple[int | None, int] = None, 0
         self._unanswered = UnansweredLetters(
             settings,
             is_leading=lambda: self._leadership.role is Role.LEADING,
-            asked=lambda: self._halves_asked,
+            written=lambda: self._halves_asked,
         )
         if config.takes_halves:
             threading.Thread(target=self._unanswered.run, name="halves", daemon=True).start()
@@ -328,7 +328,7 @@ class Cleaner:
         unavailable = self._dead_letters.unavailable_topics if leads else ()
         tallies = self._leadership.tallies
         counters = self._leadership.counters
-        self._halves_asked = counters.get("halves_asked", 0)
+        self._halves_asked = view.epoch, counters.get("halves_asked", 0)
         status = CleanerStatus(
             node=self._config.node_id,
             boot=self._boot,

@@ -14,8 +14,9 @@ a checker put off is no longer counted: it was read; nor is one that Kafka has d
 this node to know, leaves what was known before: of one group, as senders name groups, and of them
 all if the letters cannot be read.
 
-Only leaders write letters. So where none waits, and this leader has written none for two looks, it
-rests: there is no client, and nothing is asked of Kafka.
+Only leaders write letters. So where none waits, and this leader has written none for two looks that
+saw the end of the topic, it rests: there is no client, and nothing is asked of Kafka. A new term is
+looked at anew, as another node may have led in between.
 
 How far a group has read only a client of that group can ask safely (decision 137). It is kept while
 letters of the group wait: `GROUPS_AT_MOST` clients, and none where none wait.
@@ -24,11 +25,11 @@ letters of the group wait: `GROUPS_AT_MOST` clients, and none where none wait.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from delaywheel.record_headers import HALF_GROUP, headers_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
@@ -45,6 +46,7 @@ _ANSWER_S: Final = 5.0
 _QUIET_LOOKS: Final = 2
 """A letter may not be shown yet when its transaction is known to be committed."""
 _BATCH: Final = 500
+_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name
 
 log = get_logger(__name__)
 
@@ -65,7 +67,7 @@ class UnansweredLetters:
         settings: KafkaSettings,
         *,
         is_leading: Callable[[], bool],
-        asked: Callable[[], int],
+        written: Callable[[], Hashable],
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         """Begins with nothing known.
@@ -73,7 +75,7 @@ class UnansweredLetters:
         Args:
             settings: Settings for reaching Kafka.
             is_leading: Whether this node leads: others count nothing.
-            asked: Returns how many letters this node has written.
+            written: Returns what is another value once a letter was written, or another term began.
             pause: Waits so many seconds.
         """
         self.found: tuple[UnansweredHalves, ...] = ()
@@ -81,9 +83,9 @@ class UnansweredLetters:
         self._settings = settings
         self._topic = settings.names.halves
         self._is_leading = is_leading
-        self._asked = asked
-        # How many letters were written at the last looks, all of which found none.
-        self._quiet: list[int] = []
+        self._written = written
+        # What `written` was at the last looks, all of which found no letter.
+        self._quiet: list[Hashable] = []
         self._pause = pause
         self._consumer: Consumer | None = None
         self._places: list[TopicPartition] = []
@@ -117,11 +119,11 @@ class UnansweredLetters:
         if not self._is_leading():
             self._forget()
             return
-        asked = self._asked()
-        if self._quiet == [asked] * _QUIET_LOOKS:
+        written = self._written()
+        if self._quiet == [written] * _QUIET_LOOKS:
             self._close()
             return
-        self._read()
+        is_read = self._read()
         groups = sorted(self._letters, key=lambda group: len(self._letters[group]), reverse=True)
         del groups[GROUPS_AT_MOST:]
         found = []
@@ -140,7 +142,8 @@ class UnansweredLetters:
                 found.append(UnansweredHalves(group, len(waiting), oldest_ms))
         self.found = tuple(sorted(found, key=lambda each: each.letters, reverse=True))
         self._keep_members(self._letters.keys() & set(groups))
-        self._quiet = [] if self._letters else [*self._quiet, asked][-_QUIET_LOOKS:]
+        is_quiet = is_read and not self._letters
+        self._quiet = [*self._quiet, written][-_QUIET_LOOKS:] if is_quiet else []
         if failure is not None:
             raise failure
 
@@ -171,19 +174,26 @@ class UnansweredLetters:
         self._keep(group, waiting)
         return waiting
 
-    def _read(self) -> None:
-        """Reads the letters that are new."""
+    def _read(self) -> bool:
+        """Reads the letters that are new; returns whether it came to the end of them.
+
+        Raises:
+            KafkaException: Kafka does not let them be read.
+        """
         consumer = self._consumer or self._begin()
         if consumer is None:
-            return
+            return False
         consumer.assign(self._places)
         unread = {place.partition for place in self._places}
+        failure: KafkaError | None = None
         deadline = time.monotonic() + _ANSWER_S
         while unread and time.monotonic() < deadline:
             for message in consumer.consume(_BATCH, 0.2):
                 partition, offset = message.partition(), message.offset()
-                if message.error() is not None:
-                    unread.discard(partition)  # at its end, or not readable
+                if (error := message.error()) is not None:
+                    if partition in unread and error.code() != _END:
+                        failure = error
+                    unread.discard(partition)
                 elif (group := _group_of(message)) is not None:
                     assert partition is not None
                     assert offset is not None
@@ -194,6 +204,9 @@ class UnansweredLetters:
         consumer.unassign()
         self._drop_deleted(consumer)
         self._drop_first()
+        if failure is not None:
+            raise KafkaException(failure)
+        return not unread
 
     def _begin(self) -> Consumer | None:
         """Makes the consumer; None: there is no such topic yet."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +38,7 @@ class Letters:
 
     def counting(self) -> UnansweredLetters:
         return UnansweredLetters(
-            self.settings, is_leading=lambda: self.leads, asked=lambda: self.written
+            self.settings, is_leading=lambda: self.leads, written=lambda: self.written
         )
 
     def ask(self, *groups: str) -> None:
@@ -116,13 +118,14 @@ class Pretended(UnansweredLetters):
 
     def __init__(self) -> None:
         settings = KafkaSettings(KafkaNames("c"), {})
-        super().__init__(settings, is_leading=lambda: True, asked=lambda: 0)
+        super().__init__(settings, is_leading=lambda: True, written=lambda: 0)
         self.letters: dict[str, list[_Letter]] = {}
         self.hidden: set[str] = set()
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
         self._letters = {group: [*letters] for group, letters in self.letters.items()}
         self._drop_first()
+        return True
 
     def _committed(self, group: str) -> dict[int, int]:
         if group in self.hidden:
@@ -168,6 +171,77 @@ def test_at_rest_nothing_is_asked_of_kafka(
     counting.look()
     assert [*counting.found] == [waits("till", 1)]
     assert len(clients) == 4, "it went on where it was: nobody asked again how far shop is"
+
+
+class SlowTopic(UnansweredLetters):
+    """Letters that Kafka does not hand out for a while."""
+
+    def __init__(self) -> None:
+        self.mark = 0
+        self.reads = list[bool]()
+        settings = KafkaSettings(KafkaNames("c"), {})
+        super().__init__(settings, is_leading=lambda: True, written=lambda: self.mark)
+
+    def _read(self) -> bool:
+        return self.reads.pop()
+
+
+@pytest.mark.parametrize("change", ["not read", "another term"])
+def test_it_rests_only_if_the_end_was_seen_in_this_term(change: str) -> None:
+    """Else letters that wait since an earlier leader are told to nobody."""
+    counting = SlowTopic()
+    counting.reads = [True] * 3
+    for _ in range(2):
+        if change == "not read":
+            counting.reads[-1] = False
+        counting.look()
+    counting.mark += change == "another term"
+    counting.look()
+    assert counting.reads == []
+    counting.mark += 1
+    with pytest.raises(IndexError):
+        counting.look()
+
+
+class Unanswering:
+    """A client of a broker that has letters, and hands none out: their disk hangs, say."""
+
+    def __init__(self, *_: Any, error: KafkaError | None = None, **__: Any) -> None:
+        self.error = error
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+    def list_topics(self, topic: str, **_: Any) -> Any:
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
+
+    def get_watermark_offsets(self, *_: Any, **__: Any) -> tuple[int, int]:
+        return 0, 3
+
+    def position(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        return places
+
+    def consume(self, *_: Any) -> list[Any]:
+        none: tuple[Any, ...] = (lambda: 0, lambda: 0, lambda: self.error)
+        names = ("partition", "offset", "error")
+        return [SimpleNamespace(**dict(zip(names, none, strict=True)))] if self.error else []
+
+
+def test_what_was_not_read_is_not_taken_for_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unanswered_halves, "_ANSWER_S", 0.01)
+    settings = KafkaSettings(KafkaNames("c"), {})
+    counting = UnansweredLetters(settings, is_leading=lambda: True, written=lambda: 0)
+    ends = KafkaError(KafkaError._PARTITION_EOF)
+    refused = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    monkeypatch.setattr(unanswered_halves, "Consumer", Unanswering)
+    assert not counting._read()
+    counting._close()
+    monkeypatch.setattr(unanswered_halves, "Consumer", partial(Unanswering, error=ends))
+    assert counting._read()
+    counting._close()
+    monkeypatch.setattr(unanswered_halves, "Consumer", partial(Unanswering, error=refused))
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        counting._read()
 
 
 def test_a_new_leader_knows_the_last_letters(
