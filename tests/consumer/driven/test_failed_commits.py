@@ -51,6 +51,21 @@ def test_a_letter_that_its_topic_refuses_costs_no_handler_a_second_run() -> None
     assert consumer.engine.health.is_well
 
 
+def test_a_refused_record_is_found_beside_a_busy_partition() -> None:
+    kafka = FakeKafka(partitions=2, most_bytes=1_000)
+    kafka._append(Partition(kafka.source, 1), b"k", b"large" + b"x" * 2_000, [])
+    consumer = start(kafka)
+    for _ in range(30):
+        for _ in range(3):
+            kafka._append(Partition(kafka.source, 0), b"k", b"good", [])
+        consumer.engine._commits._recover_at_s = 0.0
+        consumer.turn()
+        for message in consumer.take(9):
+            message.dead("BY_HAND")
+    assert kafka.offsets[Partition(kafka.source, 1)] == 1
+    assert consumer.engine.counts.failed_commits < 9
+
+
 def test_a_letter_is_as_whole_as_its_topic_permits() -> None:
     kafka = FakeKafka(partitions=1)
     consumer = start(kafka)

@@ -669,16 +669,22 @@ class Book:
             self._count_written(message.at, -before.writes.length_bytes)
         self._note(message, settlement)
 
-    def cut(self, most: int | None = None) -> Cut | None:
+    def cut(
+        self, most: int | None = None, before: Mapping[Partition, int] | None = None
+    ) -> Cut | None:
         """Returns what the next transaction should commit, without any change; None if nothing.
 
         Args:
             most: The most records that it may settle.
+            before: Of these partitions alone, and only what is before these offsets.
         """
         cut = Cut() if most is None else Cut(most=most)
         for at, shelf in self._shelves.items():
-            for block in () if self.is_withheld(at) else shelf.blocks:
+            is_left_out = before is not None and at not in before
+            for block in () if is_left_out or self.is_withheld(at) else shelf.blocks:
                 end = block.settled_end()
+                if before is not None:
+                    end = min(end, bisect_left(block.offsets, before[at]))
                 if end > block.begin:
                     end = cut.add(block, block.begin, end)
                 if end < len(block) or cut.is_full:

@@ -53,6 +53,9 @@ class Commits:
         self._failures = 0
         self._recover_at_s = 0.0
         self._cut_most: int | None = None
+        # What was refused together ends here: until it is committed nothing else is, or a busy
+        # partition would fill each narrower cut, and the refused record would never be alone.
+        self._cut_before: Mapping[Partition, int] | None = None
         self._known_topics: set[str] = set()
         self._refused: tuple[Settlement, Mapping[str, int]] | None = None
         self._confirmed: tuple[int, AbstractSet[str]] = (0, frozenset())
@@ -148,7 +151,7 @@ class Commits:
                 if failure.is_refusal:
                     self._narrow(failure, cut)
                 state.teller.commit_failed(failure.text)
-            if not cut.is_full:
+            if not cut.is_full and self._cut_before is None:
                 break
         self.last_s = time.monotonic()
         self.next_s = self.last_s + state.settings.commit_every_ms / 1000
@@ -157,7 +160,10 @@ class Commits:
         """Returns what to commit next, once it is known what its topics are and take now."""
         while True:
             with self._state.changed:
-                cut = self._book.cut(self._cut_most)
+                cut = self._book.cut(self._cut_most, self._cut_before)
+                if cut is None and self._cut_before is not None:
+                    self._cut_before = None
+                    cut = self._book.cut(self._cut_most)
                 self._dispatcher.wants_commit = False
             if cut is None:
                 return None
@@ -301,6 +307,7 @@ class Commits:
         Not at once: what its topic takes may have been lowered for a moment, and brokers do not
         hear of a change at the same time.
         """
+        self._cut_before = dict(cut.offsets)
         self._cut_most = min(cut.count, CUT_RECORDS) // 2
         if self._cut_most:
             return
