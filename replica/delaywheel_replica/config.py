@@ -248,7 +248,8 @@ class Config:
                 self.span_seconds * 1000,
                 self.max_message_bytes,
                 self.ttl_header,
-                takes_answers=True,
+                # Elsewhere they would be dead letters: such a topic leads to some topics alone.
+                takes_answers=KafkaNames(self.cluster_id).ingress not in self.ingress_destinations,
             ),
             halves=self.takes_halves,
         )

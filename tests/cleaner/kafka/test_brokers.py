@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 # Its stubs re-export these without saying so.
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cleaner.kafka.brokers import (
     check_brokers,
@@ -98,6 +102,44 @@ def test_an_unsuited_topic_of_our_own_is_refused_by_name(
     with pytest.raises(LeadingRefused, match=name) as refused:
         ensure_topics(admin, settings, brokers=1, has_wheels=False)
     assert objection in str(refused.value)
+
+
+class Denied:
+    """A broker that has no topic of ours, and lets none be described, or none be made."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def describe_topics(self, names: TopicCollection, **_: Any) -> dict[str, Future[None]]:
+        return {name: _failed(self.code) for name in names.topic_names}
+
+    def create_topics(self, topics: list[NewTopic], **_: Any) -> dict[str, Future[None]]:
+        made = {topic.topic: _failed(KafkaError.TOPIC_ALREADY_EXISTS) for topic in topics}
+        return made | {topics[-1].topic: _failed(KafkaError.TOPIC_AUTHORIZATION_FAILED)}
+
+
+def _failed(code: int) -> Future[None]:
+    future: Future[None] = Future()
+    future.set_exception(KafkaException(KafkaError(code)))
+    return future
+
+
+@pytest.mark.parametrize(
+    ("code", "which", "otherwise"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, "halves", "grant Create, or set halves = false"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "control", "Describe and Write on it"),
+    ],
+)
+def test_a_topic_that_may_not_be_made_or_seen_is_named(
+    code: int, which: str, otherwise: str
+) -> None:
+    """Of the one for halves, which nobody may have asked for, with the way without."""
+    settings = KafkaSettings(KafkaNames("c"), {}, halves=True)
+    admin = cast("AdminClient", Denied(code))
+    with pytest.raises(LeadingRefused, match=getattr(settings.names, which)) as refused:
+        ensure_topics(admin, settings, brokers=1, has_wheels=False)
+    assert str(refused.value).endswith(otherwise)
 
 
 @pytest.mark.kafka

@@ -138,6 +138,19 @@ def test_halves_are_taken_where_answers_can_come(
 
 
 @pytest.mark.parametrize(
+    ("limited", "are_taken"), [("mine", True), ("delaywheel-c-ingress", False)]
+)
+def test_a_topic_that_refuses_answers_asks_checkers_for_none(
+    limited: str, *, are_taken: bool
+) -> None:
+    """Groups may still have letters of before it was limited."""
+    config = load(ingress_topics="mine", ingress_destinations={limited: ["orders"]})
+    limits = config.kafka_settings.ingress_limits
+    assert limits is not None
+    assert limits.takes_answers == are_taken
+
+
+@pytest.mark.parametrize(
     ("flags", "reported"),
     [
         ({"spam": "1"}, "spam"),

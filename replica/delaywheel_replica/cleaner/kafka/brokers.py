@@ -47,6 +47,8 @@ class OwnTopic:
     compacted: bool = False
     is_made: bool = True
     """Whether it is made where it is missing; otherwise it is checked only where it is there."""
+    otherwise: str = ""
+    """What else helps where it may not be made or described."""
 
 
 def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
@@ -73,7 +75,12 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         OwnTopic(names.outcomes, kept),
         OwnTopic(names.dead, kept),
         # Halves of another time, or of another node's settings, are asked about all the same.
-        OwnTopic(names.halves, kept | _KEEPS_ALL, is_made=settings.halves),
+        OwnTopic(
+            names.halves,
+            kept | _KEEPS_ALL,
+            is_made=settings.halves,
+            otherwise=", or set halves = false",
+        ),
     )
 
 
@@ -225,6 +232,7 @@ def _missing(admin: AdminClient, topics: Sequence[OwnTopic]) -> list[OwnTopic]:
                     continue
                 raise LeadingRefused(
                     f"not allowed to describe topic {topic.name}: grant Describe and Write on it"
+                    f"{topic.otherwise}"
                 ) from error
             if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
@@ -251,10 +259,16 @@ def _create(admin: AdminClient, missing: Sequence[OwnTopic], replication_factor:
         )
         for topic in missing
     ]
-    for future in admin.create_topics(wanted, request_timeout=CALL_S).values():
+    made = admin.create_topics(wanted, request_timeout=CALL_S)
+    for topic in missing:
         try:
-            future.result()
+            made[topic.name].result()
         except KafkaException as error:
+            if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise LeadingRefused(
+                    f"topic {topic.name} is missing, and this node may not make it: make it, grant"
+                    f" Create{topic.otherwise}"
+                ) from error
             if _code(error) != KafkaError.TOPIC_ALREADY_EXISTS:  # another node was quicker
                 raise
 
