@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from delaywheel.consumer import SettledError
+from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
 from delaywheel.consumer.records import Partition, Passed
 from support.consumer.driven import DrivenConsumer, start
-from support.consumer.fake_kafka import FakeKafka
+from support.consumer.fake_kafka import FakeKafka, Fault
 
 ONE, TWO = Partition("orders", 0), Partition("orders", 1)
 
@@ -83,6 +85,34 @@ def test_after_a_seek_reading_goes_on_there_and_that_is_committed() -> None:
         consumer.engine.seek(Partition("other", 0), 1)
     with pytest.raises(ValueError, match="ordered"):
         filled(ordered=True)[1].engine.seek(ONE, 1)
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_seek_that_is_not_committed_is_made_again(fault: Fault) -> None:
+    kafka, consumer = filled()
+    consumer.broker.fault = fault
+    seek(consumer, ONE, 4)
+    assert kafka.passed[ONE].offset == 4
+
+
+def test_what_is_settled_is_committed_before_a_seek_though_kafka_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kafka, consumer = filled(commit_every="1h", max_deliveries=None)
+    first = next(one for one in consumer.take(9) if one.at == ONE)
+    first.retry()
+    answers = consumer.broker.topics
+    left = [None] * 3
+
+    def topics(names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
+        if left:
+            left.pop()
+            raise KafkaUnavailable("away on purpose")
+        return answers(names)
+
+    monkeypatch.setattr(consumer.broker, "topics", topics)
+    seek(consumer, ONE, 3)
+    assert (consumer.engine.counts.retried, kafka.passed[ONE].offset) == (1, 3)
 
 
 def test_a_time_leads_to_the_first_record_since() -> None:

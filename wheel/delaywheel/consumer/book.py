@@ -329,6 +329,18 @@ class Book:
             self._settled * 4 >= self._max_held or self._written_bytes * 4 >= self._max_held_bytes
         )
 
+    def settled_ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Returns the offsets behind what is settled, and could be committed, of each of these."""
+        ends: dict[Partition, int] = {}
+        for at in partitions:
+            for block in self._shelves[at].blocks:
+                end = block.settled_end()
+                if end > block.begin:
+                    ends[at] = block.offsets[end - 1] + 1
+                if end < len(block):
+                    break
+        return ends
+
     def firsts(self) -> Iterator[ReceivedMessage]:
         """Yields the first held record of each partition: all others are committed after it."""
         for shelf in self._shelves.values():

@@ -98,15 +98,15 @@ class Commits:
         else:
             self._dispatcher.condemn(message)
 
-    def mark(self, marks: Mapping[Partition, DeliveryMark]) -> None:
-        """Notes deliveries beside offsets that stay; if that fails they are not noted."""
+    def mark(self, marks: Mapping[Partition, DeliveryMark]) -> bool:
+        """Notes deliveries beside offsets that stay; returns whether they are noted."""
         state = self._state
         membership = self._membership() if marks else None
         if state.must_recover or membership is None:
-            return
+            return False
         marks = {at: mark for at, mark in marks.items() if not self._book.is_withheld(at)}
         if not marks:
-            return
+            return False
         passed = {
             at: one._replace(deliveries=marks[at].deliveries, suspect_until=marks[at].suspect_until)
             for at, one in self._positions.passed(
@@ -118,11 +118,12 @@ class Commits:
             if failure is None:
                 self._deliveries.marked(marks)
                 state.notify()
-                return
+                return True
         _LOG.warning("deliveries were not noted: %s", failure.text)
         self._note_refusal(failure)
         state.must_recover = True
         self._back_off()
+        return False
 
     def give_back(self, partitions: Iterable[Partition]) -> None:
         """Notes that what was begun of these partitions was given up in good order."""

@@ -145,6 +145,7 @@ class Engine:
             ValueError: The partition is not assigned, or no longer; or order is kept; or the offset
                 is negative, or the time has no zone.
             ConsumerError: The consumer cannot continue.
+            RuntimeError: It does not run in this process.
         """
         if self._state.order is not None:
             raise ValueError("seek: not with ordered, which knows what is away of each partition")
@@ -158,6 +159,7 @@ class Engine:
             self._check_assigned([at])
             self._seeks.append(seek)
             while any(one is seek for one in self._seeks) and not self._state.has_ended:
+                self.check_runs()
                 self._changed.wait(_FETCH_S)
             self._state.raise_error()
             self._check_assigned([at])
@@ -274,25 +276,30 @@ class Engine:
         with self._changed:
             wanted = list(self._seeks)
             ours = [one for one in wanted if one[0] in self._book.partitions]
+            settled = self._book.settled_ends(at for at, _ in ours)
         try:
             seeks = [(at, self._offset_of(at, to)) for at, to in ours]
         except KafkaUnavailable as away:
             self._state.note_away("no answer about the offsets of a time", away)
             return  # it is asked again
         self._commits.settle_up(time.monotonic())
-        if self._state.must_recover:
-            return  # once it is known what became of the last transaction
         with self._changed:
+            # Once it is known what became of the last transaction, and all of this is committed.
+            if self._state.must_recover or self._book.cut(before=settled) is not None:
+                return
+            if any(self._book.is_withheld(at) for at, _ in seeks):
+                return
             lost = self._book.assign(dict(seeks))
             self._deliveries.forgotten(dict(seeks))
+        tell_lost(lost)
         if seeks:
             self._flow.go_back(dict(seeks).keys())
-            self._commits.mark({at: DeliveryMark(offset, 0, 0) for at, offset in seeks})
+            if not self._commits.mark({at: DeliveryMark(offset, 0, 0) for at, offset in seeks}):
+                return  # it would be read from elsewhere after a restart
             _LOG.info("read on as asked for: %s", seeks)
         with self._changed:
             del self._seeks[: len(wanted)]
             self._state.notify()
-        tell_lost(lost)
 
     def _offset_of(self, at: Partition, to: int | datetime) -> int:
         if not isinstance(to, datetime):
