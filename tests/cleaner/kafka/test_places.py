@@ -6,11 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Iterable
+from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.outcomes import dropped
@@ -27,6 +28,7 @@ pytestmark = pytest.mark.kafka
 
 CANCELLED, DELIVERED, ASKED = (bytes(15) + each for each in (b"c", b"d", b"a"))
 RELEASED, LETTER = bytes(15) + b"r", bytes(15) + b"l"
+NAMES = KafkaNames("c")
 NOW_MS = time.time_ns() // 1_000_000
 DUE_MS = NOW_MS - 2_000
 
@@ -186,3 +188,47 @@ def test_what_is_no_outcome_ends_no_search(value: bytes | None) -> None:
     """Whoever may write to the topic could keep hundreds of cancels from being found."""
     strange = SimpleNamespace(key=lambda: bytes(16), value=lambda: value)
     assert places._ended(cast("Message", strange)) is None
+
+
+class Busy:
+    """A client of a broker with a letter, and with outcomes that do not end."""
+
+    def __init__(self) -> None:
+        self._topic = ""
+
+    def list_topics(self, topic: str, **_: Any) -> Any:
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
+
+    def offsets_for_times(self, since: list[TopicPartition], **_: Any) -> list[TopicPartition]:
+        return since
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        self._topic = places[0].topic
+
+    def consume(self, *_: Any) -> list[Any]:
+        topic = self._topic
+        value = {"outcome": "answered", "answer": "undecided", "due_ms": DUE_MS}
+        headers = [("dw-id", LETTER.hex().encode()), ("dw-due", b"%d" % DUE_MS)]
+        said = {
+            "error": None,
+            "topic": topic,
+            "partition": 0,
+            "offset": 5,
+            "key": LETTER,
+            "headers": headers if topic == NAMES.halves else [],
+            "value": json.dumps(value).encode() if topic == NAMES.outcomes else b"v",
+        }
+        methods = {name: partialmethod(lambda _, it: it, it) for name, it in said.items()}
+        return [type("Record", (), methods)()]
+
+
+def test_where_a_letter_lies_is_found_whatever_outcomes_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its answer may be the last of them, so that they are read to the end, or the limit."""
+    monkeypatch.setattr(places, "RECORDS_AT_MOST", 100)
+    asked = AskPlace(1, LETTER, DUE_MS, NAMES.halves, is_dead=False, is_asked_half=True)
+    search = places._Search(KafkaSettings(NAMES, {}), [asked])
+    search.run(cast("Consumer", Busy()))
+    found = PlaceFound(1, LinkPlace(NAMES.halves, 0, 5), answer="undecided")
+    assert search.found == {1: found}

@@ -10,7 +10,8 @@ was forwarded, not before its due, or the one that its caller set: a search begi
 | the dead-letter topic | due | may be dead letters |
 | the outcomes topic, first | due | are named by a cancel: if it took effect, that is there; |
 |   |   | or what became of a half instead, other than that it was delivered |
-| the outcomes topic, all of it | due | are halves that a group was asked about: its answer |
+| the halves topic | due | are halves that a group was asked about: its letter |
+| then the outcomes topic, all of it | due | the same: its answer |
 
 A half message may have its end at its commit, so its due counts as the longest hold earlier.
 
@@ -32,6 +33,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
@@ -195,11 +197,13 @@ class _Search:
         names = self._settings.names
         named = [each for each in self._open.values() if each.is_named_by_cancel]
         self._look(consumer, names.outcomes, named, _done_ms, _ended)
+        # The letter first: all outcomes since then may be more than a search may read.
         asked = [each for each in self._open.values() if each.is_asked_half]
+        self._look(consumer, names.halves, asked, _done_ms, _delivered)
         self._look(consumer, names.outcomes, asked, _done_ms, _answered)
         alive: dict[str, list[AskPlace]] = {}
         for each in self._open.values():
-            if each.is_dead is not True:
+            if each.is_dead is not True and not each.is_asked_half:
                 alive.setdefault(each.topic, []).append(each)
         for topic, messages in alive.items():
             self._look(consumer, topic, messages, _since_ms, _delivered)
@@ -250,8 +254,8 @@ class _Search:
                     self._take(question, message)
 
     def _note_answer(self, question: int, found: Message) -> None:
-        answer = str(_outcome(found).get("answer"))
-        self.found[question] = PlaceFound(question, answer=answer)
+        known = self.found.get(question, PlaceFound(question))
+        self.found[question] = replace(known, answer=str(_outcome(found).get("answer")))
 
     def _take(self, question: int, found: Message) -> None:
         topic, partition, offset = found.topic(), found.partition(), found.offset()
@@ -261,13 +265,11 @@ class _Search:
         names = self._settings.names
         reason = _header(found, "dw-dead-reason") if topic == names.dead else None
         del self._open[question]
-        known = self.found.get(question)
         self.found[question] = PlaceFound(
             question,
             LinkPlace(topic, partition, offset),
             None if reason is None else reason.decode(errors="replace"),
             outcome=str(_outcome(found).get("outcome")) if topic == names.outcomes else None,
-            answer=None if known is None else known.answer,
         )
 
 
