@@ -269,6 +269,33 @@ def test_what_is_written_does_not_keep_back_the_record_that_it_waits_for(
     assert [message.value for message in consumer.take(9)] == [b"3"]
 
 
+def test_a_partition_whose_writes_stay_here_stops_no_other(kafka: FakeKafka) -> None:
+    kafka.partitions = 2
+    stuck, other = (Partition(kafka.source, number) for number in range(2))
+    consumer = start(kafka, max_held_bytes=20_000, max_deliveries=None)
+    for _ in range(6):
+        kafka._append(stuck, None, b"stuck", [])
+    consumer.turn_often()
+    for message in consumer.take(9)[1:]:  # the first one stays in hand
+        message.produce(BILLS, b"x" * 5_000)
+        message.done()
+    for number in range(9):
+        kafka._append(other, None, b"%d" % number, [])
+        kafka._append(stuck, None, b"later", [])
+    while consumer.engine._book.held < 15:
+        consumer.turn()
+    taken = consumer.take(9)
+    assert [message.value for message in taken] == [b"%d" % number for number in range(9)]
+    taken[0].produce(BILLS, b"x" * 2_500)  # its part
+    taken[1].nack()
+    taken[2].nack()
+    assert consumer.take(9) == []
+    taken[0].done()
+    consumer.turn_often()
+    assert bills(kafka) == [b"x" * 2_500]
+    assert len(consumer.take(9)) == 2
+
+
 def test_what_no_transaction_takes_is_an_error_of_the_handler(kafka: FakeKafka) -> None:
     consumer = start(kafka)
     [message] = take(kafka, consumer, b"order")

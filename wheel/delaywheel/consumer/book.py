@@ -35,7 +35,8 @@ What a handler writes (`ReceivedMessage.produce`) is held beside its record:
 | is done, and a topic for it is missing, or refuses it once it is alone | is dropped: the record |
 |   | has failed, and is retried or dead. With `ordered` it is dead: later ones of its key went on |
 
-It counts as held; while it is as much as may be held altogether, nothing more is handed out.
+It counts as held; while it is as much as may be held altogether, nothing more is handed out but
+the record for whose end it waits, and what is of partitions that have written less than their part.
 
 Invariants, which make each outcome the only one:
 
@@ -209,6 +210,11 @@ class _Shelf:
         self.written_bytes = 0
 
     @property
+    def all_bytes(self) -> int:
+        """The length of what is held, and of what handlers have written beside it."""
+        return self.held_bytes + self.written_bytes
+
+    @property
     def first_state(self) -> State | None:
         """The state of the first record; None: there is none."""
         if not self.blocks:
@@ -260,14 +266,15 @@ class Book:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more may be fetched."""
-        return self._held >= self._max_held or self.held_bytes >= self._max_held_bytes
+        """Whether nothing more may be fetched, whoever has written what."""
+        return self._held >= self._max_held or self._held_bytes >= self._max_held_bytes
 
     @property
     def is_overwritten(self) -> bool:
-        """Whether so much is written, and not committed, that no handler may begin.
+        """Whether so much is written, and not committed, that few handlers may begin.
 
-        But that of a record for whose end such writes wait: otherwise they would wait for ever.
+        Those of records for whose end such writes wait: otherwise they would wait for ever. And
+        those of partitions that have written little: one whose writes stay here stops no other.
         """
         return self._written_bytes >= self._max_held_bytes
 
@@ -282,25 +289,30 @@ class Book:
         """
         if self.is_full:
             return set(self._shelves)
-        parts = 2 * max(1, len(self._shelves))
-        part, part_bytes = max(1, self._max_held // parts), self._max_held_bytes // parts
+        part, part_bytes = self._parts
         shelves = self._shelves.values()
         used = self._held + sum(max(0, part - shelf.count) for shelf in shelves)
-        used_bytes = self._held_bytes + sum(
-            max(0, part_bytes - shelf.held_bytes) for shelf in shelves
+        used_bytes = self.held_bytes + sum(
+            max(0, part_bytes - shelf.all_bytes) for shelf in shelves
         )
         return {
             partition
             for partition, shelf in self._shelves.items()
             for most in (0.75 if partition in before else 1.0,)
             if (used >= most * self._max_held and shelf.count >= most * part)
-            or (used_bytes >= most * self._max_held_bytes and shelf.held_bytes >= most * part_bytes)
+            or (used_bytes >= most * self._max_held_bytes and shelf.all_bytes >= most * part_bytes)
         }
+
+    @property
+    def _parts(self) -> tuple[int, int]:
+        """What is reserved for each partition: records, and bytes."""
+        parts = 2 * max(1, len(self._shelves))
+        return max(1, self._max_held // parts), self._max_held_bytes // parts
 
     @property
     def has_waiting(self) -> bool:
         """Whether any record can be handed out."""
-        return self._place_awaited() is not None if self.is_overwritten else bool(self._waiting)
+        return self._place_to_go_on() is not None if self.is_overwritten else bool(self._waiting)
 
     @property
     def can_cut(self) -> bool:
@@ -501,8 +513,8 @@ class Book:
             now_s: The time, on the monotonic clock.
         """
         if self.is_overwritten:
-            awaited = self._hand_out_awaited(now_s)
-            return None if awaited is None else runs_of([awaited])[0]
+            found = self._hand_out_to_go_on(now_s)
+            return None if found is None else runs_of([found])[0]
         while self._waiting:
             block, begin, end = run = self._waiting.popleft()
             if self._aside and (aside := self._aside.get(block.at)) is not None:
@@ -523,7 +535,7 @@ class Book:
             now_s: The time, on the monotonic clock.
         """
         if self.is_overwritten:
-            return self._hand_out_awaited(now_s)
+            return self._hand_out_to_go_on(now_s)
         waiting = self._waiting
         while waiting:
             block = waiting[0].block
@@ -543,16 +555,18 @@ class Book:
         block.handed_s[begin] = now_s
         return block.message(begin)
 
-    def _hand_out_awaited(self, now_s: float) -> ReceivedMessage | None:
-        """Returns a record whose partition has writes that wait for its end; None: none waits."""
-        place = self._place_awaited()
+    def _hand_out_to_go_on(self, now_s: float) -> ReceivedMessage | None:
+        """Returns a record that may be handed out though it is overwritten; None: none waits."""
+        place = self._place_to_go_on()
         return None if place is None else self._hand_out_at(place, now_s)
 
-    def _place_awaited(self) -> int | None:
+    def _place_to_go_on(self) -> int | None:
+        _, part_bytes = self._parts
         for place, (block, begin, _) in enumerate(self._waiting):
             shelf = self._shelves[block.at]
             is_first = shelf.blocks[0] is block and block.begin == begin
-            if is_first and shelf.written_bytes and block.at not in self._aside:
+            is_awaited = is_first and shelf.written_bytes > 0
+            if (is_awaited or shelf.written_bytes < part_bytes) and block.at not in self._aside:
                 return place
         return None
 
