@@ -335,7 +335,7 @@ class Reason(StrEnum):
         "HALVES_OFF",
         _PRECONDITION,
         _FINAL,
-        "The setting halves is false here, or the ingress topic for answers is off or limited.",
+        "Half messages are off here: have ingress lead to all topics, and halves not false.",
     )
     HALVES_NOT_READY = (
         "HALVES_NOT_READY",

@@ -215,7 +215,7 @@ _MEANINGS: Final[Mapping[str, Callable[[CommittedRecord, _Asked, IngressRules], 
 
 def _check_halves(record: CommittedRecord, rules: IngressRules) -> None:
     if not rules.halves:
-        raise _UnfitError(UnfitReason.HALVES_OFF, "The setting halves is false")
+        raise _UnfitError(UnfitReason.HALVES_OFF, "Half messages are off")
     _check_topic(record, rules)
 
 
