@@ -94,6 +94,23 @@ def test_replacing_a_file(place: Place) -> None:
     file.close()
 
 
+def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = PosixDisk()
+    disk.replace_file(tmp_path / "file", b"first")
+
+    def refuse(_: int) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", refuse)
+        with pytest.raises(OSError, match="full"):
+            disk.replace_file(tmp_path / "file", b"second")
+    assert disk.list_folder(tmp_path) == ["file"]
+    assert disk.read_file(tmp_path / "file") == b"first"
+
+
 def test_a_mapped_array_is_shared(place: Place) -> None:
     disk, data = place
     disk.make_folder(data)

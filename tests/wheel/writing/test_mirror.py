@@ -727,6 +727,87 @@ def test_a_refused_frame_beyond_the_end_of_the_wheel_does_not_come_back() -> Non
     assert pair.disk.content(pair.slot_path()) == b"".join(copy.content for copy in kept)
 
 
+def test_a_bad_page_stays_while_the_frame_of_a_lost_row_may_lie_there() -> None:
+    pair = Pair((0, 0, 0))
+    pair.append(pair.copies)
+    pair.mirror.sync()
+    index = layout.index_path(pair.folder, 0)
+    rows = pair.disk.content(index)
+    pair.disk.set_content(index, rows[:16] + bytes(16) + rows[32:])  # that of frame 2
+    pair.disk.failing_reads = ".slot", errno.EIO
+    for seq in (1, 2, 3):
+        pair.mirror.note_damaged(seq)
+    for _ in (1, 3):
+        pair.disk.faults.append(Fault("write", errno.EIO, ".slot"))
+    assert len(pair.repair([pair.copies[0], pair.copies[2]])) == 2
+    pair.disk.failing_reads = None
+    assert finish(pair.mirror.reading_again(SeqSet([(1, 3)]))) == SeqSet([(1, 3)])
+    pair.assert_same()
+
+
+def test_a_slot_file_without_a_lacking_frame_moves_though_another_is_lost() -> None:
+    pair = Pair((0, 1, 0))
+    lost = pair.copies[1]._replace(row=HOLE_ROW, content=b"")
+    pair.append([pair.copies[0], lost, pair.copies[2]])
+    pair.disk.spoil(pair.slot_path(), 0, 1)
+    for seq in (1, 3):
+        pair.mirror.note_damaged(seq)
+    pair.repair([pair.copies[0], pair.copies[2]])
+    assert pair.mirror.missing == SeqSet.of([2])
+
+
+def test_a_slot_file_whose_new_name_was_not_synced_gets_it_synced_later() -> None:
+    pair = Pair((0, 0, 0))
+    pair.append(pair.copies[:2])
+    pair.mirror.checkpoint()
+    pair.disk.spoil(pair.slot_path(), 0, 1)
+    for seq in (1, 2):
+        pair.mirror.note_damaged(seq)
+    pair.disk.faults.append(Fault("sync", errno.EIO, ".slot"))
+    assert len(pair.repair(pair.copies[:2])) == 2
+    assert pair.append(pair.copies) is None
+    pair.mirror.checkpoint()
+    pair.disk.lose_unsynced()
+    assert 3 not in pair.reopened(os_crashed=True).damaged
+    assert isinstance(WheelReader(pair.disk, DATA, pair.wheel).frame(3), Frame)
+
+
+def test_a_slot_file_for_which_there_is_no_space_stays() -> None:
+    pair = Pair((0, 0))
+    pair.append(pair.copies)
+    pair.disk.spoil(pair.slot_path(), 0, 1)
+    for seq in (1, 2):
+        pair.mirror.note_damaged(seq)
+    pair.disk.capacity_bytes = pair.disk.used_bytes
+    assert len(pair.repair(pair.copies)) == 2
+    assert pair.mirror.not_returned == SeqSet([(1, 2)])
+
+
+def test_a_slot_file_is_not_filled_up_to_a_frame_far_behind_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair = Pair((0, 0, 0))
+    pair.append(pair.copies)
+    pair.disk.set_content(pair.slot_path(), pair.copies[0].content)
+    monkeypatch.setattr(refused_pages, "MOST_BYTES", len(pair.copies[0].content))
+    pair.mirror.note_damaged(3)
+    pair.disk.faults.append(Fault("write", errno.EIO, ".slot"))
+    assert len(pair.repair(pair.copies[2:])) == 1
+    assert pair.disk.content(pair.slot_path()) == pair.copies[0].content
+
+
+def test_rows_go_to_the_new_file_of_a_segment_whose_name_could_not_be_synced() -> None:
+    pair = Pair((0, 0, 0))
+    pair.append(pair.copies[:1])
+    index = layout.index_path(pair.folder, 0)
+    for operation in ("write", "sync"):
+        pair.disk.faults.append(Fault(operation, errno.EIO, index.name))
+    with pytest.raises(OSError, match="index"):
+        pair.append(pair.copies[:2])
+    assert pair.append(pair.copies) is None
+    pair.assert_same()
+
+
 def test_a_slot_file_that_is_too_large_to_move_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refused_pages, "MOST_BYTES", 10)
     pair = Pair((0, 0, 1))

@@ -16,6 +16,7 @@ import os
 import shutil
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -347,11 +348,16 @@ class PosixDisk:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         file = PosixFile(descriptor)
         try:
-            file.write_at([content], 0)
-            os.fsync(descriptor)
-        finally:
-            file.close()
-        temporary.replace(path)
+            try:
+                file.write_at([content], 0)
+                os.fsync(descriptor)
+            finally:
+                file.close()
+            temporary.replace(path)
+        except OSError:
+            with suppress(OSError):  # on a full disk what is left of it would be in the way
+                temporary.unlink()
+            raise
         self.sync_folder(path.parent)
 
     def make_folder(self, path: Path) -> None:

@@ -38,6 +38,7 @@ A write that fails leaves whole frames with rows, and perhaps bytes without rows
 same bytes there. What is on the medium: see ``medium.py``.
 """
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -93,6 +94,9 @@ from delaywheel.storage.writing.refused_pages import (
 )
 from delaywheel.storage.writing.restoring import Restored, move_rows, restoring
 from delaywheel.storage.writing.table_writer import SlotTable
+
+_LEFT_IN_PLACE = frozenset({errno.ENOENT, errno.ENOSPC, errno.EDQUOT})
+"""A slot file that was deleted, or for which there is no space, is not written anew."""
 
 
 class MirrorWheel:
@@ -674,9 +678,9 @@ class MirrorWheel:
         try:
             places = self._write_anew(slot)
         except OSError as error:
-            if not (is_medium_error(error) or isinstance(error, FileNotFoundError)):
+            if not (is_medium_error(error) or error.errno in _LEFT_IN_PLACE):
                 raise
-            return []  # it does not take a new file either, or the old one was deleted
+            return []  # it does not take a new file either
         return [place.seq for place in places if self._written_in_place(place) is None]
 
     def _write_anew(self, slot: int) -> list[FramePlace]:
@@ -686,10 +690,14 @@ class MirrorWheel:
             The refused frames that it has now. If others are lacking, they are missing then.
         """
         path = layout.slot_path(self._folder, slot)
-        places, found = self._refused.of_slot(slot), read_around(self._disk, path)
-        if found is None or not places:
+        places = self._refused.of_slot(slot)
+        end = max((place.offset + len(place.content) for place in places), default=0)
+        found = read_around(self._disk, path, end) if places else None
+        if found is None:
             return []
         content, unread = found
+        if unread and self._reader.holes_anywhere(self.last_seq, self._searched):
+            return []  # the frame of such a row may lie there, and perhaps nowhere else
         seqs, rows = self._reader.slot_places(slot)
         lacking = SeqSet.of(seqs[meeting(rows, unread)].tolist())
         lacking -= SeqSet.of(place.seq for place in places)
@@ -697,10 +705,12 @@ class MirrorWheel:
             self._note_missing(lacking - self._missing.seqs)
             return []
         for place in places:
-            content += bytes(max(0, place.offset + len(place.content) - len(content)))
             content[place.offset : place.offset + len(place.content)] = place.content
         self._slots.reopen({slot})
-        self._disk.replace_file(path, bytes(content))
+        try:
+            self._disk.replace_file(path, bytes(content))
+        finally:  # if it fails, it may have its name all the same, and only for now
+            self._slots.mark_unsynced({slot})
         self._refused.drop_slot(slot)
         return places
 
@@ -757,8 +767,10 @@ class MirrorWheel:
         """
         if not is_medium_error(refusal):
             raise refusal
-        move_rows(self._disk, self._folder, rows)
-        self._reopen_index()
+        try:
+            move_rows(self._disk, self._folder, rows)
+        finally:  # if it fails, a segment may have been replaced all the same
+            self._reopen_index()
         self._index.rewritten(SeqSet.of(rows))
 
     def _reopen_index(self) -> None:

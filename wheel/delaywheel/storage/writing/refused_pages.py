@@ -6,7 +6,8 @@ appended behind them. They are kept here until all frames of the page have come 
 then the whole file is written anew, and replaces the old one.
 
 Until then the old file stays: the medium may return the page after all. A file that is larger than
-`MOST_BYTES` stays in any case.
+`MOST_BYTES` stays in any case. So does one with an unreadable page while the index has holes whose
+frames were not sought in all files: such a frame may lie in the page, and perhaps nowhere else.
 """
 
 from collections.abc import Callable, Iterator
@@ -67,8 +68,13 @@ class RefusedFrames:
         self._places = {seq: place for seq, place in self._places.items() if stays(place)}
 
 
-def read_around(disk: Disk, path: Path) -> tuple[bytearray, list[Extent]] | None:
+def read_around(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Extent]] | None:
     """Reads a file but for the pages that the medium does not return.
+
+    Args:
+        disk: Where the file lies.
+        path: The path of the file.
+        length: If it is shorter, the content is filled with zeros up to this length.
 
     Returns:
         The content, with zeros in their place, and where they are; None: it is too large.
@@ -79,9 +85,9 @@ def read_around(disk: Disk, path: Path) -> tuple[bytearray, list[Extent]] | None
     file = disk.open_read(path)
     try:
         size = file.size()
-        if size > MOST_BYTES:
+        if max(size, length) > MOST_BYTES:
             return None
-        content, unread = bytearray(size), list[Extent]()
+        content, unread = bytearray(max(size, length)), list[Extent]()
         for begin in range(0, size, AT_ONCE_BYTES):
             end = min(begin + AT_ONCE_BYTES, size)
             for first, last, piece in _pieces(file, begin, end):
