@@ -221,6 +221,7 @@ def test_other_groups_and_what_is_no_letter() -> None:
     assert shop.counts.skipped == 3
     assert sent(kafka) == []
     assert [dict(one.headers)["dw-dead-reason"] for one in letters(kafka)] == [b"UNREADABLE"] * 2
+    assert told(kafka) == {}, "they name no half, and ingress would make dead letters of that"
 
 
 @pytest.mark.parametrize("said", [None, True, "commit"])

@@ -385,7 +385,8 @@ class Policy:
         )
         said = _failed(message, error).last_error
         why = f"{reason}: {said}" if said else reason
-        told = self._answer(message, HalfAnswer.UNDECIDED)
+        is_letter = reason != DeadLetterReason.UNREADABLE  # else it may name no half at all
+        told = self._answer(message, HalfAnswer.UNDECIDED) if is_letter else ()
         return self._fitted(
             message, Settlement(Outcome.DEAD, told=told, why=why, reason=reason, whole=whole)
         )
