@@ -285,6 +285,24 @@ def test_what_is_due_does_not_wait_for_a_second_that_is_past(
         assert len(waits) == 1, "nothing is due"
 
 
+def test_a_leader_that_was_idle_waits_no_longer_than_until_the_next_due(
+    wheels: Wheels, whenever: Whenever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """w is seconds behind the clock then, without any backlog."""
+    waits: list[float] = []
+    now_ms = START_MS + 60_000
+    wheels.write(B1, [message(now_ms + 405, 2)])
+    with Leader(wheels, replace(EMPTY, due_ms=now_ms - 5_000), preload_thread=True) as leader:
+        for _ in range(3):  # nothing is done: w stays
+            leader.look(now_ms)
+            whenever.run()
+        monkeypatch.setattr(loading, "wait_for_futures", lambda _, wait_s: waits.append(wait_s))
+        monkeypatch.setattr(selection, "_WAIT_FOR_LOADING_S", 60)
+        wheels.write(A1, [message(START_MS, 1)])
+        leader.look(now_ms + 400)
+    assert [0 < wait_s <= 0.005 for wait_s in waits] == [True]
+
+
 def test_a_step_waits_for_all_seconds_that_are_due(
     wheels: Wheels, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from pathlib import Path
 from time import monotonic
 
@@ -237,16 +238,25 @@ class DueReader:
         and a transaction for each would take longer than all of the reading.
         """
         window, tail, progress = self._window, self._tail, self._progress
-        latest_s = monotonic() + longest_wait_s(now_ms - progress.due_ms)
+        began_s = monotonic()
         while True:
             if progress.position is None:
                 tail.admit(self._limits, progress)
             has_late = any(tail.late.values())
-            is_waited_for = window.is_waited_for(now_ms, has_late=has_late)
-            wait_s = latest_s - monotonic() if is_waited_for else 0.0
+            wait_s = 0.0
+            if window.is_waited_for(now_ms, has_late=has_late):
+                wait_s = began_s + self._longest_wait_s(now_ms) - monotonic()
             taken = window.take(max(0.0, wait_s))
             if not (taken or window.begin(now_ms, tail.readers, tail.admitted, tail.lost)):
                 return
+
+    def _longest_wait_s(self, now_ms: int) -> float:
+        """Returns how long this step may wait: in a backlog longer, but else until the next due."""
+        if self._window.is_behind(now_ms):
+            return longest_wait_s(now_ms - self._progress.due_ms)
+        next_ms = self._window.next_due_ms(self._progress.due_ms)
+        until_due_s = inf if next_ms is None else (next_ms - now_ms) / 1000
+        return min(_WAIT_FOR_LOADING_S, until_due_s)
 
     def _take(self, draft: Draft, now_ms: int) -> None:
         if self._progress.position is not None:
@@ -256,7 +266,7 @@ class DueReader:
 
 
 def longest_wait_s(late_ms: int) -> float:
-    """Returns how long a step may wait for seconds to be loaded.
+    """Returns how long a step may wait for seconds of a backlog to be loaded.
 
     The longer what is due is late, the slower is the machine, or Kafka: so a transaction costs
     more, and it is worth while to have more seconds in it.

@@ -166,10 +166,14 @@ class Window:
         slot = self._loader.slot
         if slot is None or self.covered_to >= slot > now_ms // 1000:
             return False
-        if (self.covered_to + 1) * 1000 <= now_ms:
+        if self.is_behind(now_ms):
             return True
         next_ms = self.next_due_ms(self._progress.due_ms)
         return not has_late and (next_ms is None or next_ms > now_ms)
+
+    def is_behind(self, now_ms: int) -> bool:
+        """Whether seconds that are past are not covered yet: there is a backlog."""
+        return (self.covered_to + 1) * 1000 <= now_ms
 
     def early(self) -> list[int]:
         """The seconds beyond the covered ones that are in memory, or being loaded."""
@@ -303,7 +307,7 @@ class Window:
         seqs: Mapping[WheelId, int],
         lost: FrameSet,
     ) -> int | None:
-        is_behind = (self.covered_to + 1) * 1000 <= now_ms
+        is_behind = self.is_behind(now_ms)
         wanted, covered = self._take_wanted(AHEAD if is_behind else EARLY), None
         is_early = wanted is not None and wanted > self.covered_to
         if wanted is None or (is_early and self._was_early and is_behind):
