@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from delaywheel.consumer import ConsumerError
+from delaywheel.consumer import BatchItemError, ConsumerError
 from delaywheel.testing import MemoryService
 
 
@@ -57,6 +57,7 @@ def test_what_handlers_write_is_there_if_their_records_are_done() -> None:
         for message in consumer:
             message.done()
         assert len(consumer.produced) == 1
+        assert consumer.counts.produced == 2, "with the reminder"
 
 
 def test_what_ingress_does_not_take_is_a_dead_letter() -> None:
@@ -115,3 +116,15 @@ def test_a_pattern_matches_topics_as_they_appear() -> None:
                 again.append((message.topic, message.attempt))
                 message.done()
             assert again == [("orders-eu", 2), ("named", 2), ("orders-us", 1)]
+
+
+def test_what_a_stopped_batch_had_put_back_comes_once() -> None:
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
+        consumer = service.consumer("orders", group="billing", retry=("1s",))
+        for value in (b"1", b"2", b"3"):
+            client.produce("orders", value, delay="0s")
+        [batch] = consumer.batches(3)
+        with batch:
+            batch[2].nack()
+            raise BatchItemError(batch[0]) from ConnectionError("the bank does not answer")
+        assert sorted(message.value or b"" for message in consumer) == [b"2", b"3"]

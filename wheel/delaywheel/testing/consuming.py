@@ -104,6 +104,7 @@ class MemoryConsumer:
         # Whose turn has come since an earlier record of their key was settled.
         self._freed: Final = deque[ReceivedMessage]()
         self._outcomes: Final[Counter[Outcome]] = Counter()
+        self._produced = 0
         self.dead_letters: Final[list[Outgoing]] = []
         self.produced: Final[list[Outgoing]] = []
 
@@ -218,7 +219,8 @@ class MemoryConsumer:
     @property
     def counts(self) -> Counts:
         """The numbers of records by outcome."""
-        return Counts(**{outcome.name.lower(): n for outcome, n in self._outcomes.items()})
+        counted = {outcome.name.lower(): n for outcome, n in self._outcomes.items()}
+        return Counts(**counted, produced=self._produced)
 
     def _waiting(self) -> ReceivedMessage | None:
         """Returns the next record to look at; None: no further one has appeared."""
@@ -279,10 +281,11 @@ class MemoryConsumer:
 
     def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """See `Desk`."""
-        for message in messages:
+        waiting = [one for one in messages if one.state is State.IN_HAND]
+        for message in waiting:
             _set(message, State.WAITING)
             message.block.writes.pop(message.index, None)
-        self._freed.extendleft(reversed(messages))
+        self._freed.extendleft(reversed(waiting))
 
     def nack(self, message: ReceivedMessage) -> bool:
         """See `ReceivedMessage.nack`."""
@@ -369,6 +372,7 @@ class MemoryConsumer:
         """Writes what the handler has, if its record is done."""
         if settlement.outcome is not Outcome.DONE or settlement.writes is None:
             return
+        self._produced += len(settlement.writes.records)
         for record in settlement.writes.records:
             if record.topic == _INGRESS:
                 self._source.accept(_delayed(record))

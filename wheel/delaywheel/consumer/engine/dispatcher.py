@@ -85,6 +85,7 @@ class Dispatcher:
         oldest_s = self.oldest_in_hand_s
         with self._changed:
             book = self._book
+            ours = set(book.partitions)
             return Figures(
                 counts=replace(book.counts),
                 dead_reasons=dict(book.dead_reasons),
@@ -92,11 +93,7 @@ class Dispatcher:
                 held_bytes=book.held_bytes,
                 in_hand=book.in_hand(book.partitions),
                 oldest_in_hand_s=oldest_s,
-                lags={
-                    at: unread + book.unended(at)
-                    for at, unread in lags.items()
-                    if at in book.positions
-                },
+                lags={at: unread + book.unended(at) for at, unread in lags.items() if at in ours},
                 handled=tuple(self._handler_times.counts),
                 handled_s=self._handler_times.sum_s,
             )
