@@ -52,8 +52,8 @@ def test_a_letter_that_its_topic_refuses_costs_no_handler_a_second_run() -> None
 
 
 def test_a_refused_record_is_found_beside_a_busy_partition() -> None:
-    kafka = FakeKafka(partitions=2, most_bytes=1_000)
-    kafka._append(Partition(kafka.source, 1), b"k", b"large" + b"x" * 2_000, [])
+    kafka = FakeKafka(partitions=2, most_bytes=8_000)
+    kafka._append(Partition(kafka.source, 1), b"k", b"large" + b"x" * 9_000, [])
     consumer = start(kafka)
     for _ in range(30):
         for _ in range(3):

@@ -77,7 +77,7 @@ def test_nothing_is_handed_out_while_partitions_are_given_up(
     first.done()
     real, handed = FakeBroker.commit, list[ReceivedMessage]()
 
-    def commit(broker: FakeBroker, *given: object) -> TransactionFailure | None:
+    def commit(broker: FakeBroker, *given: object, **_: bool) -> TransactionFailure | None:
         handed.extend(consumer.take(9))  # as another thread does
         return real(broker, *given)  # type: ignore[arg-type]
 

@@ -198,6 +198,20 @@ def test_a_refused_write_is_dead_by_its_name_where_no_exception_is_retried(
     assert issubclass(WriteRefusedError, RuntimeError)
 
 
+def test_what_a_topic_takes_one_by_one_is_written_though_it_is_too_large_together(
+    kafka: FakeKafka,
+) -> None:
+    kafka.most_bytes = 1_000
+    consumer = start(kafka)
+    for message in take(kafka, consumer, b"1", b"2"):
+        for _ in range(3):
+            message.produce(BILLS, b"x" * 600)
+        message.done()
+    for _ in range(3):
+        consumer.turn_often()
+    assert (len(bills(kafka)), outcomes(kafka)) == (6, [])
+
+
 def test_a_missing_right_is_not_the_records_fault(kafka: FakeKafka) -> None:
     consumer = start(kafka)
     [message] = take(kafka, consumer, b"order")

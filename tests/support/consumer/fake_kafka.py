@@ -6,6 +6,7 @@ be committed and not say so; a member may have lost its partitions before it hea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -394,7 +395,12 @@ class FakeBroker:
         self._paused -= set(partitions)
 
     def commit(
-        self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
+        self,
+        records: Sequence[Outgoing],
+        offsets: Mapping[Partition, Passed],
+        membership: bytes,
+        *,
+        one_by_one: bool = False,
     ) -> TransactionFailure | None:
         """See `Broker`."""
         assert not self._is_broken, "a producer that failed was used again"
@@ -405,7 +411,7 @@ class FakeBroker:
         if denied := sorted(touched & (self.kafka.denied | self.kafka.hidden)):
             self._is_broken = True
             return TransactionFailure(denied[0], is_forbidden=True, has_begun_to_end=False)
-        if (refused := self._refused(records)) is not None:
+        if (refused := self._refused(records, one_by_one=one_by_one)) is not None:
             self._is_broken = True
             return TransactionFailure(refused, is_refusal=True)
         fault, self.fault = self.fault, None
@@ -419,13 +425,15 @@ class FakeBroker:
             return TransactionFailure(fault.value)
         return None
 
-    def _refused(self, records: Sequence[Outgoing]) -> str | None:
-        """Says why a topic does not take one of these, if so."""
+    def _refused(self, records: Sequence[Outgoing], *, one_by_one: bool) -> str | None:
+        """Says why a topic does not take one of these, if so; otherwise all are one batch there."""
+        batches = Counter[str]()
         there = {self.kafka.dead, self.kafka.order, INGRESS, *self.kafka.more}
         for one in records:
             if one.topic not in there:
                 return f"{one.topic}: unknown topic"
-            if one.length_bytes > self.kafka.most_bytes:
+            batches[one.topic] = one.length_bytes + batches[one.topic] * (not one_by_one)
+            if batches[one.topic] > self.kafka.most_bytes:
                 return f"{one.topic}: too large"
         return None
 

@@ -300,9 +300,20 @@ class Broker(Protocol):
         ...
 
     def commit(
-        self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
+        self,
+        records: Sequence[Outgoing],
+        offsets: Mapping[Partition, Passed],
+        membership: bytes,
+        *,
+        one_by_one: bool = False,
     ) -> TransactionFailure | None:
         """Writes records and offsets in one transaction.
+
+        Args:
+            records: What is written.
+            offsets: The next ones to read.
+            membership: As of the assignment of these partitions.
+            one_by_one: Each record in a batch of its own: a topic may take all, and not together.
 
         Returns:
             None: It is committed.

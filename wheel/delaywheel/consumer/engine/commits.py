@@ -255,7 +255,7 @@ class Commits:
         if membership is None:
             return TransactionFailure("the consumer is no longer a member of its group")
         passed = self._positions.passed(cut.offsets, cut.name)
-        return self._state.broker.commit(cut.records, passed, membership)
+        return self._state.broker.commit(cut.records, passed, membership, one_by_one=cut.most == 1)
 
     def _membership(self) -> bytes | None:
         state = self._state

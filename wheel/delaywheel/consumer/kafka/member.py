@@ -419,7 +419,12 @@ class KafkaBroker:
         self._joined.resume([TopicPartition(topic, number) for topic, number in partitions])
 
     def commit(
-        self, records: Sequence[Outgoing], offsets: Mapping[Partition, Passed], membership: bytes
+        self,
+        records: Sequence[Outgoing],
+        offsets: Mapping[Partition, Passed],
+        membership: bytes,
+        *,
+        one_by_one: bool = False,
     ) -> TransactionFailure | None:
         """See `Broker`."""
         if self._is_copy_loose:
@@ -430,7 +435,7 @@ class KafkaBroker:
         if self._producer is None:
             return TransactionFailure("no transactional producer")
         transaction = Transaction(self._producer)
-        failure = transaction.commit(records, offsets, membership)
+        failure = transaction.commit(records, offsets, membership, one_by_one=one_by_one)
         self._is_copy_loose = transaction.is_copy_loose
         return failure
 

@@ -70,8 +70,14 @@ class Transaction:
         records: Sequence[Outgoing],
         offsets: Mapping[Partition, Passed],
         membership: bytes,
+        *,
+        one_by_one: bool = False,
     ) -> TransactionFailure | None:
-        """Writes records and offsets; None: they are committed."""
+        """Writes records and offsets; None: they are committed.
+
+        The client joins records up to its `batch.size`, whatever their topic takes, and never
+        splits them; `one_by_one` each is sent before the next one is given.
+        """
         passed = [
             TopicPartition(at.topic, at.number, passed.offset, _note(passed))
             for at, passed in offsets.items()
@@ -81,6 +87,8 @@ class Transaction:
             self._producer.begin_transaction()
             for record in records:
                 self._write(record)
+                if one_by_one:
+                    self._flush()
             self._flush()
             began_s = time.monotonic()
             _send_offsets(self._producer, passed, membership)

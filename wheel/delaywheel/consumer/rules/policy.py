@@ -33,7 +33,8 @@ What topics take may be changed at any time. So nothing is lost by what was know
 |   | the parts that fit now |
 | is a retry that is too large by what is known | it is dead, whole; the topics are asked within |
 |   | 5 s, for later ones |
-| alone in its transaction, is refused by Kafka | the topics are asked, and it is tried again |
+| alone in its transaction, is refused by Kafka | the topics are asked, and it is tried again, |
+|   | each of its records in a batch of its own |
 | is refused again, and they take what they took | a retry is dead, a letter omits a part more |
 | the topic of letters takes less than the source | the consumer stops, TOPIC_TOO_SMALL, as at the |
 |   | start: no letter is shortened by that |
