@@ -265,6 +265,25 @@ def test_what_is_due_does_not_wait_for_a_second_that_is_wanted_early(
         assert numbers(leader.messages) == [2, 1]
 
 
+def test_a_second_that_is_ready_ends_a_rest_before_one_that_was_wanted_early(
+    wheels: Wheels, whenever: Whenever
+) -> None:
+    half = message(START_MS + 5_000, 1, headers=SHOPS)
+    wheels.write(A1, [half, message(START_MS + 5_500, 2)])
+    wheels.cancel(A1, [half], kind=Kind.RELEASES)
+    wheels.write(B1, [message(START_MS + 2_500, 3)])
+    with Leader(wheels, preload_thread=True) as leader:
+        for _ in range(4):
+            leader.commit(leader.look(START_MS + 400))
+            whenever.run()
+        leader.commit(leader.look(START_MS + 401))
+        assert numbers(leader.messages) == [1]
+        assert leader.reader.next_due_ms() == START_MS + 5_500
+        leader.commit(leader.look(START_MS + 600))
+        whenever.run()
+        assert leader.reader.next_due_ms() == START_MS + 2_500
+
+
 def test_what_is_due_does_not_wait_for_a_second_that_is_past(
     wheels: Wheels, whenever: Whenever, monkeypatch: pytest.MonkeyPatch
 ) -> None:

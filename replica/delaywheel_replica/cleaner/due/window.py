@@ -35,7 +35,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from itertools import chain, takewhile
+from heapq import merge
+from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -190,7 +192,8 @@ class Window:
         if loaded is not None and not self._first <= loaded.second.slot <= self.covered_to:
             return due_ms
         blocked = min((slot for slot in self._blocked if slot >= self._first), default=None)
-        for second in chain(self.present(), () if loaded is None else (loaded.second,)):
+        ready = () if loaded is None else (loaded.second,)
+        for second in merge(self.present(), ready, key=attrgetter("slot")):
             if blocked is not None and second.slot > blocked:
                 return None
             next_ms = second.next_due_ms(due_ms)
