@@ -115,7 +115,7 @@ def test_a_record_that_its_topic_does_not_take_is_known_as_the_cause(
     create_topic(kafka.address, topic)
     create_topic(kafka.address, small, config={"max.message.bytes": "1000"})
     consumers = ConsumersKafka(
-        read_settings(topic, f"group-{cluster_id}", kafka.address, {"kafka": {"linger.ms": 0}})
+        read_settings(topic, f"group-{cluster_id}", kafka.address, {"kafka": {"linger.ms": 50}})
     )
     consumers.renew_producer(frozenset())
     group = Consumer({"bootstrap.servers": kafka.address, "group.id": f"group-{cluster_id}"})
@@ -127,7 +127,13 @@ def test_a_record_that_its_topic_does_not_take_is_known_as_the_cause(
     assert refused.is_refusal
     assert small in refused.text
     consumers.renew_producer(frozenset())
-    assert consumers.commit([fits], {where: Passed(1)}, membership) is None
+    half = Outgoing(small, None, b"x" * 600, [], 0)
+    together = consumers.commit([half, half], {where: Passed(1)}, membership)
+    assert together is not None, "the client has joined them"
+    assert together.is_refusal
+    consumers.renew_producer(frozenset())
+    halves = [fits, half, half]
+    assert consumers.commit(halves, {where: Passed(1)}, membership, one_by_one=True) is None
     consumers.close()
     group.close()
 

@@ -318,8 +318,9 @@ def test_what_no_transaction_takes_is_an_error_of_the_handler(kafka: FakeKafka) 
     for given in ({"value": half}, {"value": b"", "headers": {"dw-id": b"1"}}):
         with pytest.raises(MessageInvalidError):
             message.produce(BILLS, **given)
-    with pytest.raises(MessageInvalidError):
-        message.produce("a topic", b"")
+    for topic in ("a topic", "__consumer_offsets", INGRESS):
+        with pytest.raises(MessageInvalidError):
+            message.produce(topic, b"")
     with pytest.raises(TypeError):
         message.produce(BILLS, "text")  # type: ignore[arg-type]
     fail(message)

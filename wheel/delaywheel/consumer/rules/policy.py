@@ -73,7 +73,13 @@ from delaywheel.consumer.rules.backoff import Delays, Failure, with_jitter
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.errors import MessageInvalidError
-from delaywheel.ingress import HEADER_BYTES, HEADERS_MOST, HalfAnswer, IngressLimits
+from delaywheel.ingress import (
+    HEADER_BYTES,
+    HEADERS_MOST,
+    HalfAnswer,
+    IngressLimits,
+    is_reserved_topic,
+)
 from delaywheel.levels import Duration, length_ms
 from delaywheel.message import Message
 from delaywheel.reasons import Reason
@@ -304,8 +310,13 @@ class Policy:
             is_delayed: Whether delaywheel brings it to its topic, when it is due.
 
         Raises:
-            MessageInvalidError: Ingress does not take it.
+            MessageInvalidError: Ingress does not take it, or its topic is one in which Kafka or
+                delaywheel keeps its own records: brokers answer that like a missing right.
         """
+        if record.topic == self._ingress_topic or is_reserved_topic(record.topic):
+            raise MessageInvalidError(
+                Reason.TOPIC_INVALID, f"a program keeps its own records in topic {record.topic}"
+            )
         headers: Headers = list(record.headers)
         if not is_delayed:
             partition = ANY_PARTITION if record.partition is None else record.partition
