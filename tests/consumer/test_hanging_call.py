@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from delaywheel.consumer import Partition
@@ -17,6 +15,7 @@ from delaywheel.consumer.kafka.topics import ends_of, first_since
 from delaywheel.consumer.port import TransactionFailure
 from delaywheel.consumer.records import Passed
 from delaywheel.consumer.settings import read_settings
+from support.kafka.fenced_admin import FencedAdmin
 
 
 class FakeProducer:
@@ -70,29 +69,6 @@ def test_offsets_that_are_taken_are_committed() -> None:
     producer.goes_on.set()
     assert commit(producer) is None
     assert producer.calls == ["begin", "commit"]
-
-
-class FencedAdmin:
-    """It has the epoch of the leader before the election until it looks at the topics."""
-
-    def __init__(self) -> None:
-        self.has_looked = False
-
-    def list_topics(self, timeout: float) -> None:
-        del timeout
-        self.has_looked = True
-
-    def list_offsets(
-        self, asked: dict[TopicPartition, object], request_timeout: float
-    ) -> dict[TopicPartition, Future[object]]:
-        del request_timeout
-        answers = {at: Future[object]() for at in asked}
-        for future in answers.values():
-            if self.has_looked:
-                future.set_result(SimpleNamespace(offset=7))
-            else:
-                future.set_exception(KafkaException(KafkaError(KafkaError.FENCED_LEADER_EPOCH)))
-        return answers
 
 
 def test_offsets_are_asked_again_with_the_epoch_of_the_present_leader() -> None:
