@@ -74,8 +74,8 @@ class Commits:
             self.commit()
         if self._deliveries.is_watching:
             with self._state.changed:
-                self._deliveries.begin_windows()
-                self._state.notify()
+                if self._deliveries.begin_windows():
+                    self._state.notify()
         if self._deliveries.has_suspects:
             self._go_on_with_suspects()
 

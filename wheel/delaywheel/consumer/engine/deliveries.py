@@ -130,17 +130,20 @@ class Deliveries:
                 marks[at] = DeliveryMark(offset, 1, 0)
         return marks
 
-    def begin_windows(self) -> None:
-        """Lets partitions whose first record is there now begin with it."""
+    def begin_windows(self) -> bool:
+        """Lets partitions whose first record is there now begin with it; whether any did."""
+        any_began = False
         for at, one in self._watched.items():
             message = None if one.has_begun else self._book.first_kept(at)
             if message is None:
                 continue
-            one.has_begun, first = True, message.place.offset
+            any_began = one.has_begun = True
+            first = message.place.offset
             if not one.is_suspect:
                 self._book.limit(at, first + WINDOW)
             elif first >= one.until:
                 one.until = first + WINDOW
+        return any_began
 
     def suspect(self) -> tuple[Partition, ReceivedMessage, DeliveryMark | None] | None:
         """Returns the record that comes next, with what is to be noted; no note: it is condemned.
