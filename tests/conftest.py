@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import uuid
@@ -48,6 +49,12 @@ settings.load_profile(PROFILE)
 if PROFILE == "short":
     assert engine.MAX_SHRINKING_SECONDS, "hypothesis has no setting for it"
     engine.MAX_SHRINKING_SECONDS = 20
+
+
+def pytest_collection_finish() -> None:
+    """Exempts what was imported and collected from garbage collection: a tenth of the CPU time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

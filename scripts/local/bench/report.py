@@ -14,6 +14,7 @@ LABELS = {
     "floor": "Kafka, transactions",
     "ingress": "delaywheel, ingress",
     "ours": "delaywheel",
+    "at_once": "delaywheel, due when sent",
     "halves": "delaywheel, half messages",
     "secure": "delaywheel, TLS and grants",
 }

@@ -132,7 +132,9 @@ class Runner:
         """Measures messages at a rate beside others."""
         if isinstance(kind, Halves):
             awaited = replace(self._paced(kind.rate_per_s, _COMMITTED_MS), awaited=True)
-            return self._rounds([("ours", awaited), ("halves", replace(awaited, halves=True))])
+            at_once = replace(self._paced(kind.rate_per_s, (0, 1)), awaited=True)
+            halves = replace(awaited, halves=True)
+            return self._rounds([("ours", awaited), ("at_once", at_once), ("halves", halves)])
         theirs = self._job(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
         ours = self._paced(kind.rate_per_s, kind.ahead_ms)
         ours = replace(ours, senders=workload.senders)
@@ -432,6 +434,9 @@ def compared(rounds: list[Document]) -> Document:
             shares = [our_cpu_share(one, kind) for one in others]
             cpu = ratios(shares, [our_cpu_share(one) for one in ours])
             figures["cpu_share / without"] = asdict(cpu) if cpu else None
+    if rounds and "at_once" in rounds[0]:
+        committed, sent = ([one[kind] for one in rounds] for kind in ("halves", "at_once"))
+        _compare(figures, committed, "due when sent", sent)
     for other in ("plain", "floor"):
         if rounds and other in rounds[0]:
             _compare(figures, ours, other, [one[other] for one in rounds])

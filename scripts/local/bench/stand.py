@@ -22,12 +22,13 @@ from local.stage.tally import Spread
 OBSERVED: Final = {
     "ours": "delayed",
     "secure": "secured",
+    "at_once": "instant",
     "halves": "halved",
     "ingress": "ingressed",
     "plain": "direct",
     "floor": "transacted",
 }
-SAME_SENDERS: Final = {"halves": "ours"}
+SAME_SENDERS: Final = {"at_once": "ours", "halves": "ours"}
 """Kinds whose senders are those of another."""
 SECURE: Final = "secure "
 """What the names of the second cluster's processes begin with."""

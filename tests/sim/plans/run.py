@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import time
 from collections.abc import Iterable, Iterator
@@ -97,7 +98,7 @@ def run_seeds(runs: Iterable[tuple[Choice, int]], *, jobs: int) -> Iterator[Outc
     if jobs <= 1:
         yield from map(_run, runs)
         return
-    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, _prepare) as pool:
         yield from pool.imap_unordered(_run, runs)
 
 
@@ -108,6 +109,11 @@ def shrunk(result: Result) -> Result:
         return bool(run(plan).violations)
 
     return run(shrink(result.plan, fails))
+
+
+def _prepare() -> None:
+    """Exempts what was imported from garbage collection, which took a tenth of each run."""
+    gc.freeze()
 
 
 def _run(run: tuple[Choice, int]) -> Outcome:
