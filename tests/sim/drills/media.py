@@ -177,3 +177,18 @@ def unwritable_copy(script: Script) -> None:
             at_ms, "bad_sector", node="a", what="slot", choice=script.random.randrange(90, 99)
         )
     script.until_ms = 18_000
+
+
+@MEDIA(r"a +a bad sector in", r"a +failed Mirror", r"a +does Repair", r"hears of c m11:acknow")
+def refused_page(script: Script) -> None:
+    """The page that refuses the next frame holds earlier ones, and both nodes must have all.
+
+    No single frame mends it, so the only mirror has to write the slot file anew.
+    """
+    script.cluster("ac", 2)
+    due_ms = script.about(7_000, 900)
+    for at_ms in range(2_500, 3_500, 100):
+        script.send(at_ms, "c", delay_ms=due_ms - at_ms)
+    script.do(script.about(3_550, 100), "bad_sector", node="a", what="slot", page=0)
+    script.send(script.about(3_700), "c", delay_ms=due_ms - 3_800)
+    script.until_ms = 9_000

@@ -148,6 +148,13 @@ def segments_stay() -> list[Patch]:
     return [instead(module, "move_rows", move) for module in (found_rows, mirror, restoring)]
 
 
+def slot_files_stay() -> list[Patch]:
+    def move(*_: object) -> list[int]:
+        return []
+
+    return [instead(MirrorWheel, "_move", move)]
+
+
 def searched_once() -> list[Patch]:
     real = restoring.restoring
 
@@ -239,6 +246,12 @@ WHEEL: dict[str, Mutant] = {
         segments_stay,
         "are pending",
         ("worn_rows", "worn_rows_alone"),
+    ),
+    "a slot file stays on a bad page": Mutant(
+        "a slot file stays where the medium neither returns a page nor takes one frame of it",
+        slot_files_stay,
+        "not drained .* lacks",
+        ("refused_page",),
     ),
     "a zeroed row passes for a deleted one": Mutant(
         "a start takes the zeros that a crash left of a repair for the row of a deleted segment",

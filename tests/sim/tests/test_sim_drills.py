@@ -97,6 +97,7 @@ FOUND = {
     "worn_rows",
     "worn_rows_alone",
     "unwritable_copy",
+    "refused_page",
     "undeletable_files",
     "days_ahead",
     "corrected_alone",
