@@ -156,9 +156,9 @@ async def test_what_arrives_during_a_look_is_the_next_batch_and_one_group() -> N
 async def test_batches_begin_apart_so_that_single_cancels_share_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each costs two looks and a group, however few cancels it has; a full one does not wait."""
+    """Each costs two looks and a group, however few cancels it has; many do not wait."""
     monkeypatch.setattr(gathering, "BATCHES_APART_S", 3_600)
-    monkeypatch.setattr(gathering, "_BATCH", 4)
+    monkeypatch.setattr(gathering, "_WORTH_A_BATCH", 4)
     site = Site()
     site.goes_on.set()
     async with site.serving() as groups:
@@ -172,12 +172,11 @@ async def test_batches_begin_apart_so_that_single_cancels_share_them(
     for call in calls:
         call.cancel()
     full = Site()
+    full.goes_on.set()
     async with full.serving() as groups:
         first = asyncio.create_task(groups.cancel([named(0)], 9))
-        await full.until(lambda: full.looked_up == [1])
+        await full.until(lambda: full.written == [1])
         many = asyncio.create_task(groups.cancel([named(n) for n in range(1, 5)], 9))
-        await asyncio.sleep(0)
-        full.goes_on.set()
         await full.until(lambda: full.looked_up == [1, 4])
     first.cancel()
     many.cancel()

@@ -269,6 +269,50 @@ async def test_nobody_waits_for_what_another_caller_named(
     await passing.close()
 
 
+@pytest.mark.parametrize("is_refused", [True, False])
+async def test_a_large_call_is_passed_on_once_and_waits_behind_no_other(
+    *, is_refused: bool
+) -> None:
+    """It was asked for again every half second, in place of being decided, and in pieces."""
+    asked: list[tuple[int, float | None]] = []
+    goes_on = asyncio.Event()
+
+    async def send(
+        _: str, messages: Sequence[pb.MessageRef], whole_within_s: float | None
+    ) -> Sequence[pb.MessageCancelled]:
+        asked.append((len(messages), whole_within_s))
+        await goes_on.wait()
+        if is_refused:
+            raise RequestRefusedError(Reason.BACKPRESSURE)
+        refused = Refusal(Reason.BACKPRESSURE).as_error()
+        each = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)
+        unknown = pb.MessageCancelled()
+        return [pb.MessageCancelled(error=refused), unknown, *[each] * (len(messages) - 2)]
+
+    passed_on = PassedChanges[pb.MessageRef, pb.MessageCancelled](send, Reason.CANCEL_UNKNOWN)
+
+    def begin(messages: int) -> asyncio.Task[list[pb.MessageCancelled | Refusal | None]]:
+        named = [REQUEST.messages[0]] * messages
+        return asyncio.create_task(passed_on.ask("there", named, 5, partly=False))
+
+    small = [begin(2) for _ in range(CALLS_AT_ONCE)]
+    large = [begin(1_000) for _ in range(17)]
+    await until(lambda: len(asked) == CALLS_AT_ONCE + 17)
+    assert sorted(asked, key=str) == [(1_000, 5)] * 17 + [(2, None)] * CALLS_AT_ONCE
+    with pytest.raises(RequestRefusedError):  # as many as the leader's node takes are there
+        await begin(1)
+    goes_on.set()
+    for call in large:
+        results = [each.reason if isinstance(each, Refusal) else each for each in await call]
+        if is_refused:
+            assert results == [Reason.BACKPRESSURE] * 1_000
+        else:
+            assert results[:2] == [Reason.BACKPRESSURE, Reason.CANCEL_UNKNOWN]
+            assert len(results) == 1_000
+    for other in small:
+        other.cancel()
+
+
 @pytest.mark.parametrize("is_of_one", [True, False])
 @pytest.mark.parametrize(
     ("reason", "told"),
@@ -284,7 +328,9 @@ async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_is_a_refusa
     """Another node may lead by then; the cancel was written, perhaps."""
     asked: list[int] = []
 
-    async def send(_: str, messages: Sequence[pb.MessageRef]) -> Sequence[pb.MessageCancelled]:
+    async def send(
+        _: str, messages: Sequence[pb.MessageRef], __: float | None
+    ) -> Sequence[pb.MessageCancelled]:
         asked.append(len(messages))
         if len(asked) == 1:
             return [pb.MessageCancelled()]

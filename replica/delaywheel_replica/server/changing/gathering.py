@@ -9,11 +9,11 @@
 | done, in unknown order | its record or its outcome is looked for in Kafka | answered |
 
 What arrives while a batch is looked up forms the next one, and batches begin `BATCHES_APART_S`
-apart, unless so many wait that the next one is full: a single cancel waits for nothing, the cost of
-a batch is shared by what is in it, and their groups stand less often before those of messages.
-Cancels are written as one group while the next
-batch is looked up. A message is in this table once: whoever asks again joins its first attempt,
-even if its caller gave up, and nothing is read or written for that.
+apart, or as soon as `_WORTH_A_BATCH` wait: a single cancel waits for nothing, the cost of a batch
+is shared by what is in it, and their groups stand less often before those of messages. Cancels are
+written as one group while the next batch is looked up. A message is in this table once: whoever
+asks again joins its first attempt, even if its caller gave up, and nothing is read or written for
+that.
 
 A defect midway leaves nothing here for ever: what a call has named is queued whatever happens next,
 and what was asked for more than `LEFT_BEHIND_S` ago is in nobody's hands and is answered.
@@ -70,6 +70,8 @@ QUEUED_S: Final = 1.0
 BATCHES_APART_S: Final = 0.05
 _BATCH: Final = 2_048
 """A batch takes calls until it has so many messages."""
+_WORTH_A_BATCH: Final = 256
+"""Of so many messages each pays more for itself than for the batch."""
 _SETTLED_AT_ONCE: Final = 256
 """About as long as `DECIDED_AT_ONCE` take to be decided."""
 _ASKED_ABOUT: Final = 64
@@ -302,8 +304,16 @@ class CancelGroups:
                     for group in batch:
                         for at in range(len(group)):
                             self._refuse(group, at, refusal)
-                if self._queued < _BATCH:
-                    await asyncio.sleep(begun_s + BATCHES_APART_S - time.monotonic())
+                await self._until_worth_a_batch(begun_s + BATCHES_APART_S)
+
+    async def _until_worth_a_batch(self, until_s: float) -> None:
+        try:
+            async with asyncio.timeout(until_s - time.monotonic()):
+                while self._queued < _WORTH_A_BATCH:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            pass
 
     def _take(self) -> list[AskedGroup]:
         batch, messages = list[AskedGroup](), 0

@@ -4,7 +4,8 @@ A call costs the leader's node about a millisecond of its one thread, however ma
 names. So a few calls are under way at once, and what comes meanwhile goes together when one of them
 ends; a lone message waits for nothing. No caller waits for what another one named: the leader's
 node answers soon after some are decided, or after `PASSED_ON_S` (awaited.py) if none is, and the
-others are asked for again.
+others are asked for again. A large call that is not answered in part shares its cost by itself: it
+is passed on as it is, once, and waits behind no other.
 
 Before that, `change_permitted` decides which of the messages that a caller names it may change.
 
@@ -30,7 +31,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -47,12 +48,18 @@ from delaywheel_replica.server.node.calls_to_nodes import Passing, refusal_of_a_
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 CALLS_AT_ONCE: Final = 4
+LARGE: Final = 100
+"""Messages of a call that is passed on by itself."""
 QUEUED_AT_MOST: Final = 16_384
+"""Messages that wait here, or that large calls have named."""
 QUEUED_S: Final = 1.0
 """Nothing is queued behind what waits for so long: the leader's node has too much to do."""
 
 NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue)
 ResultT = TypeVar("ResultT", bound=pb.MessageCancelled | pb.MessageRescheduled)
+SendChanges: TypeAlias = Callable[
+    [str, Sequence[NamedT], float | None], Awaitable[Sequence[ResultT]]
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,11 +84,12 @@ class _AddressQueue(Generic[NamedT, ResultT]):
 
     waiting: deque[_AskedOne[NamedT, ResultT]]
     calls: int = 0
+    in_large_calls: int = 0
 
     @property
     def is_full(self) -> bool:
         """Whether what comes now would wait for too long."""
-        if len(self.waiting) >= QUEUED_AT_MOST:
+        if len(self.waiting) + self.in_large_calls >= QUEUED_AT_MOST:
             return True
         return bool(self.waiting) and time.monotonic() - self.waiting[0].since_s >= QUEUED_S
 
@@ -91,13 +99,14 @@ class PassedChanges(Generic[NamedT, ResultT]):
 
     def __init__(
         self,
-        send: Callable[[str, Sequence[NamedT]], Awaitable[Sequence[ResultT]]],
+        send: SendChanges[NamedT, ResultT],
         unknown: Reason,
     ) -> None:
         """Prepares.
 
         Args:
-            send: Makes one call at an address, which is answered in part.
+            send: Makes one call at an address that is answered as a whole, within so many seconds;
+                None: in part.
             unknown: The reason if nothing is known of a message that was sent.
         """
         self._send_all = send
@@ -120,6 +129,8 @@ class PassedChanges(Generic[NamedT, ResultT]):
             raise RequestRefusedError(
                 Reason.BACKPRESSURE, "Many messages wait for the leader's node"
             )
+        if len(messages) >= LARGE and not partly:
+            return await self._ask_by_itself(address, line, messages, within_s)
         call = AwaitedCall[ResultT | Refusal].of(len(messages))
         now_s = time.monotonic()
         ones = [_AskedOne(message, call, row, now_s) for row, message in enumerate(messages)]
@@ -136,6 +147,30 @@ class PassedChanges(Generic[NamedT, ResultT]):
             self._over(one) if result is None else result
             for one, result in zip(ones, call.results, strict=True)
         ]
+
+    async def _ask_by_itself(
+        self,
+        address: str,
+        line: _AddressQueue[NamedT, ResultT],
+        messages: Sequence[NamedT],
+        within_s: float,
+    ) -> list[ResultT | Refusal | None]:
+        line.in_large_calls += len(messages)
+        try:
+            results = await self._send_all(address, messages, within_s)
+        except RequestRefusedError as error:
+            return [error.refusal] * len(messages)
+        finally:
+            line.in_large_calls -= len(messages)
+            self._pump(address, line)
+        if len(results) != len(messages):
+            return [Refusal(self._unknown)] * len(messages)
+        return [self._result(result) for result in results]
+
+    def _result(self, result: ResultT) -> ResultT | Refusal:
+        if result.HasField("error"):
+            return refusal_of_a_change(result.error, self._unknown)
+        return result if result.outcome else Refusal(self._unknown)
 
     def _over(self, one: _AskedOne[NamedT, ResultT]) -> Refusal:
         """What the caller of a message hears if its time is over."""
@@ -154,7 +189,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
                 task = asyncio.create_task(self._send(address, line, group))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        if not (line.waiting or line.calls):
+        if not (line.waiting or line.calls or line.in_large_calls):
             self._lines.pop(address, None)
 
     async def _send(
@@ -168,7 +203,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
         refusal = Refusal(self._unknown)
         results: Sequence[ResultT] = ()
         try:
-            results = await self._send_all(address, [one.message for one in group])
+            results = await self._send_all(address, [one.message for one in group], None)
         except RequestRefusedError as error:
             refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
@@ -210,10 +245,13 @@ def passed_cancels(passing: Passing) -> PassedChanges[pb.MessageRef, pb.MessageC
     """Returns what passes cancels on."""
 
     async def send(
-        address: str, messages: Sequence[pb.MessageRef]
+        address: str,
+        messages: Sequence[pb.MessageRef],
+        whole_within_s: float | None,
     ) -> Sequence[pb.MessageCancelled]:
-        request = pb.CancelRequest(messages=messages, partly=True)
-        return (await passing.cancel(address, request, within_s=WAIT_S)).results
+        request = pb.CancelRequest(messages=messages, partly=whole_within_s is None)
+        within_s = WAIT_S if whole_within_s is None else whole_within_s
+        return (await passing.cancel(address, request, within_s=within_s)).results
 
     return PassedChanges(send, Reason.CANCEL_UNKNOWN)
 
@@ -221,9 +259,14 @@ def passed_cancels(passing: Passing) -> PassedChanges[pb.MessageRef, pb.MessageC
 def passed_reschedules(passing: Passing) -> PassedChanges[pb.NewDue, pb.MessageRescheduled]:
     """Returns what passes reschedules on."""
 
-    async def send(address: str, messages: Sequence[pb.NewDue]) -> Sequence[pb.MessageRescheduled]:
-        request = pb.RescheduleRequest(messages=messages, partly=True)
-        return (await passing.reschedule(address, request, within_s=WAIT_S)).results
+    async def send(
+        address: str,
+        messages: Sequence[pb.NewDue],
+        whole_within_s: float | None,
+    ) -> Sequence[pb.MessageRescheduled]:
+        request = pb.RescheduleRequest(messages=messages, partly=whole_within_s is None)
+        within_s = WAIT_S if whole_within_s is None else whole_within_s
+        return (await passing.reschedule(address, request, within_s=within_s)).results
 
     return PassedChanges(send, Reason.RESCHEDULE_UNKNOWN)
 
