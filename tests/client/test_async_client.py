@@ -20,6 +20,7 @@ from delaywheel import (
     Result,
     TimedOutError,
 )
+from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
     FakeService,
@@ -247,3 +248,24 @@ async def test_requests_go_on_when_one_of_two_addresses_is_dead() -> None:
             for _ in range(6):
                 await client.produce("t", b"", delay=SOON, timeout=60)
     assert len(service.sent) == 6
+
+
+async def test_those_who_wait_for_a_batch_in_one_loop_cost_no_system_call_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the loop is woken by a system call")
+
+    async def wait(pending: PendingResult) -> Handle:
+        return await pending
+
+    announced: list[SendBatch] = []
+    batch = SendBatch(0.0, 60.0, announced.append)
+    pending = [batch.add(message, 0.0, 0.0) for message in messages(3)]
+    waiting = [asyncio.create_task(wait(one)) for one in pending]
+    await asyncio.sleep(0)
+    assert announced == [batch]
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_soon_threadsafe", refuse)
+    handle = Handle("a.1", 17, bytes(16))
+    batch.settle([Result(message, handle, None) for message in batch.messages])
+    assert await asyncio.wait_for(asyncio.gather(*waiting), 20) == [handle] * 3

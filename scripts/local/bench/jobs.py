@@ -239,16 +239,16 @@ async def send_awaited(address: str, job: Paced, family: str, tls: Tls | None = 
             if half.outcome is not CommitOutcome.COMMITTED:
                 raise ClusterError(f"a half was to be committed, and is {half.outcome}")
 
-        sending: set[asyncio.Task[None]] = set()
-        started, total = time.monotonic(), int(job.program_per_s * job.seconds)
-        while len(sending) < total:
-            wanted = min(int((time.monotonic() - started) * job.program_per_s), total)
-            due_ms = time.time_ns() // 1_000_000 + chance.randrange(*job.ahead_ms)
-            for _ in range(wanted - len(sending)):
-                sending.add(asyncio.create_task(send(due_ms)))
-            await asyncio.sleep(TICK_S)
-        seconds = time.monotonic() - started
-        await asyncio.gather(*sending)
+        started, total, sent = time.monotonic(), int(job.program_per_s * job.seconds), 0
+        async with asyncio.TaskGroup() as sending:
+            while sent < total:
+                wanted = min(int((time.monotonic() - started) * job.program_per_s), total)
+                due_ms = time.time_ns() // 1_000_000 + chance.randrange(*job.ahead_ms)
+                for _ in range(wanted - sent):
+                    sending.create_task(send(due_ms))
+                sent = wanted
+                await asyncio.sleep(TICK_S)
+            seconds = time.monotonic() - started
     return Sent(total, seconds)
 
 

@@ -41,8 +41,10 @@ from local.stage.tally import Spread
 FILL_S: Final = 20.0
 AT_ONCE_MS: Final = (0, 1_000)
 """How far ahead dues are if nothing has to be accepted before."""
-_COMMITTED_MS: Final = (1_000, 1_001)
-"""How long after its begin a half is committed, and how far ahead the messages beside are due."""
+_AHEAD_MS: Final = (1_000, 1_001)
+"""How far ahead messages beside halves are due."""
+_TRANSACTION_MS: Final = (300, 301)
+"""How long after its begin a half is committed: a busy machine has answered the begin by then."""
 _WARM_RATE_PER_S: Final = 2_000
 _LEAD_S: Final = 4.0
 _AT_REST_S: Final = 2.0
@@ -131,10 +133,12 @@ class Runner:
     def _at_a_rate(self, kind: Steady | Halves, workload: Workload) -> Document:
         """Measures messages at a rate beside others."""
         if isinstance(kind, Halves):
-            awaited = replace(self._paced(kind.rate_per_s, _COMMITTED_MS), awaited=True)
-            at_once = replace(self._paced(kind.rate_per_s, (0, 1)), awaited=True)
-            halves = replace(awaited, halves=True)
-            return self._rounds([("ours", awaited), ("at_once", at_once), ("halves", halves)])
+            ours, at_once, halves = (
+                replace(self._paced(kind.rate_per_s, ahead_ms), awaited=True)
+                for ahead_ms in (_AHEAD_MS, (0, 1), _TRANSACTION_MS)
+            )
+            halves = replace(halves, halves=True)
+            return self._rounds([("ours", ours), ("at_once", at_once), ("halves", halves)])
         theirs = self._job(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
         ours = self._paced(kind.rate_per_s, kind.ahead_ms)
         ours = replace(ours, senders=workload.senders)

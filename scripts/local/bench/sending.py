@@ -7,6 +7,7 @@ its due or, where Kafka sends at once, the time of sending (see `consuming`).
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import random
@@ -138,6 +139,8 @@ def _send(
             job, topic = orders.recv()
         except EOFError:
             os._exit(0)  # threads of the clients end with it
+        gc.collect()
+        gc.freeze()  # else now and then a pause for what was imported is measured with the service
         try:
             orders.send(way.do(job, topic))
         except Exception:  # noqa: BLE001 - the parent reports it

@@ -53,7 +53,7 @@ def half_message(
     given: dict[str, Any] = {**options}
     if all(given.get(name) is None for name in ("delay", "deliver_at", "level")):
         given["delay"] = _AT_ITS_COMMIT
-    return half_of(Message(topic, value, **given), group, hold)
+    return _become_half(Message(topic, value, **given), group, hold)
 
 
 def half_of(message: Message, group: str, hold: Duration) -> Message:
@@ -62,6 +62,10 @@ def half_of(message: Message, group: str, hold: Duration) -> Message:
     Raises:
         MessageInvalidError: The message has a level, or `hold` is no duration.
     """
+    return _become_half(copy(message), group, hold)
+
+
+def _become_half(message: Message, group: str, hold: Duration) -> Message:
     own_ms = message.due_ms
     if own_ms is None:
         raise MessageInvalidError(Reason.DUE_INVALID, "a half has a delay or a due, and no level")
@@ -74,9 +78,8 @@ def half_of(message: Message, group: str, hold: Duration) -> Message:
     if own_ms > now_ms:
         # Of one id and due one message is delivered, and the half has it.
         headers.append((HALF_DELIVER_AT, b"%d" % (own_ms + (own_ms == due_ms))))
-    half = copy(message)
-    half.become_half(due_ms, headers)
-    return half
+    message.become_half(due_ms, headers)
+    return message
 
 
 class _HeldHalf:

@@ -45,6 +45,7 @@ class SendBatch:
         send_by_s: When the first of them has lingered long enough, if no request is under way.
         send_busy_by_s: The same while one is.
         deadline_s: When the first one is given up; no other one has much more time.
+        is_awaited: Whether a caller has announced that it waits.
         is_hurried: Whether it goes as soon as nothing is under way: a caller waits for a message.
     """
 
@@ -55,6 +56,7 @@ class SendBatch:
         "_results",
         "_watchers",
         "deadline_s",
+        "is_awaited",
         "is_hurried",
         "length_bytes",
         "messages",
@@ -71,7 +73,7 @@ class SendBatch:
         self.opened_s: Final = opened_s
         self.send_by_s = self.send_busy_by_s = float("inf")
         self.deadline_s: Final = deadline_s
-        self.is_hurried = False
+        self.is_awaited = self.is_hurried = False
         self._on_wait: Final = on_wait
         self._forks: Final = _forks
         self._results: Sequence[Result] | None = None
@@ -92,8 +94,9 @@ class SendBatch:
         self.send_busy_by_s = min(self.send_busy_by_s, send_by_s)
 
     def announce_wait(self) -> None:
-        """Reports that a caller is about to wait, unless the batch is hurried already."""
-        if not self.is_hurried:
+        """Reports that a caller is about to wait, once for all who wait for the batch."""
+        if not self.is_awaited:
+            self.is_awaited = True
             self._on_wait(self)
 
     @property
@@ -232,8 +235,18 @@ def _call(watcher: Callable[[Sequence[Result]], object], results: Sequence[Resul
 
 
 def _wake(loop: asyncio.AbstractEventLoop, settled: "asyncio.Future[None]") -> None:
-    if not loop.is_closed():
+    if _is_running(loop):  # the usual case: the other way costs a system call for each message
+        _set(settled)
+    elif not loop.is_closed():
         loop.call_soon_threadsafe(_set, settled)
+
+
+def _is_running(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the caller runs in that loop."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 def _set(settled: "asyncio.Future[None]") -> None:
