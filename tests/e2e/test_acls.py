@@ -12,7 +12,18 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # missing in its stubs
 
-from delaywheel import Client, DelaywheelError, Message, ingress
+from delaywheel import (
+    Client,
+    DelaywheelError,
+    Message,
+    MessageState,
+    Reason,
+    RefusedError,
+    ingress,
+)
+from delaywheel.deadletters.selection import Selection
+from delaywheel.deadletters.topic import DeadLetterTopic
+from delaywheel.transactions import Half
 from delaywheel_replica.cli.printing.verdict import ClusterState, ClusterVerdict, verdict
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import LocalCluster, described
@@ -204,6 +215,37 @@ def test_an_outcomes_topic_that_is_closed_is_named_and_no_message_dies_for_it(
     assert values(reader, 20) == {message.value for message in sent}
     wait_until("all is well", lambda: told(node).state is ClusterState.OK)
     assert not read_all(broker.address, NAMES.dead)
+
+
+def test_a_halves_topic_that_is_closed_stops_halves_alone_and_nothing_is_decided(
+    broker: AuthorizingBroker, node: Node, reader: CommittedReader
+) -> None:
+    def begun(text: bytes) -> Half:
+        return client.begin("orders", text, group="shop", hold="2s")
+
+    with Client(node.address) as client:
+        asked, committed = begun(b"asked"), begun(b"committed")
+        broker.deny(ResourceType.TOPIC, NAMES.halves, "WRITE")
+        client.produce("orders", b"plain", delay=timedelta(milliseconds=2_500))
+        committed.commit()
+        assert values(reader, 2) == {b"committed", b"plain"}
+        right = f"not allowed to write to topic {NAMES.halves}: grant Write on it"
+        wait_until("it is named", lambda: any(right in cause for cause in told(node).causes))
+        with pytest.raises(RefusedError, match="grant Write on it") as refused:
+            begun(b"refused")
+        assert refused.value.reason is Reason.HALVES_UNAVAILABLE
+        found = wait_until("it is found", lambda: client.get(asked.handle, find_place=True))
+        assert (found.state, found.dead_reason) == (
+            MessageState.DEAD_LETTERED,
+            "HALVES_UNAVAILABLE",
+        )
+        broker.give_back(ResourceType.TOPIC, NAMES.halves)
+        with DeadLetterTopic(NAMES.dead, {"bootstrap.servers": broker.address}) as letters:
+            assert letters.replay(Selection(reason="HALVES_UNAVAILABLE")).done == 1
+        (letter,) = [dict(each.headers() or ()) for each in read_all(broker.address, NAMES.halves)]
+        assert letter["dw-id"] == asked.id.hex().encode()
+        wait_until("halves are taken", lambda: told(node).state is ClusterState.OK, timeout_s=60)
+        begun(b"last").rollback()
 
 
 def told(node: Node) -> ClusterVerdict:

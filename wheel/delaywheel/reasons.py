@@ -337,6 +337,12 @@ class Reason(StrEnum):
         _FINAL,
         "Half messages are off here: have ingress lead to all topics, and halves not false.",
     )
+    HALVES_UNAVAILABLE = (
+        "HALVES_UNAVAILABLE",
+        _PRECONDITION,
+        _FINAL,
+        "No group can be asked: have an operator do what is said of the halves topic, and repeat.",
+    )
     HALVES_NOT_READY = (
         "HALVES_NOT_READY",
         _UNAVAILABLE,

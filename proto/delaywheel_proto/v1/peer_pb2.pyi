@@ -580,7 +580,10 @@ class Office(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     FENCES_FIELD_NUMBER: _builtins.int
     FILLS_FIELD_NUMBER: _builtins.int
+    HALVES_OBJECTION_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    halves_objection: _builtins.str
+    """Why no group can be asked about half messages, so that none are accepted; empty: they are."""
     @_builtins.property
     def fences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fence]: ...
     @_builtins.property
@@ -593,10 +596,11 @@ class Office(_message.Message):
         epoch: _builtins.int = ...,
         fences: _abc.Iterable[Global___Fence] | None = ...,
         fills: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        halves_objection: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fences", b"fences", "fills", b"fills"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "fences", b"fences", "fills", b"fills", "halves_objection", b"halves_objection"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

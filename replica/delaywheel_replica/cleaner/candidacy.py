@@ -50,6 +50,9 @@ FOLLOW_AGAIN_S = 1.0
 LOOK_AGAIN_S = 300.0
 """How often a leader checks brokers and topics again."""
 
+LOOK_AT_HALVES_S = 10.0
+"""The same while no group can be asked about half messages."""
+
 LOOK_SOON_S = 2.0
 """The same while its transactions fail."""
 
@@ -65,7 +68,8 @@ class Candidacy:
         producers: Those of the newest candidacy.
         is_answered: Kafka has answered since the newest candidacy began.
         broker_clock: The brokers' clock, as the last candidacy's marks showed it; None: unknown.
-        warnings: Risks to the control topic, as of the last check.
+        warnings: What does not keep it from leading, as of the last check.
+        halves_objection: Why no group can be asked about half messages, likewise; None: it can.
         objection: Why the next candidacy would be refused, as `look_again` found.
     """
 
@@ -97,6 +101,7 @@ class Candidacy:
         # When the last mark was begun and reported, by the monotonic clock.
         self._mark_ms = (0, 0)
         self.warnings: tuple[str, ...] = ()
+        self.halves_objection: str | None = None
         self.objection: str | None = None
         self._look_at = self._looked_at = 0.0
         self._error: str | None = None
@@ -231,11 +236,15 @@ class Candidacy:
     def _check(self, *, has_wheels: bool) -> None:
         self._looked_at = self._clock.monotonic()
         self._look_at = self._looked_at + LOOK_AGAIN_S
-        found = self._kafka.check(has_wheels=has_wheels)
-        for warning in found:
+        warnings, halves_objection = self._kafka.check(has_wheels=has_wheels)
+        if halves_objection is not None:
+            self._look_at = self._looked_at + LOOK_AT_HALVES_S
+            warnings = (*warnings, f"half messages are refused: {halves_objection}")
+        for warning in warnings:
             if warning not in self.warnings:
                 log.warning("kafka warning", warning=warning)
-        self.warnings, self.objection = found, None
+        self.warnings, self.objection = warnings, None
+        self.halves_objection = halves_objection
 
     def _init(self, producers: ProducersPort, token: str, *, has_wheels: bool) -> Event:
         self._marked.clear()

@@ -317,6 +317,7 @@ class Leadership:
             else forwarder.ingress_slot,
             floor_wait=None if forwarder is None else self._floor_wait,
             standstill=self._standstill(error),
+            halves_objection=None if forwarder is None else self._candidacy.halves_objection,
         )
 
     def _why_not(self, forwarder: Forwarder | None) -> str | None:
@@ -481,7 +482,8 @@ class Leadership:
         forwarder, server = self._forwarder, self._server
         assert forwarder is not None
         assert server is not None  # without one, the machine has ended its term
-        forwarder.take_in(server.heartbeat.node, server.heartbeats)
+        objection = self._candidacy.halves_objection
+        forwarder.take_in(server.heartbeat.node, server.heartbeats, objection)
         if forwarder.pause_s > 0:
             return forwarder.pause_s
         now_ms = self._clock.wall_ms()
@@ -536,6 +538,7 @@ class Leadership:
             replacements=self._replacements,
             set_back_from=self._set_back_from,
             rescheduling=Rescheduling([*self._wishes.values()], [*self._written.values()]),
+            halves_objection=self._candidacy.halves_objection,
         )
         # What this transaction does not decide or settle is announced again.
         self._wishes, self._written = {}, {}

@@ -361,6 +361,7 @@ class Cleaner:
             lost=view.state.lost,
             ingress_slot=view.ingress_slot,
             unanswered=self._unanswered.found,
+            halves_objection=view.halves_objection,
             ingress=None if self._leadership.ingress is None else self._leadership.ingress.status(),
             reschedules=view.state.reschedules,
             needs=view.state.needs,

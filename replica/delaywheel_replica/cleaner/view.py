@@ -30,3 +30,4 @@ class View:
     ingress_slot: int | None = None
     floor_wait: FloorWait | None = None
     standstill: Standstill | None = None
+    halves_objection: str | None = None

@@ -295,6 +295,7 @@ def _term(term: LeaderTerm) -> pb.Office:
         epoch=term.epoch,
         fences=[pb.Fence(origin=fence.origin, upto=fence.upto) for fence in term.fences],
         fills={str(wheel): seq for wheel, seq in term.fills.items()},
+        halves_objection=term.halves_objection or "",
     )
 
 
@@ -303,6 +304,7 @@ def _read_term(wire: pb.Office) -> LeaderTerm:
         epoch=wire.epoch,
         fences=tuple(Fence(fence.origin, fence.upto) for fence in wire.fences),
         fills={_wheel(wheel): seq for wheel, seq in wire.fills.items()},
+        halves_objection=wire.halves_objection or None,
     )
 
 

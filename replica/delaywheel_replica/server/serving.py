@@ -20,7 +20,6 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.config import Config
-from delaywheel_replica.core.leader.halves import are_known
 from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import Link, StopRequested, Wake
@@ -53,6 +52,7 @@ from delaywheel_replica.server.cluster.operator import (
     wheel_refusal,
 )
 from delaywheel_replica.server.commit.driver import Driver
+from delaywheel_replica.server.commit.halves_refusal import HalvesRefusals
 from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
 from delaywheel_replica.server.commit.runtime import Surroundings
 from delaywheel_replica.server.commit.threads import HeartbeatThread, StoreThread
@@ -193,6 +193,7 @@ class Server:
         )
         self._driver = Driver(_member_config(config), self._store, self._surroundings)
         self._view = NodeView(self._driver, self._surroundings)
+        self._halves_refusals = HalvesRefusals(self._view, are_wanted=config.takes_halves)
         self._same_access = SameAccess(lambda: self._access.digest, self._view.peers)
         self._pulse = Pulse(self._view.in_sync)
         self._books = self._keep_books(disk, ledger)
@@ -255,7 +256,7 @@ class Server:
         halves = OwnHalves()
         accepting = Accepting(
             refusal=self.refusal,
-            rules=_rules(config, self._halves_refusal),
+            rules=_rules(config, self._halves_refusals.of_begins),
             admission=self._admission,
             topics=topics,
             writing=writing,
@@ -316,7 +317,7 @@ class Server:
             sights,
             self._passing,
             commits,
-            self._halves_refusal,
+            self._halves_refusals.of_commits,
             clock_skew_ms=config.max_clock_skew_ms,
         )
         questions = DelayWheelService(
@@ -367,15 +368,6 @@ class Server:
     def _open_wheel(self) -> WheelId | None:
         wheel = self._store.wheel
         return None if wheel is None else wheel.wheel
-
-    def _halves_refusal(self) -> Refusal | None:
-        """Why the node takes no half messages now; None if it does."""
-        if not self._config.takes_halves:
-            return Refusal(Reason.HALVES_OFF)
-        status = self._view.cleaner.status
-        if status is None or not are_known(status.needs):
-            return Refusal(Reason.HALVES_NOT_READY)
-        return None
 
     def _make_fan_out(self, disk: PosixDisk) -> FanOut:
         own_report = OwnReport(

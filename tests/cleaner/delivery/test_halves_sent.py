@@ -31,7 +31,13 @@ def half(number: int, *more: tuple[str, bytes | None], **content: object) -> Sen
     return sent(number, in_ms=5_000, headers=headers, key=b"k", value=b"v", **content)
 
 
-def end(wheels: Wheels, message: Sent, *kinds: Kind, at_ms: int = NOW_MS) -> list[Record]:
+def end(
+    wheels: Wheels,
+    message: Sent,
+    *kinds: Kind,
+    at_ms: int = NOW_MS,
+    objection: str | None = None,
+) -> list[Record]:
     """Begins a half, adds rows of these kinds, and returns what is written at once, or at its due.
 
     The rows are accepted at `at_ms`. Control records are left out.
@@ -40,6 +46,7 @@ def end(wheels: Wheels, message: Sent, *kinds: Kind, at_ms: int = NOW_MS) -> lis
     for kind in kinds:
         wheels.cancel(A1, [message], kind=kind, now_ms=at_ms)
     leader = Leader(wheels)
+    leader.halves_objection = objection
     list(leader.transactions())
     if Kind.RELEASES not in kinds:
         assert all(record.topic == NAMES.control for record in leader.producers.committed)
@@ -125,6 +132,40 @@ def test_a_question_is_asked_whatever_is_thought_of_its_topic(
     letter, outcome = end(wheels, half(1))
     assert letter.topic == NAMES.halves
     assert json.loads(outcome.value or b"")["outcome"] == "asked"
+
+
+def test_a_letter_that_nobody_can_be_asked_with_is_a_dead_letter_and_asks_when_it_is_replayed(
+    wheels: Wheels,
+) -> None:
+    letter, outcome = end(wheels, half(1), objection="grant Create")
+    told = json.loads(outcome.value or b"")
+    assert (told["outcome"], told["reason"], told["topic"]) == (
+        "dead-lettered",
+        "HALVES_UNAVAILABLE",
+        "orders",
+    )
+    assert letter.topic == NAMES.dead
+    assert ("dw-dead-detail", b"grant Create") in letter.headers
+    dead = Letter(LetterPlace(0, 7), NOW_MS, letter.key, letter.value, tuple(letter.headers))
+    again = dead.again(NAMES.dead, to=None, as_new=False)
+    with wheels_in_memory() as others:
+        asked, _ = end(others, half(1))
+    assert (again.topic, again.key, again.value) == asked[:3]
+    own_id = len(asked.headers) - 4  # each made its own half
+    names = [name for name, _ in asked.headers]
+    assert [name for name, _ in again.headers] == [*names, "dw-dead-replayed"]
+    assert again.headers[:own_id] == [
+        (name, value if name != "dw-half-deliver-at" else dict(again.headers)[name])
+        for name, value in asked.headers[:own_id]
+    ]
+    sent_elsewhere = dead.again(NAMES.dead, to="orders", as_new=False)
+    assert [name for name, _ in sent_elsewhere.headers] == ["x", "ttl", "dw-dead-replayed"]
+
+
+@pytest.mark.parametrize("kind", [Kind.COMMITS, Kind.RELEASES])
+def test_where_nobody_can_be_asked_commits_count(wheels: Wheels, kind: Kind) -> None:
+    (record,) = end(wheels, half(1), kind, objection="grant Create")
+    assert record.topic == "orders"
 
 
 def test_what_the_ingress_topic_does_not_take_is_a_dead_letter_of_its_message(

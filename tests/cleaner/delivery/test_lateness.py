@@ -18,7 +18,7 @@ from delaywheel_replica.cleaner.due.rows import RECORD, DroppedRows, DueRows
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.outside.ports import Record, RefusedRecord
 from delaywheel_replica.cleaner.tallies import Lateness
-from delaywheel_replica.core.leader.duties import Cluster
+from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US, Tally
@@ -74,7 +74,8 @@ def written(producers: Refusing, rows: DueRows) -> tuple[list[int], dict[str, in
     nothing = DroppedRows(rows_due(), np.empty(0, np.uint8), np.empty(0, np.bool_))
     step = Step(progress, progress, rows, nothing, behind=False)
     own = _OwnRecords(cast("Any", producers), 0, 1_000_000, 1_000)
-    forwarded, _, counted = forwarder._write(0, step, Plan(rows, [], {}, frozenset()), DUE_MS, own)
+    plan = Plan(rows, [], {}, frozenset())
+    forwarded, _, counted = forwarder._write(0, step, plan, Situation(DUE_MS, "a", {}), own)
     return [due for each in forwarded for due in each.dues_ms.tolist()], dict(counted)
 
 

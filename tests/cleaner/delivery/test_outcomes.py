@@ -153,6 +153,7 @@ class Leader:
     def __init__(self, wheels: Wheels) -> None:
         self.wheels = wheels
         self.now_ms = NOW_MS
+        self.halves_objection: str | None = None
         self.producers = CommittingProducers()
         self.reader = DueReader(wheels.disk, wheels.data, preload_thread=False)
         progress = Progress(NOW_MS - LATER_MS, None, {}, NOW_MS // 1000 - 60)
@@ -190,7 +191,10 @@ class Leader:
             planned = self.forwarder.next_step(self.now_ms, limits)
             reported = {wheel: wheel_heartbeat(seq) for wheel, seq in limits.items()}
             own = heartbeat("a", wheels=reported, open_=A1, spare=A2, last_number=2)
-            situation = Situation(self.now_ms, "a", {"a": own}, (), *self.lacks())
+            situation = Situation(
+                *(self.now_ms, "a", {"a": own}, (), *self.lacks()),
+                halves_objection=self.halves_objection,
+            )
             behind = self.forwarder.transact(planned, situation, 1000).behind
             yield behind
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -79,8 +80,6 @@ def admin(settings: KafkaSettings) -> AdminClient:
         ("dead", {"cleanup.policy": "compact,delete"}, "cleanup.policy=compact,delete: set it"),
         ("outcomes", {"cleanup.policy": "compact"}, "cleanup.policy=compact: set it to delete"),
         ("outcomes", {"max.message.bytes": "900000"}, "raise its max.message.bytes"),
-        # Halves are not wanted any more, and those of before are asked about.
-        ("halves", {"max.message.bytes": "900000"}, "raise its max.message.bytes"),
         ("control", {"cleanup.policy": "delete"}, "cleanup.policy=delete: compact it"),
         (
             "control",
@@ -104,6 +103,17 @@ def test_an_unsuited_topic_of_our_own_is_refused_by_name(
     assert objection in str(refused.value)
 
 
+@pytest.mark.kafka
+def test_what_is_wrong_with_the_halves_topic_is_told_and_keeps_no_node_from_leading(
+    kafka: KafkaBroker, settings: KafkaSettings, admin: AdminClient
+) -> None:
+    """Halves are not wanted any more here, and those of before are asked about."""
+    create_topic(kafka.address, settings.names.halves, config={"max.message.bytes": "900000"})
+    told = ensure_topics(admin, settings, brokers=1, has_wheels=False)
+    assert told is not None
+    assert "raise its max.message.bytes" in told
+
+
 class Denied:
     """A broker that has no topic of ours, and lets none be described, or none be made."""
 
@@ -117,6 +127,24 @@ class Denied:
         made = {topic.topic: _failed(KafkaError.TOPIC_ALREADY_EXISTS) for topic in topics}
         return made | {topics[-1].topic: _failed(KafkaError.TOPIC_AUTHORIZATION_FAILED)}
 
+    def describe_configs(
+        self, topics: list[ConfigResource], **_: Any
+    ) -> dict[ConfigResource, Future[Any]]:
+        described = {}
+        for topic in topics:
+            policy = "compact" if topic.name == KafkaNames("c").control else "delete"
+            values = {
+                "cleanup.policy": policy,
+                "delete.retention.ms": "86400000",
+                "max.message.bytes": "9999999",
+            }
+            future: Future[Any] = Future()
+            future.set_result(
+                {name: SimpleNamespace(value=value) for name, value in values.items()}
+            )
+            described[topic] = future
+        return described
+
 
 def _failed(code: int) -> Future[None]:
     future: Future[None] = Future()
@@ -124,22 +152,21 @@ def _failed(code: int) -> Future[None]:
     return future
 
 
-@pytest.mark.parametrize(
-    ("code", "which", "otherwise"),
-    [
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, "halves", "grant Create, or set halves = false"),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "control", "Describe and Write on it"),
-    ],
-)
-def test_a_topic_that_may_not_be_made_or_seen_is_named(
-    code: int, which: str, otherwise: str
-) -> None:
-    """Of the one for halves, which nobody may have asked for, with the way without."""
+def test_a_topic_that_may_not_be_seen_is_named() -> None:
     settings = KafkaSettings(KafkaNames("c"), {}, halves=True)
-    admin = cast("AdminClient", Denied(code))
-    with pytest.raises(LeadingRefused, match=getattr(settings.names, which)) as refused:
+    admin = cast("AdminClient", Denied(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    with pytest.raises(LeadingRefused, match=settings.names.control) as refused:
         ensure_topics(admin, settings, brokers=1, has_wheels=False)
-    assert str(refused.value).endswith(otherwise)
+    assert str(refused.value).endswith("Describe and Write on it")
+
+
+def test_a_halves_topic_that_may_not_be_made_is_told_with_the_way_without() -> None:
+    settings = KafkaSettings(KafkaNames("c"), {}, halves=True)
+    admin = cast("AdminClient", Denied(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    told = ensure_topics(admin, settings, brokers=1, has_wheels=False)
+    assert told is not None
+    assert settings.names.halves in told
+    assert told.endswith("grant Create, or set halves = false")
 
 
 @pytest.mark.kafka

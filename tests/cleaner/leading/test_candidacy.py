@@ -11,6 +11,7 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.outside.ports import (
     IDS,
+    Checked,
     ControlNotReadInTime,
     ControlUnreadable,
     KafkaAway,
@@ -61,9 +62,9 @@ class FakeKafka:
     def __init__(self, *topics: LongTopic) -> None:
         self._topics = list(topics)
 
-    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+    def check(self, *, has_wheels: bool) -> Checked:
         del has_wheels
-        return ()
+        return Checked()
 
     def producers(self) -> None:
         raise AssertionError
@@ -220,9 +221,9 @@ class LateKafka:
     def __init__(self, topic: LateTopic) -> None:
         self._topic = topic
 
-    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+    def check(self, *, has_wheels: bool) -> Checked:
         del has_wheels
-        return ()
+        return Checked()
 
     def producers(self) -> Producers:
         return Producers(self._topic)
@@ -318,7 +319,7 @@ class RefusingKafka(LateKafka):
         super().__init__(LateTopic(0))
         self._why = why
 
-    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+    def check(self, *, has_wheels: bool) -> Checked:
         del has_wheels
         raise self._why
 

@@ -16,7 +16,13 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import candidacy
 from delaywheel_replica.cleaner.leadership import LED_TICK_S, TICK_S
-from delaywheel_replica.cleaner.outside.ports import ANSWER_MS, IDS, LeadingRefused, Record
+from delaywheel_replica.cleaner.outside.ports import (
+    ANSWER_MS,
+    IDS,
+    Checked,
+    LeadingRefused,
+    Record,
+)
 from delaywheel_replica.core.election.machine import MIN_SILENCE_MS, PATIENCE
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS
 from delaywheel_replica.core.protocol.control import (
@@ -350,13 +356,13 @@ def test_a_leader_that_hears_of_a_rivals_progress_takes_nothing_for_lost(place: 
 def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidacy, "LOOK_AGAIN_S", SOON_S)
     place.lead()
-    found: list[tuple[str, ...] | LeadingRefused] = [
-        ("one copy",),
+    found: list[Checked | LeadingRefused] = [
+        Checked(("one copy",), "grant Create"),
         LeadingRefused("not compacted"),
-        (),
+        Checked(),
     ]
 
-    def check(_self: object, *, has_wheels: bool) -> tuple[str, ...]:
+    def check(_self: object, *, has_wheels: bool) -> Checked:
         del has_wheels
         reported = found.pop(0)
         if isinstance(reported, LeadingRefused):
@@ -364,8 +370,9 @@ def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyP
         return reported
 
     monkeypatch.setattr(SimKafkaClient, "check", check)
-    place.until(lambda: place.view.warnings == ("one copy",), within_s=SOON_S)
-    assert place.view.error is None
+    refused = "half messages are refused: grant Create"
+    place.until(lambda: place.view.warnings == ("one copy", refused), within_s=SOON_S)
+    assert (place.view.error, place.view.halves_objection) == (None, "grant Create")
     place.until(lambda: place.view.error == "not compacted", within_s=SOON_S + 1)
     assert place.in_term(), "messages go out meanwhile"
     place.until(lambda: place.view.error is None, within_s=SOON_S + 1)

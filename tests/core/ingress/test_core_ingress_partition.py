@@ -162,6 +162,23 @@ def test_halves_wait_until_all_leaders_know_them() -> None:
     assert len(transact(intake).announced) == 1
 
 
+def test_halves_of_which_nobody_can_be_asked_are_refused_and_hold_nothing_up() -> None:
+    """Those that were begun before go on, and are committed."""
+    closed = replace(NOW, halves_objection="grant Create")
+    intake = reading(of_half(0), of_half(1), delayed(2, 1_000), rules=WITH_HALVES)
+    announced = transact(reading(of_half(0), rules=WITH_HALVES)).record
+    for known, refused in ((intake, [0, 1]), (Intake(announced, WITH_HALVES), [1])):
+        if known is not intake:
+            known.read([of_half(0), of_half(1), delayed(2, 1_000)], 3)
+            assert hand(known, RecordAnswer.HELD) == [0]
+        step = transact(known, closed)
+        unavailable = UnfitReason.HALVES_UNAVAILABLE
+        assert reasons_of(step.settled) == [(offset, unavailable) for offset in refused]
+        assert [each.offset for each in step.announced] == [2]
+    commit = reading(of_half(0, commit=True), rules=WITH_HALVES)
+    assert len(transact(commit, closed).announced) == 1
+
+
 def test_no_half_is_held_for_long_or_due_beyond_the_span() -> None:
     far = ("dw-half-deliver-at", b"%d" % (SENT_MS + 10**9))
     held_too_long = [of_half(0, held_ms=11_001), of_half(1, held_ms=11_001, commit=True)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from delaywheel_replica.cleaner.candidacy import LOOK_AT_HALVES_S
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.troubles import LAST_PROBE_S
 from sim.kafka.topic_troubles import TopicTrouble
@@ -71,6 +72,9 @@ def _is_justified(world: World, topic: str, reason: DeadReason, key: bytes | Non
     if reason in {DeadReason.KEY_MISSING, DeadReason.REFUSED}:
         compacted = [TopicTrouble.COMPACTED]
         return key is None and troubles.lately(topic, compacted, now_us - REPORTED_LATE_US)
+    if reason is DeadReason.HALVES_UNAVAILABLE:  # until the leader looks again
+        looked_us = now_us - round(LOOK_AT_HALVES_S * 1_000_000) - PROBED_LATE_US
+        return topic == world.names.halves and troubles.lately(topic, [*TopicTrouble], looked_us)
     if reason is not DeadReason.TOPIC_UNAVAILABLE:
         return False
     reported = troubles.lately(topic, _BY_KAFKA, now_us - REPORTED_LATE_US)

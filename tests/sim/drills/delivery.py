@@ -524,6 +524,19 @@ def halves_released_late(script: Script) -> None:
     script.until_ms = 18_000
 
 
+@DELIVERY(r"reports asked m1", r"delivers m2 ", r"dead letter m\d+", r"delivers", r"reports asked")
+def halves_unasked(script: Script) -> None:
+    """The halves topic takes nothing for a while, and its leader learns that."""
+    script.cluster("abc", 2, halves=True)
+    script.half(4_000, "a", hold_ms=1_500, ends="rollback", says=False)
+    script.do(6_000, "own_topic_trouble", which="halves", trouble="denied", ms=9_000)
+    for at_ms in range(6_200, 27_000, 1_300):
+        script.half(at_ms, "b", hold_ms=script.about(1_200), after_ms=100)
+        for ends in ("commit", "rollback"):
+            script.half(at_ms, "c", hold_ms=script.about(1_200), ends=ends, says=False)
+    script.until_ms = 32_000
+
+
 @DELIVERY(r"client +cancels m1 ", r"reports asked", r"hears of m\d+: already delivered")
 def halves_beyond_v(script: Script) -> None:
     """Rows about halves lie behind late halves, of which a leader takes a few at a time."""

@@ -6,7 +6,12 @@ from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 
 from delaywheel_replica.cleaner.kafka.brokers import CALL_S
-from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, LeadingRefused
+from delaywheel_replica.cleaner.outside.ports import (
+    Checked,
+    IngressFound,
+    KafkaAway,
+    LeadingRefused,
+)
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
 from sim.kafka.control import SimControl
@@ -31,7 +36,7 @@ class SimKafkaClient:
         """
         self._line = KafkaLine(kafka, node, names, wall_ms)
 
-    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+    def check(self, *, has_wheels: bool) -> Checked:
         """Makes sure that Kafka answers and can keep our promises; creates our topics."""
         kafka, names = self._line.kafka, self._line.names
 
@@ -51,7 +56,9 @@ class SimKafkaClient:
             raise KafkaAway("Kafka does not answer")
         if objection:
             raise LeadingRefused(objection)
-        return ()
+        halves = kafka.troubles.of(names.halves)
+        is_closed = halves is not None and halves.refusal is not None
+        return Checked(halves_objection=f"topic {names.halves} is {halves}" if is_closed else None)
 
     def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
         """Finds the ingress topic, which another client creates."""

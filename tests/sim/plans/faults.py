@@ -515,10 +515,10 @@ def topic_trouble(
 
 @_fault
 def own_topic_trouble(world: World, which: str, trouble: str, ms: int) -> None:
-    """Makes the topic of outcomes, or that of dead letters, take nothing for a while."""
-    topic_trouble(
-        world, {"outcomes": world.names.outcomes, "dead": world.names.dead}[which], trouble, ms
-    )
+    """Makes the topic of outcomes, of dead letters or of halves take nothing for a while."""
+    names = world.names
+    topics = {"outcomes": names.outcomes, "dead": names.dead, "halves": names.halves}
+    topic_trouble(world, topics[which], trouble, ms)
 
 
 @_fault

@@ -329,7 +329,7 @@ def _topic_trouble(stage: Stage) -> list[Action]:
 
 
 def _own_topic_trouble(stage: Stage) -> list[Action]:
-    which = stage.random.choice(("outcomes", "dead"))
+    which = stage.random.choice(("outcomes", "dead", "halves"))
     trouble = stage.random.choice(
         (TopicTrouble.DENIED, TopicTrouble.COMPACTED, TopicTrouble.SILENT)
     )

@@ -117,6 +117,7 @@ FOUND = {
     "halves_beyond_v",
     "halves_by_records",
     "halves_released_late",
+    "halves_unasked",
     "put_off_ahead",
 }
 """What the simulation found beyond these."""

@@ -398,7 +398,7 @@ class Site:
 
     def take_in(self) -> None:
         """What comes is taken."""
-        self.forwarder.take_in(self.leads, self._heartbeats())
+        self.forwarder.take_in(self.leads, self._heartbeats(), None)
 
     def plan(self) -> Planned | None:
         """What the next transaction would do."""

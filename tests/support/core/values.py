@@ -65,6 +65,7 @@ terms = st.builds(
     epoch=seqs,
     fences=st.lists(fences, max_size=2).map(tuple),
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),
+    halves_objection=st.none() | st.text(min_size=1, max_size=8),
 )
 heartbeats = st.builds(
     Heartbeat,
@@ -159,6 +160,7 @@ cleaner_statuses = st.builds(
     lateness_ms=st.integers(0, 99),
     kafka_error=st.none() | st.text(max_size=8),
     kafka_warnings=st.lists(st.text(max_size=8), max_size=2).map(tuple),
+    halves_objection=st.none() | st.text(max_size=8),
     started_ms=times_ms,
     counters=st.dictionaries(st.text(max_size=8), seqs, max_size=3),
     forwarded_by_topic=st.dictionaries(st.text(max_size=8), seqs, max_size=3),

@@ -8,7 +8,7 @@ could not be delayed has none, but a `dw-dead-origin`: it goes back to where it 
 |---|---|
 | `dw-dead-…` | no |
 | `dw-id`, `dw-due`, `dw-accepted`, `dw-wheel`, `dw-forwarded`, `dw-committed` | no: the copy is not an accepted message. To an ingress topic yes: a `dw-id` there was its sender's |
-| `dw-half…`, of a letter that asks about a half message | no: sent elsewhere it is the message. To the group's retry topic yes: it is asked again |
+| `dw-half…`, of a letter that asks about a half message | no: sent elsewhere it is the message. To the group's retry topic yes: it is asked again; so is one that nobody could be asked with, and then the row above is a yes, too |
 | any other | yes |
 | `dw-dead-replayed` | added: `<topic>/<partition>/<offset>` of the letter |
 
@@ -180,6 +180,11 @@ class Letter:
         return "dw-dead-group" in self.dw_headers and not self.is_of_ingress
 
     @property
+    def is_unasked(self) -> bool:
+        """Whether it is a letter about a half message with which nobody could be asked."""
+        return HALF_TOPIC in self.dw_headers and not self.is_of_group
+
+    @property
     def omitted(self) -> frozenset[str]:
         """What it lacks of its record: `value`, `headers`, `key`."""
         return frozenset(filter(None, self._text(OMITTED_HEADER).split(",")))
@@ -236,19 +241,20 @@ class Letter:
             if to is None:
                 partition = _number(self.dw_headers.get("dw-dead-partition"), bits=31)
         replayed = f"{of_topic}/{self.place.partition}/{self.place.offset}".encode()
-        is_retry = self.is_of_group and to is None
         return OutgoingRecord(
             self.topic if to is None else to,
             self.key,
             self.value,
-            [*self._sent(is_retry=is_retry, as_new=as_new), (REPLAYED_HEADER, replayed)],
+            [*self._sent(to, as_new=as_new), (REPLAYED_HEADER, replayed)],
             ANY_PARTITION if partition is None else partition,
             timestamp_ms or 0,
         )
 
-    def _sent(self, *, is_retry: bool, as_new: bool) -> list[tuple[str, bytes | None]]:
+    def _sent(self, to: str | None, *, as_new: bool) -> list[tuple[str, bytes | None]]:
         """Returns the record's headers, and for its group what a retry says about itself."""
-        if not is_retry:
+        if self.is_unasked and to is None:
+            return [each for each in self.headers if not each[0].startswith(DEAD_PREFIX)]
+        if not self.is_of_group or to is not None:
             own = self.own_headers
             return own if self.is_of_ingress else [each for each in own if not _is_ours(each[0])]
         sent = [

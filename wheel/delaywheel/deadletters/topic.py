@@ -408,8 +408,13 @@ class DeadLetterTopic:
             raise refused(error) from exception
 
     def _obstacle(self, topic: str) -> str | None:
-        """Returns why nothing can be sent to a topic; None if it can."""
-        if not topic or self._is_reserved(topic):
+        """Returns why nothing can be sent to a topic; None if it can.
+
+        What goes to the cluster's halves topic are its letters, with which nobody could be asked.
+        """
+        own = _CLUSTERS_OWN.fullmatch(self.name)
+        is_asked = own is not None and topic == halves_topic(own[1])
+        if not topic or (self._is_reserved(topic) and not is_asked):
             return f"{_TOPIC_RESERVED}: {topic}" if topic else f"{_TOPIC_MISSING}: it names none"
         try:
             described = self._describe(topic)

@@ -241,15 +241,18 @@ class Forwarder:
             return unread_bound(self.state.ingress.values())
         return self.ingress.bound(self.state)
 
-    def take_in(self, node: str, heartbeats: Mapping[str, Heartbeat]) -> None:
+    def take_in(
+        self, node: str, heartbeats: Mapping[str, Heartbeat], halves_objection: str | None
+    ) -> None:
         """Takes the ingress records that have arrived.
 
         Args:
             node: This node's id.
             heartbeats: The newest of each node, its own included.
+            halves_objection: Why no group can be asked about half messages; None: it can.
         """
         if self.ingress is not None and self._forwarding:
-            self.ingress.turn(self.state, node, heartbeats)
+            self.ingress.turn(self.state, node, heartbeats, halves_objection)
 
     def close(self) -> None:
         """Ends the term."""
@@ -339,12 +342,12 @@ class Forwarder:
         if planned:
             own.write([self._control(OPENING)])
         if step is not None and planned is not None:
-            forwarded, dead, written = self._write(
-                number, step, planned.plan, situation.now_ms, own
-            )
+            forwarded, dead, written = self._write(number, step, planned.plan, situation, own)
             counted += written
-        own.write(outcomes.forwarded(taken.letters, situation.now_ms))
-        counted["halves_asked"] += len(taken.letters)
+        unasked = self._ask(taken.letters, situation, own)
+        counted["halves_asked"] += len(taken.letters) - len(unasked)
+        counted["dead_lettered"] += len(unasked)
+        dead += unasked
         if self.ingress is not None:
             own.write(self.ingress.written(taken))
         own.write(outcomes.lost(self._names, lost))
@@ -432,7 +435,7 @@ class Forwarder:
             self._reading = False  # its progress is elsewhere: start over
 
     def _write(
-        self, number: int, step: Step, plan: Plan, now_ms: int, own: _OwnRecords
+        self, number: int, step: Step, plan: Plan, situation: Situation, own: _OwnRecords
     ) -> tuple[list[DueRows], list[Condemned], Counter[str]]:
         """Writes everything of a step; what the client itself refuses becomes a dead letter too.
 
@@ -442,7 +445,7 @@ class Forwarder:
         dead = list(plan.dead)
         forwarded = list[DueRows]()
         for rows, ends_batch in _batches(plan.rows, plan.batch_limits):
-            refused = self._producers.write(number, outcomes.forwarded(rows, now_ms))
+            refused = self._producers.write(number, outcomes.forwarded(rows, situation.now_ms))
             written = rows
             if refused:
                 numbers = np.array([record.number for record in refused])
@@ -453,12 +456,10 @@ class Forwarder:
             if ends_batch:
                 own.flush()
         names = self._names
-        letters = (
-            outcomes.dead_letter(names, each.message, each.reason, each.detail) for each in dead
-        )
-        own.write(chain.from_iterable(letters))
-        own.write(outcomes.forwarded(halves.letters_of(step, names), now_ms))
-        own.write(outcomes.dropped(names, step.dropped))
+        self._write_dead(dead, own)
+        unasked = self._ask(halves.letters_of(step, names), situation, own)
+        dead += unasked
+        own.write(outcomes.dropped(names, step.dropped.others if unasked else step.dropped))
         passed_on = 0
         for rows in forwarded:
             later = halves.passed_on(rows)
@@ -471,9 +472,25 @@ class Forwarder:
             cancelled=counts[MessageOutcome.CANCELLED],
             duplicates=counts[MessageOutcome.DUPLICATE],
             halves_passed_on=passed_on,
-            halves_asked=counts[MessageOutcome.ASKED],
+            halves_asked=counts[MessageOutcome.ASKED] - len(unasked),
         )
         return forwarded, dead, counted
+
+    def _ask(self, letters: DueRows, situation: Situation, own: _OwnRecords) -> list[Condemned]:
+        """Asks groups with these letters; returns those that became dead letters instead."""
+        if situation.halves_objection is None:
+            own.write(outcomes.forwarded(letters, situation.now_ms))
+            return []
+        unasked = halves.unasked(letters, situation.halves_objection)
+        self._write_dead(unasked, own)
+        return unasked
+
+    def _write_dead(self, dead: Iterable[Condemned], own: _OwnRecords) -> None:
+        letters = (
+            outcomes.dead_letter(self._names, each.message, each.reason, each.detail)
+            for each in dead
+        )
+        own.write(chain.from_iterable(letters))
 
     def _control(self, record: ControlRecord) -> Record:
         key, value = record

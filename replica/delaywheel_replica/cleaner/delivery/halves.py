@@ -8,7 +8,20 @@
 
 The first two are messages like any other from here on: what their topic does not take becomes a
 dead letter, which can be sent again. A letter is a record of our own, as an outcome is: the
-transaction waits until Kafka takes it, since a dead letter would ask nobody.
+transaction waits until Kafka takes it. But where the halves topic cannot be used, what waits would
+hold up every other message. So a leader that knows of that (kafka/brokers.py) does without it:
+
+| the halves topic, at the last check | a begin is | commit, rollback | nobody committed it |
+|---|---|---|---|
+| is as it should be | accepted | counts | asked about |
+| is missing, and this node may not make it | refused | counts | a dead letter |
+| may not be described, or written to | refused | counts | a dead letter |
+| is compacted, or takes too little | refused | counts | a dead letter |
+
+Begins are refused by all nodes once they have heard of it, and records that begin halves become
+dead letters. The dead letter holds the letter whole: it decides nothing, and when it is replayed,
+the letter goes to the halves topic, and the group is asked. Between a topic that is taken away and
+the check, which a failed transaction brings about, the transaction waits, and all messages with it.
 
 None of them has the headers that make a half, or it would be one again; the letter, which no
 ingress topic takes, says in such headers what it is about (docs/PROTOCOL.md). A time to live does
@@ -26,6 +39,8 @@ from numpy.typing import NDArray
 from delaywheel import ingress
 from delaywheel.headers import encode_headers
 from delaywheel.record_headers import COMMITTED
+from delaywheel_replica.cleaner.delivery.dead_letters import Condemned
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState, Records
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.half_letters import Headers, letter_headers, parted
@@ -80,6 +95,11 @@ def letters_of(step: Step, names: KafkaNames) -> DueRows:
     """Returns the letters about the halves of a step that nobody committed."""
     asked = step.dropped.asked
     return _rewritten(asked, np.arange(len(asked)), lambda half: _letter(half, names))
+
+
+def unasked(letters: DueRows, objection: str) -> list[Condemned]:
+    """Returns letters that nobody can be asked with, as dead letters."""
+    return [Condemned(each, DeadReason.HALVES_UNAVAILABLE, objection) for each in letters]
 
 
 def passed_on(rows: DueRows) -> DueRows:

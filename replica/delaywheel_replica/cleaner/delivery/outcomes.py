@@ -19,6 +19,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from delaywheel.ingress import TOPIC
+from delaywheel.record_headers import HALF_TOPIC
 from delaywheel_replica.cleaner.due.given_up import LostFrames
 from delaywheel_replica.cleaner.due.rows import (
     Direct,
@@ -57,6 +58,8 @@ class DeadReason(StrEnum):
     """The topic does not accept a timestamp that old, or that far ahead."""
     EXPIRED = "EXPIRED"
     """Its time to live ended before it could be forwarded."""
+    HALVES_UNAVAILABLE = "HALVES_UNAVAILABLE"
+    """The halves topic could not be used: the letter asks its group when it is replayed."""
     REFUSED = "REFUSED"
     """Kafka refused this message; the detail says how."""
 
@@ -177,9 +180,10 @@ def committed(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
 
 
 def _destination(message: DueMessage) -> str:
-    """Returns the topic that a message was accepted for: a half may go to the ingress topic."""
-    passed_on = dict(message.headers).get(TOPIC)
-    return message.topic if passed_on is None else passed_on.decode()
+    """Returns the topic that a message was accepted for: a half may go to a topic of ours."""
+    headers = dict(message.headers)
+    named = headers.get(TOPIC) or headers.get(HALF_TOPIC)
+    return message.topic if named is None else named.decode()
 
 
 _OUTCOMES = {

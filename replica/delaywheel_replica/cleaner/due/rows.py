@@ -252,6 +252,14 @@ class DroppedRows:
         """The halves about which their groups are asked."""
         return self.rows.take(self.outcomes == MessageOutcome.ASKED)
 
+    @property
+    def others(self) -> DroppedRows:
+        """All but these."""
+        others = self.outcomes != MessageOutcome.ASKED
+        return DroppedRows(
+            self.rows.take(others), self.outcomes[others], self.content_differs[others]
+        )
+
     def __iter__(self) -> Iterator[Dropped]:
         topics, wheels = self.rows.topics, self.rows.wheels
         records = self.rows.records[list(_READ_OF_DROPPED)].tolist()

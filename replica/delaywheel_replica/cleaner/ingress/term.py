@@ -114,6 +114,7 @@ class _Surroundings:
     state: ControlState
     heartbeats: Mapping[str, Heartbeat]
     node: str
+    halves_objection: str | None = None
 
     @property
     def least_slot(self) -> int | None:
@@ -257,15 +258,26 @@ class Ingress:
 
     # --- steps of the term
 
-    def turn(self, state: ControlState, node: str, heartbeats: Mapping[str, Heartbeat]) -> None:
+    def turn(
+        self,
+        state: ControlState,
+        node: str,
+        heartbeats: Mapping[str, Heartbeat],
+        halves_objection: str | None = None,
+    ) -> None:
         """Takes in topics, records and answers that came since the last turn.
 
         Args:
             state: the committed control state.
             node: this node.
             heartbeats: the latest of each node, including this one.
+            halves_objection: why no group can be asked about a half; None: it can.
         """
-        self._around = _Surroundings(state, heartbeats, node)
+        before, self._around = (
+            self._around,
+            _Surroundings(state, heartbeats, node, halves_objection),
+        )
+        self._is_changed |= before is None or before.halves_objection != halves_objection
         announced = {at[0] for at, record in state.ingress.items() if record.announced}
         if self._term is None and not (self._settings.topics or announced):
             return
@@ -317,9 +329,11 @@ class Ingress:
             blocked=blocked,
             most=self._handing.most,
             takes_halves=around.state.needs >= HALVES_KNOWN_SINCE,
+            halves_objection=around.halves_objection,
         )
         self._with_halves = (), ()
-        if self._settings.rules.halves and not moment.takes_halves:
+        is_waiting = not moment.takes_halves and moment.halves_objection is None
+        if self._settings.rules.halves and is_waiting:
             without = nodes_behind(around.state, around.heartbeats, HALVES_KNOWN_SINCE)
             self._with_halves = term.come_to_halves(), without
         step = term.plan(moment, room=room)

@@ -11,6 +11,9 @@ refusal is a sentence for the operator and goes into the cleaner's row.
 |   | | outcomes of one message the first would go |
 | outcomes, dead letters | take our greatest record | it stops all forwarding |
 | control | take a batch of ours | the same |
+
+The halves topic is needed for half messages alone. So what is wrong with it keeps no node from
+leading: `ensure_topics` returns it, and the leader does without it (delivery/halves.py).
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ VERIFICATION = "transaction.partition.verification.enable"
 _KEEPS_ALL = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class OwnTopic:
     """One of our topics as it should be."""
 
@@ -47,6 +50,8 @@ class OwnTopic:
     compacted: bool = False
     is_made: bool = True
     """Whether it is made where it is missing; otherwise it is checked only where it is there."""
+    is_needed: bool = True
+    """Whether no node can lead without it."""
     otherwise: str = ""
     """What else helps where it may not be made or described."""
 
@@ -79,6 +84,7 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
             names.halves,
             kept | _KEEPS_ALL,
             is_made=settings.halves,
+            is_needed=False,
             otherwise=", or set halves = false",
         ),
     )
@@ -125,7 +131,7 @@ def ensure_topics(
     brokers: int,
     has_wheels: bool,
     replication_factor: int | None = None,
-) -> None:
+) -> str | None:
     """Creates missing topics of ours; refuses invalid ones.
 
     Args:
@@ -135,22 +141,35 @@ def ensure_topics(
         has_wheels: This node holds messages. A control topic missing beside them was lost, or
             this is another Kafka: a new one would forward from nothing, so it is refused.
         replication_factor: Copies of each topic; None: as many as there are brokers, at most 3.
+
+    Returns:
+        What is wrong with the topic that only half messages need; None: nothing.
+
+    Raises:
+        LeadingRefused: Something is wrong with another one.
+        KafkaException: Kafka does not answer.
     """
     topics = own_topics(settings)
-    missing = _missing(admin, topics)
-    topics = tuple(topic for topic in topics if topic.is_made or topic not in missing)
-    missing = [topic for topic in missing if topic.is_made]
+    described = _described(admin, topics)
+    objections = _raised(dict(_access_objections(described)))
+    missing = [topic for topic, found in described.items() if found is None and topic.is_made]
     if topics[0] in missing and has_wheels:
         raise LeadingRefused(
             f"the control topic {topics[0].name} is missing, though this node holds messages:"
             " restore it, or point the node to the Kafka it belongs to"
         )
     if missing:
-        _create(admin, missing, replication_factor or min(3, brokers))
+        copies = replication_factor or min(3, brokers)
+        objections |= _raised(dict(_refused(admin, missing, copies)))
+    topics = tuple(
+        topic
+        for topic, found in described.items()
+        if topic not in objections and (found is not None or topic in missing)
+    )
     deadline = time.monotonic() + CALL_S
     while True:
         try:
-            _check_topics(admin, topics, settings)
+            objections |= _raised(dict(_config_objections(admin, topics, settings)))
         except KafkaException as error:
             # A topic just made is not known to all brokers at once.
             late = time.monotonic() > deadline
@@ -158,7 +177,15 @@ def ensure_topics(
                 raise
             time.sleep(0.02)
         else:
-            return
+            return next(iter(objections.values()), None)
+
+
+def _raised(objections: dict[OwnTopic, str]) -> dict[OwnTopic, str]:
+    """Returns these objections if none is to a topic that every leader needs."""
+    for topic, objection in objections.items():
+        if topic.is_needed:
+            raise LeadingRefused(objection)
+    return objections
 
 
 def control_warnings(
@@ -218,37 +245,44 @@ def look_over(
     )
 
 
-def _missing(admin: AdminClient, topics: Sequence[OwnTopic]) -> list[OwnTopic]:
+def _described(admin: AdminClient, topics: Sequence[OwnTopic]) -> dict[OwnTopic, Any]:
+    """Returns each topic's description, or why this node gets none; None: it is missing."""
     names = TopicCollection([topic.name for topic in topics])
     found = admin.describe_topics(names, request_timeout=CALL_S, include_authorized_operations=True)
-    missing = []
+    described: dict[OwnTopic, Any] = {}
     for topic in topics:
         try:
-            described = found[topic.name].result()
+            described[topic] = found[topic.name].result()
         except KafkaException as error:
-            if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                if not topic.is_made:  # Kafka says so, too, of what is not there
-                    missing.append(topic)
-                    continue
-                raise LeadingRefused(
-                    f"not allowed to describe topic {topic.name}: grant Describe and Write on it"
-                    f"{topic.otherwise}"
-                ) from error
-            if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            is_closed = _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            if not is_closed and _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
-            missing.append(topic)
+            # Kafka says that it is closed of what is not there, too.
+            described[topic] = error if is_closed and topic.is_made else None
+    return described
+
+
+def _access_objections(
+    described: Mapping[OwnTopic, Any],
+) -> Iterator[tuple[OwnTopic, str]]:
+    """Yields the topics that this node may not use, and the control topic if it has partitions."""
+    for topic, found in described.items():
+        if found is None:
             continue
-        if topic.compacted and len(described.partitions) != 1:
-            count = len(described.partitions)
-            raise LeadingRefused(
-                f"the control topic {topic.name} has {count} partitions: it must have 1"
-            )
-        if not may_write(described):
-            raise LeadingRefused(f"not allowed to write to topic {topic.name}: grant Write on it")
-    return missing
+        if isinstance(found, KafkaException):
+            advice = f"grant Describe and Write on it{topic.otherwise}"
+            yield topic, f"not allowed to describe topic {topic.name}: {advice}"
+        elif topic.compacted and len(found.partitions) != 1:
+            count = len(found.partitions)
+            yield topic, f"the control topic {topic.name} has {count} partitions: it must have 1"
+        elif not may_write(found):
+            yield topic, f"not allowed to write to topic {topic.name}: grant Write on it"
 
 
-def _create(admin: AdminClient, missing: Sequence[OwnTopic], replication_factor: int) -> None:
+def _refused(
+    admin: AdminClient, missing: Sequence[OwnTopic], replication_factor: int
+) -> Iterator[tuple[OwnTopic, str]]:
+    """Makes topics; yields those that this node may not make."""
     copies = {"min.insync.replicas": str(max(1, replication_factor - 1))}
     wanted = [
         NewTopic(
@@ -265,26 +299,28 @@ def _create(admin: AdminClient, missing: Sequence[OwnTopic], replication_factor:
             made[topic.name].result()
         except KafkaException as error:
             if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise LeadingRefused(
-                    f"topic {topic.name} is missing, and this node may not make it: make it, grant"
-                    f" Create{topic.otherwise}"
-                ) from error
-            if _code(error) != KafkaError.TOPIC_ALREADY_EXISTS:  # another node was quicker
+                why = "is missing, and this node may not make it: make it, grant Create"
+                yield topic, f"topic {topic.name} {why}{topic.otherwise}"
+            elif _code(error) != KafkaError.TOPIC_ALREADY_EXISTS:  # another node was quicker
                 raise
 
 
-def _check_topics(admin: AdminClient, topics: Sequence[OwnTopic], settings: KafkaSettings) -> None:
+def _config_objections(
+    admin: AdminClient, topics: Sequence[OwnTopic], settings: KafkaSettings
+) -> Iterator[tuple[OwnTopic, str]]:
+    """Yields the topics whose configuration does not do, with the first thing that is wrong."""
     wanted = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics]
     described = admin.describe_configs(wanted, request_timeout=CALL_S)
     for topic, future in zip(topics, described.values(), strict=True):
         for objection in topic_objections(topic, future.result(), settings):
-            raise LeadingRefused(objection)
+            yield topic, objection
+            break
 
 
 def topic_objections(
     topic: OwnTopic, config: Mapping[str, Any], settings: KafkaSettings
 ) -> Iterator[str]:
-    """Returns what of a topic's present configuration keeps nodes from leading."""
+    """Returns what is wrong with a topic's present configuration."""
     policy = config["cleanup.policy"].value
     if topic.compacted and policy != "compact":
         yield f"the control topic {topic.name} has cleanup.policy={policy}: compact it"

@@ -21,7 +21,7 @@ from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress, topic_ids
 from delaywheel_replica.cleaner.kafka.ingress_thread import IngressThread
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
-from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway
+from delaywheel_replica.cleaner.outside.ports import Checked, IngressFound, KafkaAway
 from delaywheel_replica.kafka_settings import KafkaSettings
 
 
@@ -55,26 +55,23 @@ class KafkaClients:
                 self._made_admin = AdminClient(self._settings.admin(), logger=LOGGER)
             return self._made_admin
 
-    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+    def check(self, *, has_wheels: bool) -> Checked:
         """Checks that Kafka answers, has our topics, and that this node can lead on it.
 
         Each candidacy checks all: brokers may be replaced and topics lost while this process lives.
-
-        Returns:
-            Risks to the control topic.
         """
         self._admin.poll(0)  # logs what the client has reported meanwhile
         try:
             brokers = brokers_of(self._admin)
             check_brokers(self._admin, brokers)
-            ensure_topics(
+            halves_objection = ensure_topics(
                 self._admin,
                 self._settings,
                 brokers=len(brokers),
                 has_wheels=has_wheels,
                 replication_factor=self._replication_factor,
             )
-            return look_over(
+            warnings = look_over(
                 self._admin,
                 self._settings,
                 brokers=len(brokers),
@@ -82,6 +79,7 @@ class KafkaClients:
             )
         except KafkaException as exception:
             raise KafkaAway(exception.args[0].str()) from exception
+        return Checked(warnings, halves_objection)
 
     def producers(self) -> LeaderProducers:
         """Makes the producers of a new candidacy."""

@@ -12,6 +12,7 @@ was forwarded, not before its due, or the one that its caller set: a search begi
 |   |   | or what became of a half instead, other than that it was delivered |
 | the halves topic | due | are halves that a group was asked about: its letter |
 | then the outcomes topic, all of it | due | the same: its answer |
+| then the dead-letter topic | due | the same, if it has no letter: nobody could be asked |
 
 A half message may have its end at its commit, so its due counts as the longest hold earlier.
 

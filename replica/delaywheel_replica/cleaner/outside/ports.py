@@ -270,17 +270,27 @@ MakeHandover = Callable[[], HandoverPort | None]
 """Makes the hand-over of a term; None: there is no server to hand over to now."""
 
 
+class Checked(NamedTuple):
+    """What does not keep a node from leading on a Kafka.
+
+    Attributes:
+        warnings: Risks to the control topic.
+        halves_objection: Why no group can be asked about half messages, and what to do; None: it
+            can.
+    """
+
+    warnings: tuple[str, ...] = ()
+    halves_objection: str | None = None
+
+
 class KafkaPort(Protocol):
     """Makes producers and readers."""
 
-    def check(self, *, has_wheels: bool) -> tuple[str, ...]:
+    def check(self, *, has_wheels: bool) -> Checked:
         """Checks that Kafka answers and can keep our promises; creates our topics.
 
         Args:
             has_wheels: This node holds messages.
-
-        Returns:
-            Risks to the control topic that do not prevent leading.
 
         Raises:
             KafkaAway: Kafka does not answer.

@@ -32,6 +32,7 @@ class Moment:
         most: for each kind that the server does not accept now: how many records of this kind may
             wait announced.
         takes_halves: every leader from now on knows half messages; else they wait, and commits.
+        halves_objection: why no group can be asked about a half; None: it can.
     """
 
     now_ms: int
@@ -41,6 +42,7 @@ class Moment:
     blocked: AbstractSet[str] = frozenset()
     most: Mapping[Kind, int] = field(default_factory=dict)
     takes_halves: bool = True
+    halves_objection: str | None = None
 
 
 class TransactionRoom(NamedTuple):

@@ -472,11 +472,18 @@ def _unfit(taken: RecordUnderWay, wish: _Request, moment: Moment) -> Unfit | Non
         return wish
     if isinstance(wish, Withdrawn) and (is_refused or _is_late(taken, moment)):
         return Unfit(UnfitReason.DUE_TOO_OLD, "The message to cancel is gone by now")
-    if taken.stage is Stage.READ and (too_far := _too_far(wish, moment)) is not None:
-        return too_far
+    if taken.stage is Stage.READ and (unfit := _not_taken(wish, moment)) is not None:
+        return unfit
     if is_refused and taken.answer is RecordAnswer.FULL:
         return Unfit(UnfitReason.SLOT_FULL, f"Second {wish.due_ms // 1000}")
     return None
+
+
+def _not_taken(wish: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | None:
+    """Returns why a record is not accepted at this moment; None if it may be."""
+    if _is_half_refused(wish, moment):
+        return Unfit(UnfitReason.HALVES_UNAVAILABLE, moment.halves_objection or "")
+    return _too_far(wish, moment)
 
 
 def _too_far(wish: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | None:
@@ -496,7 +503,7 @@ def _too_far(wish: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | 
 def _can_be_handed(taken: RecordUnderWay, moment: Moment) -> bool:
     """Whether a record in stage READ may be announced; a due message need not be."""
     slot = taken.slot
-    if _waits_for_halves(taken, moment):
+    if _waits_for_halves(taken, moment) or _is_half_refused(taken.wish, moment):
         return False
     if isinstance(taken.wish, Delayed) and taken.wish.due_ms <= moment.now_ms:
         return _is_for_the_wheel(taken, moment)
@@ -522,6 +529,12 @@ def _is_void(taken: RecordUnderWay, moment: Moment) -> bool:
 def _waits_for_halves(taken: RecordUnderWay, moment: Moment) -> bool:
     """Whether a half, or a commit of one, has to wait until all leaders know what it is."""
     return not moment.takes_halves and _is_about_half(taken)
+
+
+def _is_half_refused(wish: object, moment: Moment) -> bool:
+    """Whether a half is not begun, as no group could be asked about it."""
+    is_half = isinstance(wish, Delayed) and wish.is_half
+    return is_half and moment.halves_objection is not None
 
 
 def _is_about_half(taken: RecordUnderWay) -> bool:

@@ -141,6 +141,7 @@ class UnfitReason(StrEnum):
     FORBIDDEN = "FORBIDDEN"
     HALF_INVALID = "HALF_INVALID"
     HALVES_OFF = "HALVES_OFF"
+    HALVES_UNAVAILABLE = "HALVES_UNAVAILABLE"
 
 
 class Unfit(NamedTuple):

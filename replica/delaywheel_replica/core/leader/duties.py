@@ -121,6 +121,7 @@ class Situation:
         ingress_slot: A slot that the floor must not pass because of announced records; None:
             announced records, if there are any, are not read.
         rescheduling: What is requested and known of messages that get another due.
+        halves_objection: Why no group can be asked about half messages; None: it can.
     """
 
     now_ms: int
@@ -136,6 +137,7 @@ class Situation:
     ingress: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
     ingress_slot: int | None = None
     rescheduling: Rescheduling = field(default_factory=Rescheduling)
+    halves_objection: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +262,13 @@ def _ingress_records(after: ControlState, situation: Situation) -> list[ControlR
 def _halves_records(
     after: ControlState, cluster: Cluster, situation: Situation
 ) -> list[ControlRecord]:
-    """Returns the record that bars releases from leading that do not know half messages."""
-    if not cluster.halves or after.needs >= HALVES_KNOWN_SINCE:
+    """Returns the record that bars releases from leading that do not know half messages.
+
+    Not where all of these are refused: nothing is gained by closing the way back.
+    """
+    if not cluster.halves or situation.halves_objection is not None:
+        return []
+    if after.needs >= HALVES_KNOWN_SINCE:
         return []
     behind = nodes_behind(after, situation.heartbeats, HALVES_KNOWN_SINCE)
     unheard = set(cluster.nodes) - situation.heartbeats.keys()

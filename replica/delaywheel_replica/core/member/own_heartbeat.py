@@ -12,7 +12,12 @@ from delaywheel_replica.core.node.events import Effect, Send
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat, LeaderTerm, WheelHeartbeat
+from delaywheel_replica.core.protocol.heartbeat import (
+    LONGEST_OBJECTION,
+    Heartbeat,
+    LeaderTerm,
+    WheelHeartbeat,
+)
 from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.node_file import NodeFile
@@ -108,4 +113,10 @@ class OwnHeartbeat:
         term = self._known.term
         if term is None or term.epoch is None:
             return None
-        return LeaderTerm(term.epoch, term.fences, term.fills)
+        objection = term.halves_objection
+        return LeaderTerm(
+            term.epoch,
+            term.fences,
+            term.fills,
+            None if objection is None else objection[:LONGEST_OBJECTION],
+        )

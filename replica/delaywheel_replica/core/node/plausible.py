@@ -191,6 +191,7 @@ def _check_heartbeat(heartbeat: Heartbeat) -> None:
         _at_most("fills", len(heartbeat.term.fills), MOST_WHEELS)
         for wheel, seq in heartbeat.term.fills.items():
             _check_number(f"fill of {wheel}", seq)
+        _check_texts(heartbeat.term.halves_objection or "")
 
 
 def _check_reached(reached: Reached) -> None:

@@ -22,6 +22,9 @@ _NUMBERS_OF_A_WHEEL = 6  # the spans of missing frames follow
 MAX_MISSING = 50
 """Missing frames of one wheel are reported in this many spans: the sizes of reports are bounded."""
 
+LONGEST_OBJECTION = 250
+"""How many characters of an objection are reported."""
+
 MAX_SOUGHT = 512
 """How many spans of frames are searched for at once, per wheel."""
 
@@ -114,11 +117,14 @@ class LeaderTerm:
         fences: Promises that it wants of every member.
         fills: Wheel -> the seq up to which members that have fenced it may still fetch it, from any
             node, so that it can be closed there.
+        halves_objection: Why no group can be asked about half messages, so that no node accepts
+            any; at most `LONGEST_OBJECTION` characters. None: it can.
     """
 
     epoch: Natural
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, Natural] = field(default_factory=dict)
+    halves_objection: str | None = None
 
 
 class Heard(NamedTuple):

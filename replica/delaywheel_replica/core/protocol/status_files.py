@@ -196,7 +196,7 @@ class CleanerStatus:
         lateness_ms: Wall clock minus the oldest due not done yet, or what it may be where that is
             not known; 0: nothing is overdue.
         kafka_error: Why it does not lead or forward, for people.
-        kafka_warnings: What endangers the control topic, for people.
+        kafka_warnings: What endangers its work, though it can lead, for people.
         started_ms: Its wall clock when the process started.
         counters: Counts since the process started.
         forwarded_by_topic: Messages forwarded since then, for a bounded number of topics, with all
@@ -221,6 +221,8 @@ class CleanerStatus:
         needs: The version of control records that a leader must know.
         unanswered: Halves that wait for their groups' checkers, while this node leads; at most
             20 groups, those with the most first.
+        halves_objection: Why no group can be asked about half messages, while this node leads;
+            None: it can.
         floor_wait: What keeps back the floor, if it is far behind, and this node leads.
         standstill: Why progress does not move, if it has not for long, and this node leads.
     """
@@ -260,6 +262,7 @@ class CleanerStatus:
     reschedules: Mapping[MessageKey, Reschedule] = field(default_factory=dict)
     needs: Positive = 1
     unanswered: tuple[UnansweredHalves, ...] = ()
+    halves_objection: str | None = None
     floor_wait: FloorWait | None = None
     standstill: Standstill | None = None
 

@@ -23,7 +23,7 @@ _IS_DEAD: Final = {
     pb.MESSAGE_STATE_DONE: None,
     pb.MESSAGE_STATE_DELIVERED: False,
     pb.MESSAGE_STATE_DEAD_LETTERED: True,
-    pb.MESSAGE_STATE_ASKED: False,
+    pb.MESSAGE_STATE_ASKED: None,
 }
 
 _ENDED: Final[Mapping[str | None, "pb.MessageState.ValueType"]] = {

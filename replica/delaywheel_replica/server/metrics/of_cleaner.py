@@ -280,7 +280,7 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     ),
     gauge(
         "kafka_warnings",
-        "Settings and copies of the control topic that endanger what was committed.",
+        "Why the control topic is in danger, and why half messages are refused: how many reasons.",
         _of(lambda status: len(status.kafka_warnings)),
     ),
     gauge(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -11,7 +12,7 @@ from delaywheel.storage.folder.status_file import RowReader
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.protocol.codec import MalformedError, Unchanged, from_json
 from delaywheel_replica.core.protocol.control import Leader
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat, LeaderTerm
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.peers.states import PeerState
@@ -117,15 +118,25 @@ def heartbeats_heard(status: ServerStatus) -> dict[str, Heartbeat]:
 
 def leader_heard(status: ServerStatus) -> Leader | None:
     """The leader heard now, the later of two; possibly this node."""
-    terms = [
-        (heartbeat.term.epoch, node)
+    terms = _terms_heard(status)
+    if not terms:
+        return None
+    node, term = max(terms, key=lambda heard: (heard[1].epoch, heard[0]))
+    return Leader(node, term.epoch)
+
+
+def halves_objection_heard(status: ServerStatus) -> str | None:
+    """Why the leader heard now cannot ask about half messages; None: it can, or none is heard."""
+    newest = max((term for _, term in _terms_heard(status)), key=attrgetter("epoch"), default=None)
+    return None if newest is None else newest.halves_objection
+
+
+def _terms_heard(status: ServerStatus) -> list[tuple[str, LeaderTerm]]:
+    return [
+        (node, heartbeat.term)
         for node, heartbeat in heartbeats_heard(status).items()
         if heartbeat.term is not None
     ]
-    if not terms:
-        return None
-    epoch, node = max(terms)
-    return Leader(node, epoch)
 
 
 def ledger_lag_frames(heartbeat: Heartbeat) -> int:
