@@ -159,6 +159,16 @@ class TestGivingUp:
             client.produce("t", b"", delay=SOON, timeout=GIVE_UP_S)
         assert not caught.value.outcome_known
 
+    def test_no_half_is_begun_when_its_hold_is_over(self) -> None:
+        messages = [Message("t", b"", delay=SOON) for _ in range(2)]
+        with FakeService(otherwise=hang) as service, Client(service.address) as client:
+            began_s = time.monotonic()
+            with pytest.raises(TimedOutError):
+                client.begin("t", b"", group="shop", hold="200ms", timeout=60)
+            with pytest.raises(TimedOutError):
+                client.begin_many(messages, group="shop", hold="200ms", timeout=60)
+            assert time.monotonic() - began_s < 30
+
     def test_a_lost_reply_leaves_the_outcome_open_whatever_follows(self) -> None:
         with (
             FakeService(accept_but_lose_reply, otherwise=abort(Reason.DRAINING)) as service,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pytest
 
@@ -15,9 +16,12 @@ from delaywheel.transactions.half import (
     CommitOutcome,
     Half,
     Halves,
+    RollbackOutcome,
     half_message,
     half_of,
 )
+
+OutcomeT = TypeVar("OutcomeT", CommitOutcome, RollbackOutcome)
 
 
 def message(**options: object) -> Message:
@@ -37,14 +41,19 @@ class Told:
 
     def half(self) -> Half:
         handle = Handle("a.1", 1, bytes(16))
-        return Half(message(), handle, self._say("commit"), self._say("rollback"))
+        return Half(
+            message(),
+            handle,
+            self._say("commit", CommitOutcome.COMMITTED),
+            self._say("rollback", RollbackOutcome.LEFT_TO_CHECK),
+        )
 
-    def _say(self, what: str) -> Callable[[Half], CommitOutcome]:
-        def say(_: Half) -> CommitOutcome:
+    def _say(self, what: str, outcome: OutcomeT) -> Callable[[Half], OutcomeT]:
+        def say(_: Half) -> OutcomeT:
             self.said.append(what)
             if self._fails:
                 raise TimedOutError("nobody answers", outcome_known=False)
-            return CommitOutcome.COMMITTED
+            return outcome
 
         return say
 
@@ -61,8 +70,12 @@ def test_a_block_that_ends_commits_once_and_one_that_raises_says_nothing() -> No
         raise KeyError
     assert told.said == ["commit"] * 2
     with told.half() as half:
-        half.rollback()
+        assert half.rollback() is RollbackOutcome.LEFT_TO_CHECK
     assert told.said == ["commit"] * 2 + ["rollback"]
+    assert half.outcome is RollbackOutcome.LEFT_TO_CHECK
+    with pytest.raises(TimedOutError), Told(fails=True).half() as half:
+        half.rollback()
+    assert half.outcome is None
 
 
 def test_a_commit_that_is_not_heard_is_left_to_the_check() -> None:
@@ -86,7 +99,8 @@ def test_many_are_committed_by_one_call_without_those_that_said_something() -> N
     with Halves([told.half() for _ in range(3)], commit) as halves:
         halves[1].rollback()
     assert named == [halves[0].id, halves[2].id]
-    assert [half.outcome for half in halves] == [CommitOutcome.COMMITTED, None, None]
+    left = RollbackOutcome.LEFT_TO_CHECK
+    assert [half.outcome for half in halves] == [CommitOutcome.COMMITTED, left, None]
     with pytest.raises(KeyError), Halves([told.half()], commit):
         raise KeyError
     assert len(named) == 2
@@ -99,8 +113,9 @@ def test_the_same_for_asyncio() -> None:
         said.append("commit")
         return CommitOutcome.LEFT_TO_CHECK
 
-    async def rollback(_: AsyncHalf) -> None:
+    async def rollback(_: AsyncHalf) -> RollbackOutcome:
         said.append("rollback")
+        return RollbackOutcome.ROLLED_BACK
 
     async def send() -> None:
         handle = Handle("a.1", 1, bytes(16))
@@ -108,7 +123,7 @@ def test_the_same_for_asyncio() -> None:
             pass
         assert half.outcome is CommitOutcome.LEFT_TO_CHECK
         async with AsyncHalf(message(), handle, commit, rollback) as half:
-            await half.rollback()
+            assert await half.rollback() is half.outcome is RollbackOutcome.ROLLED_BACK
 
     asyncio.run(send())
     assert said == ["commit", "rollback"]

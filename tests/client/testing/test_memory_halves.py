@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from datetime import timedelta
 
+import grpc
 import pytest
 
 from delaywheel import Message, MessageState, RefusedError
@@ -12,7 +13,9 @@ from delaywheel.consumer import AskedHalf, AsyncHalfChecker, HalfChecker
 from delaywheel.ingress import halves_topic
 from delaywheel.reasons import Reason
 from delaywheel.testing import MemoryService
-from delaywheel.transactions import Barrier, CommitOutcome, HalfVerdict
+from delaywheel.transactions import Barrier, CommitOutcome, HalfVerdict, RollbackOutcome
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from support.consumer.documents import program_of
 
 
@@ -169,6 +172,16 @@ def test_what_is_refused() -> None:
         with pytest.raises(RefusedError) as refused:
             client.reschedule(half.handle, to=service.now + timedelta(hours=1))
         assert refused.value.reason is Reason.HALF_KEEPS_DUE
+        assert half.rollback() is RollbackOutcome.ROLLED_BACK
+        of_another_due = pb.HalfRef(id=half.id, due_ms=half.due_ms + 60_000)
+        with grpc.insecure_channel(service.address) as channel:
+            (result,) = (
+                DelayWheelStub(channel).Commit(pb.CommitRequest(halves=[of_another_due])).results
+            )
+        assert result.error.reason == Reason.HALF_INVALID
+        late = client.begin("orders", b"v", group="shop", hold="1s")
+        service.advance("1s")
+        assert late.rollback() is late.outcome is RollbackOutcome.LEFT_TO_CHECK
         for group, hold in (("all of us", "3s"), ("shop", "11s")):
             with pytest.raises(RefusedError) as invalid:
                 client.begin("orders", b"v", group=group, hold=hold)

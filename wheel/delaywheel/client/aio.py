@@ -33,6 +33,7 @@ from delaywheel.client.named_changes import (
     many_rescheduled,
     new_dues,
     references_of,
+    rolled_back,
 )
 from delaywheel.client.profiles import reached
 from delaywheel.client.searching import (
@@ -62,8 +63,10 @@ from delaywheel.transactions.half import (
     AsyncHalf,
     AsyncHalves,
     CommitOutcome,
+    RollbackOutcome,
     half_message,
     half_of,
+    hold_s,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -139,7 +142,7 @@ class AsyncClient:
         """
         self._check_open()
         half = half_message(topic, value, group, hold, options)
-        deadline_s = self._deadline_s(timeout)
+        deadline_s = self._begun_by_s(hold, timeout)
         pending = await self._sender.put(half, deadline_s)
         try:
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
@@ -159,7 +162,7 @@ class AsyncClient:
         """Sends half messages that go with one local transaction; see `Client.begin_many`."""
         self._check_open()
         many = [half_of(message, group, hold) for message in checked_messages(messages)]
-        results = await self._deliver_many(many, self._deadline_s(timeout))
+        results = await self._deliver_many(many, self._begun_by_s(hold, timeout))
         begun = [
             AsyncHalf(result.message, result.handle, self._commit_half, self._cancel_half)
             for result in results
@@ -183,9 +186,14 @@ class AsyncClient:
         references = [half_reference(half, half.handle) for half in halves]
         return many_committed(await self._change(references, self._calls.commit, HALF_TIMEOUT_S))
 
-    async def _cancel_half(self, half: AsyncHalf) -> None:
+    async def _cancel_half(self, half: AsyncHalf) -> RollbackOutcome:
         self._check_open()
-        await self._cancels.change(half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S))
+        named, deadline_s = half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S)
+        return rolled_back(await self._cancels.change(named, deadline_s))
+
+    def _begun_by_s(self, hold: Duration, timeout_s: float | None) -> float:
+        """Until when a begin is tried: not beyond the end of the hold, when its group is asked."""
+        return min(self._deadline_s(timeout_s), monotonic() + hold_s(hold))
 
     async def produce_many(
         self,

@@ -48,7 +48,7 @@ from delaywheel.client.searching import ManyCancelled
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import Handle, unix_ms
 from delaywheel.reasons import Reason
-from delaywheel.transactions.half import CommitOutcome
+from delaywheel.transactions.half import CommitOutcome, RollbackOutcome
 from delaywheel.transactions.verdict import HalfName
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -437,6 +437,12 @@ def half_reference(half: HalfName, handle: Handle) -> pb.HalfRef:
 def half_id_and_due(half: HalfName) -> pb.MessageRef:
     """Returns the reference by which a half is cancelled."""
     return pb.MessageRef(id_and_due=pb.IdAndDue(id=half.id, due_ms=half.due_ms))
+
+
+def rolled_back(cancelled: Cancelled) -> RollbackOutcome:
+    """Returns what a rollback came to, which is a cancel."""
+    is_cancelled = cancelled.outcome is CancelOutcome.CANCELLED
+    return RollbackOutcome.ROLLED_BACK if is_cancelled else RollbackOutcome.LEFT_TO_CHECK
 
 
 def in_calls(messages: Sequence[NamedT]) -> list[Sequence[NamedT]]:

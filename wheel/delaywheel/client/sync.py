@@ -32,6 +32,7 @@ from delaywheel.client.named_changes import (
     many_rescheduled,
     new_dues,
     references_of,
+    rolled_back,
 )
 from delaywheel.client.profiles import reached
 from delaywheel.client.searching import (
@@ -63,8 +64,10 @@ from delaywheel.transactions.half import (
     CommitOutcome,
     Half,
     Halves,
+    RollbackOutcome,
     half_message,
     half_of,
+    hold_s,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -180,7 +183,8 @@ class Client:
             topic: The Kafka topic.
             value: Bytes, or None for a null.
             group: Who is asked what became of the transaction: the name of a Kafka consumer group.
-            hold: How long nobody is asked: longer than local transactions take, 10 s at most.
+            hold: How long nobody is asked, from now on: longer than local transactions take, 10 s
+                at most.
             timeout: Seconds for all attempts.
             **options: As for `produce`, but no level; without a delay and a due, the message is due
                 when it is committed.
@@ -188,7 +192,8 @@ class Client:
         Raises:
             MessageInvalidError: The message is invalid; nothing was sent.
             RefusedError: The service refused it; HALVES_OFF: it takes no half messages.
-            TimedOutError: It was not acknowledged in time: begin no local transaction with it.
+            TimedOutError: It was not acknowledged in time, or before the end of its hold: begin no
+                local transaction with it.
             CallFailedError: The call failed in a way that no retry helps.
 
         Example:
@@ -201,7 +206,7 @@ class Client:
         """
         self._check_open()
         half = half_message(topic, value, group, hold, options)
-        deadline_s = self._deadline_s(timeout)
+        deadline_s = self._begun_by_s(hold, timeout)
         pending = self._sender.put(half, deadline_s)
         handle = pending.result(max(0.0, deadline_s - monotonic()))
         return Half(half, handle, self._commit_half, self._cancel_half)
@@ -239,7 +244,7 @@ class Client:
         """
         self._check_open()
         many = [half_of(message, group, hold) for message in checked_messages(messages)]
-        results = self._deliver_many(many, self._deadline_s(timeout))
+        results = self._deliver_many(many, self._begun_by_s(hold, timeout))
         begun = [
             Half(result.message, result.handle, self._commit_half, self._cancel_half)
             for result in results
@@ -261,9 +266,14 @@ class Client:
         references = [half_reference(half, half.handle) for half in halves]
         return many_committed(self._change(references, self._calls.commit, HALF_TIMEOUT_S))
 
-    def _cancel_half(self, half: Half) -> None:
+    def _cancel_half(self, half: Half) -> RollbackOutcome:
         self._check_open()
-        self._cancels.change(half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S))
+        named, deadline_s = half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S)
+        return rolled_back(self._cancels.change(named, deadline_s))
+
+    def _begun_by_s(self, hold: Duration, timeout_s: float | None) -> float:
+        """Until when a begin is tried: not beyond the end of the hold, when its group is asked."""
+        return min(self._deadline_s(timeout_s), monotonic() + hold_s(hold))
 
     def produce_many(
         self, messages: Iterable[Message], *, timeout: float | None = None

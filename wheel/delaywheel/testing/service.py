@@ -305,8 +305,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
         with self._lock:
             return pb.CommitResponse(
                 results=[
-                    pb.HalfCommitted(outcome=self._store.commit(half.id, half.due_ms))
-                    for half in request.halves
+                    _committed(self._store.commit(half.id, half.due_ms)) for half in request.halves
                 ]
             )
 
@@ -476,6 +475,14 @@ def _page(found: Iterator[Kept], token: str, most: int) -> tuple[list[Kept], str
     rest = [kept for kept in ordered if (kept.sent.due_ms, kept.seq) > (due_ms, seq)]
     page = rest[: min(most or _PAGE, _MOST)]
     return page, f"{page[-1].sent.due_ms}:{page[-1].seq}" if len(page) < len(rest) else ""
+
+
+def _committed(
+    committed: pb.CommitOutcome.ValueType | tuple[Reason, str],
+) -> pb.HalfCommitted:
+    if isinstance(committed, tuple):
+        return pb.HalfCommitted(error=_error(*committed))
+    return pb.HalfCommitted(outcome=committed)
 
 
 def _error(reason: Reason, detail: str) -> pb.Error:

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from delaywheel.ingress import HalfAnswer
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import longest_half_bytes
+from delaywheel.record_headers import LONGEST_HOLD_MS, longest_half_bytes
 from delaywheel.testing.halves import (
     COMMIT_BEFORE_MS,
     committed_message,
@@ -190,10 +190,13 @@ class MemoryStore:
         kept.standing = Standing.CANCELLED
         return pb.CANCEL_OUTCOME_CANCELLED
 
-    def commit(self, id_: bytes, due_ms: int) -> pb.CommitOutcome.ValueType:
-        """Commits a half: its message is delivered now, or at its own due."""
-        if due_ms <= self.now_ms + COMMIT_BEFORE_MS:
+    def commit(self, id_: bytes, due_ms: int) -> pb.CommitOutcome.ValueType | tuple[Reason, str]:
+        """Commits a half: its message is delivered now, or at its own due; or says why not."""
+        left_ms = due_ms - self.now_ms
+        if left_ms <= COMMIT_BEFORE_MS:
             return pb.COMMIT_OUTCOME_LEFT_TO_CHECK
+        if left_ms > LONGEST_HOLD_MS:  # the message's own due, perhaps
+            return Reason.HALF_INVALID, f"No half is held for {left_ms:,} ms more"
         kept = self._kept.get((id_, due_ms))
         if kept is not None and is_half(kept.sent) and kept.standing is Standing.PENDING:
             kept.standing = Standing.DELIVERED

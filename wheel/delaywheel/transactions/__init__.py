@@ -14,6 +14,7 @@ from delaywheel.transactions.half import (
     CommitOutcome,
     Half,
     Halves,
+    RollbackOutcome,
 )
 from delaywheel.transactions.verdict import HalfName, HalfVerdict, RecordRefusedError
 
@@ -30,4 +31,5 @@ __all__ = [
     "HalfVerdict",
     "Halves",
     "RecordRefusedError",
+    "RollbackOutcome",
 ]

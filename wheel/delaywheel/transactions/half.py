@@ -42,6 +42,28 @@ class CommitOutcome(StrEnum):
     """Its hold has ended: its group is asked. This is no error."""
 
 
+class RollbackOutcome(StrEnum):
+    """What `rollback` came to."""
+
+    ROLLED_BACK = "ROLLED_BACK"
+    """It is never delivered, and nobody is asked."""
+    LEFT_TO_CHECK = "LEFT_TO_CHECK"
+    """Its hold has ended, or is about to: its group is asked, or was. This is no error. It is also
+    the outcome of a half that was committed before: then it is delivered."""
+
+
+def hold_s(hold: Duration) -> float:
+    """Returns how long a half is held, in seconds: nobody waits longer for its acknowledgement.
+
+    Raises:
+        MessageInvalidError: It is no duration.
+    """
+    try:
+        return length_ms(hold) / 1000
+    except ValueError as error:
+        raise MessageInvalidError(Reason.DELAY_INVALID, f"hold: {error}") from None
+
+
 def half_message(
     topic: str, value: bytes | None, group: str, hold: Duration, options: MessageOptions
 ) -> Message:
@@ -70,10 +92,7 @@ def _become_half(message: Message, group: str, hold: Duration) -> Message:
     if own_ms is None:
         raise MessageInvalidError(Reason.DUE_INVALID, "a half has a delay or a due, and no level")
     now_ms = -(-clock_ns() // 1_000_000)
-    try:
-        due_ms = now_ms + length_ms(hold)
-    except ValueError as error:
-        raise MessageInvalidError(Reason.DELAY_INVALID, f"hold: {error}") from None
+    due_ms = now_ms + round(hold_s(hold) * 1000)
     headers = [(HALF_GROUP, group.encode())]
     if own_ms > now_ms:
         # Of one id and due one message is delivered, and the half has it.
@@ -89,14 +108,14 @@ class _HeldHalf:
         message: As it was sent.
         handle: The half's handle. Once it is committed, a message with a due of its own is named by
             its id and that due.
-        outcome: What its commit came to; None: none was made, or that is not known.
-        rolled_back: `rollback` was called.
+        outcome: What its commit or rollback came to; None: none was made, or that is not known.
+        rolled_back: `rollback` was called; `outcome` says what it came to.
     """
 
     def __init__(self, message: Message, handle: Handle) -> None:
         self.message: Final = message
         self.handle: Final = handle
-        self.outcome: CommitOutcome | None = None
+        self.outcome: CommitOutcome | RollbackOutcome | None = None
         self.rolled_back = False
 
     @property
@@ -131,7 +150,7 @@ class Half(_HeldHalf):
         message: Message,
         handle: Handle,
         commit: Callable[[Half], CommitOutcome],
-        rollback: Callable[[Half], object],
+        rollback: Callable[[Half], RollbackOutcome],
     ) -> None:
         super().__init__(message, handle)
         self._commit: Final = commit
@@ -143,17 +162,18 @@ class Half(_HeldHalf):
         Raises:
             DelaywheelError: That could not be said. Nothing is lost: the group is asked.
         """
-        self.outcome = self._commit(self)
-        return self.outcome
+        self.outcome = outcome = self._commit(self)
+        return outcome
 
-    def rollback(self) -> None:
+    def rollback(self) -> RollbackOutcome:
         """Says that the local transaction was rolled back, for certain: the message is dropped.
 
         Raises:
             DelaywheelError: That could not be said. The group is asked.
         """
         self.rolled_back = True
-        self._rollback(self)
+        self.outcome = outcome = self._rollback(self)
+        return outcome
 
     def __enter__(self) -> Self:
         return self
@@ -180,7 +200,7 @@ class AsyncHalf(_HeldHalf):
         message: Message,
         handle: Handle,
         commit: Callable[[AsyncHalf], Awaitable[CommitOutcome]],
-        rollback: Callable[[AsyncHalf], Awaitable[object]],
+        rollback: Callable[[AsyncHalf], Awaitable[RollbackOutcome]],
     ) -> None:
         super().__init__(message, handle)
         self._commit: Final = commit
@@ -188,13 +208,14 @@ class AsyncHalf(_HeldHalf):
 
     async def commit(self) -> CommitOutcome:
         """See `Half.commit`."""
-        self.outcome = await self._commit(self)
-        return self.outcome
+        self.outcome = outcome = await self._commit(self)
+        return outcome
 
-    async def rollback(self) -> None:
+    async def rollback(self) -> RollbackOutcome:
         """See `Half.rollback`."""
         self.rolled_back = True
-        await self._rollback(self)
+        self.outcome = outcome = await self._rollback(self)
+        return outcome
 
     async def __aenter__(self) -> Self:
         return self
