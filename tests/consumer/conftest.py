@@ -5,15 +5,10 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, suppress
 
 import pytest
-from confluent_kafka import Consumer
 
 from delaywheel import ingress
-from delaywheel.consumer.kafka.topics import limits_of
-from delaywheel.consumer.port import KafkaUnavailable
-from delaywheel.ingress import IngressLimits
 from local.loopback.cluster import LocalCluster
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, topic_exists
@@ -37,16 +32,6 @@ def nodes(
         running.wait_until_accepting()
         topic = ingress.ingress_topic(name)
         wait_until("there is an ingress topic", lambda: topic_exists(kafka.address, topic))
-        settings = {"bootstrap.servers": kafka.address, "group.id": topic}
-        with closing(Consumer(settings | {"enable.auto.commit": False})) as reader:
-
-            def limits() -> IngressLimits | None:
-                with suppress(KafkaUnavailable):
-                    return limits_of(reader, topic)
-                return None
-
-            # A checker that starts earlier tells nobody what it answers.
-            wait_until("the cluster says what ingress takes", limits)
         yield name, running.nodes[0].address
 
 

@@ -347,7 +347,7 @@ class Reason(StrEnum):
         "HALVES_NOT_READY",
         _UNAVAILABLE,
         _PASSING,
-        "A leader has still to see that all nodes know half messages: retry.",
+        "A leader has still to see that all nodes know half messages, and to read ingress: retry.",
     )
     HALF_KEEPS_DUE = (
         "HALF_KEEPS_DUE",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import pytest
@@ -149,6 +150,19 @@ def test_of_a_rollback_the_service_is_told_if_it_takes_that() -> None:
         )
         assert kafka.committed_records == [answer] * takes_answers
         assert shop.counts.done == 1
+
+
+def test_a_checker_that_begins_before_its_cluster_tells_its_first_answer() -> None:
+    kafka = kafka_with()
+    kafka.limits, limits = None, kafka.limits
+    shop = open_shop(kafka, lambda _: ROLLBACK)
+    shop._engine._look_at_s = math.inf  # no look comes in between
+    shop.work()
+    kafka.limits = limits
+    half = SentHalf("orders")
+    kafka.send(half.value, key=half.key, headers=half.letter_headers())
+    shop.work()
+    assert told(kafka) == {half.id.hex().encode(): ["rolled-back"]}
 
 
 def test_an_answer_that_ingress_refuses_decides_nothing() -> None:

@@ -102,18 +102,27 @@ def test_leaders_must_know_halves_once_all_nodes_do() -> None:
     wants = replace(ALONE, nodes=("a", "b"), halves=True)
     own, other = heartbeat("a", open_=A1, spare=A2), heartbeat("b")
 
-    def needed(cluster: Cluster, *heard: Heartbeat, objection: str | None = None) -> int:
+    def needed(
+        cluster: Cluster,
+        *heard: Heartbeat,
+        objection: str | None = None,
+        hears_answers: bool = True,
+    ) -> int:
         heartbeats = {each.node: replace(each, control_version=3) for each in heard}
-        situation = Situation(NOW_MS, "a", heartbeats, halves_objection=objection)
+        situation = Situation(
+            *(NOW_MS, "a", heartbeats), halves_objection=objection, hears_answers=hears_answers
+        )
         found = duties(state, state.progress, FloorWatch(), cluster, situation)
         return state.apply_all(found.all_records).needs
 
     assert needed(replace(wants, halves=False), own, other) == 1
     assert needed(wants, own) == 1, "b was not heard"
     assert needed(wants, own, other, objection="grant Create") == 1, "the way back stays open"
+    assert needed(wants, own, other, hears_answers=False) == 1, "no answer would be heard"
     assert needed(wants, own, other) == 3
     assert not keys(look(state.apply_all([needs_record(3)]), own))
-    older = Situation(NOW_MS, "a", {"a": replace(own, control_version=3), "b": other})
+    heard = {"a": replace(own, control_version=3), "b": other}
+    older = Situation(NOW_MS, "a", heard, hears_answers=True)
     found = duties(state, state.progress, FloorWatch(), wants, older)
     assert state.apply_all(found.all_records).needs == 1, "b has an older release"
 

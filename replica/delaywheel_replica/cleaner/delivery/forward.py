@@ -328,6 +328,7 @@ class Forwarder:
             situation,
             rescheduling=self._rescheduling(step, situation),
             ingress=taken.records,
+            hears_answers=self.ingress is not None and self.ingress.hears_answers,
             ingress_slot=None if self.ingress is None else self.ingress.bound(self.state, taken),
         )
         todo, lost = self._duties(progress, situation)

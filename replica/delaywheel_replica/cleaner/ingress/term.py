@@ -184,6 +184,11 @@ class Ingress:
         return self._handing.fileno
 
     @property
+    def hears_answers(self) -> bool:
+        """Whether the cluster's own topic is read, by which groups answer about halves."""
+        return self._term is not None and self._settings.names.ingress in self._term.topic_ids
+
+    @property
     def faults(self) -> tuple[str, ...]:
         """Returns what keeps records from being accepted, and what operators can do about it."""
         found = [*self._search.faults, *self._handing.faults]

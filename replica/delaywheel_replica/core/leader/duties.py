@@ -122,6 +122,7 @@ class Situation:
             announced records, if there are any, are not read.
         rescheduling: What is requested and known of messages that get another due.
         halves_objection: Why no group can be asked about half messages; None: it can.
+        hears_answers: The ingress topic is read, by which groups answer about them.
     """
 
     now_ms: int
@@ -138,6 +139,7 @@ class Situation:
     ingress_slot: int | None = None
     rescheduling: Rescheduling = field(default_factory=Rescheduling)
     halves_objection: str | None = None
+    hears_answers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,9 +266,13 @@ def _halves_records(
 ) -> list[ControlRecord]:
     """Returns the record that bars releases from leading that do not know half messages.
 
-    Not where all of these are refused: nothing is gained by closing the way back.
+    Not where all of these are refused: nothing is gained by closing the way back. And not before
+    the ingress topic is read: what groups answer comes through it, and a leader that reads it has
+    told checkers that it wants to know.
     """
     if not cluster.halves or situation.halves_objection is not None:
+        return []
+    if not situation.hears_answers:
         return []
     if after.needs >= HALVES_KNOWN_SINCE:
         return []

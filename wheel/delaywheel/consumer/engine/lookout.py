@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from typing import Final
 
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import State
 from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.watching.health import ConsumerTrouble
+
+_ASK_LIMITS_S: Final = 0.5
 
 
 def note_missing(state: EngineState, existing: Collection[str]) -> None:
@@ -35,6 +39,7 @@ class Lookout:
         self._broker = state.broker
         self.lags: dict[Partition, int] = {}
         """How many offsets are unread in each partition."""
+        self._ask_limits_at_s = 0.0
 
     def look_at_hand(self) -> None:
         """Finds a record that is never settled: later ones of its partition wait for it."""
@@ -82,6 +87,20 @@ class Lookout:
         self.learn_partitions(topics)
         note_missing(self._state, topics)
         return topics
+
+    def look_before_letters(self) -> None:
+        """Takes in what ingress takes, if letters about halves have come and that is not known.
+
+        A checker may have begun before its cluster. By the time there are letters a leader has said
+        it: nothing is answered then of which the service is not told.
+        """
+        now_s = time.monotonic()
+        is_known = self._state.policy.knows_limits or not self._state.settings.asks_about_halves
+        if is_known or now_s < self._ask_limits_at_s:
+            return
+        self._ask_limits_at_s = now_s + _ASK_LIMITS_S
+        with suppress(KafkaUnavailable):
+            self._state.policy.learn_limits(self._state.ask(self._broker.limits))
 
     def _ask_for_sizes(self) -> None:
         """Takes in what topics take now for which something was too large."""

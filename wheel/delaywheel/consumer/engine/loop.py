@@ -316,6 +316,7 @@ class Engine:
         if went_back:
             self._read_anew(went_back)
             return
+        self._lookout.look_before_letters()
         retries = self._state.retry_topics
         blocks = [RecordBlock(self.desk, one, is_retry=one.at.topic in retries) for one in fetched]
         with self._changed:

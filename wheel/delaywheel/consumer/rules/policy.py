@@ -122,6 +122,11 @@ class Policy:
         self._retry_partitions: Mapping[str, int] = {}
         self._too_small_for: set[TopicNames] = set()
 
+    @property
+    def knows_limits(self) -> bool:
+        """Whether the service has said what ingress takes."""
+        return self._limits is not None
+
     def learn_limits(self, limits: IngressLimits | None) -> None:
         """Takes in what ingress takes now.
 
