@@ -25,6 +25,7 @@ from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.ledger.notes import Notes
 from sim.machine.disk import Crash, SimulatedDisk
 from support.server.server_process import ServerProcess, wait_until
 from support.wheels.books import ACCEPTED_AT_MS, WHEEL, Bench, Died
@@ -49,6 +50,14 @@ LIFE: tuple[Callable[[Bench], object], ...] = (
     lambda bench: bench.books.work(),
 )
 """The steps of a wheel and its books; the process may end in each of them."""
+
+
+def test_what_is_noted_outlives_the_machine_with_its_folder() -> None:
+    disk, data = SimulatedDisk(), Path("/data")
+    disk.make_folder(data)
+    Notes(disk, data).place(WHEEL, 7)
+    disk.lose_unsynced()
+    assert Notes(disk, data).placed(WHEEL) == 7
 
 
 def ranges(folder: Path) -> dict[str, list[tuple[int, int]]]:

@@ -4,13 +4,14 @@ What it can do to its user:
 
 * end the process before any chosen effect (``crash_at_effect``), or in the middle of a write;
 * crash the machine: of each file, every write since its last sync is kept, lost or torn, and
-  names made or deleted since the folder's last sync are there or not;
+  names of files and folders made or deleted since the last sync of their folder are there or not;
 * fail an operation (``faults``) or run full (``capacity_bytes``), after writing a part. What a
   failed sync was about is dropped, as Linux does: it can still be read, later syncs succeed, and
   the medium never gets it, unless it is written again.
 * have bad sectors (``spoil``): reading anything of their pages, as Linux does it, fails until they
   are written again, or, if they are worn, for ever, and so does writing;
-* return no content for a while (``failing_reads``);
+* return no content for a while (``failing_reads``), or sync no names (``failing_folder_syncs``):
+  files are made, replaced and deleted, and a crash of the machine may undo it;
 * lose synced content: a part becomes zeros (``zero_somewhere``), or a file vanishes
   (``drop_somewhere``).
 
@@ -187,6 +188,8 @@ class SimulatedDisk:
         self.undeletable: set[str] = set()
         # Reading files whose path has this part fails with this error: (part, error).
         self.failing_reads: tuple[str, int] | None = None
+        # Syncing folders whose path has this part fails with this error: (part, error).
+        self.failing_folder_syncs: tuple[str, int] | None = None
         # Called for every file before it is deleted.
         self.on_delete: Callable[[Path], None] | None = None
         # Called for every file before its content is synced.
@@ -210,6 +213,8 @@ class SimulatedDisk:
         self._unlinked: dict[str, _Content] = {}
         # Names that a crash of the machine may undo: path -> what was there before.
         self._unsynced_names: dict[str, _Content | None] = {}
+        # Folders that a crash of the machine may take away, with all that is in them.
+        self._unsynced_folders: set[str] = set()
 
     # --- what tests do
 
@@ -236,6 +241,8 @@ class SimulatedDisk:
             else:
                 self._files[name] = before
         self._unsynced_names.clear()
+        self._lose_folders(self._unsynced_folders)
+        self._unsynced_folders.clear()
         for content in self._files.values():
             content.now = bytearray(content.durable)
             content.unsynced.clear()
@@ -348,6 +355,7 @@ class SimulatedDisk:
         self._folders = {"/"}
         self._arrays.clear()
         self._unsynced_names.clear()
+        self._unsynced_folders.clear()
         self._list_anew()
 
     def content(self, path: Path) -> bytes:
@@ -367,7 +375,8 @@ class SimulatedDisk:
     def is_durable(self, path: Path, begin: int, end: int) -> bool:
         """Whether a crash of the machine keeps these bytes of a file, and its name."""
         content = self._files.get(str(path))
-        if content is None or str(path) in self._unsynced_names:
+        names = {str(path), *map(str, path.parents)}
+        if content is None or names & (self._unsynced_names.keys() | self._unsynced_folders):
             return False
         return content.durable[begin:end] == content.now[begin:end]
 
@@ -448,14 +457,16 @@ class SimulatedDisk:
         self._check_space(len(content))
         self._put(str(path), _Content(now=bytearray(content), durable=content))
         self._check("sync", path)
-        self._effect()
-        self._names_synced(_split(str(path))[0])
+        self._sync_names(path.parent)
 
     def make_folder(self, path: Path) -> None:
         self._alive()
         if str(path) not in self._folders:
             self._effect()
-            self._folders.update(map(str, [path, *path.parents]))
+            new = {str(each) for each in (path, *path.parents)} - self._folders
+            self._folders |= new
+            # The top ones are there before any process: a volume is mounted there.
+            self._unsynced_folders |= {name for name in new if _split(name)[0] != "/"}
             self._list_anew()
 
     def many_files(self, folder: Path) -> "SimulatedManyFiles":
@@ -466,8 +477,7 @@ class SimulatedDisk:
         self._check("sync", path)
         if str(path) not in self._folders:
             raise _not_found(path)
-        self._effect()
-        self._names_synced(str(path))
+        self._sync_names(path)
 
     def list_folder(self, path: Path) -> list[str]:
         self._check("read", path)
@@ -506,9 +516,7 @@ class SimulatedDisk:
             self.delete(Path(each))
         self._alive()
         self._effect()
-        self._folders = {
-            each for each in self._folders if each != str(path) and not each.startswith(inside)
-        }
+        self._lose_folders({str(path)})
         self._list_anew()
 
     def free_bytes(self, path: Path) -> int:
@@ -546,10 +554,10 @@ class SimulatedDisk:
                 raise _FaultError(fault, path)
         return None
 
-    def _fail_for_a_while(self, path: Path) -> None:
-        if self.failing_reads is not None and self.failing_reads[0] in str(path):
-            error = self.failing_reads[1]
-            raise OSError(error, os.strerror(error), str(path))
+    @staticmethod
+    def _fail_for_a_while(path: Path, failing: tuple[str, int] | None) -> None:
+        if failing is not None and failing[0] in str(path):
+            raise OSError(failing[1], os.strerror(failing[1]), str(path))
 
     def _check_space(self, more: int) -> None:
         if self.capacity_bytes is not None and self.used_bytes + more > self.capacity_bytes:
@@ -579,11 +587,17 @@ class SimulatedDisk:
         folder, last = _split(name)
         self._names[folder].add(last)
 
+    def _sync_names(self, folder: Path) -> None:
+        self._fail_for_a_while(folder, self.failing_folder_syncs)
+        self._effect()
+        self._names_synced(str(folder))
+
     def _name_changes(self, name: str) -> None:
         self._unsynced_names.setdefault(name, self._files.get(name))
 
     def _names_synced(self, folder: str) -> None:
         """Makes names in a folder durable, and deleted folders in it."""
+        self._unsynced_folders -= {n for n in self._unsynced_folders if _split(n)[0] == folder}
         inside = folder if folder == "/" else f"{folder}/"
         for name in [name for name in self._unsynced_names if name.startswith(inside)]:
             part, _, rest = name[len(inside) :].partition("/")
@@ -599,10 +613,22 @@ class SimulatedDisk:
             else:
                 self._files[name] = before
         self._unsynced_names.clear()
+        self._lose_folders(
+            {name for name in sorted(self._unsynced_folders) if chance.random() < 0.5}
+        )
+        self._unsynced_folders.clear()
         for name in self._sorted_files():
             self._folders.update(map(str, Path(name).parents))
             self._files[name] = self._files[name].after_machine_crash(chance)
         self._list_anew()
+
+    def _lose_folders(self, lost: set[str]) -> None:
+        """Takes folders away, with all that is in them."""
+        if lost:
+            for name in [name for name in self._files if _lies(name, lost)]:
+                del self._files[name]
+            self._folders = {name for name in self._folders if not _lies(name, lost)}
+        self._unsynced_folders &= self._folders
 
     def _list_anew(self) -> None:
         self._names = {folder: set() for folder in self._folders}
@@ -666,7 +692,7 @@ class SimulatedFile:
     def read_at(self, length: int, offset: int) -> bytes:
         self._usable()
         self._disk._fail_if_due("read", self._path)
-        self._disk._fail_for_a_while(self._path)
+        self._disk._fail_for_a_while(self._path, self._disk.failing_reads)
         if self._content.bad_pages and self._content.is_bad(offset, length):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(self._path))
         return bytes(self._content.now[offset : offset + length])
@@ -758,6 +784,11 @@ def _split(name: str) -> tuple[str, str]:
     """The folder of a path, and its last part."""
     folder, _, last = name.rpartition("/")
     return folder or "/", last
+
+
+def _lies(name: str, folders: set[str]) -> bool:
+    """Whether a path is one of these folders, or in one of them."""
+    return any(name == folder or name.startswith(f"{folder}/") for folder in folders)
 
 
 def _parts(name: str) -> list[str]:

@@ -263,6 +263,21 @@ def unreadable(world: World, node: str, part: str, choice: int, ms: int) -> None
 
 
 @_fault
+def unsynced_names(world: World, node: str, part: str, choice: int, ms: int) -> None:
+    """Syncs no folder whose path has this part, for a while: a crash may undo what is named."""
+    sim = world.nodes[node]
+    failing = part, _medium_error(choice)
+    sim.disk.failing_folder_syncs = failing
+    world.trace.add(node, f"syncs no folder with {part!r} for {ms} ms")
+
+    def mend() -> None:
+        if sim.disk.failing_folder_syncs == failing:
+            sim.disk.failing_folder_syncs = None
+
+    world.later(ms, mend)
+
+
+@_fault
 def slow_disk(world: World, node: str, us: int, ms: int) -> None:
     """Makes each effect on the disk slow."""
     sim = world.nodes[node]

@@ -34,6 +34,8 @@ from sim.plans.stage import Draw, Stage
 
 NAMES = ("a", "b", "c", "d", "e")
 HOUR_MS = 3_600_000
+FOLDERS = ("", "/slots", "/wheels", "/table", ".1", "ledger")
+"""Parts of the paths of folders."""
 
 
 def _kill_server(stage: Stage) -> list[Action]:
@@ -225,6 +227,17 @@ def _unreadable(stage: Stage) -> list[Action]:
     )
 
 
+def _unsynced_names(stage: Stage) -> list[Action]:
+    """Most often the machine crashes before the names are synced."""
+    node, ms = stage.node, stage.ms(200, 20_000)
+    part, choice = stage.random.choice(FOLDERS), stage.random.randrange(1 << 30)
+    actions = stage.act("unsynced_names", node=node, part=part, choice=choice, ms=ms)
+    if stage.random.random() < 0.7:
+        crash = {"node": node, "ms": stage.ms(200, 3_000)}
+        actions.append(Action(stage.at_ms + stage.random.randrange(ms), "crash_machine", crash))
+    return actions
+
+
 def _undeletable(stage: Stage) -> list[Action]:
     choice, ms = stage.random.randrange(1 << 30), stage.ms(4_000, 60_000)
     return stage.act("undeletable", node=stage.node, choice=choice, ms=ms)
@@ -367,7 +380,9 @@ BROKERS: tuple[Draw, ...] = (
     _kafka_down, _kafka_cut, _kafka_slow, _kafka_slow_for_one, _kafka_lossy, _kafka_lossy,
     _slow_init,
 )  # fmt: skip
-MEDIA: tuple[Draw, ...] = (_zeroed, _zeroed, _segment_gone, _unreadable, _worn_sector)
+MEDIA: tuple[Draw, ...] = (
+    _zeroed, _zeroed, _segment_gone, _unreadable, _worn_sector, _unsynced_names,
+)  # fmt: skip
 TROUBLED: tuple[Draw, ...] = (_topic_trouble, _topic_trouble, _topic_trouble)
 CALLERS: tuple[Draw, ...] = (_lost_answers, _ledger_away)
 ALL = DEATHS + WAITS + CRASHES + (_wipe,) + CLOCKS + DISKS + LINKS + BROKERS + CALLERS

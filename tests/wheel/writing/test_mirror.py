@@ -430,6 +430,21 @@ def test_after_a_failed_sync_everything_is_written_again() -> None:
     assert checkpoint_of(pair.disk, pair.folder) == Checkpoint(4)
 
 
+def test_what_is_missing_is_noted_behind_a_checkpoint_that_failed_and_is_there() -> None:
+    """Its file has the name, and the folder could not be synced."""
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.mirror.sync()
+    pair.disk.faults.append(Fault("sync", path_part="checkpoint"))
+    with pytest.raises(OSError, match="Input/output"):
+        pair.mirror.checkpoint(syncs=False)
+    pair.disk.flip_bit(pair.slot_path(1), 700)
+    pair.repair(pair.copies)
+    pair.disk.sync_folder(pair.folder)  # as the kernel does of its own accord
+    pair.disk.lose_unsynced()
+    assert pair.reopened(os_crashed=True).damaged == SeqSet.of([2])
+
+
 def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> None:
     pair = Pair()
     pair.append(pair.copies[:1])

@@ -446,6 +446,23 @@ def test_rows_of_one_group_may_cross_index_segments(monkeypatch: pytest.MonkeyPa
     assert WheelReader(disk, DATA, wheel.wheel).last_seq() == 15, "the last segment stays"
 
 
+def test_no_segment_is_deleted_before_it_is_noted_as_finished(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_segments(monkeypatch, 4)
+    disk = SimulatedDisk()
+    wheel = new_wheel(disk, DATA)
+    for ahead in range(9):
+        append(wheel, [message(ahead, slot=BASE_SLOT + ahead)])
+    folder = layout.wheel_folder(DATA, wheel.wheel)
+    disk.faults.append(Fault("write", path_part="checkpoint"))
+    with pytest.raises(OSError, match="checkpoint"):
+        delete_below(wheel, BASE_SLOT + 9)
+    delete_below(wheel, BASE_SLOT + 9)
+    assert not disk.exists(layout.index_path(folder, 1))
+    assert checkpoint_of(disk, folder).first_segment == 2
+
+
 @pytest.mark.parametrize("is_swept", [True, False])
 @pytest.mark.parametrize("machine_crash", [None, *range(5)])
 def test_no_crash_while_a_wheel_is_deleted_leaves_its_folder_for_ever(

@@ -113,6 +113,7 @@ class Notes:
         self._placed: dict[WheelId, int] = {}
         self._gaps: dict[WheelId, Gap] = {}
         self._reported: dict[WheelId, int] = {}
+        self._is_folder_synced = False
         try:
             content = decode(_Content, disk.read_file(self._path))
         except FileNotFoundError:
@@ -194,5 +195,9 @@ class Notes:
         self, placed: dict[WheelId, int], gaps: dict[WheelId, Gap], reported: dict[WheelId, int]
     ) -> None:
         content = encode(_Content(placed, tuple(gaps.values()), reported))
+        if not self._is_folder_synced:  # an earlier process may have made it, and died
+            self._disk.make_folder(self._path.parent)
+            self._disk.sync_folder(self._path.parent.parent)
+            self._is_folder_synced = True
         self._disk.replace_file(self._path, content)
         self._placed, self._gaps, self._reported = placed, gaps, reported

@@ -6,7 +6,9 @@ unsynced writes, tear them, or fail. What the port promises:
 * a completed write is seen by every later read and map, of every process;
 * it survives the process; a crash of the machine only after ``sync_data``, and its name only
   after ``sync_folder``;
-* ``replace_file`` is all or nothing and durable when it returns.
+* ``replace_file`` is all or nothing and durable when it returns. If it fails, either file may have
+  the name, and the new one perhaps for now only: so whoever remembers what the file holds writes
+  it again, even if that is what was there before.
 """
 
 import errno

@@ -77,6 +77,8 @@ class CopyMedium:
         self.closed = False
         self.checkpoint = load_checkpoint(disk, self._folder) or Checkpoint(0)
         self.synced_seq = self.checkpoint.seq
+        # Whether the file may hold another one: saving it has failed, perhaps behind the rename.
+        self._is_other_saved = False
 
     def take_over(self, first_seq: int, rows: NDArray[Any]) -> None:
         """Notes rows of one segment, and their frames, that an earlier process may not have synced.
@@ -161,9 +163,12 @@ class CopyMedium:
         return unreadable
 
     def _save(self, checkpoint: Checkpoint) -> None:
-        if checkpoint != self.checkpoint:
-            save_checkpoint(self._disk, self._folder, checkpoint)
-            self.checkpoint = checkpoint
+        if checkpoint == self.checkpoint and not self._is_other_saved:
+            return
+        self._is_other_saved = True  # it may have its name although this fails
+        save_checkpoint(self._disk, self._folder, checkpoint)
+        self._is_other_saved = False
+        self.checkpoint = checkpoint
 
     def _write_again(self, seqs: SeqSet, floor: int) -> SeqSet:
         """Writes frames again; returns those that cannot be read."""

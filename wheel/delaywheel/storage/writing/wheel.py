@@ -204,7 +204,7 @@ class OriginWheel:
                 return self._synced_seq
             self._refuse_if_broken()
             seq = self._synced_seq
-            self._save_checkpoint()
+            self._save_checkpoint(self._first_segment)
         if refreshes:
             self._table.refresh(seq, floor=self._floor)
         return seq
@@ -293,11 +293,11 @@ class OriginWheel:
         """Durably notes that index segments below this one are finished."""
         with self._save_lock:
             if segment != self._first_segment:
+                self._save_checkpoint(segment)
                 self._first_segment = segment
-                self._save_checkpoint()
 
-    def _save_checkpoint(self) -> None:
-        known = Checkpoint(self._synced_seq, first_segment=self._first_segment)
+    def _save_checkpoint(self, first_segment: int) -> None:
+        known = Checkpoint(self._synced_seq, first_segment=first_segment)
         save_checkpoint(self._disk, self._folder, known)
 
     def _sync(self) -> None:
