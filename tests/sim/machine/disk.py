@@ -450,7 +450,8 @@ class SimulatedDisk:
     def read_file(self, path: Path) -> bytes:
         return bytes(self._existing(path).now)
 
-    def replace_file(self, path: Path, content: bytes) -> None:
+    def replace_file(self, path: Path, content: bytes, *, beside: Path | None = None) -> None:
+        del beside
         self._check("write", path)
         self.make_folder(path.parent)
         self._effect()

@@ -405,7 +405,7 @@ FORWARDING = {
     "the floor ignores what is not taken": Mutant(
         "a seal counts although its frames have not been taken",
         floor_ignores_what_is_not_taken,
-        "is above|below",
+        "is above|below|progress is ahead",
         ("slow_mirrors",),
     ),
     "seals go by the own clock": Mutant(

@@ -131,7 +131,7 @@ def unknown_is_rolled_back() -> list[Patch]:
 
     def answer(self: HalfChecker, letter: ReceivedMessage) -> None:
         if self.check(letters.half_of(letter)) is HalfVerdict.UNKNOWN:
-            letter.done()
+            letter.desk.roll_back(letter)
         else:
             real(self, letter)
 
@@ -196,7 +196,7 @@ HALVES = {
     "the header of a half is sent on": Mutant(
         "what its group has decided is a half once more",
         header_is_sent_on,
-        "answer",
+        "what is no half",
         ("halves_answered",),
     ),
     "a letter comes back as another record": Mutant(

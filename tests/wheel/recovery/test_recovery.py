@@ -1,10 +1,13 @@
 import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.index import SegmentTops, list_segments
 from delaywheel.storage.files.slot_table import read_entry
 from delaywheel.storage.files.undeletable import Undeletable
@@ -15,13 +18,17 @@ from delaywheel.storage.files.wheel_folder import (
     save_checkpoint,
 )
 from delaywheel.storage.folder import layout
+from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.recovery.recover import CutTail, Recovered, recovering
+from delaywheel.storage.writing.mirror import MirrorWheel
+from delaywheel.storage.writing.placing import place_of
+from delaywheel.storage.writing.restoring import move_rows
 from delaywheel.storage.writing.wheel import OriginWheel
-from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
-from support.wheels.copies import recover_wheel
+from sim.machine.disk import Crash, Fault, SimulatedDisk, SimulatedFile
+from support.wheels.copies import bundled, copies_of, recover_wheel
 from support.wheels.messages import BASE_SLOT, Message, message
 from support.wheels.segments import small_segments
 from support.wheels.wheels import append, delete_below, new_wheel, read_all
@@ -75,6 +82,36 @@ def test_tails_that_no_row_speaks_of_are_cut() -> None:
     assert disk.content(index_file(wheel)) == index
     assert not disk.exists(slot_file(wheel, 5))
     assert read_all(disk, DATA, wheel.wheel) == frames
+
+
+@pytest.mark.parametrize("kind", ["index", "slot"])
+def test_what_a_death_left_of_a_file_that_moved_is_deleted(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = PosixDisk()
+    wheel = new_wheel(disk, tmp_path)
+    append(wheel, [message(1)])
+    wheel.close()
+    copy = MirrorWheel.open(disk, tmp_path, wheel.wheel, HandleCache(disk, 2))
+    folder = layout.wheel_folder(tmp_path, wheel.wheel)
+    refused = place_of(bundled(copies_of(disk, tmp_path, wheel.wheel)))
+
+    def die(_: int) -> None:
+        raise Crash
+
+    moves: dict[str, Callable[[], object]] = {
+        "index": lambda: move_rows(disk, folder, {1: refused.row}),
+        "slot": lambda: copy._move(refused.slot),
+    }
+    copy._refused.put(refused)
+    monkeypatch.setattr(os, "fsync", die)
+    with pytest.raises(Crash):
+        moves[kind]()
+    monkeypatch.undo()
+    assert disk.exists(layout.moving_path(folder))
+    recover_wheel(disk, tmp_path, wheel.wheel, os_crashed=False)
+    assert not disk.exists(layout.moving_path(folder))
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_only_files_that_were_announced_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

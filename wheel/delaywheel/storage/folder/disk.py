@@ -124,8 +124,15 @@ class Disk(Protocol):
     def read_file(self, path: Path) -> bytes:
         """Reads a whole small file."""
 
-    def replace_file(self, path: Path, content: bytes) -> None:
-        """Replaces a whole small file durably, or leaves the old one."""
+    def replace_file(self, path: Path, content: bytes, *, beside: Path | None = None) -> None:
+        """Replaces a whole small file durably, or leaves the old one.
+
+        Args:
+            path: The file.
+            content: Its new content.
+            beside: Where it is written before it takes its place, and where the death of the
+                process may leave it; None: beside the file, until it is replaced once more.
+        """
 
     def make_folder(self, path: Path) -> None:
         """Makes a folder and its parents, if missing."""
@@ -343,10 +350,10 @@ class PosixDisk:
         """See ``Disk``."""
         return path.read_bytes()
 
-    def replace_file(self, path: Path, content: bytes) -> None:
+    def replace_file(self, path: Path, content: bytes, *, beside: Path | None = None) -> None:
         """See ``Disk``."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".tmp")
+        temporary = beside or path.with_name(path.name + ".tmp")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         file = PosixFile(descriptor)
         try:

@@ -5,7 +5,7 @@
     <data>/node.json  lock  dial  server.row  cleaner.row
     <data>/wheels/<wheel>/meta.json
     <data>/wheels/<wheel>/index.<n>                        rows n x 65,536 and up
-    <data>/wheels/<wheel>/checkpoint  writing
+    <data>/wheels/<wheel>/checkpoint  writing  moving
     <data>/wheels/<wheel>/table/head  <YYYYMMDDTHH>            of an UTC hour
     <data>/wheels/<wheel>/slots/<YYYYMMDDTHH>/<second>.slot    UTC hour, Unix second
 """
@@ -67,6 +67,16 @@ def index_segment(name: str) -> int | None:
 def writing_path(folder: Path) -> Path:
     """Returns the path of the file that names the slots of the last group."""
     return folder / "writing"
+
+
+@lru_cache(maxsize=1024)
+def moving_path(folder: Path) -> Path:
+    """Returns the path of the file that is to replace one of the wheel that the medium refuses.
+
+    One name for all of them: if the process dies meanwhile, what is left is written over or deleted
+    at the next start, whatever becomes of the file that it was to replace.
+    """
+    return folder / "moving"
 
 
 @lru_cache(maxsize=1024)

@@ -28,6 +28,8 @@ a checkpoint that is damaged     a bad medium            everything is read agai
                                                          existing segment on
 a slot file that cannot be       a bad medium            left as it is; its frames are reported
 opened
+a file on its way to the place   death while it moved    deleted
+of one that the medium refuses
 ===============================  ======================  =====================================
 
 The death of a process leaves all that it wrote, in order: rows and frames agree, and only tails are
@@ -128,6 +130,8 @@ def recovering(
     meta = load_meta(disk, data, wheel)
     folder = layout.wheel_folder(data, wheel)
     checkpoint = load_checkpoint(disk, folder)
+    with suppress(OSError):  # it is in nobody's way
+        disk.delete(layout.moving_path(folder))
     yield from _delete_finished_segments(disk, folder, checkpoint)
     cut = yield from _cut_torn_row(disk, folder)
     known = checkpoint or Checkpoint(_first_seq(disk, folder) - 1, first_segment=None)

@@ -708,7 +708,8 @@ class MirrorWheel:
             content[place.offset : place.offset + len(place.content)] = place.content
         self._slots.reopen({slot})
         try:
-            self._disk.replace_file(path, bytes(content))
+            beside = layout.moving_path(self._folder)
+            self._disk.replace_file(path, bytes(content), beside=beside)
         finally:  # if it fails, it may have its name all the same, and only for now
             self._slots.mark_unsynced({slot})
         self._refused.drop_slot(slot)

@@ -158,7 +158,7 @@ def move_rows(disk: Disk, folder: Path, rows: dict[int, bytes], *, extends: bool
                 content += HOLE_ROW * ((begin - len(content)) // INDEX_ROW_LENGTH_BYTES)
             if extends or begin < len(content):
                 content[begin : begin + INDEX_ROW_LENGTH_BYTES] = row
-        disk.replace_file(path, bytes(content))
+        disk.replace_file(path, bytes(content), beside=layout.moving_path(folder))
 
 
 def _rewrite(disk: Disk, folder: Path, rows: dict[int, bytes]) -> None:
