@@ -7,6 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
 from hypothesis import Phase, settings
@@ -14,6 +15,7 @@ from hypothesis.internal.conjecture import engine
 
 from local.loopback.kafka import JVM_OPTIONS, JVM_VARIABLE, KafkaBroker
 from support.process.failures import pytest_configure
+from support.server.forked import fork_node
 
 __all__ = ["pytest_configure"]
 
@@ -62,6 +64,13 @@ def kafka() -> Iterator[KafkaBroker]:
     """One broker, started by the first test that wants it; a test that stops it uses its own."""
     with KafkaBroker() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_nodes() -> Iterator[None]:
+    """To load its modules is nearly all that a node computes to start: nodes share them."""
+    with patch("local.loopback.node.start_child", fork_node):
+        yield
 
 
 @pytest.fixture

@@ -1,10 +1,11 @@
-"""Server processes forked from one that has loaded all modules, and has done nothing else.
+"""Servers and nodes forked from a process that has loaded all modules, and has done nothing else.
 
-To load them is nearly all that a server computes to start: 0.72 of 0.75 CPU s (decision 211). What
-is different about a start by exec, all tests with whole nodes show.
+To load them is nearly all that a server computes to start, 0.72 of 0.75 CPU s (decision 211), and
+1.5 of 1.6 for a whole node (decision 220). What is different about a start by exec, the tests of
+scripts/cluster, scripts/demo and scripts/chaos show.
 
-A start is one message to that process: the environment, and descriptors for standard output and
-error, for the exit code, and for all that the server inherits.
+A start is one message to that process: what to run, the environment, and descriptors for standard
+output and error, for the exit code, and for all that the process inherits.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from delaywheel_replica.process.garbage import exit_at_once
 from delaywheel_replica.process.inheritance import ALLOCATOR
+from local.loopback.child import start_child
 
 _TESTS = Path(__file__).parents[2]
+_NODE = ("-m", "delaywheel_replica.cli.app", "serve")
 _MOST_BYTES = 1 << 17
 _MOST_DESCRIPTORS = 16
 _OUTPUTS = 3
@@ -81,13 +85,22 @@ class _Parent:
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
 
-    def fork(self, environment: Mapping[str, str], inherited: Mapping[str, int]) -> Forked:
+    def fork(
+        self,
+        environment: Mapping[str, str],
+        inherited: Mapping[str, int],
+        *,
+        outputs: tuple[int, int] = (1, 2),
+        node: Sequence[str] = (),
+    ) -> Forked:
         read, write = os.pipe()
-        content = json.dumps({"environment": dict(environment), "inherited": list(inherited)})
+        content = json.dumps(
+            {"environment": dict(environment), "inherited": list(inherited), "node": list(node)}
+        )
         with self._lock:
             if self._control is None:
                 self._control = _started()
-            descriptors = [1, 2, write, *inherited.values()]
+            descriptors = [*outputs, write, *inherited.values()]
             socket.send_fds(self._control, [content.encode()], descriptors)
             pid = int(self._control.recv(16))
         os.close(write)
@@ -105,6 +118,22 @@ def fork_server(environment: Mapping[str, str], inherited: Mapping[str, int]) ->
         inherited: Name of a variable -> the descriptor whose number it gets.
     """
     return _parent.fork(environment, inherited)
+
+
+def fork_node(
+    command: Sequence[str], *, log: Path, environment: Mapping[str, str] | None = None
+) -> Forked | subprocess.Popen[bytes]:
+    """Starts a node in place of `local.loopback.child.start_child`: its arguments are the same.
+
+    It is killed with this process. What is no node is started as there.
+    """
+    if tuple(command[1:4]) != _NODE:
+        return start_child(command, log=log, environment=environment)
+    with log.open("ab") as out:
+        number = out.fileno()
+        return _parent.fork(
+            {**os.environ, **(environment or {})}, {}, outputs=(number, number), node=command[3:]
+        )
 
 
 def _started() -> socket.socket:
@@ -128,7 +157,7 @@ def _started() -> socket.socket:
 
 
 def main(descriptor: int) -> NoReturn:
-    """Forks a server for each message, and reports their ends, until the tests have ended."""
+    """Forks a process for each message, and reports their ends, until the tests have ended."""
     import delaywheel_replica.server.main  # noqa: F401, PLC0415 - the test needs none of it
 
     running: dict[int, int] = {}
@@ -147,12 +176,15 @@ def main(descriptor: int) -> NoReturn:
         content, descriptors, _, _ = socket.recv_fds(control, _MOST_BYTES, _MOST_DESCRIPTORS)
         if not content:
             exit_at_once(0)
+        asked = json.loads(content)
+        if asked["node"]:
+            import support.server.forked_node  # noqa: F401, PLC0415 - only nodes need it
         pid = os.fork()
         if not pid:
             for each in (descriptor, woken, waker, *running.values()):
                 os.close(each)
             control.detach()
-            _serve(content, descriptors)
+            _serve(asked, descriptors)
         for each in (*descriptors[: _OUTPUTS - 1], *descriptors[_OUTPUTS:]):
             os.close(each)
         running[pid] = descriptors[_OUTPUTS - 1]
@@ -172,24 +204,42 @@ def _report(running: dict[int, int]) -> None:
             os.close(reader)
 
 
-def _serve(content: bytes, descriptors: Sequence[int]) -> NoReturn:
-    from delaywheel_replica.server.main import main as serve  # noqa: PLC0415 - it is loaded
-
+def _serve(asked: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
     code = 1
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        forget_signals()
         for number, given in enumerate(descriptors[: _OUTPUTS - 1], start=1):
             os.dup2(given, number)
         for given in descriptors[:_OUTPUTS]:
             os.close(given)
-        asked = json.loads(content)
-        os.environ.clear()
-        os.environ.update(asked["environment"])
         numbers = map(str, descriptors[_OUTPUTS:])
-        os.environ.update(zip(asked["inherited"], numbers, strict=True))
-        code = serve()
+        set_environment(asked["environment"] | dict(zip(asked["inherited"], numbers, strict=True)))
+        code = _program(asked["node"])()
     except BaseException:  # noqa: BLE001 - this process is the server's: nothing is above it
         traceback.print_exc()
     exit_at_once(code)
+
+
+def _program(node: Sequence[str]) -> Callable[[], int]:
+    """What to run, which is loaded."""
+    if node:
+        from support.server.forked_node import run_node  # noqa: PLC0415 - servers need none of it
+
+        return partial(run_node, node)
+    from delaywheel_replica.server.main import main as serve  # noqa: PLC0415 - tests need it not
+
+    return serve
+
+
+def forget_signals() -> None:
+    """Handles signals as a program does that has just begun."""
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def set_environment(environment: Mapping[str, str]) -> None:
+    """Replaces all variables."""
+    os.environ.clear()
+    os.environ.update(environment)
