@@ -266,10 +266,6 @@ class Access:
             raise _forbidden(caller, "has no right at all")
         return caller
 
-    def caller_of(self, shown: Shown) -> Caller:
-        """Returns who makes a call that is no node's."""
-        return ANYBODY if self._grants is None else self._caller_of(shown, by_nodes=False)
-
     def _caller_of(self, shown: Shown, *, by_nodes: bool) -> Caller:
         metadata = dict(shown.invocation_metadata() or ())
         if by_nodes and PASSED in metadata:

@@ -1,4 +1,6 @@
-"""The bytes of frames and index rows. No other module knows them; docs/FORMAT.md shows them.
+"""The bytes of frames, as docs/FORMAT.md shows them; `rows` has those of index rows.
+
+`decoding` reads many frames at once, and `walk` and `checking` what they need of headers.
 
 A frame is what one group commit adds to one slot file:
 
