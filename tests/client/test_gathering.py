@@ -31,6 +31,26 @@ class _Named:
     __hash__ = object.__hash__
 
 
+async def test_while_many_calls_last_long_others_gather_longer_and_wait_for_none_to_end() -> None:
+    """Sixteen calls of 0.7 s held whatever came meanwhile, at 200 reschedules a second."""
+    calls: list[int] = []
+    never = asyncio.Event()
+
+    async def call(messages: Sequence[Any], *_: object) -> None:
+        calls.append(len(messages))
+        await never.wait()
+
+    changes = AioChanges(cast("Any", call))
+    waiting = []
+    async with asyncio.timeout(60):
+        while len(calls) < 20:
+            waiting.append(asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60)))
+            await asyncio.sleep(0.002)
+    assert gathering._wait_s({1: gathering._One(cast("Any", 0), 0.0, monotonic())}, 24) > 0.055
+    for each in (*waiting, *changes._tasks):
+        each.cancel()
+
+
 async def test_where_the_first_wait_for_long_the_last_go_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

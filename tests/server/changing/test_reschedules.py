@@ -25,10 +25,11 @@ from delaywheel_replica.core.protocol.reschedules import (
     RescheduleWish,
     RescheduleWritten,
 )
-from delaywheel_replica.server.access.callers import ANYBODY
+from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
 from delaywheel_replica.server.changing.awaited import WAIT_S
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.node_view import monotonic_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.server.server_process import ServerProcess, wait_until
 
@@ -318,7 +319,9 @@ def test_a_frame_that_this_node_lacks_for_a_moment_is_waited_for(server: ServerP
         server.cleaner.commit(without)
 
 
-async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way() -> None:
+async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It begins again otherwise, behind all others that wait, each time."""
 
     async def never(*_: object) -> None:
@@ -347,5 +350,10 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
         (attempt,) = reschedules._attempts.values()
         assert attempt.is_awaited
     assert len(attempt.callers) == 2
+    monkeypatch.setattr("delaywheel_replica.server.changing.reschedules.PASSED_ON_S", 0.01)
+    (undecided,) = (await reschedules.reschedule(request, A_NODE, left_s=10)).results
+    assert undecided == pb.MessageRescheduled()
+    # That node asks again, and may come late: what was done until then is not to be done anew.
+    assert attempt.kept_until_ms > monotonic_ms() + 5_000
     for task in reschedules._tasks:
         task.cancel()

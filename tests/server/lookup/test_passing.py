@@ -199,9 +199,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_cancels_of_many_callers_are_passed_on_together(
-    leader: tuple[LeadersNode, str],
+    leader: tuple[LeadersNode, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those that come while as many calls are under way as may be are the next call."""
+    """Those that come while a few calls are under way gather, and not until one of these ends."""
     node, address = leader
     node.goes_on.clear()
     passing = Passing(view_of(address))
@@ -210,6 +210,7 @@ async def test_cancels_of_many_callers_are_passed_on_together(
     def begin(number: int) -> asyncio.Task[pb.CancelResponse]:
         return asyncio.create_task(cancels.cancel(cancel_of(number), ANYBODY, left_s=20))
 
+    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 3_600)
     calls = [begin(number) for number in range(CALLS_AT_ONCE)]
     await until(lambda: len(node.asked) == CALLS_AT_ONCE)
     calls += [begin(number) for number in range(CALLS_AT_ONCE, 40)]
@@ -217,10 +218,13 @@ async def test_cancels_of_many_callers_are_passed_on_together(
     await asyncio.sleep(0)
     gave_up.cancel()
     await asyncio.gather(gave_up, return_exceptions=True)
+    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 0)
+    calls.append(begin(40))
+    await until(lambda: len(node.asked) == CALLS_AT_ONCE + 1)
     node.goes_on.set()
     for call in calls:
         assert (await call).results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
-    assert sorted(map(len, node.asked)) == [1] * CALLS_AT_ONCE + [40 - CALLS_AT_ONCE]
+    assert sorted(map(len, node.asked)) == [1] * CALLS_AT_ONCE + [41 - CALLS_AT_ONCE]
     await passing.close()
 
 
@@ -228,6 +232,7 @@ async def test_nothing_is_queued_behind_what_has_waited_for_long(
     leader: tuple[LeadersNode, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The leader's node does not come to it: who comes later is told so, and comes again."""
+    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.CALLS_AT_MOST", CALLS_AT_ONCE)
     node, address = leader
     node.goes_on.clear()
     passing = Passing(view_of(address))

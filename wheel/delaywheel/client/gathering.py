@@ -1,8 +1,9 @@
 """Gathers changes of named messages that callers wait for one by one: cancels, dues, commits.
 
 A lone one goes at once. While a call is under way others gather, until it ends, or for
-`LINGER_S`; a full call goes at once. So a flow of them makes some twenty calls a second on the
-node, instead of one for each.
+`LINGER_S`, and longer while more than a few are under way; a full call goes at once. So a flow of
+them makes some twenty calls a second on the node, instead of one for each, and fewer if the node
+takes long: nobody waits for one of these calls to end.
 
 If more come than the service answers, the first would be sent shortly before their time is over,
 and all later ones as well: so once the first has waited for `LATE_S`, the last go first.
@@ -43,8 +44,10 @@ from delaywheel.errors import CallFailedError, DelaywheelError, TimedOutError
 
 LINGER_S: Final = 0.02
 LATE_S: Final = 1.0
-CALLS_AT_ONCE: Final = 16
+CALLS_AT_ONCE: Final = 32
 """A call waits for a commit, and costs nothing meanwhile."""
+_FEW: Final = 8
+"""Calls: with twice as many under way, others gather for twice as long."""
 REST_FIRST_S: Final = 0.1
 REST_MOST_S: Final = 1.0
 """How long a message rests that was refused: twice as long each time."""
@@ -78,7 +81,7 @@ def _wait_s(gathered: Mapping[KeyT, _One[NamedT]], calls: int) -> float:
     """How long what is gathered still waits for others, with so many calls under way."""
     if not calls or len(gathered) >= MESSAGES_AT_MOST:
         return 0.0
-    return LINGER_S - _waited_s(gathered)
+    return LINGER_S * max(1.0, calls / _FEW) - _waited_s(gathered)
 
 
 def _waited_s(gathered: Mapping[KeyT, _One[NamedT]]) -> float:

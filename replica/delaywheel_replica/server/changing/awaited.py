@@ -19,9 +19,9 @@ _ANSWERING_S: Final = 0.2, 1.0
 hears nothing in time leaves the node, with all other calls."""
 _REST_S: Final = 0.1
 """So long others are waited for once some are decided: two or three transactions."""
-PASSED_ON_S: Final = 0.5
-"""So long a call of another node waits for the first decision: it makes few at once, and what its
-callers name meanwhile waits behind them, for `QUEUED_S` at most (passed_on.py)."""
+PASSED_ON_S: Final = 2.0
+"""So long a call of another node waits for the first decision: that one does not make many at once
+(passed_on.py), and asks again for what is not decided, which costs both of them."""
 
 _Named = TypeVar("_Named")
 _Asked = TypeVar("_Asked")

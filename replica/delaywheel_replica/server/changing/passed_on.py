@@ -1,8 +1,8 @@
 """Cancels and reschedules on a node that does not lead: passed on to the leader's node, together.
 
 A call costs the leader's node about a millisecond of its one thread, however many messages it
-names. So a few calls are under way at once, and what comes meanwhile goes together when one of them
-ends; a lone message waits for nothing. No caller waits for what another one named: the leader's
+names. So the more calls are under way, the longer messages gather for the next one; a lone message
+waits for nothing. No caller waits for what another one named: the leader's
 node answers soon after some are decided, or after `PASSED_ON_S` (awaited.py) if none is, and the
 others are asked for again. A large call that is not answered in part shares its cost by itself: it
 is passed on as it is, once, and waits behind no other.
@@ -48,6 +48,10 @@ from delaywheel_replica.server.node.calls_to_nodes import Passing, refusal_of_a_
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 CALLS_AT_ONCE: Final = 4
+"""So many calls gather nothing."""
+CALLS_AT_MOST: Final = 32
+GATHERED_S: Final = 0.005
+"""For each call under way, how long the first message of the next one waits for others."""
 LARGE: Final = 100
 """Messages of a call that is passed on by itself."""
 QUEUED_AT_MOST: Final = 16_384
@@ -85,6 +89,15 @@ class _AddressQueue(Generic[NamedT, ResultT]):
     waiting: deque[_AskedOne[NamedT, ResultT]]
     calls: int = 0
     in_large_calls: int = 0
+    timer: asyncio.TimerHandle | None = None
+
+    @property
+    def wait_s(self) -> float:
+        """How long the next call gathers from now on."""
+        if self.calls < CALLS_AT_ONCE or len(self.waiting) >= MESSAGES_AT_MOST:
+            return 0.0
+        waited_s = time.monotonic() - self.waiting[0].since_s
+        return self.calls * GATHERED_S - waited_s
 
     @property
     def is_full(self) -> bool:
@@ -179,7 +192,12 @@ class PassedChanges(Generic[NamedT, ResultT]):
         return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")
 
     def _pump(self, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
-        while line.waiting and line.calls < CALLS_AT_ONCE:
+        while line.waiting and line.calls < CALLS_AT_MOST:
+            if (wait_s := line.wait_s) > 0:
+                if line.timer is None:
+                    loop = asyncio.get_running_loop()
+                    line.timer = loop.call_later(wait_s, self._gathered, address, line)
+                return
             group = [
                 line.waiting.popleft() for _ in range(min(MESSAGES_AT_MOST, len(line.waiting)))
             ]
@@ -190,7 +208,13 @@ class PassedChanges(Generic[NamedT, ResultT]):
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
         if not (line.waiting or line.calls or line.in_large_calls):
+            if line.timer is not None:
+                line.timer.cancel()
             self._lines.pop(address, None)
+
+    def _gathered(self, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
+        line.timer = None
+        self._pump(address, line)
 
     async def _send(
         self,

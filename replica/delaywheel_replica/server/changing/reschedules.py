@@ -34,7 +34,7 @@ from delaywheel.reasons import Reason
 from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.core.leader.rescheduling import MOST, nodes_behind
+from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE, MOST, nodes_behind
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
 from delaywheel_replica.process.logs import get_logger
@@ -62,8 +62,8 @@ from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 QUEUED_AT_MOST: Final = 2_048
 """They take some eight seconds."""
 _KEPT_MS: Final = 1_000
-"""So long an attempt waits for the next call that names it, once a call is answered in part, or
-its time is over: it keeps its turn."""
+"""So long an attempt waits for the next call that names it, once the time of the last one is over,
+even if that was answered in part before: it keeps its turn."""
 _WRITTEN_S: Final = 5.0
 _AGAIN_S: Final = 0.2
 """How often a wish is announced again: what one transaction does not decide, it forgets."""
@@ -231,14 +231,14 @@ class Reschedules:
         self, wanted: Sequence[_Wanted | Refusal], within_s: float, *, partly: bool, first_s: float
     ) -> list[_Answered | None]:
         call = AwaitedCall[_Answered].of(len(wanted))
+        until_ms = monotonic_ms() + round(within_s * 1000) + _KEPT_MS
         attempts = [self._join(each, call, row) for row, each in enumerate(wanted)]
         self._admit()
         is_part = await call.wait(within_s, (lambda: True) if partly else None, first_s=first_s)
         if partly:
-            until_ms = monotonic_ms() + _KEPT_MS
             for attempt in attempts:
                 if attempt is not None:
-                    attempt.kept_until_ms = until_ms
+                    attempt.kept_until_ms = max(attempt.kept_until_ms, until_ms)
         if is_part:
             return list(call.results)
         return [
@@ -417,16 +417,22 @@ class Reschedules:
 
     def _handle(self, subject: Subject, moved_ms: int) -> str:
         """Returns a handle of the message at the new due: any wheel finds it."""
-        wheel = self._view.status().heartbeat.open
-        if wheel is None or moved_ms == subject.key[1]:
+        written = self._decisions.written(subject.key)
+        if written is not None and written.to_ms == moved_ms:
+            wheel, _ = written.copy  # nearly always: a node's status costs
+        elif moved_ms == subject.key[1] or (open_ := self._view.status().heartbeat.open) is None:
             wheel = self._sights.place(subject.found).wheel
+        else:
+            wheel = open_
         return f"{wheel}:{moved_ms // 1000}:{subject.reference.id.hex()}"
 
     def _check_releases(self) -> None:
         """Checks releases as the leader does, which cannot report why it decides nothing."""
-        status, own = self._view.cleaner.status, self._view.status()
+        status = self._view.cleaner.status
         control = ControlState() if status is None else status.control
-        behind = nodes_behind(control, own.heartbeats)
+        if control.needs >= KNOWN_SINCE:  # from the first record on, and a node's status costs
+            return
+        behind = nodes_behind(control, self._view.status().heartbeats)
         if behind:
             raise RequestRefusedError(
                 Reason.RELEASE_TOO_OLD, f"Older, or not heard since the start: {', '.join(behind)}"
