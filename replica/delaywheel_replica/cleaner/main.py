@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from functools import partial
 
 from delaywheel.storage.folder.boot import read_boot_id
 from delaywheel.storage.folder.disk import PosixDisk
@@ -178,6 +179,7 @@ class Cleaner:
             settings,
             is_leading=lambda: self._leadership.role is Role.LEADING,
             written=lambda: self._halves_asked,
+            topic_id=partial(kafka.topic_id, settings.names.halves),
         )
         if config.takes_halves:
             threading.Thread(target=self._unanswered.run, name="halves", daemon=True).start()

@@ -18,6 +18,9 @@ Only leaders write letters. So where none waits, and this leader has written non
 saw the end of the topic, it rests: there is no client, and nothing is asked of Kafka. A new term is
 looked at anew, as another node may have led in between.
 
+A topic that was made anew has other letters at the same offsets: what was known of the former one is
+forgotten, and so it is where there is none. Its letters went with it.
+
 How far a group has read only a client of that group can ask safely (decision 137). It is kept while
 letters of the group wait: `GROUPS_AT_MOST` clients, and none where none wait.
 """  # noqa: E501 - rows of a table
@@ -33,6 +36,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from delaywheel.record_headers import HALF_GROUP, headers_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.outside.ports import KafkaAway
 from delaywheel_replica.core.protocol.status_files import UnansweredHalves
 from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.process.logs import get_logger
@@ -68,6 +72,7 @@ class UnansweredLetters:
         *,
         is_leading: Callable[[], bool],
         written: Callable[[], Hashable],
+        topic_id: Callable[[], str | None],
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
         """Begins with nothing known.
@@ -76,6 +81,7 @@ class UnansweredLetters:
             settings: Settings for reaching Kafka.
             is_leading: Whether this node leads: others count nothing.
             written: Returns what is another value once a letter was written, or another term began.
+            topic_id: Returns Kafka's id of the topic; None: there is none, or it may not be seen.
             pause: Waits so many seconds.
         """
         self.found: tuple[UnansweredHalves, ...] = ()
@@ -84,6 +90,9 @@ class UnansweredLetters:
         self._topic = settings.names.halves
         self._is_leading = is_leading
         self._written = written
+        self._topic_id = topic_id
+        # That of which the letters and their places are known.
+        self._known_id: str | None = None
         # What `written` was at the last looks, all of which found no letter.
         self._quiet: list[Hashable] = []
         self._pause = pause
@@ -101,6 +110,8 @@ class UnansweredLetters:
                 self.look()
             except KafkaException as exception:
                 self._say_once(exception.args[0].str())
+            except KafkaAway as away:
+                self._say_once(str(away))
             except Exception:  # what operators are told must not end a leader
                 log.exception("unanswered halves are not known")
 
@@ -115,6 +126,7 @@ class UnansweredLetters:
 
         Raises:
             KafkaException: Kafka does not answer, or does not allow it.
+            KafkaAway: It does not answer.
         """
         if not self._is_leading():
             self._forget()
@@ -123,7 +135,10 @@ class UnansweredLetters:
         if self._quiet == [written] * _QUIET_LOOKS:
             self._close()
             return
-        is_read = self._read()
+        if (topic_id := self._topic_id()) != self._known_id:
+            self._forget()
+            self._known_id = topic_id
+        is_read = topic_id is not None and self._read()
         groups = sorted(self._letters, key=lambda group: len(self._letters[group]), reverse=True)
         del groups[GROUPS_AT_MOST:]
         found = []
@@ -210,7 +225,10 @@ class UnansweredLetters:
 
     def _begin(self) -> Consumer | None:
         """Makes the consumer; None: there is no such topic yet."""
-        settings = self._settings.consumer() | {"queued.max.messages.kbytes": 4_096}
+        settings = self._settings.consumer() | {
+            "queued.max.messages.kbytes": 4_096,
+            "auto.offset.reset": "earliest",  # what was deleted before it was read is passed over
+        }
         consumer = Consumer(settings, logger=LOGGER)
         known = consumer.list_topics(self._topic, timeout=_ANSWER_S).topics[self._topic]
         if known.error is not None or not known.partitions:

@@ -11,12 +11,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 
 from delaywheel_replica.cleaner import unanswered_halves
+from delaywheel_replica.cleaner.kafka.clients import KafkaClients
 from delaywheel_replica.cleaner.unanswered_halves import UnansweredLetters, _Letter
 from delaywheel_replica.core.protocol.status_files import UnansweredHalves
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.consumer.half_letters import SentHalf
-from support.kafka.read_committed import create_topic
+from support.kafka.read_committed import create_topic, topic_exists
+from support.services.service import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -37,8 +39,12 @@ class Letters:
         self.written = 0
 
     def counting(self) -> UnansweredLetters:
+        clients = KafkaClients(self.settings)
         return UnansweredLetters(
-            self.settings, is_leading=lambda: self.leads, written=lambda: self.written
+            self.settings,
+            is_leading=lambda: self.leads,
+            written=lambda: self.written,
+            topic_id=partial(clients.topic_id, self.topic),
         )
 
     def ask(self, *groups: str) -> None:
@@ -113,12 +119,29 @@ def test_what_a_group_has_not_read_waits_and_what_it_has_read_does_not(
     assert found() == [], "another node leads"
 
 
+def test_a_topic_that_is_made_anew_has_other_letters(kafka: KafkaBroker, letters: Letters) -> None:
+    """At offsets that were read in the former one, and that nobody waits for any more."""
+    counting, admin = letters.counting(), AdminClient({**letters.client})
+    create_topic(kafka.address, letters.topic)
+    letters.ask("shop", "shop", "till")
+    counting.look()
+    assert {*counting.found} == {waits("shop", 2), waits("till", 1)}
+    admin.delete_topics([letters.topic])[letters.topic].result()
+    wait_until("it is gone", lambda: not topic_exists(kafka.address, letters.topic))
+    counting.look()
+    assert [*counting.found] == []
+    create_topic(kafka.address, letters.topic)
+    letters.ask("shop")
+    counting.look()
+    assert [*counting.found] == [waits("shop", 1)]
+
+
 class Pretended(UnansweredLetters):
     """Without Kafka: letters that are there, and groups that the node may not describe."""
 
     def __init__(self) -> None:
         settings = KafkaSettings(KafkaNames("c"), {})
-        super().__init__(settings, is_leading=lambda: True, written=lambda: 0)
+        super().__init__(settings, is_leading=lambda: True, written=lambda: 0, topic_id=lambda: "")
         self.letters: dict[str, list[_Letter]] = {}
         self.hidden: set[str] = set()
 
@@ -180,7 +203,9 @@ class SlowTopic(UnansweredLetters):
         self.mark = 0
         self.reads = list[bool]()
         settings = KafkaSettings(KafkaNames("c"), {})
-        super().__init__(settings, is_leading=lambda: True, written=lambda: self.mark)
+        super().__init__(
+            settings, is_leading=lambda: True, written=lambda: self.mark, topic_id=lambda: ""
+        )
 
     def _read(self) -> bool:
         return self.reads.pop()
@@ -230,7 +255,9 @@ class Unanswering:
 def test_what_was_not_read_is_not_taken_for_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unanswered_halves, "_ANSWER_S", 0.01)
     settings = KafkaSettings(KafkaNames("c"), {})
-    counting = UnansweredLetters(settings, is_leading=lambda: True, written=lambda: 0)
+    counting = UnansweredLetters(
+        settings, is_leading=lambda: True, written=lambda: 0, topic_id=lambda: ""
+    )
     ends = KafkaError(KafkaError._PARTITION_EOF)
     refused = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     monkeypatch.setattr(unanswered_halves, "Consumer", Unanswering)

@@ -197,11 +197,7 @@ class Checker:
             yield self._random.choice((0, 0, 0, 0, 0, 0, 0, 300_000))
         if not (yield from self._tell(epoch, settlement, added)):
             return False
-        (offsets,) = kafka.partitions(OFFSETS)
-        key = f"{letter.topic}/{letter.partition}".encode()
-        passes = Record(OFFSETS, key, b"%d" % (letter.offset + 1), [], timestamp_ms=self._now_ms())
-        code, _ = kafka.produce(NAME, epoch, SENDER, [(offsets, passes)], added)
-        if code is not Code.OK:
+        if not (yield from self._pass(epoch, letter, added)):
             return False
         yield from self._until_up()
         if kafka.end_transaction(NAME, epoch, commit=True) is not Code.OK:
@@ -209,6 +205,15 @@ class Checker:
         while any(transaction.transactional_id == NAME for transaction in kafka.ongoing()):
             yield MARKERS_US
         return True
+
+    def _pass(self, epoch: int, letter: LogEntry, added: set[Partition]) -> Any:
+        """Writes the letter's offset; returns whether the brokers took it."""
+        yield from ()
+        (offsets,) = self._kafka.partitions(OFFSETS)
+        key = f"{letter.topic}/{letter.partition}".encode()
+        passes = Record(OFFSETS, key, b"%d" % (letter.offset + 1), [], timestamp_ms=self._now_ms())
+        code, _ = self._kafka.produce(NAME, epoch, SENDER, [(offsets, passes)], added)
+        return code is Code.OK
 
     def _tell(self, epoch: int, settlement: Settlement, added: set[Partition]) -> Any:
         """Writes what the service is told; returns whether the brokers took it."""

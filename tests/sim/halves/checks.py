@@ -5,7 +5,7 @@
 | 1 | sent on only if its local transaction was committed, whatever is lost | each commit |
 | 2 | one end: delivered, passed on, a dead letter, cancelled or asked | each commit |
 | 3 | recorded as committed in time: nobody is asked, unless something was wrong | the end |
-| 4 | the letter is the message, and says what its group must know | each commit |
+| 4 | the letter is the message, says what its group must know, and comes with its outcome | each commit |
 | 5 | who was told CANCELLED: it is not sent, and nobody is asked | each commit and answer |
 | 6 | each letter has one answer: sent on, dropped, or a dead letter at last | each commit |
 | 7 | a letter that is UNKNOWN comes back, later each time, and not early | each check |
@@ -117,6 +117,8 @@ class HalvesChecks:
             self._ended(entry)
         if outcome in {"asked", "committed"} and not entry.is_half:
             self._fail(f"{entry} is no half, and has the outcome {outcome}")
+        if outcome == "asked" and entry.key not in self._asked:
+            self._fail(f"{entry} is said to be asked about, and has no letter")
 
     def told(self, key: Key, answer: str) -> None:
         """Checks an outcome that says what a group has answered."""

@@ -16,13 +16,17 @@ from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.record_headers import HALF_GROUP, is_reserved
 from delaywheel.transactions import HalfVerdict
 from delaywheel_replica.cleaner.delivery import halves
+from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.due import seconds
-from delaywheel_replica.cleaner.due.rows import MessageOutcome, Records
+from delaywheel_replica.cleaner.due.rows import DueRows, MessageOutcome, Records
 from delaywheel_replica.cleaner.due.runs import Runs
 from delaywheel_replica.cleaner.due.seconds import FORWARDED, Bounds, Second
 from delaywheel_replica.cleaner.ingress import half_letters
 from delaywheel_replica.core.leader import halves as core_halves
 from delaywheel_replica.server.commit import own_halves
+from sim.halves.checker import MARKERS_US, NAME, Checker
+from sim.kafka.log import Entry as LogEntry
+from sim.kafka.log import Partition
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 
@@ -138,6 +142,33 @@ def unknown_is_rolled_back() -> list[Patch]:
     return [instead(HalfChecker, "_answer", answer)]
 
 
+def letter_comes_later() -> list[Patch]:
+    real = Forwarder._ask
+
+    def ask(self: Forwarder, letters: DueRows, *rest: Any) -> Any:
+        kept = vars(self).setdefault("_kept", [])
+        while kept:
+            real(self, kept.pop(), *rest)
+        if len(letters):
+            kept.append(letters)
+        return []
+
+    return [instead(Forwarder, "_ask", ask)]
+
+
+def offset_comes_later() -> list[Patch]:
+    real = Checker._pass
+
+    def passes(self: Checker, epoch: int, letter: LogEntry, added: set[Partition]) -> Any:
+        self._kafka.end_transaction(NAME, epoch, commit=True)
+        while any(each.transactional_id == NAME for each in self._kafka.ongoing()):
+            yield MARKERS_US
+        added.clear()
+        return (yield from real(self, epoch, letter, added))
+
+    return [instead(Checker, "_pass", passes)]
+
+
 HALVES = {
     "a commit beats a cancel": Mutant(
         "a half that was committed is delivered, whoever cancelled it",
@@ -203,6 +234,18 @@ HALVES = {
         "a letter that was UNKNOWN comes back without what it is about",
         letter_is_no_letter_any_more,
         "answer|for no group",
+        ("halves_answered",),
+    ),
+    "a letter is in another transaction than its outcome": Mutant(
+        "a leader that dies between the two has ended a half, and asks nobody",
+        letter_comes_later,
+        "has no letter",
+        ("halves_answered",),
+    ),
+    "an answer is in another transaction than its offset": Mutant(
+        "a checker that dies between the two answers once more",
+        offset_comes_later,
+        "second answer|expected|for the .* time",
         ("halves_answered",),
     ),
     "an unknown half is rolled back": Mutant(

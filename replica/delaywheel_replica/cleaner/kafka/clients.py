@@ -81,6 +81,14 @@ class KafkaClients:
             raise KafkaAway(exception.args[0].str()) from exception
         return Checked(warnings, halves_objection)
 
+    def topic_id(self, name: str) -> str | None:
+        """Returns Kafka's id of a topic; None: it is missing, or this node may not see it.
+
+        Raises:
+            KafkaAway: Kafka does not answer.
+        """
+        return topic_ids(self._admin, [name]).get(name)
+
     def producers(self) -> LeaderProducers:
         """Makes the producers of a new candidacy."""
         return LeaderProducers(self._settings)
