@@ -193,8 +193,8 @@ def test_what_is_no_outcome_ends_no_search(value: bytes | None) -> None:
 class Busy:
     """A client of a broker with a letter, and with outcomes that do not end."""
 
-    def __init__(self) -> None:
-        self._topic = ""
+    def __init__(self, answer: str) -> None:
+        self._answer, self._topic = answer, ""
 
     def list_topics(self, topic: str, **_: Any) -> Any:
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
@@ -207,7 +207,7 @@ class Busy:
 
     def consume(self, *_: Any) -> list[Any]:
         topic = self._topic
-        value = {"outcome": "answered", "answer": "undecided", "due_ms": DUE_MS}
+        value = {"outcome": "answered", "answer": self._answer, "due_ms": DUE_MS}
         headers = [("dw-id", LETTER.hex().encode()), ("dw-due", b"%d" % DUE_MS)]
         said = {
             "error": None,
@@ -222,13 +222,17 @@ class Busy:
         return [type("Record", (), methods)()]
 
 
+@pytest.mark.parametrize(("answer", "told"), [("committed", "committed"), ("undecided", None)])
 def test_where_a_letter_lies_is_found_whatever_outcomes_there_are(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, answer: str, told: str | None
 ) -> None:
-    """Its answer may be the last of them, so that they are read to the end, or the limit."""
+    """Its answer may be the last of them, so that they are read to the end, or the limit.
+
+    Who was undecided up to a limit may have answered behind it.
+    """
     monkeypatch.setattr(places, "RECORDS_AT_MOST", 100)
     asked = AskPlace(1, LETTER, DUE_MS, NAMES.halves, is_dead=False, is_asked_half=True)
     search = places._Search(KafkaSettings(NAMES, {}), [asked])
-    search.run(cast("Consumer", Busy()))
-    found = PlaceFound(1, LinkPlace(NAMES.halves, 0, 5), answer="undecided")
+    search.run(cast("Consumer", Busy(answer)))
+    found = PlaceFound(1, LinkPlace(NAMES.halves, 0, 5), answer=told)
     assert search.found == {1: found}

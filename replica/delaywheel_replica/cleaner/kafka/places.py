@@ -22,6 +22,9 @@ asked about at once, and a search for each found a few in a second. All searches
 which fetches nothing between them; after `IDLE_S` without a search, or one that failed, it is
 closed.
 
+Of several answers the last counts. UNDECIDED is told only by a search that came to the end of the
+outcomes: whoever was undecided may have been asked again, and have answered.
+
 A search ends with the records, with the end of all partitions, after `RECORDS_AT_MOST`, or after
 `SEARCH_S`; only a record proves anything. One search runs at a time, on a thread of its own; at
 most `WAITING_AT_MOST` wait, and not for longer than `ANSWER_S`.
@@ -39,6 +42,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
+from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import headers_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
 from delaywheel_replica.kafka_settings import KafkaSettings
@@ -247,16 +251,30 @@ class _Search:
                     continue
                 self._records_left -= 1
                 named = named_by(message)
-                if named is not None and named in wanted and named_by is _answered:
-                    for question in wanted[named]:  # another answer may follow
-                        self._note_answer(question, message)
-                    continue
-                for question in () if named is None else wanted.pop(named, ()):
-                    self._take(question, message)
+                if named is not None and named in wanted:
+                    self._note(message, wanted, named, is_answer=named_by is _answered)
+        if unread and named_by is _answered:
+            self._forget_undecided()
 
     def _note_answer(self, question: int, found: Message) -> None:
         known = self.found.get(question, PlaceFound(question))
         self.found[question] = replace(known, answer=str(_outcome(found).get("answer")))
+
+    def _note(
+        self, found: Message, wanted: dict[_Named, list[int]], named: _Named, *, is_answer: bool
+    ) -> None:
+        """Notes a record that was looked for; of answers others may follow."""
+        for question in wanted[named] if is_answer else wanted.pop(named):
+            if is_answer:
+                self._note_answer(question, found)
+            else:
+                self._take(question, found)
+
+    def _forget_undecided(self) -> None:
+        """Forgets answers that may not be the last ones: who was undecided may be asked again."""
+        for question, found in self.found.items():
+            if found.answer == HalfAnswer.UNDECIDED:
+                self.found[question] = replace(found, answer=None)
 
     def _take(self, question: int, found: Message) -> None:
         topic, partition, offset = found.topic(), found.partition(), found.offset()

@@ -29,6 +29,8 @@ def print_messages(messages: Sequence[pb.StoredMessage], *, with_content: bool, 
     )
     if any(message.state in _OF_HALVES for message in messages):
         note("of a half message the due is the end of its hold; `delaywheel get` shows its own")
+    if any(message.state == pb.MESSAGE_STATE_ASKED for message in messages):
+        note("what groups have answered is not looked for here: `delaywheel get` says it")
 
 
 def _cells(message: pb.StoredMessage, *, with_content: bool) -> list[object]:
