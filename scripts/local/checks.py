@@ -35,7 +35,6 @@ ROOT = Path(__file__).parents[2]
 NODES = "tests/e2e"
 """Where the tests of real nodes are."""
 ALONE = f"{NODES}/one_node"
-THREE = f"{NODES}/three_nodes"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
 SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
@@ -123,13 +122,12 @@ def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
     return (
         Step("pytest spark", (*pytest, *SPARK)),
-        Step("pytest nodes", (*pytest, NODES, *_ignored(ALONE, THREE))),
+        Step("pytest nodes", (*pytest, NODES, *_ignored(ALONE))),
         Step("pytest kafka", (*pytest, *elsewhere)),
         Step("pytest serving", (*without, *SERVING)),
         Step("pytest consumers", (*pytest, *CONSUMERS, LIKE_KAFKA)),
         Step("pytest one node", (*pytest, ALONE)),
         *slow,
-        Step("pytest 3 nodes", (*pytest, THREE)),
     )
 
 

@@ -219,7 +219,6 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "pytest consumers",
         "pytest one node",
         "pytest scripts",
-        "pytest 3 nodes",
     ]
     assert [step.name for step in computing.steps] == [
         "ruff check",

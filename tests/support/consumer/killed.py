@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import json
 from collections import defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +17,7 @@ from delaywheel.consumer.kafka.topics import ends_of
 from delaywheel.consumer.order import Away
 from support.consumer.plan import LEVELS_MS, Plan
 from support.kafka.read_committed import headers_of
+from support.server.forked import Forked, fork_program
 
 
 def check_histories(plan: Plan, sent: int, back: list[Message], dead: list[Message]) -> int:
@@ -65,7 +65,7 @@ class Consumers:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
         self._folder = folder
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[Forked] = []
 
     def __enter__(self) -> Self:
         self._processes = [self._start(number) for number in range(3)]
@@ -92,11 +92,6 @@ class Consumers:
     def are_alive(self) -> bool:
         return all(process.poll() is None for process in self._processes)
 
-    def _start(self, number: int) -> subprocess.Popen[bytes]:
-        with (self._folder / f"consumer-{number}.log").open("ab") as log:
-            return subprocess.Popen(
-                self._plan.command(f"c{number}"),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
+    def _start(self, number: int) -> Forked:
+        arguments = (json.dumps(asdict(self._plan)), f"c{number}")
+        return fork_program("consumer", arguments, log=self._folder / f"consumer-{number}.log")

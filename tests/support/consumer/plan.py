@@ -1,16 +1,14 @@
 """Handlers that fail by a plan: how often each message fails follows from a seed and its number.
 
-Run as a program it is a consumer that does so, until it is killed or asked to stop.
+`Plan.consume` is a consumer that does so, until it is killed or asked to stop.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import signal
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -70,10 +68,6 @@ class Plan:
         numbers = (number for number in range(sent) if not self.dies(number))
         return sorted(b"%d %d" % (number, self.retries(number) + 1) for number in numbers)
 
-    def command(self, instance: str) -> list[str]:
-        """Returns the command of a consumer that follows the plan."""
-        return [sys.executable, "-m", __name__, json.dumps(asdict(self)), instance]
-
     def consume(self, instance: str) -> None:
         """Consumes by the plan."""
         with (
@@ -105,7 +99,3 @@ class Plan:
                         message.produce(self.written, line)
                     if message.attempt <= self.failures(int(message.value or b"")):
                         raise PlannedError(message.attempt)
-
-
-if __name__ == "__main__":
-    Plan(**json.loads(sys.argv[1])).consume(sys.argv[2])

@@ -2,7 +2,7 @@
 
 To load them is nearly all that a server computes to start, 0.72 of 0.75 CPU s (decision 211), and
 1.5 of 1.6 for a whole node (decision 220). What is different about a start by exec, the tests of
-scripts/cluster, scripts/demo and scripts/chaos show.
+scripts/demo and scripts/chaos show.
 
 A start is one message to that process: what to run, the environment, and descriptors for standard
 output and error, for the exit code, and for all that the process inherits.
@@ -77,32 +77,41 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        """Ends it."""
+        self.send_signal(signal.SIGKILL)
+
 
 class _Parent:
     """The process that has loaded all; started by the first who needs it, ends with this one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._control: socket.socket | None = None
+        self.control: socket.socket | None = None
 
     def fork(
         self,
         environment: Mapping[str, str],
         inherited: Mapping[str, int],
         *,
-        outputs: tuple[int, int] = (1, 2),
-        node: Sequence[str] = (),
+        output: int | None = None,
+        program: str = "server",
+        arguments: Sequence[str] = (),
     ) -> Forked:
         read, write = os.pipe()
-        content = json.dumps(
-            {"environment": dict(environment), "inherited": list(inherited), "node": list(node)}
-        )
+        asked = {
+            "environment": dict(environment),
+            "inherited": list(inherited),
+            "program": program,
+            "arguments": list(arguments),
+        }
+        outputs = (1, 2) if output is None else (output, output)
         with self._lock:
-            if self._control is None:
-                self._control = _started()
+            if self.control is None:
+                self.control = _started()
             descriptors = [*outputs, write, *inherited.values()]
-            socket.send_fds(self._control, [content.encode()], descriptors)
-            pid = int(self._control.recv(16))
+            socket.send_fds(self.control, [json.dumps(asked).encode()], descriptors)
+            pid = int(self.control.recv(16))
         os.close(write)
         return Forked(pid, read)
 
@@ -130,10 +139,24 @@ def fork_node(
     if tuple(command[1:4]) != _NODE:
         return start_child(command, log=log, environment=environment)
     with log.open("ab") as out:
-        number = out.fileno()
         return _parent.fork(
-            {**os.environ, **(environment or {})}, {}, outputs=(number, number), node=command[3:]
+            {**os.environ, **(environment or {})},
+            {},
+            output=out.fileno(),
+            program="node",
+            arguments=command[3:],
         )
+
+
+def fork_program(name: str, arguments: Sequence[str], *, log: Path) -> Forked:
+    """Starts one of `forked_node.PROGRAMS`, which ends with this process."""
+    with log.open("ab") as out:
+        return _parent.fork(os.environ, {}, output=out.fileno(), program=name, arguments=arguments)
+
+
+def ask_for_nodes_at(control: socket.socket) -> None:
+    """Has nodes forked by the process at the other end, which runs `main`."""
+    _parent.control = control
 
 
 def _started() -> socket.socket:
@@ -177,7 +200,7 @@ def main(descriptor: int) -> NoReturn:
         if not content:
             exit_at_once(0)
         asked = json.loads(content)
-        if asked["node"]:
+        if asked["program"] != "server":
             import support.server.forked_node  # noqa: F401, PLC0415 - only nodes need it
         pid = os.fork()
         if not pid:
@@ -214,21 +237,21 @@ def _serve(asked: Mapping[str, Any], descriptors: Sequence[int]) -> NoReturn:
             os.close(given)
         numbers = map(str, descriptors[_OUTPUTS:])
         set_environment(asked["environment"] | dict(zip(asked["inherited"], numbers, strict=True)))
-        code = _program(asked["node"])()
+        code = _program(asked["program"], asked["arguments"])()
     except BaseException:  # noqa: BLE001 - this process is the server's: nothing is above it
         traceback.print_exc()
     exit_at_once(code)
 
 
-def _program(node: Sequence[str]) -> Callable[[], int]:
+def _program(name: str, arguments: Sequence[str]) -> Callable[[], int]:
     """What to run, which is loaded."""
-    if node:
-        from support.server.forked_node import run_node  # noqa: PLC0415 - servers need none of it
+    if name == "server":
+        from delaywheel_replica.server.main import main as serve  # noqa: PLC0415 - tests need it not
 
-        return partial(run_node, node)
-    from delaywheel_replica.server.main import main as serve  # noqa: PLC0415 - tests need it not
+        return serve
+    from support.server.forked_node import PROGRAMS  # noqa: PLC0415 - servers need none of it
 
-    return serve
+    return partial(PROGRAMS[name], arguments)
 
 
 def forget_signals() -> None:

@@ -1,8 +1,13 @@
-"""A whole node by fork: supervisor, server and cleaner, of a process that has loaded all of them.
+"""Whole nodes by fork: supervisor, server and cleaner, of a process that has loaded all of them.
 
 `delaywheel serve` runs as always, up to where it becomes the supervisor by exec; and the supervisor
 runs as always, but for how it starts its two children. Each is a process with its own memory,
 signals, descriptors and exit code, as it would be by exec.
+
+`scripts/cluster` runs as always, too, but for how it starts nodes. Since it calls them, it has
+gRPC's threads, and must not fork: another process does so for it, which ends with it.
+
+Consumers that are killed each second are forked from the same process.
 """
 
 from __future__ import annotations
@@ -10,11 +15,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import json
 import os
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
@@ -25,7 +32,9 @@ import delaywheel_replica.server.main  # noqa: F401 - the cleaner's and the serv
 from delaywheel_replica import node
 from delaywheel_replica.cli.app import main
 from delaywheel_replica.process.garbage import exit_at_once
-from support.server.forked import forget_signals, set_environment
+from local.loopback import cluster
+from support.consumer.plan import Plan
+from support.server import forked
 
 _PARENT_DEATH_SIGNAL = 1
 _libc = ctypes.CDLL(None)
@@ -36,7 +45,7 @@ gc.freeze()  # all is shared with the processes that are forked: a collection wo
 def run_node(arguments: Sequence[str]) -> int:
     """Runs `delaywheel` with these arguments, in a session of its own; returns the exit code."""
     os.setsid()
-    _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    _end_with_parent()
     with patch.object(os, "execve", _become_supervisor):
         try:
             main(arguments)
@@ -47,8 +56,40 @@ def run_node(arguments: Sequence[str]) -> int:
     return 1
 
 
+def run_cluster(arguments: Sequence[str]) -> int:
+    """Runs `scripts/cluster` with these arguments; returns the exit code."""
+    _end_with_parent()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        ours.close()
+        forked.main(theirs.detach())
+    theirs.close()
+    forked.ask_for_nodes_at(ours)
+    with patch("local.loopback.node.start_child", forked.fork_node):
+        return cluster.main(arguments)
+
+
+def run_consumer(arguments: Sequence[str]) -> int:
+    """Consumes by a plan until it is asked to stop."""
+    _end_with_parent()
+    plan, instance = arguments
+    Plan(**json.loads(plan)).consume(instance)
+    return 0
+
+
+PROGRAMS: Mapping[str, Callable[[Sequence[str]], int]] = {
+    "node": run_node,
+    "cluster": run_cluster,
+    "consumer": run_consumer,
+}
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
 def _become_supervisor(_file: str, _command: Sequence[str], environment: Mapping[str, str]) -> None:
-    set_environment(environment)
+    forked.set_environment(environment)
     starting = SimpleNamespace(Popen=_Child, DEVNULL=None)
     with patch.object(node, "subprocess", starting):
         code = node.main()
@@ -96,11 +137,11 @@ def _become(
     code = 1
     try:
         os.setpgid(0, 0)
-        forget_signals()
+        forked.forget_signals()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stderr, 2)
         _close_all_but(kept)
-        set_environment(environment)
+        forked.set_environment(environment)
         code = importlib.import_module(module).main()
     except BaseException:  # noqa: BLE001 - nothing is above it
         traceback.print_exc()

@@ -17,9 +17,9 @@ from delaywheel import Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.loopback.cluster import described
 from local.loopback.node import PROCESSES, send_signal
+from support.server.forked import Forked, fork_program
 
 T = TypeVar("T")
-ROOT = Path(__file__).parents[3]
 # The window is for machines so busy that a message waits long for its leader.
 QUICK = {
     "late_window_seconds": "30",
@@ -76,7 +76,7 @@ class Service:
         self._topics = topics
         self._restart = restart
         self._nodes = nodes
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Forked | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -95,22 +95,14 @@ class Service:
     def start(self, *, wait: bool = True) -> None:
         """Starts the cluster script; returns once every node accepts (unless asked not to wait)."""
         self._ready.unlink(missing_ok=True)
-        settings = [f"--config={key}={value}" for key, value in self._settings.items()]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "local.loopback.cluster", "--nodes", str(self._nodes)),
-                    *("--kafka", self.kafka, "--data", str(self.data)),
-                    *("--ready-file", str(self._ready)),
-                    *([] if self._restart else ["--no-restart"]),
-                    *(f"--topic={topic}" for topic in self._topics),
-                    *settings,
-                ],
-                env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+        arguments = [
+            *("--nodes", str(self._nodes), "--kafka", self.kafka, "--data", str(self.data)),
+            *("--ready-file", str(self._ready)),
+            *([] if self._restart else ["--no-restart"]),
+            *(f"--topic={topic}" for topic in self._topics),
+            *(f"--config={key}={value}" for key, value in self._settings.items()),
+        ]
+        self._process = fork_program("cluster", arguments, log=self._log)
         wait_until("the node is up", self._try_node)
         if wait:
             self.wait_accepting()
