@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import grpc
 import pytest
 
-from delaywheel import CancelOutcome, RefusedError, TimedOutError
+from delaywheel import CancelOutcome, MessageState, RefusedError, TimedOutError
 from delaywheel.headers import decode_headers
 from delaywheel.reasons import Reason
 from delaywheel.transactions import CommitOutcome
@@ -59,6 +59,9 @@ def test_after_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None
             assert len(answers) < 1_000
             answers.append(client.cancel(handle).outcome)
         assert set(answers) <= too_late
+        stored = client.get(handle)
+        assert stored is not None
+        assert stored.state is MessageState.DELIVERED
 
 
 def test_near_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:

@@ -109,7 +109,8 @@ def _not_copies(world: World, node: SimNode) -> Iterator[str]:
     for frame in world.truth.live(world.checks.floor):
         if frame.wheel in node.server.store.unverified:
             continue
-        if node.damaged and not node.damaged.isdisjoint((frame.path, index_of(frame.wheel))):
+        places = frame.path, index_of(frame.wheel, frame.seq)
+        if node.damaged and not node.damaged.isdisjoint(places):
             continue
         row = row_on(node.disk, frame.wheel, frame.seq)
         is_lost = (frame.wheel, frame.seq) in world.checks.given_up

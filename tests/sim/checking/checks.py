@@ -799,7 +799,7 @@ class Checks:
 
 def _has(node: SimNode, frame: FrameTruth) -> bool:
     # Rows that a fault took are written again from the frames: those are not lost with them.
-    with_row = node.recovered and index_of(frame.wheel) not in node.damaged
+    with_row = node.recovered and index_of(frame.wheel, frame.seq) not in node.damaged
     return frame.is_on(node.disk, with_row=with_row)
 
 

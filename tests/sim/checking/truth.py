@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from delaywheel.identity import WheelId
+from delaywheel.storage.files import index as files_index
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import Frame, FrameDamaged, decode_frame, index_row_of
 from delaywheel.storage.frames.kinds import Kind
@@ -76,10 +76,9 @@ class FrameTruth:
 
     def is_durable_on(self, disk: SimulatedDisk) -> bool:
         """Whether a disk that has it keeps it, and its row, whatever happens to the machine."""
-        end = self.seq * INDEX_ROW_LENGTH_BYTES
-        index, begin = index_of(self.wheel), end - INDEX_ROW_LENGTH_BYTES
+        index, begin = _row_place(self.wheel, self.seq)
         is_kept = disk.is_durable(self.path, self.offset, self.offset + len(self.content))
-        return is_kept and disk.is_durable(index, begin, end)
+        return is_kept and disk.is_durable(index, begin, begin + INDEX_ROW_LENGTH_BYTES)
 
     def _is_written(self, disk: SimulatedDisk, *, with_row: bool) -> bool:
         file, end = disk.peek(self.path), self.offset + len(self.content)
@@ -103,31 +102,43 @@ class FrameTruth:
         )
 
 
-@lru_cache(maxsize=1024)
-def index_of(wheel: WheelId) -> Path:
-    """The first segment of a wheel's index; it is never full in a run."""
-    return layout.index_path(layout.wheel_folder(DATA, wheel), 0)
+def index_of(wheel: WheelId, seq: int) -> Path:
+    """The segment of a wheel's index in which a frame has its row."""
+    return _row_place(wheel, seq)[0]
+
+
+def _row_place(wheel: WheelId, seq: int) -> tuple[Path, int]:
+    """The segment in which a frame has its row, and where that begins."""
+    segment, place = divmod(seq - 1, files_index.ROWS_PER_SEGMENT)
+    path = layout.index_path(layout.wheel_folder(DATA, wheel), segment)
+    return path, place * INDEX_ROW_LENGTH_BYTES
 
 
 def row_on(disk: SimulatedDisk, wheel: WheelId, seq: int) -> bytes:
     """The index row of a frame; empty when there is none."""
-    index = disk.peek(index_of(wheel))
-    end = seq * INDEX_ROW_LENGTH_BYTES
+    path, begin = _row_place(wheel, seq)
+    index, end = disk.peek(path), begin + INDEX_ROW_LENGTH_BYTES
     if index is None or len(index) < end:
         return b""
-    return bytes(index[end - INDEX_ROW_LENGTH_BYTES : end])
+    return bytes(index[begin:end])
 
 
 def _is_row_readable(disk: SimulatedDisk, wheel: WheelId, seq: int) -> bool:
     """Whether a row lies in a page with a bad sector: larger reads find holes there."""
-    begin = (seq - 1) * INDEX_ROW_LENGTH_BYTES // PAGE_BYTES * PAGE_BYTES
-    return disk.is_readable(index_of(wheel), begin, begin + PAGE_BYTES)
+    path, begin = _row_place(wheel, seq)
+    begin = begin // PAGE_BYTES * PAGE_BYTES
+    return disk.is_readable(path, begin, begin + PAGE_BYTES)
 
 
 def rows_on(disk: SimulatedDisk, wheel: WheelId) -> int:
-    """The number of complete rows of an index."""
-    index = disk.peek(index_of(wheel))
-    return 0 if index is None else len(index) // INDEX_ROW_LENGTH_BYTES
+    """The seq of the last complete row of an index."""
+    names = disk.list_quietly(layout.wheel_folder(DATA, wheel))
+    segments = [number for number in map(layout.index_segment, names) if number is not None]
+    if not segments:
+        return 0
+    last = max(segments) * files_index.ROWS_PER_SEGMENT
+    index = disk.peek(index_of(wheel, last + 1))
+    return last + (0 if index is None else len(index) // INDEX_ROW_LENGTH_BYTES)
 
 
 class RewrittenError(Exception):
@@ -179,7 +190,8 @@ class Truth:
         """
         for seq in range(1, rows_on(disk, wheel) + 1):
             known = self.frames.get((wheel, seq))
-            if known is None or row_on(disk, wheel, seq) == known.row:
+            row = row_on(disk, wheel, seq)
+            if known is None or row == known.row or not row:  # its segment is deleted
                 continue
             frame = _read(disk, wheel, seq)
             if frame is not None and frame.content != known.content:

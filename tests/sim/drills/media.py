@@ -192,3 +192,13 @@ def refused_page(script: Script) -> None:
     script.do(script.about(3_550, 100), "bad_sector", node="a", what="slot", page=0)
     script.send(script.about(3_700), "c", delay_ms=due_ms - 3_800)
     script.until_ms = 9_000
+
+
+@MEDIA(r"a +does Sweep", r"server died", r"a +starts", r"kafka +delivers m\d+ a\.1")
+def deleted_segments(script: Script) -> None:
+    """The only node has deleted index segments of a wheel with pending messages, and restarts."""
+    script.cluster("a", 1, segment_rows=8)
+    script.flow(1_500, 6_000, 100, "a", delay_ms=300)
+    script.flow(6_100, 7_000, 100, "a", delay_ms=18_000)
+    script.do(script.about(18_000), "kill_server", node="a")
+    script.until_ms = 27_000

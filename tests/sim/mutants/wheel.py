@@ -24,10 +24,12 @@ from delaywheel.storage.reading.reader import DamagedFrame
 from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.storage.recovery import found_rows, recover
 from delaywheel.storage.writing import mirror, restoring
+from delaywheel.storage.writing.medium import CopyMedium
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.placing import FramePlace
 from delaywheel.storage.writing.restoring import Restored
 from delaywheel.storage.writing.table_writer import SlotTable
+from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.cleaner.due import given_up
 from delaywheel_replica.core.leader import holders as holding
 from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
@@ -155,6 +157,16 @@ def slot_files_stay() -> list[Patch]:
     return [instead(MirrorWheel, "_move", move)]
 
 
+def deleted_segments_are_not_noted() -> list[Patch]:
+    def note_first(*_: object) -> None:
+        pass
+
+    return [
+        instead(OriginWheel, "_note_first", note_first),
+        instead(CopyMedium, "note_first", note_first),
+    ]
+
+
 def searched_once() -> list[Patch]:
     real = restoring.restoring
 
@@ -234,6 +246,12 @@ WHEEL: dict[str, Mutant] = {
         slots_of_unread_rows_are_unknown,
         "progress is ahead|never delivered",
         ("counted_while_unreadable",),
+    ),
+    "deleted segments are not noted": Mutant(
+        "finished segments of an index are deleted, and no checkpoint says so before",
+        deleted_segments_are_not_noted,
+        "committed to be lost",
+        ("deleted_segments",),
     ),
     "lost rows are looked for once": Mutant(
         "a row is not restored any more once a search found its slot file unreadable",

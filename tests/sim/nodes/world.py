@@ -56,6 +56,7 @@ from sim.plans.plan import (
     RescheduleOrder,
     Step,
 )
+from support.wheels.segments import segments_of
 
 CLUSTER = "sim"
 PARTITIONS = 2
@@ -135,7 +136,8 @@ class World:
         """Runs the plan."""
         locks = patch("threading.Lock", lambda: SimLock(self.scheduler))
         few_files = patch("delaywheel.storage.files.index.OPEN_INDEXES", OPEN_INDEXES)
-        with locks, few_files, self.scheduler, _without_logs(), without_collections():
+        segments = segments_of(self.plan.settings.segment_rows)
+        with locks, few_files, segments, self.scheduler, _without_logs(), without_collections():
             try:
                 self._run()
             except Exception:  # noqa: BLE001 - whatever the code under test raises is a finding

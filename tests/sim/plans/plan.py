@@ -34,6 +34,7 @@ class Settings:
         sync_groups: frames are on the medium before they are acknowledged.
         ttl_header: the header that states a time to live; empty: none.
         halves: half messages are sent.
+        segment_rows: how many rows a segment of an index holds.
     """
 
     nodes: tuple[str, ...]
@@ -51,6 +52,7 @@ class Settings:
     sync_groups: bool = False
     ttl_header: str = TTL_HEADER
     halves: bool = False
+    segment_rows: int = 65_536
 
 
 @dataclass(frozen=True, slots=True)

@@ -482,7 +482,8 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
     settings = _settings(random, nodes or count)
     # A separate stream, as below.
     ttl_header = Random(f"ttl {seed}").choice((TTL_HEADER, TTL_HEADER, OTHER_TTL_HEADER, ""))
-    settings = replace(settings, ttl_header=ttl_header)
+    segment_rows = Random(f"segments {seed}").choice((8, 32, 65_536))
+    settings = replace(settings, ttl_header=ttl_header, segment_rows=segment_rows)
     until_ms = random.randrange(20_000, 45_000)
     steps: list[Step] = [*_traffic(random, settings, until_ms)]
     steps += _faults(random, kind, settings, until_ms)

@@ -61,6 +61,7 @@ FOUND = {
     "bad_sectors",
     "deleted_slot",
     "deleted_copy",
+    "deleted_segments",
     "deleted_open",
     "row_and_file",
     "unheard_of",

@@ -1,5 +1,9 @@
 """Index segments of few rows, so that few frames fill several."""
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from unittest.mock import patch
+
 import pytest
 
 _MODULES = (
@@ -22,3 +26,12 @@ def small_segments(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
     """Makes every new segment hold this many rows."""
     for module in _MODULES:
         monkeypatch.setattr(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", rows)
+
+
+@contextmanager
+def segments_of(rows: int) -> Iterator[None]:
+    """Makes every new segment hold this many rows for the duration of the context."""
+    with ExitStack() as stack:
+        for module in _MODULES:
+            stack.enter_context(patch(f"delaywheel.storage.{module}.ROWS_PER_SEGMENT", rows))
+        yield
