@@ -14,6 +14,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.link import DeadLettered
 from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 from server.lookup.test_scan import A1, ID, LATE_MS, Site
 from support.wheels.messages import BASE_SLOT, message
 
@@ -102,6 +103,27 @@ async def test_one_that_was_forwarded_is_delivered_once_a_dead_letter_would_be_k
         site.progress = progress
         site.fates.row(site.known())
     assert await states(site) == (DELIVERED if half is HALF else COMMITTED, DONE)
+
+
+async def test_a_handle_means_the_half_though_its_group_has_sent_the_message(site: Site) -> None:
+    begin(site, [])
+    commit(site, BEFORE, 0)
+    commit(site, TAKEN, 1)
+    handle = Reference(BASE_SLOT, ID, None, A1)
+    answered = replace(message(1), due_ms=LATE_MS + 1)
+    site.write(A1, answered)
+    got = await site.queries.get_message(handle)
+    assert (got.message.due_ms, got.message.state) == (LATE_MS, ASKED)
+    site.write(A1, replace(answered, due_ms=LATE_MS + 2))
+    with pytest.raises(RequestRefusedError, match="several dues"):
+        await site.queries.get_message(handle)
+
+
+async def test_two_dues_of_no_half_are_ambiguous(site: Site) -> None:
+    for due_ms in (LATE_MS, LATE_MS + 1):
+        site.write(A1, replace(message(1), due_ms=due_ms))
+    with pytest.raises(RequestRefusedError, match="several dues"):
+        await site.queries.get_message(Reference(BASE_SLOT, ID, None, A1))
 
 
 async def test_what_happened_unseen_is_not_known(site: Site) -> None:

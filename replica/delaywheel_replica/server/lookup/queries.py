@@ -203,13 +203,15 @@ class Queries:
         limits, lost = limits_of(status), NO_FRAMES if cleaner is None else cleaner.lost
         reschedules = {} if cleaner is None else cleaner.reschedules
 
+        def find(references: Sequence[Reference]) -> list[Found]:
+            return self._scanner.find_many(references, limits, lost=lost, reschedules=reschedules)
+
         def read() -> list[tuple[Found, Frame | None]]:
-            scanner = self._scanner
-            found = scanner.find_many(above, limits, lost=lost, reschedules=reschedules)
+            found = find(above)
             if not with_frames:
                 return [(each, None) for each in found]
             return [
-                (each, scanner.frame(reference.slot, each.copies[0]) if each.copies else None)
+                self._half_meant(reference, each, find) or (each, self._frame_of(reference, each))
                 for reference, each in zip(above, found, strict=True)
             ]
 
@@ -223,6 +225,28 @@ class Queries:
             found, frame = next(results)
             answers.append((_judged(reference, found, knows_all=knows_all), frame))
         return answers
+
+    def _frame_of(self, reference: Reference, found: Found) -> Frame | None:
+        return self._scanner.frame(reference.slot, found.copies[0]) if found.copies else None
+
+    def _half_meant(
+        self,
+        reference: Reference,
+        found: Found,
+        find: Callable[[Sequence[Reference]], list[Found]],
+    ) -> tuple[Found, Frame] | None:
+        """Returns the half that a handle means, if it fits the message of its commit as well.
+
+        That has the same id and, if a group has committed it, the due a millisecond later.
+        """
+        first_ms = found.dues_ms[0] if found.dues_ms else 0
+        if found.dues_ms != (first_ms, first_ms + 1):
+            return None
+        (half,) = find([reference._replace(due_ms=first_ms, wheel=None)])
+        frame = self._frame_of(reference, half)
+        if frame is None or not is_half(frame.columns, half.copies[0].row):
+            return None
+        return half, frame
 
     async def look_for_cancels(self, known: Sequence[tuple[Reference, Found]]) -> None:
         """Looks again for cancels of found messages, and for the marks of reschedules.
