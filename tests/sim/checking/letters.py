@@ -48,7 +48,7 @@ def wrong_letter(world: World, entry: Expiring, letter: LogEntry) -> str | None:
     ours = {name: (value or b"").decode(errors="replace") for name, value in letter.headers}
     topic, reason = ours["dw-dead-topic"], DeadReason(ours["dw-dead-reason"])
     if reason is DeadReason.EXPIRED:
-        if entry.expires_us is not None and _latest_clock_us(world) >= entry.expires_us:
+        if entry.expires_us is not None and latest_clock_us(world) >= entry.expires_us:
             return None
         return f"a dead letter that has not expired: {ours.get('dw-dead-detail', '')}"
     if _is_justified(world, topic, reason, letter.key):
@@ -56,7 +56,7 @@ def wrong_letter(world: World, entry: Expiring, letter: LogEntry) -> str | None:
     return f"a dead letter of {topic}, which is well: {reason} {ours.get('dw-dead-detail', '')}"
 
 
-def _latest_clock_us(world: World) -> int:
+def latest_clock_us(world: World) -> int:
     """The time of a leader whose clock is ahead, by which messages fall due and expire."""
     true_ms = true_wall_ms(world.scheduler)
     ahead_ms = max(node.clock.wall_ms() - true_ms for node in world.nodes.values())
