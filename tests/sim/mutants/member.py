@@ -385,7 +385,7 @@ MEMBER = {
     "who fences itself goes on": Mutant(
         "an origin that is fenced goes on with its wheel",
         who_fences_itself_goes_on,
-        "closed at|beyond",
+        "closed at|beyond|keeps",
         ("self_fenced",),
     ),
     "opens a wheel again": Mutant(
