@@ -236,15 +236,15 @@ class Candidacy:
     def _check(self, *, has_wheels: bool) -> None:
         self._looked_at = self._clock.monotonic()
         self._look_at = self._looked_at + LOOK_AGAIN_S
-        warnings, halves_objection = self._kafka.check(has_wheels=has_wheels)
-        if halves_objection is not None:
+        warnings, objection, are_wanted = self._kafka.check(has_wheels=has_wheels)
+        if objection is not None and are_wanted:
             self._look_at = self._looked_at + LOOK_AT_HALVES_S
-            warnings = (*warnings, f"half messages are refused: {halves_objection}")
+            warnings = (*warnings, f"half messages are refused: {objection}")
         for warning in warnings:
             if warning not in self.warnings:
                 log.warning("kafka warning", warning=warning)
         self.warnings, self.objection = warnings, None
-        self.halves_objection = halves_objection
+        self.halves_objection = objection
 
     def _init(self, producers: ProducersPort, token: str, *, has_wheels: bool) -> Event:
         self._marked.clear()

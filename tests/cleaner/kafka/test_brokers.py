@@ -107,7 +107,11 @@ def test_an_unsuited_topic_of_our_own_is_refused_by_name(
 def test_what_is_wrong_with_the_halves_topic_is_told_and_keeps_no_node_from_leading(
     kafka: KafkaBroker, settings: KafkaSettings, admin: AdminClient
 ) -> None:
-    """Halves are not wanted any more here, and those of before are asked about."""
+    """Halves are not wanted any more here, and those of before are asked about.
+
+    Where the topic is gone, too: a letter would fail each transaction.
+    """
+    assert "is missing" in (ensure_topics(admin, settings, brokers=1, has_wheels=False) or "")
     create_topic(kafka.address, settings.names.halves, config={"max.message.bytes": "900000"})
     told = ensure_topics(admin, settings, brokers=1, has_wheels=False)
     assert told is not None

@@ -161,6 +161,11 @@ def ensure_topics(
     if missing:
         copies = replication_factor or min(3, brokers)
         objections |= _raised(dict(_refused(admin, missing, copies)))
+    objections |= {
+        topic: f"topic {topic.name} is missing, or may not be seen, and none is made here"
+        for topic, found in described.items()
+        if found is None and not topic.is_made
+    }
     topics = tuple(
         topic
         for topic, found in described.items()

@@ -79,7 +79,7 @@ class KafkaClients:
             )
         except KafkaException as exception:
             raise KafkaAway(exception.args[0].str()) from exception
-        return Checked(warnings, halves_objection)
+        return Checked(warnings, halves_objection, self._settings.halves)
 
     def topic_id(self, name: str) -> str | None:
         """Returns Kafka's id of a topic; None: it is missing, or this node may not see it.

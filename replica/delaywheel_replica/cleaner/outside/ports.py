@@ -277,10 +277,12 @@ class Checked(NamedTuple):
         warnings: Risks to the control topic.
         halves_objection: Why no group can be asked about half messages, and what to do; None: it
             can.
+        are_halves_wanted: Whether any are begun here; otherwise there may be some of another time.
     """
 
     warnings: tuple[str, ...] = ()
     halves_objection: str | None = None
+    are_halves_wanted: bool = True
 
 
 class KafkaPort(Protocol):
