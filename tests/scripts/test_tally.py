@@ -90,6 +90,9 @@ def test_what_errors_of_cancels_say_is_counted_whatever_their_numbers(tally: Tal
     assert verdict.cancels_failed == {"not answered in time; last: BACKPRESSURE: N messages": 3}
     text = verdict_text(verdict, Mirrors(1, 0, 0, ()))
     assert "3 cancels: not answered in time" in text
+    tally.answered(message(0)[0], "CANCELLED")
+    asked_again = tally.verdict([])
+    assert (asked_again.cancels_resolved, asked_again.cancels["UNKNOWN"]) == (1, 2)
 
 
 def test_second_copy_is_duplicated(tally: Tally) -> None:

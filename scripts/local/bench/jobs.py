@@ -18,13 +18,14 @@ from typing import Final
 
 import numpy as np
 
-from delaywheel import AsyncClient, Client, Tls
+from delaywheel import AsyncClient, Client, DelaywheelError, Tls
 from delaywheel.client.exchange.answers import Cancelled
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.transactions import CommitOutcome
 from local.bench.consuming import STAMP, topic_names
 from local.bench.workloads import Accept, Senders, Topics
 from local.loopback.cluster import ClusterError
+from local.stage.traffic import IN_DOUBT
 
 VALUE_BYTES: Final = 200
 TICK_S: Final = 0.01
@@ -181,7 +182,20 @@ class Cancelling:
             self._answers.append(self._calls.submit(self._cancel, one))
 
     def _cancel(self, one: PendingResult) -> Cancelled:
-        return self._client.cancel(one.result())
+        """Cancels a message; what is unknown is asked again until it is not."""
+        handle, in_doubt, until_s = one.result(), False, time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                cancelled = self._client.cancel(handle)
+            except DelaywheelError as error:
+                if time.monotonic() > until_s:
+                    raise
+                in_doubt |= not error.outcome_known
+            else:
+                is_known = not in_doubt or cancelled.outcome not in IN_DOUBT
+                if is_known or time.monotonic() > until_s:
+                    return cancelled
+            time.sleep(1.0)
 
     def end(self) -> int:
         """Waits for all of them; returns how many were cancelled."""

@@ -73,6 +73,7 @@ class Verdict:
         cancels: How many cancels had each outcome; UNKNOWN: the call failed, and may have had an
             effect; NOT_CANCELLED: it had none.
         cancels_failed: What the errors of cancels said, with N for each number, and how often.
+        cancels_resolved: How many were unknown, and had their outcome once they were asked again.
         cancelled_delivered: Messages that arrived although their cancel was answered CANCELLED.
         acks: From handing a message to the SDK to its acknowledgement.
         in_health: Lateness apart from the disturbance.
@@ -94,6 +95,7 @@ class Verdict:
     silence_ms: float | None
     cancels: Mapping[str, int] = field(default_factory=dict)
     cancels_failed: Mapping[str, int] = field(default_factory=dict)
+    cancels_resolved: int = 0
     cancelled_delivered: int = 0
 
     @property
@@ -124,6 +126,7 @@ class Tally:
         self._accepted: dict[bytes, int] = {}
         self._cancels: dict[bytes, str] = {}
         self._cancels_failed: Counter[str] = Counter()
+        self._resolved = 0
         self._acks_ms: list[float] = []
         self._not_accepted = 0
 
@@ -162,6 +165,7 @@ class Tally:
 
     def answered(self, message_id: bytes, outcome: str, error: str = "") -> None:
         """Notes the answer to a cancel, or what its error says."""
+        self._resolved += self._cancels.get(message_id) == UNKNOWN
         self._cancels[message_id] = outcome
         if error:
             self._cancels_failed[_NUMBERS.sub("N", error)] += 1
@@ -194,6 +198,7 @@ class Tally:
             silence_ms=silence_ms if killed_at_ms is not None else None,
             cancels=dict(Counter(self._cancels.values())),
             cancels_failed=dict(self._cancels_failed.most_common(5)),
+            cancels_resolved=self._resolved,
             cancelled_delivered=sum(
                 outcome == _CANCELLED and message_id in copies
                 for message_id, outcome in self._cancels.items()

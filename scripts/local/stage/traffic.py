@@ -16,6 +16,10 @@ from delaywheel import AsyncClient, Client, DelaywheelError, Handle, Message, Re
 from local.stage.tally import NOT_CANCELLED, UNKNOWN, Content, Header, Tally
 
 LEAD_S = (0.3, 6.0)
+_ASKED_AGAIN = 20
+_AGAIN_S = 2.0
+IN_DOUBT = {UNKNOWN, NOT_CANCELLED, "TOO_LATE", "NOT_FOUND"}
+"""What says nothing of an earlier call that may have had an effect."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -171,7 +175,7 @@ class CancelledTraffic(Traffic):
     """Sends messages at a rate, and cancels each at some time before its due, or just after it.
 
     Its thread has an event loop, and ends once the last cancel is answered: each is awaited,
-    whatever becomes of those before.
+    whatever becomes of those before. What is unknown is asked again until it is not.
     """
 
     def __init__(
@@ -219,10 +223,22 @@ class CancelledTraffic(Traffic):
 
     async def _cancel(self, client: AsyncClient, handle: Handle, after_s: float) -> None:
         await asyncio.sleep(after_s)
+        if await self._ask(client, handle) != UNKNOWN:
+            return
+        for _ in range(_ASKED_AGAIN):
+            await asyncio.sleep(_AGAIN_S)
+            if await self._ask(client, handle, in_doubt=True) not in IN_DOUBT:
+                return
+
+    async def _ask(self, client: AsyncClient, handle: Handle, *, in_doubt: bool = False) -> str:
+        """Asks for a cancel, and notes its outcome; returns it."""
         try:
             outcome = str((await client.cancel(handle, timeout=30)).outcome)
         except DelaywheelError as error:
             outcome = NOT_CANCELLED if error.outcome_known else UNKNOWN
-            self._tally.answered(handle.id, outcome, str(error))
+            if not in_doubt:
+                self._tally.answered(handle.id, outcome, str(error))
         else:
-            self._tally.answered(handle.id, outcome)
+            if not in_doubt or outcome not in IN_DOUBT:
+                self._tally.answered(handle.id, outcome)
+        return outcome

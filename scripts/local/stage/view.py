@@ -278,6 +278,7 @@ def verdict_text(
         for name, count in (
             ("not accepted", verdict.not_accepted),
             ("unknown records", verdict.strangers),
+            ("cancels asked again", verdict.cancels_resolved),
             ("cancelled, came", verdict.cancelled_delivered),
         )
         if count
