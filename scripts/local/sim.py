@@ -33,7 +33,7 @@ def main() -> int:
     options = argument_parser().parse_args()
     choice = Choice(nodes=options.nodes, steps=options.steps, profile=options.profile)
     first, last = options.seeds
-    if options.mutants:
+    if options.mutants or options.mutant:
         names = [options.mutant] if options.mutant else sorted(MUTANTS)
         return _hunt(names, options.minutes, options.jobs)
     if options.models:
