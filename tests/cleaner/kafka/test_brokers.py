@@ -119,23 +119,36 @@ def test_what_is_wrong_with_the_halves_topic_is_told_and_keeps_no_node_from_lead
 
 
 class Denied:
-    """A broker that has no topic of ours, and lets none be described, or none be made."""
+    """A broker that has no topic of ours, and lets none be described, or none be made.
 
-    def __init__(self, code: int) -> None:
+    Args:
+        code: What it answers where topics are to be described.
+        made: What it answers where the last one is to be made.
+        unset: The topic whose settings may not be seen.
+    """
+
+    def __init__(
+        self, code: int, made: int = KafkaError.TOPIC_AUTHORIZATION_FAILED, unset: str = ""
+    ) -> None:
         self.code = code
+        self.made = made
+        self.unset = unset
 
     def describe_topics(self, names: TopicCollection, **_: Any) -> dict[str, Future[None]]:
         return {name: _failed(self.code) for name in names.topic_names}
 
     def create_topics(self, topics: list[NewTopic], **_: Any) -> dict[str, Future[None]]:
         made = {topic.topic: _failed(KafkaError.TOPIC_ALREADY_EXISTS) for topic in topics}
-        return made | {topics[-1].topic: _failed(KafkaError.TOPIC_AUTHORIZATION_FAILED)}
+        return made | {topics[-1].topic: _failed(self.made)}
 
     def describe_configs(
         self, topics: list[ConfigResource], **_: Any
     ) -> dict[ConfigResource, Future[Any]]:
-        described = {}
+        described: dict[ConfigResource, Future[Any]] = {}
         for topic in topics:
+            if topic.name == self.unset:
+                described[topic] = _failed(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+                continue
             policy = "compact" if topic.name == KafkaNames("c").control else "delete"
             values = {
                 "cleanup.policy": policy,
@@ -171,6 +184,26 @@ def test_a_halves_topic_that_may_not_be_made_is_told_with_the_way_without() -> N
     assert told is not None
     assert settings.names.halves in told
     assert told.endswith("grant Create, or set halves = false")
+
+
+def test_whatever_kafka_has_against_the_halves_topic_keeps_no_node_from_leading() -> None:
+    """A policy of its brokers, say, or a right to its settings; a lost connection does."""
+    settings = KafkaSettings(KafkaNames("c"), {}, halves=True)
+    unknown = KafkaError.UNKNOWN_TOPIC_OR_PART
+
+    def told(code: int, unset: str = "") -> str | None:
+        admin = cast("AdminClient", Denied(unknown, code, unset))
+        return ensure_topics(admin, settings, brokers=1, has_wheels=False)
+
+    for code in (KafkaError.POLICY_VIOLATION, KafkaError.INVALID_REPLICATION_FACTOR):
+        assert "Kafka does not make it" in (told(code) or "")
+    made = KafkaError.TOPIC_ALREADY_EXISTS
+    assert "grant DescribeConfigs" in (told(made, settings.names.halves) or "")
+    with pytest.raises(LeadingRefused, match="grant DescribeConfigs"):
+        told(made, settings.names.dead)
+    for code in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+        with pytest.raises(KafkaException):
+            told(code)
 
 
 @pytest.mark.kafka

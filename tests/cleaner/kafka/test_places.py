@@ -101,6 +101,8 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
         ("dw-due", str(DUE_MS)),
     ]
     producer.produce(topic, b"it came", headers=headers)
+    headers = [("dw-id", ASKED.hex()), ("dw-due", str(DUE_MS)), ("dw-dead-reason", "it was")]
+    producer.produce(names.dead, b"replayed, and answered since", headers=headers)
     assert producer.flush(60) == 0
 
     clients: list[Consumer] = []
@@ -116,7 +118,7 @@ def test_whether_a_cancel_took_effect_is_read_from_the_outcomes(
     assert found == PlaceFound(1, LinkPlace(names.outcomes, 0, 6), outcome="cancelled")
     asked = AskPlace(2, DELIVERED, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
     assert looking.find(asked) == PlaceFound(2, LinkPlace(topic, 0, 0))
-    asked = AskPlace(3, ASKED, DUE_MS, topic, is_dead=False, is_asked_half=True)
+    asked = AskPlace(3, ASKED, DUE_MS, topic, is_asked_half=True)
     assert looking.find(asked) == PlaceFound(3, answer="committed"), "the last one counts"
     asked = AskPlace(
         4, RELEASED, released_ms, topic, is_dead=False, is_named_by_cancel=True, early_ms=10_000

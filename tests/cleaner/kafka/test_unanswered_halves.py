@@ -228,6 +228,17 @@ def test_it_rests_only_if_the_end_was_seen_in_this_term(change: str) -> None:
         counting.look()
 
 
+def test_letters_that_this_leader_has_not_written_are_seen_soon() -> None:
+    """Operators replay letters that were dead letters, and nobody may read them."""
+    counting = Pretended()
+    for _ in range(4):
+        counting.look()
+    counting.letters = {"shop": [_Letter(0, 0, WRITTEN_MS)]}
+    for _ in range(unanswered_halves.REST_LOOKS):
+        counting.look()
+    assert counting.found == (waits("shop", 1),)
+
+
 class Unanswering:
     """A client of a broker that has letters, and hands none out: their disk hangs, say."""
 

@@ -177,6 +177,9 @@ def test_halves_of_which_nobody_can_be_asked_are_refused_and_hold_nothing_up() -
         assert [each.offset for each in step.announced] == [2]
     commit = reading(of_half(0, commit=True), rules=WITH_HALVES)
     assert len(transact(commit, closed).announced) == 1
+    never = replace(closed, takes_halves=False)
+    both = reading(of_half(0), of_half(1, commit=True), rules=WITH_HALVES)
+    assert transact(both, never).record.next_offset == 2, "a commit without any half waits for none"
 
 
 def test_no_half_is_held_for_long_or_due_beyond_the_span() -> None:

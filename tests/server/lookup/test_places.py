@@ -87,6 +87,7 @@ async def test_what_a_group_has_answered_is_the_state_of_its_half(
     ("found", "state"),
     [
         (LinkPlace("orders", 0, 1), "DELIVERED"),
+        (LinkPlace("dead", 0, 1), "DEAD_LETTERED"),
         ("cancelled", "CANCELLED"),
         ("asked", "ASKED"),
         ("committed", "COMMITTED"),
@@ -96,11 +97,14 @@ async def test_what_a_group_has_answered_is_the_state_of_its_half(
 async def test_what_became_of_a_message_is_its_outcome_or_its_record(
     found: LinkPlace | str, state: str
 ) -> None:
-    """A half that its group was asked about was taken for one that was delivered."""
+    """Halves that groups were asked about, and dead letters, were told to be delivered."""
     place = LinkPlace("outcomes", 0, 1) if isinstance(found, str) else found
-    cleaner = Cleaner(PlaceFound(0, place, outcome=found if isinstance(found, str) else None))
-    ended = await cleaner.places.ended(message(DONE))
+    reason = "HALVES_UNAVAILABLE" if place.topic == "dead" else None
+    outcome = found if isinstance(found, str) else None
+    asked = message(DONE)
+    ended = await Cleaner(PlaceFound(0, place, reason, outcome=outcome)).places.ended(asked)
     assert ended == pb.MessageState.Value(f"MESSAGE_STATE_{state}")
+    assert asked.dead_reason == (reason or "")
 
 
 async def test_a_half_is_looked_for_from_its_commit_on() -> None:

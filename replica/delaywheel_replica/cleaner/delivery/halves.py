@@ -14,8 +14,8 @@ hold up every other message. So a leader that knows of that (kafka/brokers.py) d
 | the halves topic, at the last check | a begin is | commit, rollback | nobody committed it |
 |---|---|---|---|
 | is as it should be | accepted | counts | asked about |
-| is missing, and this node may not make it | refused | counts | a dead letter |
-| may not be described, or written to | refused | counts | a dead letter |
+| is missing; Kafka does not let it be made | refused | counts | a dead letter |
+| may not be described, nor its settings, or written to | refused | counts | a dead letter |
 | is compacted, or takes too little | refused | counts | a dead letter |
 
 Begins are refused by all nodes once they have heard of it, and records that begin halves become

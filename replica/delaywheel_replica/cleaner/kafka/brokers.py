@@ -287,7 +287,10 @@ def _access_objections(
 def _refused(
     admin: AdminClient, missing: Sequence[OwnTopic], replication_factor: int
 ) -> Iterator[tuple[OwnTopic, str]]:
-    """Makes topics; yields those that this node may not make."""
+    """Makes topics; yields those that this node may not make.
+
+    A topic that is not needed is yielded whatever Kafka has against it: a policy, or a quota.
+    """
     copies = {"min.insync.replicas": str(max(1, replication_factor - 1))}
     wanted = [
         NewTopic(
@@ -306,8 +309,13 @@ def _refused(
             if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 why = "is missing, and this node may not make it: make it, grant Create"
                 yield topic, f"topic {topic.name} {why}{topic.otherwise}"
-            elif _code(error) != KafkaError.TOPIC_ALREADY_EXISTS:  # another node was quicker
+            elif _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+                continue  # another node was quicker
+            elif topic.is_needed or _is_passing(error):
                 raise
+            else:
+                why = f"is missing, and Kafka does not make it ({error.args[0].str()}): make it"
+                yield topic, f"topic {topic.name} {why}{topic.otherwise}"
 
 
 def _config_objections(
@@ -317,7 +325,15 @@ def _config_objections(
     wanted = [ConfigResource(ResourceType.TOPIC, topic.name) for topic in topics]
     described = admin.describe_configs(wanted, request_timeout=CALL_S)
     for topic, future in zip(topics, described.values(), strict=True):
-        for objection in topic_objections(topic, future.result(), settings):
+        try:
+            config = future.result()
+        except KafkaException as error:
+            if _code(error) != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise
+            advice = f"grant DescribeConfigs on it{topic.otherwise}"
+            yield topic, f"not allowed to see the settings of topic {topic.name}: {advice}"
+            continue
+        for objection in topic_objections(topic, config, settings):
             yield topic, objection
             break
 
@@ -351,3 +367,9 @@ def topic_objections(
 
 def _code(error: KafkaException) -> int:
     return int(error.args[0].code())
+
+
+def _is_passing(error: KafkaException) -> bool:
+    """Whether the same call may succeed soon; else Kafka has answered it."""
+    cause = error.args[0]
+    return bool(cause.retriable()) or int(cause.code()) < 0  # the client's own: no answer

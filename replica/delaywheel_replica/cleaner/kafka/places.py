@@ -12,7 +12,8 @@ was forwarded, not before its due, or the one that its caller set: a search begi
 |   |   | or what became of a half instead, other than that it was delivered |
 | the halves topic | due | are halves that a group was asked about: its letter |
 | then the outcomes topic, all of it | due | the same: its answer |
-| then the dead-letter topic | due | the same, if it has no letter: nobody could be asked |
+| then the dead-letter topic | due | the same, if it has no letter, and no answer is known: |
+|   |   | nobody could be asked |
 
 A half message may have its end at its commit, so its due counts as the longest hold earlier.
 
@@ -212,7 +213,12 @@ class _Search:
                 alive.setdefault(each.topic, []).append(each)
         for topic, messages in alive.items():
             self._look(consumer, topic, messages, _since_ms, _delivered)
-        dead = [each for each in self._open.values() if each.is_dead is not False]
+        answered = {question for question, found in self.found.items() if found.answer}
+        dead = [
+            each
+            for each in self._open.values()
+            if each.is_dead is not False and each.question not in answered
+        ]
         self._look(consumer, names.dead, dead, _done_ms, _delivered)
 
     @property

@@ -517,13 +517,15 @@ def _can_be_handed(taken: RecordUnderWay, moment: Moment) -> bool:
 
 
 def _is_void(taken: RecordUnderWay, moment: Moment) -> bool:
-    """Whether a commit that is not held means nothing any more: the group of its half is asked."""
+    """Whether a commit that is not held means nothing any more: the group of its half is asked.
+
+    Or there is no half: none was ever accepted, and none is now.
+    """
     wish = taken.wish
-    return (
-        isinstance(wish, HalfCommit)
-        and taken.stage is not Stage.HANDED
-        and (taken.stage is Stage.REFUSED or wish.due_ms <= moment.now_ms)
-    )
+    if not isinstance(wish, HalfCommit) or taken.stage is Stage.HANDED:
+        return False
+    has_no_half = not moment.takes_halves and moment.halves_objection is not None
+    return has_no_half or taken.stage is Stage.REFUSED or wish.due_ms <= moment.now_ms
 
 
 def _waits_for_halves(taken: RecordUnderWay, moment: Moment) -> bool:

@@ -86,11 +86,14 @@ class AskedPlaces:
         """What became of a message that is done; None: nothing proves it.
 
         CANCELLED, also if it has another due; of a half also ASKED, and COMMITTED if its message is
-        due later; otherwise DELIVERED.
+        due later; DEAD_LETTERED, with the reason, which is added; otherwise DELIVERED.
         """
         found = await self._look(self._question(message, is_named_by_cancel=True))
         if found is None or found.place is None:
             return None
+        if found.dead_reason is not None:
+            message.dead_reason = found.dead_reason
+            return pb.MESSAGE_STATE_DEAD_LETTERED
         return _ENDED.get(found.outcome, pb.MESSAGE_STATE_DELIVERED)
 
     async def _look(self, asked: AskPlace) -> PlaceFound | None:
