@@ -16,7 +16,7 @@ from delaywheel import AsyncClient, Client, DelaywheelError, Handle, Message, Re
 from local.stage.tally import NOT_CANCELLED, UNKNOWN, Content, Header, Tally
 
 LEAD_S = (0.3, 6.0)
-_ASKED_AGAIN = 20
+_ASKED_AGAIN = 5
 _AGAIN_S = 2.0
 IN_DOUBT = {UNKNOWN, NOT_CANCELLED, "TOO_LATE", "NOT_FOUND"}
 """What says nothing of an earlier call that may have had an effect."""
