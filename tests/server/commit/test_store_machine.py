@@ -255,7 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.floor = min(self.floor + step, BASE_SLOT + SLOTS - 1)
         node = self.nodes[name]
         node.floor = self.floor
-        assert all(slot < self.floor for slot in node.store.sweep(self.floor))
+        assert all(slot is None or slot < self.floor for slot in node.store.sweep(self.floor))
 
     @rule(name=NODES, number=st.integers(0, 9), chance=st.randoms(use_true_random=False))
     def flip_bit(self, name: str, number: int, chance: Random) -> None:

@@ -77,7 +77,8 @@ def read_all(disk: Disk, data: Path, wheel: WheelId) -> dict[int, list[Message] 
 def delete_below(wheel: OriginWheel | MirrorWheel, floor: int) -> list[int]:
     """Finishes the slots below the floor and deletes their files; returns those with a file."""
     wheel.raise_floor(floor)
-    return list(wheel.delete_finished(Undeletable()))
+    deleted = wheel.delete_finished(Undeletable())
+    return [slot for slot in deleted if slot is not None]
 
 
 def ignored(*_: object) -> None:

@@ -419,13 +419,13 @@ class Store:
         """Notes frames that are committed as lost, and so no longer missing."""
         self._missing.lose(frames)
 
-    def sweep(self, floor: int) -> Iterator[int]:
+    def sweep(self, floor: int) -> Iterator[int | None]:
         """Finishes every slot below the floor at once, then deletes their files one by one.
 
         Returns:
-            Yields the slot of each file that was deleted. A file that cannot be deleted is tried
-            again by a later sweep, after a pause. Each wheel is tried separately: the OSError of
-            the first whose files cannot be listed is raised after all of them.
+            Yields the slot of each slot file, and None for each index segment. A file that cannot
+            be deleted is tried again by a later sweep, after a pause. Each wheel is tried
+            separately: the OSError of the first whose files cannot be listed is raised after all.
         """
         floor = self._copies.floor = max(self._copies.floor, floor)
         wheels: list[MirrorWheel | OriginWheel] = [*self._copies.known.values()]
@@ -501,7 +501,7 @@ class Store:
 
     # --- inside
 
-    def _delete_finished(self, wheels: Iterable[MirrorWheel | OriginWheel]) -> Iterator[int]:
+    def _delete_finished(self, wheels: Iterable[MirrorWheel | OriginWheel]) -> Iterator[int | None]:
         self.undeletable.forget_gone(self._disk)
         failure: OSError | None = None
         for wheel in wheels:

@@ -130,7 +130,7 @@ class IndexWriter:
 
     def delete_below(
         self, floor: int, note: Callable[[int], object], undeletable: Undeletable
-    ) -> list[int]:
+    ) -> Iterator[int]:
         """See `SegmentTops.delete_below`."""
         return self._tops.delete_below(floor, note, undeletable)
 
@@ -343,33 +343,29 @@ class SegmentTops:
 
     def delete_below(
         self, floor: int, note: Callable[[int], object], undeletable: Undeletable
-    ) -> list[int]:
+    ) -> Iterator[int]:
         """Deletes the leading segments all of whose slots are below ``floor``, never the last.
+
+        One by one: yields the number of each.
 
         Only leading ones, so that one unbroken run of seqs is left: one that cannot be deleted
         stays, with all behind it.
 
         Args:
             floor: Slots below are finished.
-            note: Called before anything is deleted, with the number of the first segment that
-                stays; it must be durable when this returns.
+            note: Called before a segment is deleted, with the number of the next one: it must be
+                durable when this returns.
             undeletable: What could not be deleted before.
         """
-        finished = []
         for segment in list_segments(self._disk, self._folder)[:-1]:
             top = self._known_top(segment)
             if top is None or top >= floor:
-                break
-            finished.append(segment)
-        if finished:
-            note(finished[-1] + 1)
-        deleted = []
-        for segment in finished:
+                return
+            note(segment + 1)
             if not undeletable.delete(self._disk, layout.index_path(self._folder, segment)):
-                break
+                return
             self.forget(segment)
-            deleted.append(segment)
-        return deleted
+            yield segment
 
     def _known_top(self, segment: int) -> int | None:
         with self._lock:

@@ -378,10 +378,11 @@ class MirrorWheel:
         self._refused.drop_below(self._floor)
         self._missing.remove(self._finished(self._missing.some()))
 
-    def delete_finished(self, undeletable: Undeletable) -> Iterator[int]:
-        """Deletes the slot files below the floor, one by one; yields their slots."""
+    def delete_finished(self, undeletable: Undeletable) -> Iterator[int | None]:
+        """See `OriginWheel.delete_finished`."""
         yield from delete_slots_below(self._disk, self._folder, self._floor, undeletable)
-        self._index.delete_below(self._floor, self._medium.note_first, undeletable)
+        for _ in self._index.delete_below(self._floor, self._medium.note_first, undeletable):
+            yield None
 
     # --- reading
 

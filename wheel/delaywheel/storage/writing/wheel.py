@@ -214,10 +214,15 @@ class OriginWheel:
         self._floor = max(self._floor, floor)
         self._slots.forget_below(floor)
 
-    def delete_finished(self, undeletable: Undeletable) -> Iterator[int]:
-        """Deletes the slot files below the floor, one by one; yields their slots."""
+    def delete_finished(self, undeletable: Undeletable) -> Iterator[int | None]:
+        """Deletes the slot files below the floor, and then index segments, one by one.
+
+        Returns:
+            Yields the slot of each slot file, and None for each segment.
+        """
         yield from delete_slots_below(self._disk, self._folder, self._floor, undeletable)
-        self._index.delete_below(self._floor, self._note_first, undeletable)
+        for _ in self._index.delete_below(self._floor, self._note_first, undeletable):
+            yield None
 
     def close(self) -> bool:
         """Closes the files; the wheel is never opened for append again.
