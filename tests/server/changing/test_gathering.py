@@ -26,10 +26,12 @@ from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.sights import DecisionBasis
 from delaywheel_replica.server.changing.waiting import (
     AskedGroup,
+    CancelCall,
     Cohort,
     Decided,
     PendingCancel,
     Subject,
+    Waiter,
     WaitingCancels,
 )
 from delaywheel_replica.server.commit.writing import Writing
@@ -200,6 +202,38 @@ async def test_who_asks_for_a_part_hears_soon_of_what_is_decided() -> None:
         site.reach(100)
         assert await rest[1] == cancelled()
     assert sum(site.written) == 2
+
+
+@pytest.mark.parametrize("stage", ["queued", "cohort"])
+async def test_who_has_given_up_is_not_kept_however_often_it_comes_again(stage: str) -> None:
+    """Whoever names a message that cannot be decided, and one that can, is answered at once."""
+    site = Site()
+    refused = Refusal(Reason.ID_INVALID)
+    async with site.serving() as groups:
+        busy = asyncio.create_task(groups.cancel([named(9)], 9))
+        await site.until(lambda: site.looked_up == [1])
+        first = asyncio.create_task(groups.cancel([named(1)], 9))
+        await asyncio.sleep(0)
+        if stage != "queued":
+            site.goes_on.set()
+            await site.until(lambda: sum(site.written) == 2)
+        for _ in range(20):
+            again = asyncio.create_task(groups.cancel([named(1), refused], 9, partly=True))
+            await asyncio.sleep(0)
+            again.cancel()
+            await asyncio.gather(again, return_exceptions=True)
+        known = groups._named[named(1)]
+        if isinstance(known, AskedGroup):
+            assert len(known.others[named(1)]) == 1
+        else:
+            assert isinstance(known, Cohort)
+            assert [len(callers) for callers, _ in known._joined.values()] == [1]
+            alone = known.single(known.named.index(named(1)))
+            for _ in range(20):
+                alone.join(alone.key, [Waiter(CancelCall([None], is_over=True), 0)], None)
+            assert len(alone.callers) == 2
+        first.cancel()
+        busy.cancel()
 
 
 async def test_who_asks_again_joins_the_first_attempt() -> None:

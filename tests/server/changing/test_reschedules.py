@@ -349,11 +349,19 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
         assert refused.value.refusal.reason is Reason.RESCHEDULE_UNKNOWN
         (attempt,) = reschedules._attempts.values()
         assert attempt.is_awaited
-    assert len(attempt.callers) == 2
+    assert len(attempt.callers) == 1, "who has left is kept"
     monkeypatch.setattr("delaywheel_replica.server.changing.reschedules.PASSED_ON_S", 0.01)
     (undecided,) = (await reschedules.reschedule(request, A_NODE, left_s=10)).results
     assert undecided == pb.MessageRescheduled()
     # That node asks again, and may come late: what was done until then is not to be done anew.
     assert attempt.kept_until_ms > monotonic_ms() + 5_000
+    # What waits for its turn is not said to be unchanged while it may still have it.
+    monkeypatch.setattr("delaywheel_replica.server.changing.reschedules.MOST", 0)
+    for is_kept, reason in [(True, Reason.RESCHEDULE_UNKNOWN), (False, Reason.RESCHEDULES_BUSY)]:
+        dues = [pb.NewDue(message=named(f"n1.1:5:{8 + is_kept:032x}"), deliver_at_ms=in_ms(60_000))]
+        request = pb.RescheduleRequest(messages=dues, partly=is_kept)
+        with pytest.raises(RequestRefusedError) as refused:
+            await reschedules.reschedule(request, ANYBODY, left_s=0.02)
+        assert refused.value.refusal.reason is reason
     for task in reschedules._tasks:
         task.cancel()

@@ -252,6 +252,22 @@ async def test_nothing_is_queued_behind_what_has_waited_for_long(
     await passing.close()
 
 
+async def test_what_one_caller_adds_is_not_passed_on_in_the_call_of_many(
+    leader: tuple[LeadersNode, str],
+) -> None:
+    """Unknown fields made the call too long: nobody's message in it was cancelled."""
+    _, address = leader
+    passing = Passing(view_of(address))
+    named = REQUEST.messages[0].SerializeToString()
+    added = b"\xfa\x01" + pb.MessageRef(handle="x" * (5 << 20)).SerializeToString()[1:]
+    message = pb.MessageRef.FromString(named + added)
+    assert message.ByteSize() > 4 << 20
+    request = pb.CancelRequest(messages=[message])
+    answer = await cancels_of(view_of(address), passing).cancel(request, ANYBODY, left_s=20)
+    assert answer.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
+    await passing.close()
+
+
 async def test_nobody_waits_for_what_another_caller_named(
     leader: tuple[LeadersNode, str],
 ) -> None:

@@ -64,6 +64,8 @@ class Cancels:
                 BACKPRESSURE; of a single message also those of references, NOT_UP_TO_DATE,
                 CANCEL_UNKNOWN, and those of the writing.
         """
+        # A reference is short, but for these: what one caller adds must not fill a call of many.
+        request.DiscardUnknownFields()
         references = parsed(request.messages, reference_of)
         within_s = within_s_of(left_s)
 

@@ -28,7 +28,6 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -53,6 +52,7 @@ from delaywheel_replica.server.changing.waiting import (
     Decided,
     PendingCancel,
     Subject,
+    Waiter,
     WaitingCancels,
 )
 from delaywheel_replica.server.commit.committer import Committed
@@ -229,7 +229,7 @@ class CancelGroups:
                     waits_with = known
                     known.join(reference, call, row)
                 else:
-                    known.join(known.key_of(reference), [partial(call.settle, row)], None)
+                    known.join(known.key_of(reference), [Waiter(call, row)], None)
                 asked.append(waits_with)
         except BaseException:
             call.is_over = True  # nobody waits for what it has queued

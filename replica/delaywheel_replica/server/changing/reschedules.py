@@ -201,6 +201,8 @@ class Reschedules:
                 NOT_UP_TO_DATE, DUE_INVALID, DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD,
                 RESCHEDULES_RESTING, HALF_KEEPS_DUE, RESCHEDULE_UNKNOWN.
         """
+        # See `Cancels.cancel`.
+        request.DiscardUnknownFields()
         wanted = parsed(request.messages, self._wanted)
         within_s = within_s_of(left_s)
 
@@ -269,6 +271,8 @@ class Reschedules:
             self._attempts[wanted] = attempt
             self._queue.append(attempt)
             self._start(self._carry_out(attempt))
+        # A node that passes it on comes again ten times a second, and others may more often.
+        attempt.callers = [(each, at) for each, at in attempt.callers if not each.is_over]
         attempt.callers.append((call, row))
         return attempt
 
@@ -485,9 +489,9 @@ def _at(id_: bytes, due_ms: int) -> Reference:
 
 
 def _over(attempt: _Attempt | None) -> Refusal:
-    """The answer for a message whose caller's time is over."""
-    is_under_way = attempt is not None and attempt.turn.done()
-    return Refusal(Reason.RESCHEDULE_UNKNOWN if is_under_way else Reason.RESCHEDULES_BUSY)
+    """The answer for a message whose caller's time is over: BUSY says that nothing will happen."""
+    goes_on = attempt is not None and (attempt.turn.done() or attempt.is_awaited)
+    return Refusal(Reason.RESCHEDULE_UNKNOWN if goes_on else Reason.RESCHEDULES_BUSY)
 
 
 def _result(answered: _Answered | Decided | None) -> pb.MessageRescheduled:

@@ -33,7 +33,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, count
 from typing import Final, NamedTuple
 
@@ -72,6 +71,23 @@ Answered = Decided | Refusal
 
 CancelCall = AwaitedCall[Answered]
 Caller = Callable[[Answered], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A `Caller` that waits for one message of its call."""
+
+    call: CancelCall
+    row: int
+
+    def __call__(self, answered: Answered) -> None:
+        """Tells it."""
+        self.call.settle(self.row, answered)
+
+
+def _still_there(callers: Iterable[Caller]) -> list[Caller]:
+    """Leaves out who has given up: who asks in part comes again and again for what takes long."""
+    return [each for each in callers if not (isinstance(each, Waiter) and each.call.is_over)]
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +144,7 @@ class PendingCancel:
         name: Reference | None,
     ) -> None:
         """Adds callers, and what they call it, if that is another name."""
-        self.callers += callers
+        self.callers = [*_still_there(self.callers), *callers]
         if name is not None:
             self.names.append(name)
 
@@ -172,13 +188,13 @@ class AskedGroup:
 
     def join(self, named: Reference, call: CancelCall, row: int) -> None:
         """Adds a call that names one of them."""
-        self.others.setdefault(named, []).append((call, row))
+        there = [(each, at) for each, at in self.others.get(named, ()) if not each.is_over]
+        self.others[named] = [*there, (call, row)]
 
     def callers(self, at: int) -> list[Caller]:
         """Returns who waits for one of them."""
         joined = self.others.get(self.named[at], ()) if self.others else ()
-        first = partial(self.call.settle, self.rows[at])
-        return [first, *(partial(call.settle, row) for call, row in joined)]
+        return [Waiter(self.call, self.rows[at]), *(Waiter(call, row) for call, row in joined)]
 
     def settle(self, at: int, answered: Answered) -> None:
         """Tells all who wait for one of them."""
@@ -249,7 +265,7 @@ class Cohort:
     def join(self, key: MessageKey, callers: Sequence[Caller], name: Reference | None) -> None:
         """Adds who waits for one of them too, and what they call it, if that is another name."""
         all_callers, names = self._joined.setdefault(key, ([], []))
-        all_callers += callers
+        all_callers[:] = [*_still_there(all_callers), *callers]
         if name is not None:
             names.append(name)
             self._other_names[name] = key
