@@ -108,9 +108,12 @@ class _Child:
         pass_fds: Sequence[int],
         **_always_so: Any,
     ) -> None:
+        # Until the child has handlers of its own, those are the supervisor's, which would be told.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         self.pid = os.fork()
         if not self.pid:
             _become(command[-1], env, stderr, pass_fds)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def wait(self) -> int:
         """Waits for the end, and returns the exit code; called once."""
@@ -138,6 +141,7 @@ def _become(
     try:
         os.setpgid(0, 0)
         forked.forget_signals()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stderr, 2)
         _close_all_but(kept)
