@@ -18,6 +18,7 @@ from pathlib import Path
 
 import grpc
 import pyarrow.parquet as pq
+import pytest
 
 from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder.disk import PosixDisk
@@ -26,7 +27,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.ledger.notes import Notes
-from sim.machine.disk import Crash, SimulatedDisk
+from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.server.server_process import ServerProcess, wait_until
 from support.wheels.books import ACCEPTED_AT_MS, WHEEL, Bench, Died
 from support.wheels.messages import BASE_SLOT, message
@@ -58,6 +59,20 @@ def test_what_is_noted_outlives_the_machine_with_its_folder() -> None:
     Notes(disk, data).place(WHEEL, 7)
     disk.lose_unsynced()
     assert Notes(disk, data).placed(WHEEL) == 7
+
+
+def test_what_an_earlier_process_noted_outlives_the_machine_once_it_was_read() -> None:
+    """It died behind the rename: what was deleted since would count as lost otherwise."""
+    disk, data = SimulatedDisk(), Path("/data")
+    disk.make_folder(data)
+    notes = Notes(disk, data)
+    notes.place(WHEEL, 7)
+    disk.faults.append(Fault("sync", path_part="books.json"))
+    with pytest.raises(OSError, match="Input/output"):
+        notes.place(WHEEL, 9)
+    assert Notes(disk, data).placed(WHEEL) == 9
+    disk.lose_unsynced()
+    assert Notes(disk, data).placed(WHEEL) == 9
 
 
 def ranges(folder: Path) -> dict[str, list[tuple[int, int]]]:

@@ -445,6 +445,21 @@ def test_what_is_missing_is_noted_behind_a_checkpoint_that_failed_and_is_there()
     assert pair.reopened(os_crashed=True).damaged == SeqSet.of([2])
 
 
+def test_what_an_earlier_process_noted_as_missing_outlives_the_machine() -> None:
+    """It died behind the rename: the file has its name, which is perhaps not on the medium."""
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.mirror.checkpoint()
+    pair.disk.flip_bit(pair.slot_path(1), 700)
+    pair.disk.faults.append(Fault("sync", path_part="checkpoint"))
+    with pytest.raises(OSError, match="Input/output"):
+        pair.repair(pair.copies)
+    assert pair.reopened().damaged == SeqSet.of([2])
+    assert pair.repair(pair.copies) == []
+    pair.disk.lose_unsynced()
+    assert pair.reopened(os_crashed=True).damaged == SeqSet.of([2])
+
+
 def test_what_is_written_again_is_synced_again_whatever_a_sync_had_covered() -> None:
     pair = Pair()
     pair.append(pair.copies[:1])

@@ -124,6 +124,8 @@ class Notes:
         self._placed = dict(content.placed)
         self._gaps = {gap.wheel: gap for gap in content.gaps}
         self._reported = dict(content.reported)
+        with contextlib.suppress(OSError):  # an earlier process may have died behind the rename
+            disk.sync_folder(self._path.parent)
 
     def take_ballast(self) -> None:
         """Creates the ballast if it is absent and there is room."""

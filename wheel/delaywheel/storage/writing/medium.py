@@ -77,8 +77,12 @@ class CopyMedium:
         self.closed = False
         self.checkpoint = load_checkpoint(disk, self._folder) or Checkpoint(0)
         self.synced_seq = self.checkpoint.seq
-        # Whether the file may hold another one: saving it has failed, perhaps behind the rename.
+        # Whether the medium may hold another one: saving it has failed, perhaps behind the rename.
         self._is_other_saved = False
+        try:
+            disk.sync_folder(self._folder)  # an earlier process may have died there
+        except OSError:
+            self._is_other_saved = True
 
     def take_over(self, first_seq: int, rows: NDArray[Any]) -> None:
         """Notes rows of one segment, and their frames, that an earlier process may not have synced.
