@@ -10,7 +10,7 @@ import pytest
 
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache
-from delaywheel.storage.files.index import SegmentTops
+from delaywheel.storage.files.index import SegmentTops, list_segments
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import (
     Checkpoint,
@@ -443,6 +443,42 @@ def test_what_is_missing_is_noted_behind_a_checkpoint_that_failed_and_is_there()
     pair.disk.sync_folder(pair.folder)  # as the kernel does of its own accord
     pair.disk.lose_unsynced()
     assert pair.reopened(os_crashed=True).damaged == SeqSet.of([2])
+
+
+def test_the_last_segment_stays_though_a_cut_made_it_the_last_while_others_are_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small_segments(monkeypatch, 2)
+    pair = Pair()
+    pair.append(pair.copies)
+    pair.mirror.raise_floor(BASE_SLOT + 3)
+    deleting = pair.mirror.delete_finished(Undeletable())
+    while next(deleting) is not None:
+        pass
+    pair.mirror.end_at(4)
+    assert not list(deleting)
+    assert list_segments(pair.disk, pair.folder) == [1]
+    assert pair.reopened().last_seq == 4
+
+
+def test_an_origin_that_is_closed_while_it_is_swept_leaves_its_checkpoint_to_the_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the copy's would say that the segments which the origin has deleted since are lost."""
+    small_segments(monkeypatch, 2)
+    pair = Pair()
+    disk, origin = pair.origin_disk, pair.origin
+    origin.raise_floor(BASE_SLOT + 3)
+    deleting = origin.delete_finished(Undeletable())
+    assert [next(deleting) for _ in range(3)] == [BASE_SLOT, BASE_SLOT + 1, BASE_SLOT + 2]
+    origin.close()
+    copy = MirrorWheel.open(disk, DATA, pair.wheel, HandleCache(disk, 2))
+    list(deleting)
+    copy.checkpoint()
+    copy.close()
+    floor = BASE_SLOT + 3
+    recovered = recover_wheel(disk, DATA, pair.wheel, os_crashed=False, floor=floor)
+    assert recovered == Recovered(5, [], NO_SEQS)
 
 
 def test_what_an_earlier_process_noted_as_missing_outlives_the_machine() -> None:

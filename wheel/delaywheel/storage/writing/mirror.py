@@ -381,7 +381,8 @@ class MirrorWheel:
     def delete_finished(self, undeletable: Undeletable) -> Iterator[int | None]:
         """See `OriginWheel.delete_finished`."""
         yield from delete_slots_below(self._disk, self._folder, self._floor, undeletable)
-        for _ in self._index.delete_below(self._floor, self._medium.note_first, undeletable):
+        segments = self._index.delete_below(self._floor, self._medium.note_first, undeletable)
+        while not self._medium.closed and next(segments, None) is not None:
             yield None
 
     # --- reading

@@ -221,7 +221,9 @@ class OriginWheel:
             Yields the slot of each slot file, and None for each segment.
         """
         yield from delete_slots_below(self._disk, self._folder, self._floor, undeletable)
-        for _ in self._index.delete_below(self._floor, self._note_first, undeletable):
+        segments = self._index.delete_below(self._floor, self._note_first, undeletable)
+        # The copy that follows has a checkpoint of its own, and deletes them with its next sweep.
+        while not self._closed and next(segments, None) is not None:
             yield None
 
     def close(self) -> bool:
