@@ -51,6 +51,43 @@ async def test_while_many_calls_last_long_others_gather_longer_and_wait_for_none
         each.cancel()
 
 
+async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[asyncio.Event] = []
+
+    async def call(*_: object) -> None:
+        begun.append(asyncio.Event())
+        await begun[-1].wait()
+
+    changes, waiting = AioChanges(cast("Any", call)), list[asyncio.Task[Any]]()
+
+    async def begin(calls: int) -> None:
+        waiting.append(asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60)))
+        async with asyncio.timeout(60):
+            while len(begun) < calls:  # noqa: ASYNC110 - nothing announces it
+                await asyncio.sleep(0)
+
+    monkeypatch.setattr(gathering, "LINGER_S", 0)
+    for calls in range(1, 25):
+        await begin(calls)
+    monkeypatch.setattr(gathering, "LINGER_S", 100)
+    waiting.append(asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60)))
+    await asyncio.sleep(0)
+    loop = asyncio.get_running_loop()
+    assert changes._timer is not None
+    assert 250 < changes._timer.when() - loop.time() <= 300
+    for end in begun[:16]:
+        end.set()
+    async with asyncio.timeout(60):
+        while len(changes._tasks) > 8:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0)
+    assert 50 < changes._timer.when() - loop.time() <= 100
+    for each in (*waiting, *changes._tasks):
+        each.cancel()
+    changes._timer.cancel()
+
+
 async def test_where_the_first_wait_for_long_the_last_go_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -290,6 +290,43 @@ async def test_nobody_waits_for_what_another_caller_named(
     await passing.close()
 
 
+async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends = [asyncio.Event() for _ in range(8)]
+    begun: list[str] = []
+
+    async def send(
+        _: str, messages: Sequence[pb.MessageRef], _whole_within_s: float | None
+    ) -> Sequence[pb.MessageCancelled]:
+        begun.append(messages[0].handle)
+        await ends[len(begun) - 1].wait()
+        return [pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)]
+
+    passed_on = PassedChanges[pb.MessageRef, pb.MessageCancelled](send, Reason.CANCEL_UNKNOWN)
+
+    def begin(number: int) -> asyncio.Task[list[pb.MessageCancelled | Refusal | None]]:
+        named = cancel_of(number).messages
+        return asyncio.create_task(passed_on.ask("there", named, 5, partly=False))
+
+    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 0)
+    calls = [begin(number) for number in range(8)]
+    await until(lambda: len(begun) == 8)
+    monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 100)
+    calls.append(begin(8))
+    await asyncio.sleep(0)
+    loop, line = asyncio.get_running_loop(), passed_on._lines["there"]
+    assert line.timer is not None
+    assert 700 < line.timer.when() - loop.time() <= 800
+    for end, call in zip(ends[:3], calls, strict=False):
+        end.set()
+        await call
+    assert 400 < line.timer.when() - loop.time() <= 500
+    for call in calls:
+        call.cancel()
+    line.timer.cancel()
+
+
 @pytest.mark.parametrize("is_refused", [True, False])
 async def test_a_large_call_is_passed_on_once_and_waits_behind_no_other(
     *, is_refused: bool

@@ -367,8 +367,12 @@ class AioChanges(Generic[NamedT, AnswerT]):
         wait_s = _wait_s(self._gathered, len(self._tasks))
         if wait_s <= 0:
             return True
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and self._timer.when() > loop.time() + wait_s + LINGER_S / 2:
+            self._timer.cancel()  # calls have ended since
+            self._timer = None
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._lingered)
+            self._timer = loop.call_later(wait_s, self._lingered)
         return False
 
     def _rested(self, settled: asyncio.Future[AnswerT | DelaywheelError]) -> None:

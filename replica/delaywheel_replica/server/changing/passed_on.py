@@ -194,9 +194,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
     def _pump(self, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
         while line.waiting and line.calls < CALLS_AT_MOST:
             if (wait_s := line.wait_s) > 0:
-                if line.timer is None:
-                    loop = asyncio.get_running_loop()
-                    line.timer = loop.call_later(wait_s, self._gathered, address, line)
+                self._pump_in(wait_s, address, line)
                 return
             group = [
                 line.waiting.popleft() for _ in range(min(MESSAGES_AT_MOST, len(line.waiting)))
@@ -211,6 +209,14 @@ class PassedChanges(Generic[NamedT, ResultT]):
             if line.timer is not None:
                 line.timer.cancel()
             self._lines.pop(address, None)
+
+    def _pump_in(self, wait_s: float, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
+        loop = asyncio.get_running_loop()
+        if line.timer is not None:
+            if line.timer.when() < loop.time() + wait_s + GATHERED_S:
+                return
+            line.timer.cancel()  # calls have ended since
+        line.timer = loop.call_later(wait_s, self._gathered, address, line)
 
     def _gathered(self, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
         line.timer = None
