@@ -516,7 +516,7 @@ class Checks:
 
     def _dead(self, log_entry: LogEntry) -> None:
         """Checks a dead letter: it is the one end of its message, as a delivery would be."""
-        if self._ingress.dead(log_entry):
+        if self._ingress.dead(log_entry) or self._halves.refused(log_entry):
             return
         ours = dict(log_entry.headers)
         key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
@@ -529,6 +529,7 @@ class Checks:
         self._delivered[key] += 1
         if self._delivered[key] > 1 and not self._any_gone(self._truth.copies[key]):
             self._fail(f"{entry} is delivered twice, as a dead letter")
+        self._halves.dead(entry, ours["dw-dead-reason"] or b"")
         wrong = wrong_letter(self._world, entry, log_entry)
         if wrong is not None:
             self._fail(f"{entry}: {wrong}")
@@ -550,7 +551,7 @@ class Checks:
             half = bytes.fromhex(report["id"]), report["due_ms"]
             self._halves.told(half, report["answer"])
             return
-        if self._ingress.outcome(report):
+        if self._halves.is_refused(report) or self._ingress.outcome(report):
             return
         key = bytes.fromhex(report["id"]), report["due_ms"]
         entry = self._book.of(key)

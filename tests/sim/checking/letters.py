@@ -56,6 +56,12 @@ def wrong_letter(world: World, entry: Expiring, letter: LogEntry) -> str | None:
     return f"a dead letter of {topic}, which is well: {reason} {ours.get('dw-dead-detail', '')}"
 
 
+def were_halves_unavailable(world: World) -> bool:
+    """Whether the halves topic was in trouble when a leader may have looked the last time."""
+    looked_us = world.scheduler.now_us - round(LOOK_AT_HALVES_S * 1_000_000) - PROBED_LATE_US
+    return world.kafka.troubles.lately(world.names.halves, [*TopicTrouble], looked_us)
+
+
 def latest_clock_us(world: World) -> int:
     """The time of a leader whose clock is ahead, by which messages fall due and expire."""
     true_ms = true_wall_ms(world.scheduler)
@@ -72,9 +78,8 @@ def _is_justified(world: World, topic: str, reason: DeadReason, key: bytes | Non
     if reason in {DeadReason.KEY_MISSING, DeadReason.REFUSED}:
         compacted = [TopicTrouble.COMPACTED]
         return key is None and troubles.lately(topic, compacted, now_us - REPORTED_LATE_US)
-    if reason is DeadReason.HALVES_UNAVAILABLE:  # until the leader looks again
-        looked_us = now_us - round(LOOK_AT_HALVES_S * 1_000_000) - PROBED_LATE_US
-        return topic == world.names.halves and troubles.lately(topic, [*TopicTrouble], looked_us)
+    if reason is DeadReason.HALVES_UNAVAILABLE:
+        return topic == world.names.halves and were_halves_unavailable(world)
     if reason is not DeadReason.TOPIC_UNAVAILABLE:
         return False
     reported = troubles.lately(topic, _BY_KAFKA, now_us - REPORTED_LATE_US)

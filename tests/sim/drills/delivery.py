@@ -524,7 +524,10 @@ def halves_released_late(script: Script) -> None:
     script.until_ms = 18_000
 
 
-@DELIVERY(r"reports asked m1", r"delivers m2 ", r"dead letter m\d+", r"delivers", r"reports asked")
+@DELIVERY(
+    *(r"reports asked m1", r"delivers m2 ", r"refuses m\d+", r"dead letter m\d+"),
+    *(r"delivers", r"reports asked"),
+)
 def halves_unasked(script: Script) -> None:
     """The halves topic takes nothing for a while, and its leader learns that."""
     script.cluster("abc", 2, halves=True)
@@ -534,6 +537,8 @@ def halves_unasked(script: Script) -> None:
         script.half(at_ms, "b", hold_ms=script.about(1_200), after_ms=100)
         for ends in ("commit", "rollback"):
             script.half(at_ms, "c", hold_ms=script.about(1_200), ends=ends, says=False)
+    for at_ms in (5_000, 6_500, 8_000, 16_000):
+        script.half(at_ms, "a", hold_ms=2_000, after_ms=script.about(100, 900), is_ingress=True)
     script.until_ms = 32_000
 
 

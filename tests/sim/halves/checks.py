@@ -11,6 +11,7 @@
 | 7 | a letter that is UNKNOWN comes back, later each time, and not early | each check |
 | 9 | sent through ingress: it has its end; committed well before its due, it arrives before that | the end |
 | 10 | what the group answered is an outcome, once | each commit; the end |
+| 11 | a record that begins one is refused only if nobody can be asked, or its wheel was lost | each commit |
 | 8 | no release that does not know halves may lead where there are some | each acknowledgement |
 
 Numbers 3 and 9 hold where nothing was wrong. What is sent on goes to the ingress topic, by a leader or by the checker. It is a record like any
@@ -24,18 +25,22 @@ back (`checker.py`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from delaywheel.consumer.message import Outcome, Settlement
-from delaywheel.record_headers import COMMITTED
+from delaywheel.ingress import DELIVER_AT
+from delaywheel.record_headers import COMMITTED, HALF_GROUP
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import UnfitReason
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
 from sim.checking.book import GROUP, Entry
 from sim.checking.calm import is_calm_from
-from sim.checking.ingress import READY_US
+from sim.checking.ingress import ORIGIN, READY_US, REASON
 from sim.checking.ingress_book import Headers, Sent
-from sim.checking.letters import latest_clock_us
+from sim.checking.letters import latest_clock_us, were_halves_unavailable
 from sim.checking.truth import Key
 from sim.kafka.log import Entry as LogEntry
 from sim.machine.clocks import EPOCH_MS
@@ -73,6 +78,7 @@ class HalvesChecks:
         self._ends: Counter[Key] = Counter()
         self._asked: set[Key] = set()
         self._sent_on: set[Key] = set()
+        self._dead: set[Key] = set()
         self._answers: Counter[Key] = Counter()
         # What the checker has answered, and what leaders say that it has.
         self._words: defaultdict[Key, list[str]] = defaultdict(list)
@@ -120,6 +126,41 @@ class HalvesChecks:
             self._fail(f"{entry} is no half, and has the outcome {outcome}")
         if outcome == "asked" and entry.key not in self._asked:
             self._fail(f"{entry} is said to be asked about, and has no letter")
+
+    def refused(self, letter: LogEntry) -> bool:
+        """Checks the dead letter of a record that begins a half; returns whether it is one."""
+        ours = {name: value or b"" for name, value in letter.headers}
+        key = ours["dw-id"], int(ours.get(DELIVER_AT) or 0)
+        entry = self._world.book.by_key.get(key)
+        if entry is None or HALF_GROUP not in ours or ORIGIN not in ours:
+            return False
+        self._world.trace.add("kafka", "refuses", f"m{entry.number}")
+        self._dead.add(entry.key)
+        self._ended(entry)
+        if (letter.key, letter.value) != (entry.record_key, entry.value):
+            self._fail(f"{entry} is a dead letter with other bytes")
+        reason = ours[REASON].decode()
+        is_true = reason == UnfitReason.WHEEL_LOST or (
+            reason == UnfitReason.HALVES_UNAVAILABLE and were_halves_unavailable(self._world)
+        )
+        if not is_true:
+            self._fail(f"{entry} is refused, and nothing is wrong with it: {ours}")
+        return True
+
+    def is_refused(self, report: Mapping[str, Any]) -> bool:
+        """Whether an outcome is of a record that begins a half, and is a dead letter."""
+        if report["outcome"] != "ingress-dead-lettered" or "id" not in report:
+            return False
+        return (bytes.fromhex(report["id"]), report["due_ms"]) in self._dead
+
+    def dead(self, entry: Entry, reason: bytes) -> None:
+        """Checks a half that is a dead letter: its message, or a letter that asks nobody."""
+        if not entry.is_half:
+            return
+        self._dead.add(entry.key)
+        self._ended(entry)
+        if reason.decode() != DeadReason.HALVES_UNAVAILABLE:
+            self._goes(entry, "a dead letter of its topic")
 
     def told(self, key: Key, answer: str) -> None:
         """Checks an outcome that says what a group has answered."""
