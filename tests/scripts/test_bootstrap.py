@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -104,9 +105,19 @@ def test_a_script_that_needs_a_node_only_gets_no_more(tree: Tree) -> None:
 
 def test_what_takes_long_says_so(tree: Tree) -> None:
     """Nobody watches a silent terminal for minutes."""
-    slow = tree.python.read_text().replace('exit "${PIP_EXIT:-0}"', "sleep 6; exit 0")
+    sleep, sleeps, real = tree.folder / "bin/sleep", tree.folder / "sleeps", shutil.which("sleep")
+    sleep.parent.mkdir()
+    sleep.write_text(f'#!/bin/sh\necho "$*" >>{sleeps}\nexec {real} 0.02\n')
+    sleep.chmod(0o755)
+    sleeps.touch()
+    # Of two pauses that begin from now on, the second begins once the first was reported.
+    count = f"$(wc -l <{sleeps})"
+    until_reported = f"n={count}; until (({count} > n + 1)); do {real} 0.02; done; exit 0"
+    slow = tree.python.read_text().replace('exit "${PIP_EXIT:-0}"', until_reported)
     tree.python.write_text(slow)
-    assert "installing: 5 s" in tree.source().stderr
+    path = f"{sleep.parent}:{os.environ['PATH']}"
+    assert re.search(r"installing: \d+ s", tree.source(PATH=path).stderr)
+    assert {*sleeps.read_text().split()} == {"5"}
 
 
 def test_installs_again_when_the_pins_change(tree: Tree) -> None:
