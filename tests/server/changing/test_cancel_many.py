@@ -54,6 +54,16 @@ def take_everything(server: ServerProcess) -> None:
     server.cleaner.commit_progress(seqs=seqs)
 
 
+def take_until_answered(server: ServerProcess, waiting: Any) -> None:
+    """Commits progress again and again: a commit may be asked for before all cancels are there."""
+
+    def answered() -> bool:
+        take_everything(server)
+        return bool(waiting.done())
+
+    wait_until("it is answered", answered)
+
+
 def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess) -> None:
     later = now_ms() + 60_000
     handles = produce(server, b"all", *(later + 700 * number for number in range(6)))
@@ -67,7 +77,7 @@ def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess)
         "a commit is asked for", lambda: server.cleaner.received.count(CommitSoon()) > before
     )
     assert not waiting.done()
-    take_everything(server)
+    take_until_answered(server, waiting)
     cancelled = dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
     assert outcomes(waiting.result()) == cancelled
     assert not any(row.cancelled_before for row in waiting.result().results)
@@ -87,12 +97,7 @@ def test_a_page_holds_so_many_and_the_next_one_the_others(server: ServerProcess)
     request, reported = asked(b"pages", limit=2), dict[str, int]()
     while True:
         waiting = server.stub.CancelMany.future(request, timeout=20)
-
-        def answered(call: Any = waiting) -> bool:
-            take_everything(server)
-            return bool(call.done())
-
-        wait_until("it is answered", answered)
+        take_until_answered(server, waiting)
         answer = waiting.result()
         assert len(answer.results) <= 2
         reported |= outcomes(answer)
