@@ -55,7 +55,7 @@ def take_everything(server: ServerProcess) -> None:
 
 
 def take_until_answered(server: ServerProcess, waiting: Any) -> None:
-    """Commits progress again and again: a commit may be asked for before all cancels are there."""
+    """Commits progress again and again: what a node says of its wheels may be 0.25 s old."""
 
     def answered() -> bool:
         take_everything(server)
