@@ -333,7 +333,13 @@ def test_cancelled_is_said_once_a_transaction_has_taken_the_cancel(server: Serve
         "a commit is asked for", lambda: server.cleaner.received.count(CommitSoon()) > before
     )
     assert not waiting.done()
-    server.cleaner.commit_progress(seqs=written(server))
+
+    def taken() -> bool:
+        """What a node says of its wheels may be 0.25 s old."""
+        server.cleaner.commit_progress(seqs=written(server))
+        return bool(waiting.done())
+
+    wait_until("it is answered", taken)
     assert waiting.result().results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     # And again: the cancel lies there, and counts.
     assert cancel(server, result.handle) == pb.CANCEL_OUTCOME_CANCELLED
