@@ -247,34 +247,30 @@ def _medium_error(choice: int) -> int:
     return errors[choice % len(errors)]
 
 
+def _fails(world: World, node: str, what: str, failing: tuple[str, int], ms: int) -> None:
+    """Has one kind of operation of a disk fail for a while, unless it comes to fail otherwise."""
+    disk = world.nodes[node].disk
+    setattr(disk, what, failing)
+
+    def mend() -> None:
+        if getattr(disk, what) == failing:
+            setattr(disk, what, None)
+
+    world.later(ms, mend)
+
+
 @_fault
 def unreadable(world: World, node: str, part: str, choice: int, ms: int) -> None:
     """Returns no content of slot files, or of indexes, for a while; nothing is damaged."""
-    sim = world.nodes[node]
-    failing = part, _medium_error(choice)
-    sim.disk.failing_reads = failing
+    _fails(world, node, "failing_reads", (part, _medium_error(choice)), ms)
     world.trace.add(node, f"no content of {part} for {ms} ms")
-
-    def mend() -> None:
-        if sim.disk.failing_reads == failing:
-            sim.disk.failing_reads = None
-
-    world.later(ms, mend)
 
 
 @_fault
 def unsynced_names(world: World, node: str, part: str, choice: int, ms: int) -> None:
     """Syncs no folder whose path has this part, for a while: a crash may undo what is named."""
-    sim = world.nodes[node]
-    failing = part, _medium_error(choice)
-    sim.disk.failing_folder_syncs = failing
+    _fails(world, node, "failing_folder_syncs", (part, _medium_error(choice)), ms)
     world.trace.add(node, f"syncs no folder with {part!r} for {ms} ms")
-
-    def mend() -> None:
-        if sim.disk.failing_folder_syncs == failing:
-            sim.disk.failing_folder_syncs = None
-
-    world.later(ms, mend)
 
 
 @_fault
