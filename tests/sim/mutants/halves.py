@@ -130,6 +130,10 @@ def handed_halves_are_not_noted() -> list[Patch]:
     return [everywhere(own_halves.halves_among, lambda _columns: {})]
 
 
+def early_commits_are_forgotten() -> list[Patch]:
+    return [instead(own_halves.OwnHalves, "committed_before", lambda _self, _keys: [])]
+
+
 def unknown_is_rolled_back() -> list[Patch]:
     real = HalfChecker._answer
 
@@ -209,6 +213,12 @@ HALVES = {
     "halves from ingress are not noted": Mutant(
         "the node that has a half does not know it, and commits it for the end of its hold",
         handed_halves_are_not_noted,
+        "waited for the end of its hold",
+        ("halves_by_records",),
+    ),
+    "a commit that came first is forgotten": Mutant(
+        "a half that is handed over after its commit waits for the end of its hold",
+        early_commits_are_forgotten,
         "waited for the end of its hold",
         ("halves_by_records",),
     ),

@@ -293,12 +293,20 @@ class Halves:
         status = self._server.cleaner_row
         return status is not None and are_known(status.needs)
 
-    def note(self, columns: Columns, outcome: Outcome) -> None:
-        """Notes the halves among what was written."""
-        if isinstance(outcome, Committed):
-            halves = halves_among(columns)
-            held = (each for row, each in halves.items() if row not in outcome.failed)
-            self._own.accepted(outcome.wheel, dict(held), self._server.wall_ms())
+    def note(self, columns: Columns, outcome: Outcome) -> dict[Key, int]:
+        """Notes the halves among what was written, and returns them with their lengths."""
+        if not isinstance(outcome, Committed):
+            return {}
+        halves = halves_among(columns)
+        held = dict(each for row, each in halves.items() if row not in outcome.failed)
+        self._own.accepted(outcome.wheel, held, self._server.wall_ms())
+        return held
+
+    def release_early(self, held: dict[Key, int]) -> None:
+        """Lets go those that were handed over after their commits."""
+        early = self._own.committed_before(held)
+        if early:
+            self.write(dict(enumerate(early)), lambda _failed: None)
 
     def commit(self, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
         """Handles a caller's commit."""

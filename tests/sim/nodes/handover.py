@@ -120,7 +120,7 @@ class SimHandover:
 
         def written(outcome: Outcome) -> None:
             if has_halves:
-                server.halves.note(columns, outcome)
+                server.halves.release_early(server.halves.note(columns, outcome))
                 self._halves_under_way -= 1
             if isinstance(outcome, Refusal):
                 answers = [real._answer_of_all(outcome)] * head.records

@@ -8,14 +8,15 @@ Halves and commits come from callers (changing/half_commits.py), and as records 
 | in this node's open wheel, not released before | a release: it is forwarded at once |
 | in this node's open wheel, released before | a commit: a second release would count as another message that is not to come |
 | written once more since its release, by an ingress record that was handed over again | a release: of that copy, which ends as a duplicate |
-| elsewhere, or not known here; or its commit was read before it | a commit: it is forwarded at the end of its hold |
+| elsewhere, or not known here | a commit: it is forwarded at the end of its hold |
+| handed over after the commit: partitions of an ingress topic are read in no order | a commit, and a release as soon as the half is held |
 | due within `LEFT_TO_CHECK_MS`, or over, and the commit is an ingress record | a commit: at the end of its hold nothing can come earlier |
 
 What is remembered is lost when the process ends: then the wheel is left as well.
 """  # noqa: E501 - rows of a table
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -35,6 +36,9 @@ LEFT_TO_CHECK_MS: Final = 100
 """So near its due, no half is committed: its group is asked, and the answer decides."""
 
 _SWEPT_EVERY: Final = 1 << 14
+
+_MOST_EARLY: Final = 1 << 14
+"""How many commits are remembered until their halves come; the oldest are forgotten first."""
 
 
 class OwnHalf(NamedTuple):
@@ -81,6 +85,7 @@ class OwnHalves:
 
     def __init__(self) -> None:
         self._halves: dict[MessageKey, OwnHalf] = {}
+        self._early: dict[MessageKey, None] = {}
         self._sweep_at = _SWEPT_EVERY
 
     def __len__(self) -> int:
@@ -95,6 +100,13 @@ class OwnHalves:
         if len(self._halves) >= self._sweep_at:
             self._halves = {key: half for key, half in self._halves.items() if key[1] > now_ms}
             self._sweep_at = max(_SWEPT_EVERY, 2 * len(self._halves))
+
+    def committed_before(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
+        """Returns which of the halves that were just held had their commits before; once."""
+        early = [key for key in keys if key in self._early]
+        for key in early:
+            del self._early[key]
+        return early
 
     def divided(
         self, keys: Mapping[int, MessageKey], open_wheel: WheelId | None, now_ms: int
@@ -131,9 +143,12 @@ class OwnHalves:
     def _take(self, key: MessageKey, open_wheel: WheelId | None) -> OwnHalf | None:
         """Returns a half that a row releases now; None: the row is a commit."""
         half = self._halves.get(key)
-        if half is None or half.wheel != open_wheel:
+        if half is None:
+            self._early[key] = None
+            if len(self._early) > _MOST_EARLY:
+                del self._early[next(iter(self._early))]
             return None
-        return self._halves.pop(key)
+        return self._halves.pop(key) if half.wheel == open_wheel else None
 
 
 class CommitWriting:

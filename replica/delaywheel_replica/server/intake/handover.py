@@ -17,7 +17,8 @@ leader's, hands the record over again, and the copies count as one message.
 
 Half messages are noted once they are held, so that a commit lets go what it commits, whether it is
 a record, too, or a call (commit/own_halves.py). Both records may be in one reading: commits wait
-for the halves that were handed over before them.
+for the halves that were handed over before them. A half whose commit came first is let go once it
+is held.
 """
 
 import asyncio
@@ -161,16 +162,19 @@ class HandoverServer:
     async def _held(
         self, halves: Mapping[int, tuple[MessageKey, int]], answer: "asyncio.Future[Committed]"
     ) -> Mapping[int, Refusal]:
-        """Notes the halves of a batch once they are held; commits wait for that."""
+        """Notes the halves of a batch once they are held; commits wait for that, or came before."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._halves.add(done)
         try:
             committed = await asyncio.shield(answer)
-            held = (each for row, each in halves.items() if row not in committed.failed)
-            self._accepting.halves.accepted(committed.wheel, dict(held), wall_ms())
+            held = dict(each for row, each in halves.items() if row not in committed.failed)
+            self._accepting.halves.accepted(committed.wheel, held, wall_ms())
+            early = self._accepting.halves.committed_before(held)
         finally:
             self._halves.discard(done)
             done.set_result(None)
+        if early:  # what is refused here is delivered at the end of its hold: its commit is held
+            await self._commits.write(dict(enumerate(early)), wall_ms())
         return committed.failed
 
     async def _commit(self, columns: Columns) -> Mapping[int, Refusal]:
