@@ -6,12 +6,20 @@ import json
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partialmethod
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.outcomes import dropped
@@ -193,26 +201,48 @@ def test_what_is_no_outcome_ends_no_search(value: bytes | None) -> None:
 
 
 class Busy:
-    """A client of a broker with a letter, and with outcomes that do not end."""
+    """A client of a broker with a letter, and with outcomes that do not end.
+
+    Attributes:
+        ends: What comes after the first record of the outcomes; None: they do not end.
+        unknown: How many of the partitions have no offset that is known.
+        partitions: How many there are.
+    """
+
+    ends: int | KafkaException | None = None
+    unknown = 0
+    partitions = 1
 
     def __init__(self, answer: str) -> None:
-        self._answer, self._topic = answer, ""
+        self._answer, self._topic, self._consumed = answer, "", 0
 
     def list_topics(self, topic: str, **_: Any) -> Any:
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions={0: None})})
+        partitions = dict.fromkeys(range(self.partitions))
+        known = SimpleNamespace(error=None, partitions=partitions)
+        return SimpleNamespace(topics={topic: known})
 
-    def offsets_for_times(self, since: list[TopicPartition], **_: Any) -> list[TopicPartition]:
-        return since
+    def offsets_for_times(self, since: list[TopicPartition], **_: Any) -> list[Any]:
+        errors = [None] * (len(since) - self.unknown) + ["no leader"] * self.unknown
+        return [
+            SimpleNamespace(topic=each.topic, partition=each.partition, offset=5, error=error)
+            for each, error in zip(since, errors, strict=True)
+        ]
 
     def assign(self, places: list[TopicPartition]) -> None:
-        self._topic = places[0].topic
+        self._topic, self._consumed = places[0].topic, 0
 
     def consume(self, *_: Any) -> list[Any]:
         topic = self._topic
+        self._consumed += 1
+        error = None
+        if self._consumed > 1 and topic == NAMES.outcomes:
+            if isinstance(self.ends, KafkaException):
+                raise self.ends
+            error = None if self.ends is None else KafkaError(self.ends)
         value = {"outcome": "answered", "answer": self._answer, "due_ms": DUE_MS}
         headers = [("dw-id", LETTER.hex().encode()), ("dw-due", b"%d" % DUE_MS)]
         said = {
-            "error": None,
+            "error": error,
             "topic": topic,
             "partition": 0,
             "offset": 5,
@@ -224,6 +254,9 @@ class Busy:
         return [type("Record", (), methods)()]
 
 
+ASKED_LETTER = AskPlace(1, LETTER, DUE_MS, NAMES.halves, is_dead=False, is_asked_half=True)
+
+
 @pytest.mark.parametrize(("answer", "told"), [("committed", "committed"), ("undecided", None)])
 def test_where_a_letter_lies_is_found_whatever_outcomes_there_are(
     monkeypatch: pytest.MonkeyPatch, answer: str, told: str | None
@@ -233,8 +266,35 @@ def test_where_a_letter_lies_is_found_whatever_outcomes_there_are(
     Who was undecided up to a limit may have answered behind it.
     """
     monkeypatch.setattr(places, "RECORDS_AT_MOST", 100)
-    asked = AskPlace(1, LETTER, DUE_MS, NAMES.halves, is_dead=False, is_asked_half=True)
-    search = places._Search(KafkaSettings(NAMES, {}), [asked])
+    search = places._Search(KafkaSettings(NAMES, {}), [ASKED_LETTER])
     search.run(cast("Consumer", Busy(answer)))
     found = PlaceFound(1, LinkPlace(NAMES.halves, 0, 5), answer=told)
     assert search.found == {1: found}
+
+
+@pytest.mark.parametrize(
+    ("ends", "unknown", "partitions", "told"),
+    [
+        (KafkaError._PARTITION_EOF, 0, 1, "undecided"),
+        (KafkaError._BAD_MSG, 0, 1, None),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, 0, 1, None),
+        (KafkaException(KafkaError(KafkaError._TRANSPORT)), 0, 1, None),
+        (KafkaError._PARTITION_EOF, 1, 2, None),
+        (KafkaError._PARTITION_EOF, 0, places.PARTITIONS_AT_MOST + 1, None),
+    ],
+)
+def test_a_half_is_undecided_only_at_the_end_of_all_outcomes(
+    monkeypatch: pytest.MonkeyPatch,
+    ends: int | KafkaException,
+    unknown: int,
+    partitions: int,
+    told: str | None,
+) -> None:
+    """What could not be read may have a later answer."""
+    monkeypatch.setattr(places, "SEARCH_S", 0.2)
+    broker = Busy("undecided")
+    broker.ends, broker.unknown, broker.partitions = ends, unknown, partitions
+    search = places._Search(KafkaSettings(NAMES, {}), [ASKED_LETTER])
+    with suppress(KafkaException):
+        search.run(cast("Consumer", broker))
+    assert search.found[1].answer == told

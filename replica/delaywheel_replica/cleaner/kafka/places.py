@@ -24,7 +24,8 @@ which fetches nothing between them; after `IDLE_S` without a search, or one that
 closed.
 
 Of several answers the last counts. UNDECIDED is told only by a search that came to the end of the
-outcomes: whoever was undecided may have been asked again, and have answered.
+outcomes: whoever was undecided may have been asked again, and have answered. A partition that
+cannot be read, be it once, is not waited for, and not at its end.
 
 A search ends with the records, with the end of all partitions, after `RECORDS_AT_MOST`, or after
 `SEARCH_S`; only a record proves anything. One search runs at a time, on a thread of its own; at
@@ -41,7 +42,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import headers_of
@@ -58,6 +59,7 @@ WAITING_AT_MOST = 256
 TOGETHER_MS = 60_000
 IDLE_S = 30.0
 
+_END = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name
 _SLACK_MS = 5_000
 """The clock of a broker that stamps records itself may be behind by this much."""
 _BATCH = 500
@@ -242,25 +244,43 @@ class _Search:
             wanted.setdefault(name, []).append(each.question)
         from_ms = max(0, min(map(since_ms, asked)) - _SLACK_MS)
         known = consumer.list_topics(topic, timeout=max(self._left_s, 0.01)).topics[topic]
-        partitions = sorted(known.partitions or ())[:PARTITIONS_AT_MOST]
-        since = [TopicPartition(topic, n, from_ms) for n in partitions]
-        if known.error is not None or not since:
+        if known.error is not None or not known.partitions:
             return
-        begins = consumer.offsets_for_times(since, timeout=max(self._left_s, 0.01))
-        begins = [begin for begin in begins if begin.error is None and begin.offset >= 0]
-        unread = {begin.partition for begin in begins}
-        consumer.assign(begins)
+        partitions = sorted(known.partitions)
+        since = [TopicPartition(topic, n, from_ms) for n in partitions[:PARTITIONS_AT_MOST]]
+        is_to_the_end = False
+        try:
+            begins = consumer.offsets_for_times(since, timeout=max(self._left_s, 0.01))
+            is_read = self._read(consumer, begins, wanted, named_by)
+            is_to_the_end = is_read and len(since) == len(partitions)
+        finally:
+            if named_by is _answered and not is_to_the_end:
+                self._forget_undecided()
+
+    def _read(
+        self,
+        consumer: Consumer,
+        begins: Sequence[TopicPartition],
+        wanted: dict[_Named, list[int]],
+        named_by: Callable[[Message], _Named | None],
+    ) -> bool:
+        """Reads until all that is wanted is found; returns whether it came to the end of all."""
+        readable = [begin for begin in begins if begin.error is None and begin.offset >= 0]
+        unread = {begin.partition for begin in readable}
+        has_failed = any(begin.error is not None for begin in begins)
+        consumer.assign(readable)
         while wanted and unread and self._records_left > 0 and self._left_s > 0:
             for message in consumer.consume(_BATCH, min(_BATCH_S, max(self._left_s, 0))):
-                if message.error() is not None:
-                    unread.discard(message.partition())  # at its end, or not readable
+                error = message.error()
+                if error is not None:
+                    unread.discard(message.partition())
+                    has_failed |= error.code() != _END
                     continue
                 self._records_left -= 1
                 named = named_by(message)
                 if named is not None and named in wanted:
                     self._note(message, wanted, named, is_answer=named_by is _answered)
-        if unread and named_by is _answered:
-            self._forget_undecided()
+        return not unread and not has_failed
 
     def _note_answer(self, question: int, found: Message) -> None:
         known = self.found.get(question, PlaceFound(question))
