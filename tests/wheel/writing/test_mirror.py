@@ -43,13 +43,14 @@ DIAL_ROWS = 64
 class Pair:
     """An origin and one copy, on separate disks."""
 
-    def __init__(self, slots: tuple[int, ...] = (0, 1, 0, 2, 0)) -> None:
+    def __init__(self, slots: tuple[int, ...] = (0, 1, 0, 2, 0), *, value_bytes: int = 5) -> None:
         self.origin_disk, self.disk = SimulatedDisk(), SimulatedDisk()
         self.origin: OriginWheel = new_wheel(self.origin_disk, DATA)
         self.wheel = self.origin.wheel
         self.folder = layout.wheel_folder(DATA, self.wheel)
         for number, ahead in enumerate(slots):
-            append(self.origin, [message(number, slot=BASE_SLOT + ahead)])
+            each = message(number, slot=BASE_SLOT + ahead, value=bytes(value_bytes))
+            append(self.origin, [each])
         self.copies = copies_of(self.origin_disk, DATA, self.wheel)
         self.dial = Dial(self.disk, DATA, DIAL_ROWS)
         make_wheel(self.disk, DATA, self.origin.meta)
@@ -767,6 +768,18 @@ def test_a_slot_file_moves_once_all_frames_of_a_bad_page_have_come() -> None:
     pair.mirror.checkpoint()
     pair.disk.lose_unsynced()
     assert pair.reopened(os_crashed=True) == Recovered(5, [], NO_SEQS)
+
+
+def test_a_slot_file_moves_off_a_page_that_large_frames_share() -> None:
+    pair = Pair((0, 0), value_bytes=3 << 20)
+    pair.append(pair.copies)
+    shared = len(pair.copies[0].content)
+    pair.disk.spoil(pair.slot_path(), shared, shared + 1)
+    for copy in pair.copies:
+        pair.mirror.note_damaged(copy.seq)
+    assert len(pair.repair(pair.copies[:1])) == 1
+    assert pair.repair(pair.copies[1:]) == []
+    pair.assert_same()
 
 
 def test_a_page_that_nobody_has_read_yet_is_missing_when_a_frame_of_it_is_refused() -> None:

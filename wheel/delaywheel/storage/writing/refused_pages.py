@@ -25,10 +25,10 @@ PAGE_BYTES = 4096
 AT_ONCE_BYTES = 64 * PAGE_BYTES
 
 MOST_BYTES = 16 << 20
-"""A larger file would hold up what else the disk has to do for too long."""
+"""A larger file would hold up what else the disk has to do for too long.
 
-KEPT_BYTES = 1 << 20
-"""Of frames that wait for others of their pages, in each copy of a wheel."""
+So no more than this is kept of frames that wait for others of their pages, in each copy of a wheel.
+"""
 
 Extent = tuple[int, int]
 """The first byte, and the one behind the last."""
@@ -40,13 +40,16 @@ class RefusedFrames:
     def __init__(self) -> None:
         """Begins with none."""
         self._places: dict[int, FramePlace] = {}
+        self._bytes = 0
 
     def put(self, place: FramePlace) -> None:
         """Keeps a frame; the oldest ones make room for it."""
-        self._places.pop(place.seq, None)
+        if place.seq in self._places:
+            self._drop(place.seq)
         self._places[place.seq] = place
-        while sum(len(each.content) for each in self._places.values()) > KEPT_BYTES:
-            del self._places[next(iter(self._places))]
+        self._bytes += len(place.content)
+        while self._bytes > MOST_BYTES:
+            self._drop(next(iter(self._places)))
 
     def of_slot(self, slot: int) -> list[FramePlace]:
         """Returns those of one slot."""
@@ -54,18 +57,22 @@ class RefusedFrames:
 
     def drop_below(self, floor: int) -> None:
         """Drops those of finished slots."""
-        self._keep(lambda place: place.slot >= floor)
+        self._drop_all(lambda place: place.slot < floor)
 
     def drop_slot(self, slot: int) -> None:
         """Drops those of one slot, which was moved."""
-        self._keep(lambda place: place.slot != slot)
+        self._drop_all(lambda place: place.slot == slot)
 
     def cut_behind(self, last_seq: int) -> None:
         """Drops those beyond the end of the wheel."""
-        self._keep(lambda place: place.seq <= last_seq)
+        self._drop_all(lambda place: place.seq > last_seq)
 
-    def _keep(self, stays: Callable[[FramePlace], bool]) -> None:
-        self._places = {seq: place for seq, place in self._places.items() if stays(place)}
+    def _drop_all(self, goes: Callable[[FramePlace], bool]) -> None:
+        for seq in [seq for seq, place in self._places.items() if goes(place)]:
+            self._drop(seq)
+
+    def _drop(self, seq: int) -> None:
+        self._bytes -= len(self._places.pop(seq).content)
 
 
 def read_around(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Extent]] | None:
