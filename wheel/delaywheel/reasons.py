@@ -341,7 +341,7 @@ class Reason(StrEnum):
         "HALVES_UNAVAILABLE",
         _PRECONDITION,
         _FINAL,
-        "No group can be asked: have an operator do what is said of the halves topic, and repeat.",
+        "No group can be asked, or heard: have an operator do what the message says, and repeat.",
     )
     HALVES_NOT_READY = (
         "HALVES_NOT_READY",

@@ -298,6 +298,8 @@ class Leadership:
             self._shown = self._follower.state
         self._note_progress()
         error = self._why_not(forwarder)
+        unheard = None if self.ingress is None else self.ingress.answers_objection
+        refused = () if unheard is None else (f"half messages are refused: {unheard}",)
         return View(
             role=self.role,
             epoch=self._election.epoch,
@@ -306,7 +308,7 @@ class Leadership:
             control_offset=self._follower.offset,
             lateness_ms=self._lateness_ms(),
             error=error,
-            warnings=self._candidacy.warnings,
+            warnings=(*self._candidacy.warnings, *refused),
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
             fills=self._fills,
@@ -317,7 +319,9 @@ class Leadership:
             else forwarder.ingress_slot,
             floor_wait=None if forwarder is None else self._floor_wait,
             standstill=self._standstill(error),
-            halves_objection=None if forwarder is None else self._candidacy.halves_objection,
+            halves_objection=None
+            if forwarder is None
+            else self._candidacy.halves_objection or unheard,
         )
 
     def _why_not(self, forwarder: Forwarder | None) -> str | None:

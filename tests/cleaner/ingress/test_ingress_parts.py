@@ -380,7 +380,7 @@ def test_a_search_is_repeated_sooner_where_something_is_wrong(clock: ManualClock
     searched_s(AGAIN_S)
     assert search.faults == ("the ingress topics cannot be found: gone",)
     assert searched_s(4 * SOON_S) == 4
-    kafka.says = IngressFound({}, ("x is compacted",))
+    kafka.says = IngressFound({}, {"x": "x is compacted"})
     searched_s(AGAIN_S)
     assert search.faults == ("x is compacted",)
     kafka.says = RuntimeError("a defect")

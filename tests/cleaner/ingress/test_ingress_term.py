@@ -15,6 +15,8 @@ from delaywheel.record_headers import OMITTED_HEADER
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.cleaner.delivery.dead_letters import Hold, Plan, condemn
 from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, AWAY_S
+from delaywheel_replica.cleaner.ingress.term import FAULT_KEPT_S
 from delaywheel_replica.core.ingress.place import message_id
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
@@ -23,6 +25,8 @@ from delaywheel_replica.core.protocol.seal import REST
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, AllGoes, Site, asked
 from support.due.wheels import Sent, Wheels
+
+OTHER = "other", 0
 
 NOW = NOW_MS // 1000
 BESIDE = (TOPIC, 1)
@@ -157,6 +161,87 @@ def test_halves_that_wait_for_all_nodes_to_know_them_are_a_fault(site: Site) -> 
         assert status is not None
         waits = [f"{AT[0]}/0 waits with half messages" in fault for fault in status.faults]
         assert waits == [True] * (needs < KNOWN_SINCE)
+
+
+def takes_halves_of_two_topics(wheels: Wheels) -> Site:
+    """The cluster's own topic is the one through which groups answer."""
+    site = Site(wheels)
+    site.topics.make()
+    site.topics.make(OTHER[0], partitions=1, id_="another")
+    rules = replace(site.settings.rules, halves=True)
+    site.settings = replace(site.settings, rules=rules, topics=frozenset([TOPIC, OTHER[0]]))
+    site.lead("a")
+    return site
+
+
+@pytest.mark.parametrize("trouble", ["faults", "refuses"])
+@pytest.mark.parametrize("needs", [KNOWN_SINCE - 1, KNOWN_SINCE])
+def test_a_half_whose_answer_would_not_be_heard_keeps_nothing_waiting(
+    wheels: Wheels, trouble: str, needs: int
+) -> None:
+    """Through another topic it waited, with all behind it, until the cluster's own was read."""
+    site = takes_halves_of_two_topics(wheels)
+    site.state = site.forwarder.state = replace(site.forwarder.state, needs=needs)
+    setattr(site.topics, trouble, {TOPIC: "grant Read"})
+    site.take_in()
+    site.topics.refuses = None  # as Kafka's client says it once
+    site.pass_ms(1_000)
+    half = [("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS + 9_000))]
+    site.topics.send(("dw-topic", b"orders"), *half, ("dw-half", b"shop"), at=OTHER)
+    site.topics.send(*asked(), at=OTHER)
+    site.rest()
+    assert len(site.delivered()) == 1
+    (letter,) = site.written_to(NAMES.dead)
+    headers = dict(letter.headers)
+    assert headers["dw-dead-reason"] == b"HALVES_UNAVAILABLE"
+    assert b"grant Read" in (headers["dw-dead-detail"] or b"")
+    status = site.ingress.status()
+    assert status is not None
+    assert not [fault for fault in status.faults if "waits with half messages" in fault]
+    site.topics.faults = {}
+    site.pass_ms(round(FAULT_KEPT_S * 1000))
+    site.rest()
+    assert site.ingress.hears_answers
+    assert site.ingress.answers_objection is None
+    site.close()
+
+
+def test_what_is_wrong_with_another_topic_refuses_no_halves(wheels: Wheels) -> None:
+    site = takes_halves_of_two_topics(wheels)
+    site.topics.refuses = {OTHER[0]: "grant Read"}
+    site.take_in()
+    site.topics.faults = {OTHER[0]: "it is compacted"}
+    site.pass_ms(round(1000 * AGAIN_S))
+    site.take_in()
+    assert len(site.ingress.faults) == 2
+    assert site.ingress.answers_objection is None
+    site.close()
+
+
+def test_halves_are_refused_once_kafka_has_not_answered_for_long(wheels: Wheels) -> None:
+    site = takes_halves_of_two_topics(wheels)
+    site.topics.is_away = True
+    site.take_in()
+    site.pass_ms(round(1000 * AWAY_S) - 1)
+    site.take_in()
+    assert site.ingress.answers_objection is None
+    site.pass_ms(1)
+    assert "no answer" in (site.ingress.answers_objection or "")
+    site.topics.is_away = False
+    site.pass_ms(1_000)
+    site.take_in()
+    assert site.ingress.answers_objection is None
+    site.close()
+
+
+def test_where_halves_are_off_no_answer_is_missed(wheels: Wheels) -> None:
+    site = Site(wheels)
+    site.topics.faults = {TOPIC: "it is compacted"}
+    site.lead("a")
+    site.take_in()
+    assert site.ingress.faults
+    assert site.ingress.answers_objection is None
+    site.close()
 
 
 def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
@@ -561,14 +646,14 @@ def test_other_levels_count_for_what_comes_then(site: Site) -> None:
 
 
 def test_faults_are_reported_and_stop_nothing_else(site: Site) -> None:
-    site.topics.faults = ("the ingress topic x is compacted",)
+    site.topics.faults = {"x": "the ingress topic x is compacted"}
     site.topics.refuses = "denied"
     site.take_in()
     faults = site.ingress.faults
     assert faults[0] == "the ingress topic x is compacted"
     assert "denied" in faults[1]
     assert site.transact().verdict is TransactionState.COMMITTED
-    site.topics.faults, site.topics.refuses = (), None
+    site.topics.faults, site.topics.refuses = {}, None
     site.topics.send(*asked())
     site.pass_ms(2_000)
     site.rest()

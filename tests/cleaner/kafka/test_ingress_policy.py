@@ -47,4 +47,4 @@ def test_a_policy_is_checked_or_missed(config: dict[str, object], fault: str | N
     found = find_ingress(cast("AdminClient", Admin(config)), IngressTopics(frozenset(["in"])))
     assert (found.topics == {}) is (fault is not None)
     assert len(found.faults) == (fault is not None)
-    assert (fault or "") in "".join(found.faults)
+    assert (fault or "") in "".join(found.faults.values())

@@ -162,12 +162,12 @@ def test_topics_are_found_created_and_checked(kafka: KafkaBroker, settings: Kafk
     wanted = IngressTopics(frozenset([name, compacted]), 3, max_message_bytes=5_000)
     found = find_ingress(admin, wanted, {"gone"})
     assert {each: topic.partitions for each, topic in found.topics.items()} == {name: 3}
-    is_compacted, is_gone = found.faults
+    is_compacted, is_gone = found.faults.values()
     assert "cleanup.policy=compact,delete: set it to delete" in is_compacted
     assert "topic gone is missing" in is_gone
     assert "add it to ingress_topics" in is_gone
     again = find_ingress(admin, wanted)
-    assert (again.topics, again.faults) == (found.topics, (is_compacted,))
+    assert (again.topics, again.faults) == (found.topics, {compacted: is_compacted})
 
 
 def test_a_topic_that_cannot_be_created_is_reported(settings: KafkaSettings) -> None:
@@ -175,8 +175,8 @@ def test_a_topic_that_cannot_be_created_is_reported(settings: KafkaSettings) -> 
     name = settings.names.ingress
     found = find_ingress(admin, IngressTopics(frozenset([name]), replication_factor=9))
     assert found.topics == {}
-    assert f"{name} is missing, and cannot be created" in found.faults[0]
-    assert "ingress = false" in found.faults[0]
+    assert f"{name} is missing, and cannot be created" in found.faults[name]
+    assert "ingress = false" in found.faults[name]
 
 
 def test_a_kafka_that_does_not_answer_is_reported() -> None:

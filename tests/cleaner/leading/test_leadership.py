@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner import candidacy
-from delaywheel_replica.cleaner.leadership import LED_TICK_S, TICK_S
+from delaywheel_replica.cleaner.leadership import LED_TICK_S, TICK_S, Leadership
 from delaywheel_replica.cleaner.outside.ports import (
     ANSWER_MS,
     IDS,
@@ -377,6 +378,16 @@ def test_a_leader_looks_at_kafka_again(place: Place, monkeypatch: pytest.MonkeyP
     assert place.in_term(), "messages go out meanwhile"
     place.until(lambda: place.view.error is None, within_s=SOON_S + 1)
     assert place.view.warnings == ()
+
+
+def test_all_nodes_hear_that_answers_about_halves_are_not_heard(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.lead()
+    said = SimpleNamespace(answers_objection="answers about them are not heard: grant Read")
+    monkeypatch.setattr(Leadership, "ingress", property(lambda _: said))
+    assert place.view.halves_objection == said.answers_objection
+    assert place.view.warnings == (f"half messages are refused: {said.answers_objection}",)
 
 
 # --- what a leader wants of the others

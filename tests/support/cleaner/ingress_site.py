@@ -28,6 +28,7 @@ from delaywheel_replica.cleaner.outside.ports import (
     IngressFound,
     KafkaAway,
     KafkaCallEnd,
+    ReadsRefused,
     Record,
     TopicPartitions,
 )
@@ -104,8 +105,9 @@ class PretendedTopics:
         partitions: topic -> what each partition has.
         ids: topic -> Kafka's id of it.
         first_kept: of partitions of which something was deleted.
-        faults: of topics that cannot be read.
+        faults: what Kafka has against topics, by name: they are not found.
         refuses: why Kafka refuses to be read.
+        is_away: Kafka finds no topics.
         group_offsets: the offsets last committed for the group.
         readers: how many were made.
     """
@@ -113,8 +115,9 @@ class PretendedTopics:
     partitions: dict[str, list[list[CommittedRecord]]] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
     first_kept: dict[IngressPartition, int] = field(default_factory=dict)
-    faults: tuple[str, ...] = ()
-    refuses: str | None = None
+    faults: dict[str, str] = field(default_factory=dict)
+    refuses: str | Mapping[str, str] | None = None
+    is_away: bool = False
     group_offsets: Mapping[IngressPartition, int] = field(default_factory=dict)
     readers: int = 0
     asked_for: list[AbstractSet[str]] = field(default_factory=list)
@@ -140,9 +143,12 @@ class PretendedTopics:
 
     def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
         self.asked_for.append(also)
+        if self.is_away:
+            raise KafkaAway("no answer")
         found = {
             name: TopicPartitions(self.ids[name], len(partitions))
             for name, partitions in self.partitions.items()
+            if name not in self.faults
         }
         return IngressFound(found, self.faults)
 
@@ -187,8 +193,10 @@ class PretendedReader:
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
         del most, wait_s
-        if self._topics.refuses is not None:
+        if isinstance(self._topics.refuses, str):
             raise KafkaAway(self._topics.refuses)
+        if self._topics.refuses is not None:
+            raise ReadsRefused(self._topics.refuses)
         fetched = []
         for at, position in list(self._positions.items()):
             if at in self._resting or at[0] in self.recreated:

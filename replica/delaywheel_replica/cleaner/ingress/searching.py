@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Final
 
@@ -17,6 +17,9 @@ AGAIN_S: Final = 10.0
 
 SOON_S: Final = 1.0
 """Interval while a topic is missing, or known to have been recreated."""
+
+AWAY_S: Final = 10.0
+"""After this long without an answer Kafka is not expected to give one."""
 
 log = get_logger(__name__)
 
@@ -47,6 +50,8 @@ class TopicSearch:
         self._found: queue.SimpleQueue[IngressFound | BaseException] = queue.SimpleQueue()
         self._is_busy = False
         self._found_at = -AGAIN_S
+        self._away_since: float | None = None
+        self._refused: Mapping[str, str] = {}
         self.faults: tuple[str, ...] = ()
 
     def look(self, also: AbstractSet[str], *, is_urgent: bool = False) -> None:
@@ -84,13 +89,32 @@ class TopicSearch:
             return None
         found = self._found.get()
         self._is_busy = False
+        self._found_at = now_s = self._clock.monotonic()
         if isinstance(found, KafkaAway):
-            found = IngressFound({}, (f"the ingress topics cannot be found: {found}",))
+            self._away_since = now_s if self._away_since is None else self._away_since
+            self._note((f"the ingress topics cannot be found: {found}",))
+            return IngressFound({})
         if isinstance(found, BaseException):
             raise found
-        for fault in found.faults:
+        self._away_since = None
+        self._refused = found.faults
+        self._note(tuple(found.faults.values()))
+        return found
+
+    def refusal_of(self, topic: str) -> str | None:
+        """Returns what Kafka has against a topic, as of its last answer; None: nothing."""
+        return self._refused.get(topic)
+
+    @property
+    def lasting_fault(self) -> str | None:
+        """Why no topic is found, if that has lasted."""
+        since_s = self._away_since
+        if since_s is None or self._clock.monotonic() < since_s + AWAY_S:
+            return None
+        return self.faults[0]
+
+    def _note(self, faults: tuple[str, ...]) -> None:
+        for fault in faults:
             if fault not in self.faults:
                 log.warning("ingress", fault=fault)
-        self.faults = found.faults
-        self._found_at = self._clock.monotonic()
-        return found
+        self.faults = faults

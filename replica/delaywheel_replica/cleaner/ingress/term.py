@@ -47,6 +47,7 @@ from delaywheel_replica.cleaner.outside.ports import (
     IngressPort,
     KafkaAway,
     MakeHandover,
+    ReadsRefused,
     Record,
 )
 from delaywheel_replica.cleaner.outside.runner import Runner
@@ -114,7 +115,7 @@ class _Surroundings:
     state: ControlState
     heartbeats: Mapping[str, Heartbeat]
     node: str
-    halves_objection: str | None = None
+    halves_objection: str | None
 
     @property
     def least_slot(self) -> int | None:
@@ -163,6 +164,8 @@ class Ingress:
         self._full: AbstractSet[IngressPartition] = frozenset()
         self._reader_fault: str | None = None
         self._reader_fault_until = 0.0
+        self._unheard: str | None = None
+        self._unheard_until = 0.0
         self._behind: tuple[str, ...] = ()
         # Which partitions wait with halves, until all nodes know these, and which nodes do not.
         self._with_halves: tuple[Sequence[IngressPartition], Sequence[str]] = (), ()
@@ -186,6 +189,24 @@ class Ingress:
     @property
     def hears_answers(self) -> bool:
         """Whether the cluster's own topic is read, by which groups answer about halves."""
+        return self._is_own_found and self.answers_objection is None
+
+    @property
+    def answers_objection(self) -> str | None:
+        """Why what groups answer about halves is not heard; None: it is, or that is not known yet.
+
+        Halves are refused then. They would wait in other ingress topics, with all behind them, and
+        what is committed with a delay, or by a group, would wait in this one.
+        """
+        if self._term is None or not self._settings.rules.halves:
+            return None
+        fault = self._search.refusal_of(self._settings.names.ingress) or self._unheard
+        if fault is None and not self._is_own_found:
+            fault = self._search.lasting_fault
+        return None if fault is None else f"answers about them are not heard: {fault}"
+
+    @property
+    def _is_own_found(self) -> bool:
         return self._term is not None and self._settings.names.ingress in self._term.topic_ids
 
     @property
@@ -202,10 +223,13 @@ class Ingress:
         waiting, nodes = self._with_halves
         if waiting:
             more = f" and {len(waiting) - 1} more" if waiting[1:] else ""
+            until = f"the ingress topic {self._settings.names.ingress} is read"
+            if self.hears_answers:
+                which = f"node {', '.join(nodes)}" if nodes else "one of members"
+                until = f"every node has reported that its release knows them: {which} has not"
             found.append(
                 f"ingress partition {name_of(waiting[0])}{more} waits with half messages, and all"
-                " behind them, until every node has reported that its release knows them:"
-                f" {'node ' + ', '.join(nodes) if nodes else 'one of members'} has not"
+                f" behind them, until {until}"
             )
         cut_off = sorted(self._cut_off)
         if cut_off:
@@ -278,11 +302,9 @@ class Ingress:
             heartbeats: the latest of each node, including this one.
             halves_objection: why no group can be asked about a half; None: it can.
         """
-        before, self._around = (
-            self._around,
-            _Surroundings(state, heartbeats, node, halves_objection),
-        )
-        self._is_changed |= before is None or before.halves_objection != halves_objection
+        before, objection = self._around, halves_objection or self.answers_objection
+        self._around = _Surroundings(state, heartbeats, node, objection)
+        self._is_changed |= before is None or before.halves_objection != objection
         announced = {at[0] for at, record in state.ingress.items() if record.announced}
         if self._term is None and not (self._settings.topics or announced):
             return
@@ -431,7 +453,7 @@ class Ingress:
         """Starts again as a new leader does, between two transactions."""
         self.close()
         self._handing = Handing(self._make_handover, self._clock)
-        self._reader_fault = None
+        self._reader_fault = self._unheard = None
         self._planned = NOTHING
         self._begin(state)
         self._search.look_at_once()
@@ -474,9 +496,13 @@ class Ingress:
                 log.warning("ingress cannot be read", cause=str(away))
             self._reader_fault = str(away)
             self._reader_fault_until = self._clock.monotonic() + FAULT_KEPT_S
+            self._note_unheard(away)
             return
-        if self._clock.monotonic() >= self._reader_fault_until:
+        now_s = self._clock.monotonic()
+        if now_s >= self._reader_fault_until:
             self._reader_fault = None  # also where no records come
+        if now_s >= self._unheard_until or any(self._is_own(each.at) for each in fetched):
+            self._unheard = None
         for each in fetched:
             term.read(each.at, each.records, each.position, each.first_kept)
             self._is_changed, self._is_bound_known = True, False
@@ -486,6 +512,16 @@ class Ingress:
                 self._is_changed, self._is_bound_known = True, False
         if fetched:
             self._rest(term, reader)
+
+    def _note_unheard(self, away: KafkaAway) -> None:
+        """Notes why the cluster's own topic is not read, which Kafka says now and then."""
+        refusals = away.refusals if isinstance(away, ReadsRefused) else {}
+        refusal = refusals.get(self._settings.names.ingress) or refusals.get("")
+        if refusal is not None:
+            self._unheard, self._unheard_until = refusal, self._reader_fault_until
+
+    def _is_own(self, at: IngressPartition) -> bool:
+        return at[0] == self._settings.names.ingress
 
     def _rest(self, term: IngressTerm, reader: IngressPort) -> None:
         self._full = term.full()

@@ -84,7 +84,7 @@ def find_ingress(
     except KafkaException as exception:
         raise KafkaAway(_error(exception).str()) from exception
     topics = {name: topic for name, topic in found.items() if name not in faults}
-    return IngressFound(topics, tuple(faults[name] for name in sorted(faults)))
+    return IngressFound(topics, dict(sorted(faults.items())))
 
 
 def topic_ids(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:

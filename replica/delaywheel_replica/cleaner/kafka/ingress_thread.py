@@ -66,7 +66,7 @@ class IngressThread:
         self._group_offsets: Mapping[IngressPartition, int] = {}
         # For the leader.
         self._fetched: list[Fetched] = []
-        self._fault: str | None = None
+        self._fault: KafkaAway | None = None
         self._lags: dict[IngressPartition, int] = {}
         self._open: frozenset[IngressPartition] = frozenset()
         self._cut_off: Mapping[IngressPartition, int] = {}
@@ -124,7 +124,7 @@ class IngressThread:
             fault, self._fault = self._fault, None
             self._changed.notify()
         if fault is not None and not fetched:
-            raise KafkaAway(fault)
+            raise fault
         return fetched
 
     def lags(self) -> dict[IngressPartition, int]:
@@ -157,7 +157,9 @@ class IngressThread:
                 try:
                     self._read(reader)
                 except KafkaException as exception:
-                    self._report_fault(exception.args[0].str())  # and another reader continues
+                    self._report_fault(
+                        KafkaAway(exception.args[0].str())
+                    )  # and another reader continues
                 finally:
                     reader.close()
         except BaseException as failure:  # noqa: BLE001 - raised again by poll()
@@ -203,7 +205,7 @@ class IngressThread:
         try:
             fetched = reader.poll(BATCH, WAIT_S)
         except KafkaAway as away:
-            self._report_fault(str(away))
+            self._report_fault(away)
             return False
         cut_off = {at: end for at, end in reader.cut_off.items() if at not in self._cut_off}
         same = self._same({each.at[0] for each in fetched} | {topic for topic, _ in cut_off})
@@ -232,7 +234,7 @@ class IngressThread:
         try:
             ids = self._ids_of(sorted(topics)) if topics else {}
         except KafkaAway as away:
-            self._report_fault(str(away))
+            self._report_fault(away)
             return set()
         recreated = {topic for topic, id_ in ids.items() if id_ != self._topic_ids.get(topic, id_)}
         if recreated:
@@ -240,7 +242,7 @@ class IngressThread:
             self._wake()
         return topics & (ids.keys() - recreated)
 
-    def _report_fault(self, fault: str) -> None:
+    def _report_fault(self, fault: KafkaAway) -> None:
         with self._changed:
             self._fault = fault
             self._changed.wait(FAULT_PAUSE_S)

@@ -29,7 +29,7 @@ from confluent_kafka import (
 from delaywheel.record_headers import headers_of
 from delaywheel.transactional import OpenTransactionWatch
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER
-from delaywheel_replica.cleaner.outside.ports import NO_ENDS, Fetched, KafkaAway
+from delaywheel_replica.cleaner.outside.ports import NO_ENDS, Fetched, ReadsRefused
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord
 from delaywheel_replica.core.protocol.control import IngressPartition
@@ -70,7 +70,7 @@ class IngressReader:
         self._least_ends: dict[IngressPartition, int] = {}
         self._cut_off: dict[IngressPartition, int] = {}
         self._resting: set[IngressPartition] = set()
-        self._refused: str | None = None
+        self._refused: dict[str, str] = {}
         self._lags: dict[IngressPartition, int] = {}
         self._lag_turn = _Turn()
         self._open = OpenTransactionWatch[IngressPartition](self._end_of)
@@ -123,11 +123,11 @@ class IngressReader:
         """Returns the records of each partition, up to a total number; waits for the first one.
 
         Raises:
-            KafkaAway: Kafka refuses reads, and says why. Earlier records were returned.
+            ReadsRefused: Kafka says why. Earlier records were returned.
         """
-        if self._refused is not None:
-            refused, self._refused = self._refused, None
-            raise KafkaAway(refused)
+        if self._refused:
+            refused, self._refused = self._refused, {}
+            raise ReadsRefused(refused)
         records: dict[IngressPartition, list[CommittedRecord]] = {}
         # With a timeout, the library waits until it has all of them.
         messages = self._consumer.consume(1, wait_s)
@@ -199,7 +199,8 @@ class IngressReader:
         elif code == KafkaError._AUTO_OFFSET_RESET and at is not None:  # noqa: SLF001 - its names
             self._to_look_at.add(at)
         elif not (error.retriable() or code in _PASSING):
-            self._refused = f"{at}: {error.str()}" if at is not None else error.str()
+            topic, text = ("", error.str()) if at is None else (at[0], f"{at}: {error.str()}")
+            self._refused[topic] = text
 
     def _looked_at(self) -> list[Fetched]:
         """Finds where to continue in partitions whose next offset Kafka does not have."""

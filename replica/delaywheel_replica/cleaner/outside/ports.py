@@ -143,7 +143,7 @@ class IngressFound(NamedTuple):
 
     topics: Mapping[str, TopicPartitions]
     """Those that records can be taken from."""
-    faults: tuple[str, ...] = ()
+    faults: Mapping[str, str] = MappingProxyType({})
     """For each other topic, what is wrong and what to do, as text."""
 
 
@@ -308,6 +308,18 @@ class KafkaPort(Protocol):
 
 class KafkaAway(Exception):  # noqa: N818 - named after what happened
     """Kafka did not answer; the text names the question."""
+
+
+class ReadsRefused(KafkaAway):
+    """Kafka refuses to let topics be read.
+
+    Attributes:
+        refusals: Why, by topic; of no topic: of all.
+    """
+
+    def __init__(self, refusals: Mapping[str, str]) -> None:
+        super().__init__("; ".join(refusals.values()))
+        self.refusals = refusals
 
 
 class LeadingRefused(Exception):  # noqa: N818 - a refusal by name, not an error of ours

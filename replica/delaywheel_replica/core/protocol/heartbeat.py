@@ -117,8 +117,8 @@ class LeaderTerm:
         fences: Promises that it wants of every member.
         fills: Wheel -> the seq up to which members that have fenced it may still fetch it, from any
             node, so that it can be closed there.
-        halves_objection: Why no group can be asked about half messages, so that no node accepts
-            any; at most `LONGEST_OBJECTION` characters. None: it can.
+        halves_objection: Why no group can be asked about half messages, or none is heard, so that
+            no node accepts any; at most `LONGEST_OBJECTION` characters. None: it can.
     """
 
     epoch: Natural
