@@ -1,5 +1,6 @@
 """Client against a real gRPC server in this process that refuses, loses, hangs and drains."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -24,7 +25,12 @@ from delaywheel import (
     TimedOutError,
     Tls,
 )
+from delaywheel.client.exchange.channel import Credentials
+from delaywheel.client.exchange.retry import AttemptFailure
+from delaywheel.client.transport.port import Line, blocking, finished
+from delaywheel.client.transport.threads import ThreadTransport
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from support.clients.fake_service import (
     WHEEL,
     FakeService,
@@ -412,3 +418,65 @@ print(*sorted(heavy & set(sys.modules)))
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+ASKED: Final = pb.DescribeClusterRequest()
+
+
+def describe(
+    stub: DelayWheelStub,
+) -> "grpc.UnaryUnaryMultiCallable[pb.DescribeClusterRequest, pb.DescribeClusterResponse]":
+    return stub.DescribeCluster
+
+
+async def halved(number: int) -> int:
+    if number % 2:
+        raise ValueError(number)
+    return number // 2
+
+
+def test_a_coroutine_that_never_suspends_blocks() -> None:
+    assert blocking(halved)(4) == 2
+    with pytest.raises(ValueError, match="3"):
+        finished(halved(3))
+
+
+def test_one_that_suspends_is_a_defect() -> None:
+    ended = []
+
+    async def suspends() -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(AssertionError, match="has suspended"):
+        finished(suspends())
+    assert ended
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_side_by_side_keeps_the_order(count: int) -> None:
+    items = [number * 2 for number in range(count)]
+    assert finished(ThreadTransport().side_by_side(halved, items, 2)) == list(range(count))
+
+
+def closed_line() -> Line:
+    line = ThreadTransport().open("127.0.0.1:1", Credentials(0, None))
+    finished(line.close())
+    return line
+
+
+def test_nothing_is_sent_on_a_closed_line() -> None:
+    call = closed_line().call(describe, ASKED, 1.0)
+    answer = finished(call)
+    assert isinstance(answer, AttemptFailure)
+    assert answer.code is grpc.StatusCode.CANCELLED
+    assert answer.unsent
+
+
+def test_what_is_asked_on_a_closed_line_is_not_answered() -> None:
+    async def then(answer: pb.DescribeClusterResponse | AttemptFailure) -> None:
+        raise AssertionError(answer)
+
+    closed_line().ask(describe, ASKED, 1.0, then)

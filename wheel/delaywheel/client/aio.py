@@ -1,14 +1,15 @@
 """The client for asyncio."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Final, Self, Unpack
 
-from delaywheel.client.aio_calls import AioCalls
 from delaywheel.client.aio_sender import AioSender
+from delaywheel.client.calls import Calls
 from delaywheel.client.exchange.answers import (
     Cancelled,
     Rescheduled,
@@ -17,34 +18,24 @@ from delaywheel.client.exchange.answers import (
 )
 from delaywheel.client.exchange.channel import Tls
 from delaywheel.client.exchange.pending import PendingResult
-from delaywheel.client.exchange.question import Id, get_question, message_ref
+from delaywheel.client.exchange.question import Id, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
 from delaywheel.client.gathering import AioChanges
 from delaywheel.client.lifetime import Birth
 from delaywheel.client.named_changes import (
-    AnswerT,
-    NamedT,
+    CANCEL,
+    COMMIT,
+    RESCHEDULE,
+    HalfCommitted,
     half_id_and_due,
     half_reference,
-    handles_of,
-    in_calls,
-    many_cancelled,
-    many_committed,
-    many_rescheduled,
-    new_dues,
-    references_of,
     rolled_back,
 )
+from delaywheel.client.operations import Operations
 from delaywheel.client.profiles import reached
-from delaywheel.client.searching import (
-    CancellingMany,
-    FilterOptions,
-    FoundMessages,
-    ManyCancelled,
-    Searching,
-    filter_of,
-)
-from delaywheel.errors import ClientClosedError, DelaywheelError, RefusedError, TimedOutError
+from delaywheel.client.searching import FilterOptions, FoundMessages, ManyCancelled
+from delaywheel.client.transport.loop import LoopTransport
+from delaywheel.errors import ClientClosedError, DelaywheelError, TimedOutError
 from delaywheel.identity import parse_addresses
 from delaywheel.levels import Duration
 from delaywheel.message import (
@@ -56,7 +47,6 @@ from delaywheel.message import (
     checked_messages,
     unix_ms,
 )
-from delaywheel.reasons import Reason
 from delaywheel.transactions.half import (
     DEFAULT_HOLD,
     HALF_TIMEOUT_S,
@@ -66,7 +56,6 @@ from delaywheel.transactions.half import (
     RollbackOutcome,
     half_message,
     half_of,
-    hold_s,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -99,12 +88,15 @@ class AsyncClient:
         addresses, tls = reached(addresses, tls, profile)
         settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls)
         self._birth: Final = Birth()
-        self._settings: Final = settings
-        self._calls: Final = AioCalls(parse_addresses(addresses), settings)
-        self._sender: Final = AioSender(queue, timeout, self._calls.deliver_all)
-        self._cancels: Final = AioChanges(self._calls.cancel)
-        self._reschedules: Final = AioChanges(self._calls.reschedule)
-        self._commits: Final = AioChanges(self._calls.commit)
+        self._deadline_s: Final = settings.deadline_s
+        transport = LoopTransport()
+        self._calls: Final = Calls(parse_addresses(addresses), settings, transport)
+        self._operations: Final = Operations(self._calls, settings, transport)
+        self._sender: Final = AioSender(queue, timeout, self._operations.deliver_all)
+        change = self._operations.change
+        self._cancels: Final = AioChanges[pb.MessageRef, Cancelled](partial(change, CANCEL))
+        self._reschedules: Final = AioChanges[pb.NewDue, Rescheduled](partial(change, RESCHEDULE))
+        self._commits: Final = AioChanges[pb.HalfRef, HalfCommitted](partial(change, COMMIT))
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -119,7 +111,7 @@ class AsyncClient:
         """Sends one message and waits until it is acknowledged; see `Client.produce`."""
         self._check_open()
         message = Message(topic, value, **options)
-        [result] = await self._calls.deliver([message], self._deadline_s(timeout))
+        [result] = await self._operations.deliver([message], self._deadline_s(timeout))
         return result.unwrap()
 
     async def begin(
@@ -142,14 +134,14 @@ class AsyncClient:
         """
         self._check_open()
         half = half_message(topic, value, group, hold, options)
-        deadline_s = self._begun_by_s(hold, timeout)
+        deadline_s = self._operations.begun_by_s(hold, timeout)
         pending = await self._sender.put(half, deadline_s)
         try:
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
                 handle = await pending
         except TimeoutError:
             raise TimedOutError("not answered in time", outcome_known=False, failed=half) from None
-        return AsyncHalf(half, handle, self._commit_half, self._cancel_half)
+        return self._half(half, handle)
 
     async def begin_many(
         self,
@@ -162,17 +154,12 @@ class AsyncClient:
         """Sends half messages that go with one local transaction; see `Client.begin_many`."""
         self._check_open()
         many = [half_of(message, group, hold) for message in checked_messages(messages)]
-        results = await self._deliver_many(many, self._begun_by_s(hold, timeout))
-        begun = [
-            AsyncHalf(result.message, result.handle, self._commit_half, self._cancel_half)
-            for result in results
-            if result.handle is not None
-        ]
-        if len(begun) < len(many):
-            named = [half_id_and_due(half) for half in begun]
-            await self._change(named, self._calls.cancel, HALF_TIMEOUT_S)  # else its check drops it
-            raise next(result.error for result in results if result.error is not None)
+        by_s = self._operations.begun_by_s(hold, timeout)
+        begun = await self._operations.begin_many(many, by_s, self._half)
         return AsyncHalves(begun, self._commit_halves)
+
+    def _half(self, message: Message, handle: Handle) -> AsyncHalf:
+        return AsyncHalf(message, handle, self._commit_half, self._cancel_half)
 
     async def _commit_half(self, half: AsyncHalf) -> CommitOutcome:
         self._check_open()
@@ -183,17 +170,12 @@ class AsyncClient:
         self, halves: Sequence[AsyncHalf]
     ) -> list[CommitOutcome | DelaywheelError]:
         self._check_open()
-        references = [half_reference(half, half.handle) for half in halves]
-        return many_committed(await self._change(references, self._calls.commit, HALF_TIMEOUT_S))
+        return await self._operations.commit_many([(half, half.handle) for half in halves])
 
     async def _cancel_half(self, half: AsyncHalf) -> RollbackOutcome:
         self._check_open()
         named, deadline_s = half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S)
         return rolled_back(await self._cancels.change(named, deadline_s))
-
-    def _begun_by_s(self, hold: Duration, timeout_s: float | None) -> float:
-        """Until when a begin is tried: not beyond the end of the hold, when its group is asked."""
-        return min(self._deadline_s(timeout_s), monotonic() + hold_s(hold))
 
     async def produce_many(
         self,
@@ -203,23 +185,8 @@ class AsyncClient:
     ) -> list[Result]:
         """Sends many messages and waits for all; see `Client.produce_many`."""
         self._check_open()
-        return await self._deliver_many(checked_messages(messages), self._deadline_s(timeout))
-
-    async def _deliver_many(self, many: Sequence[Message], deadline_s: float) -> list[Result]:
-        if not many:
-            return []
-        slots = asyncio.Semaphore(self._settings.queue.in_flight)
-
-        async def deliver(request: Sequence[Message]) -> list[Result]:
-            async with slots:
-                return await self._calls.deliver(request, deadline_s)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(deliver(request))
-                for request in await self._calls.split(many, deadline_s)
-            ]
-        return [result for task in tasks for result in task.result()]
+        many, deadline_s = checked_messages(messages), self._deadline_s(timeout)
+        return await self._operations.deliver_many(many, deadline_s)
 
     async def produce_async(
         self,
@@ -270,14 +237,8 @@ class AsyncClient:
     ) -> StoredMessage | None:
         """Returns a message as it is stored; see `Client.get`."""
         self._check_open()
-        question = get_question(message_ref(handle, id, deliver_at), find_place=find_place)
-        await self._calls.run(question, lambda stub: stub.GetMessage, self._deadline_s(timeout))
-        try:
-            return question.answer()
-        except RefusedError as refused:
-            if refused.reason is Reason.MESSAGE_NOT_FOUND:
-                return None
-            raise
+        message = message_ref(handle, id, deliver_at)
+        return await self._operations.get(message, timeout, find_place=find_place)
 
     async def reschedule(
         self,
@@ -304,10 +265,7 @@ class AsyncClient:
     ) -> list[RescheduleResult]:
         """Gives many pending messages other dues; see `Client.reschedule_many`."""
         self._check_open()
-        messages = new_dues(dues)
-        return many_rescheduled(
-            messages, await self._change(messages, self._calls.reschedule, timeout)
-        )
+        return await self._operations.reschedule_many(dues, timeout)
 
     async def search(
         self,
@@ -319,12 +277,7 @@ class AsyncClient:
     ) -> FoundMessages:
         """Finds pending messages that meet all conditions; see `Client.search`."""
         self._check_open()
-        searching = Searching(filter_of(topic, options), limit)
-        while not searching.done:
-            question = searching.question()
-            await self._calls.run(question, lambda stub: stub.Search, self._deadline_s(timeout))
-            searching.add(question.answer())
-        return searching.found()
+        return await self._operations.search(topic, limit, timeout, options)
 
     async def cancel_many(
         self,
@@ -338,38 +291,9 @@ class AsyncClient:
     ) -> ManyCancelled:
         """Cancels pending messages that meet all conditions; see `Client.cancel_many`."""
         self._check_open()
-        if handles is not None:
-            if topic is not None or dry_run or options:
-                raise ValueError("either handles, or what the messages have")
-            named = handles_of(handles)
-            return many_cancelled(
-                named, await self._change(references_of(named), self._calls.cancel, timeout)
-            )
-        many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
-        while not many.done:
-            question = many.question()
-            await self._calls.run(question, lambda stub: stub.CancelMany, self._deadline_s(timeout))
-            many.add(question.answer())
-        return many.came_to()
-
-    async def _change(
-        self,
-        messages: Sequence[NamedT],
-        change: Callable[[Sequence[NamedT], float], Awaitable[Sequence[AnswerT | DelaywheelError]]],
-        timeout_s: float | None,
-    ) -> list[AnswerT | DelaywheelError]:
-        slots, deadline_s = (
-            asyncio.Semaphore(self._settings.queue.in_flight),
-            self._deadline_s(timeout_s),
+        return await self._operations.cancel_many(
+            topic, handles, limit, timeout, options, dry_run=dry_run
         )
-
-        async def call(some: Sequence[NamedT]) -> Sequence[AnswerT | DelaywheelError]:
-            async with slots:
-                return await change(some, deadline_s)
-
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(call(some)) for some in in_calls(messages)]
-        return [each for task in tasks for each in task.result()]
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
         """Waits until everything that `produce_async` has taken so far has its result.
@@ -401,9 +325,6 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-    def _deadline_s(self, timeout_s: float | None) -> float:
-        return self._settings.deadline_s(timeout_s)
 
     def _check_open(self) -> None:
         self._birth.check()

@@ -14,6 +14,7 @@ the process forks              the child's copy refuses all calls: gRPC does not
 
 import atexit
 import logging
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from threading import Thread
 from typing import Final, Protocol
@@ -45,14 +46,6 @@ class Closable(Protocol):
         ...
 
 
-class Stopping(Protocol):
-    """The connections of a client."""
-
-    def stop(self) -> None:
-        """Closes them."""
-        ...
-
-
 class Birth:
     """In which process a client was made."""
 
@@ -80,13 +73,16 @@ def leave(sender: Leaving) -> None:
     _leaving.add(sender)
 
 
-def let_go(sender: Closable, calls: Stopping) -> None:
-    """Ends what a dropped client leaves; a collector may call it, so it waits for nothing."""
+def let_go(sender: Closable, stop: Callable[[], None]) -> None:
+    """Ends what a dropped client leaves, with `stop` its connections.
+
+    A collector may call it, so it waits for nothing.
+    """
 
     def end() -> None:
         sender.close()
         sender.join()
-        calls.stop()
+        stop()
 
     try:
         Thread(target=end, name="delaywheel-end", daemon=True).start()

@@ -45,6 +45,7 @@ from delaywheel.client.exchange.endpoints import Report
 from delaywheel.client.exchange.question import OF_THE_CLUSTER
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.searching import ManyCancelled
+from delaywheel.client.transport.port import Method
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import Handle, unix_ms
 from delaywheel.reasons import Reason
@@ -161,11 +162,13 @@ class Change(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         read: Returns of each message its answer, its error, or the number of an outcome that this
             SDK does not know.
         unknown: The reason if it is not known what became of a message.
+        method: Of the service.
     """
 
     request: Callable[[Sequence[NamedT], bool], RequestT]
     read: Callable[[ResponseT], "list[AnswerT | pb.Error | int]"]
     unknown: Reason
+    method: "Method[RequestT, ResponseT]"
 
 
 def _cancelled(response: pb.CancelResponse) -> list[Cancelled | pb.Error | int]:
@@ -222,18 +225,23 @@ _COMMIT_OUTCOMES: Final = {
 }
 
 COMMIT: Final[Change[pb.HalfRef, pb.CommitRequest, pb.CommitResponse, HalfCommitted]] = Change(
-    lambda halves, _: pb.CommitRequest(halves=halves), _committed, Reason.WHEEL_LOST
+    lambda halves, _: pb.CommitRequest(halves=halves),
+    _committed,
+    Reason.WHEEL_LOST,
+    lambda stub: stub.Commit,
 )
 CANCEL: Final[Change[pb.MessageRef, pb.CancelRequest, pb.CancelResponse, Cancelled]] = Change(
     lambda messages, partly: pb.CancelRequest(messages=messages, partly=partly),
     _cancelled,
     Reason.CANCEL_UNKNOWN,
+    lambda stub: stub.Cancel,
 )
 RESCHEDULE: Final[Change[pb.NewDue, pb.RescheduleRequest, pb.RescheduleResponse, Rescheduled]] = (
     Change(
         lambda messages, partly: pb.RescheduleRequest(messages=messages, partly=partly),
         _rescheduled,
         Reason.RESCHEDULE_UNKNOWN,
+        lambda stub: stub.Reschedule,
     )
 )
 

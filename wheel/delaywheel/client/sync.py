@@ -1,13 +1,14 @@
 """The client for threads."""
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from datetime import datetime
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Final, Self, Unpack
 from weakref import finalize
 
+from delaywheel.client.calls import Calls
 from delaywheel.client.exchange.answers import (
     Cancelled,
     Rescheduled,
@@ -16,36 +17,26 @@ from delaywheel.client.exchange.answers import (
 )
 from delaywheel.client.exchange.channel import Tls
 from delaywheel.client.exchange.pending import PendingResult
-from delaywheel.client.exchange.question import Id, get_question, message_ref
+from delaywheel.client.exchange.question import Id, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
 from delaywheel.client.gathering import SyncChanges
 from delaywheel.client.lifetime import Birth, let_go
 from delaywheel.client.named_changes import (
-    AnswerT,
-    NamedT,
+    CANCEL,
+    COMMIT,
+    RESCHEDULE,
+    HalfCommitted,
     half_id_and_due,
     half_reference,
-    handles_of,
-    in_calls,
-    many_cancelled,
-    many_committed,
-    many_rescheduled,
-    new_dues,
-    references_of,
     rolled_back,
 )
+from delaywheel.client.operations import Operations
 from delaywheel.client.profiles import reached
-from delaywheel.client.searching import (
-    CancellingMany,
-    FilterOptions,
-    FoundMessages,
-    ManyCancelled,
-    Searching,
-    filter_of,
-)
-from delaywheel.client.sync_calls import Calls
+from delaywheel.client.searching import FilterOptions, FoundMessages, ManyCancelled
 from delaywheel.client.sync_sender import Sender
-from delaywheel.errors import ClientClosedError, DelaywheelError, RefusedError, TimedOutError
+from delaywheel.client.transport.port import blocking, finished
+from delaywheel.client.transport.threads import ThreadTransport
+from delaywheel.errors import ClientClosedError, DelaywheelError, TimedOutError
 from delaywheel.identity import parse_addresses
 from delaywheel.levels import Duration
 from delaywheel.message import (
@@ -57,7 +48,6 @@ from delaywheel.message import (
     checked_messages,
     unix_ms,
 )
-from delaywheel.reasons import Reason
 from delaywheel.transactions.half import (
     DEFAULT_HOLD,
     HALF_TIMEOUT_S,
@@ -67,7 +57,6 @@ from delaywheel.transactions.half import (
     RollbackOutcome,
     half_message,
     half_of,
-    hold_s,
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -120,14 +109,18 @@ class Client:
         addresses, tls = reached(addresses, tls, profile)
         settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls)
         self._birth: Final = Birth()
-        self._settings: Final = settings
-        self._calls: Final = Calls(parse_addresses(addresses), settings)
-        self._sender: Final = Sender(queue, timeout, self._calls.deliver_all)
-        self._cancels: Final = SyncChanges(self._calls.cancel)
-        self._reschedules: Final = SyncChanges(self._calls.reschedule)
-        self._commits: Final = SyncChanges(self._calls.commit)
+        self._deadline_s: Final = settings.deadline_s
+        transport = ThreadTransport()
+        self._calls: Final = Calls(parse_addresses(addresses), settings, transport)
+        self._operations: Final = Operations(self._calls, settings, transport)
+        self._sender: Final = Sender(queue, timeout, blocking(self._operations.deliver_all))
+        change = blocking(self._operations.change)
+        self._cancels: Final = SyncChanges[pb.MessageRef, Cancelled](partial(change, CANCEL))
+        self._reschedules: Final = SyncChanges[pb.NewDue, Rescheduled](partial(change, RESCHEDULE))
+        self._commits: Final = SyncChanges[pb.HalfRef, HalfCommitted](partial(change, COMMIT))
         self._closed = False
-        self._dropped: Final = finalize(self, let_go, self._sender, self._calls)
+        stop = blocking(self._calls.stop)
+        self._dropped: Final = finalize(self, let_go, self._sender, stop)
         self._dropped.atexit = False
 
     def produce(
@@ -161,7 +154,7 @@ class Client:
         """
         self._check_open()
         message = Message(topic, value, **options)
-        [result] = self._calls.deliver([message], self._deadline_s(timeout))
+        [result] = finished(self._operations.deliver([message], self._deadline_s(timeout)))
         return result.unwrap()
 
     def begin(
@@ -206,10 +199,10 @@ class Client:
         """
         self._check_open()
         half = half_message(topic, value, group, hold, options)
-        deadline_s = self._begun_by_s(hold, timeout)
+        deadline_s = self._operations.begun_by_s(hold, timeout)
         pending = self._sender.put(half, deadline_s)
         handle = pending.result(max(0.0, deadline_s - monotonic()))
-        return Half(half, handle, self._commit_half, self._cancel_half)
+        return self._half(half, handle)
 
     def begin_many(
         self,
@@ -244,17 +237,12 @@ class Client:
         """
         self._check_open()
         many = [half_of(message, group, hold) for message in checked_messages(messages)]
-        results = self._deliver_many(many, self._begun_by_s(hold, timeout))
-        begun = [
-            Half(result.message, result.handle, self._commit_half, self._cancel_half)
-            for result in results
-            if result.handle is not None
-        ]
-        if len(begun) < len(many):
-            named = [half_id_and_due(half) for half in begun]
-            self._change(named, self._calls.cancel, HALF_TIMEOUT_S)  # else its check drops it
-            raise next(result.error for result in results if result.error is not None)
+        by_s = self._operations.begun_by_s(hold, timeout)
+        begun = finished(self._operations.begin_many(many, by_s, self._half))
         return Halves(begun, self._commit_halves)
+
+    def _half(self, message: Message, handle: Handle) -> Half:
+        return Half(message, handle, self._commit_half, self._cancel_half)
 
     def _commit_half(self, half: Half) -> CommitOutcome:
         self._check_open()
@@ -263,17 +251,13 @@ class Client:
 
     def _commit_halves(self, halves: Sequence[Half]) -> list[CommitOutcome | DelaywheelError]:
         self._check_open()
-        references = [half_reference(half, half.handle) for half in halves]
-        return many_committed(self._change(references, self._calls.commit, HALF_TIMEOUT_S))
+        named = [(half, half.handle) for half in halves]
+        return finished(self._operations.commit_many(named))
 
     def _cancel_half(self, half: Half) -> RollbackOutcome:
         self._check_open()
         named, deadline_s = half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S)
         return rolled_back(self._cancels.change(named, deadline_s))
-
-    def _begun_by_s(self, hold: Duration, timeout_s: float | None) -> float:
-        """Until when a begin is tried: not beyond the end of the hold, when its group is asked."""
-        return min(self._deadline_s(timeout_s), monotonic() + hold_s(hold))
 
     def produce_many(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -290,17 +274,8 @@ class Client:
                 failed = [result for result in client.produce_many(reminders) if result.error]
         """
         self._check_open()
-        return self._deliver_many(checked_messages(messages), self._deadline_s(timeout))
-
-    def _deliver_many(self, many: Sequence[Message], deadline_s: float) -> list[Result]:
-        if not many:
-            return []
-        requests = self._calls.split(many, deadline_s)
-        if len(requests) == 1:
-            return self._calls.deliver(many, deadline_s)
-        with ThreadPoolExecutor(min(self._settings.queue.in_flight, len(requests))) as pool:
-            answers = pool.map(lambda request: self._calls.deliver(request, deadline_s), requests)
-            return [result for answer in answers for result in answer]
+        many, deadline_s = checked_messages(messages), self._deadline_s(timeout)
+        return finished(self._operations.deliver_many(many, deadline_s))
 
     def produce_async(
         self,
@@ -379,14 +354,8 @@ class Client:
             TimedOutError: No answer in time.
         """
         self._check_open()
-        question = get_question(message_ref(handle, id, deliver_at), find_place=find_place)
-        self._calls.run(question, lambda stub: stub.GetMessage, self._deadline_s(timeout))
-        try:
-            return question.answer()
-        except RefusedError as refused:
-            if refused.reason is Reason.MESSAGE_NOT_FOUND:
-                return None
-            raise
+        message = message_ref(handle, id, deliver_at)
+        return finished(self._operations.get(message, timeout, find_place=find_place))
 
     def reschedule(
         self,
@@ -448,8 +417,7 @@ class Client:
                     print(result.unwrap().handle)
         """
         self._check_open()
-        messages = new_dues(dues)
-        return many_rescheduled(messages, self._change(messages, self._calls.reschedule, timeout))
+        return finished(self._operations.reschedule_many(dues, timeout))
 
     def search(
         self,
@@ -482,12 +450,7 @@ class Client:
                     client.cancel(message.handle)
         """
         self._check_open()
-        searching = Searching(filter_of(topic, options), limit)
-        while not searching.done:
-            question = searching.question()
-            self._calls.run(question, lambda stub: stub.Search, self._deadline_s(timeout))
-            searching.add(question.answer())
-        return searching.found()
+        return finished(self._operations.search(topic, limit, timeout, options))
 
     def cancel_many(
         self,
@@ -524,32 +487,8 @@ class Client:
                 client.cancel_many(handles=[result.handle for result in results])
         """
         self._check_open()
-        if handles is not None:
-            if topic is not None or dry_run or options:
-                raise ValueError("either handles, or what the messages have")
-            named = handles_of(handles)
-            return many_cancelled(
-                named, self._change(references_of(named), self._calls.cancel, timeout)
-            )
-        many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
-        while not many.done:
-            question = many.question()
-            self._calls.run(question, lambda stub: stub.CancelMany, self._deadline_s(timeout))
-            many.add(question.answer())
-        return many.came_to()
-
-    def _change(
-        self,
-        messages: Sequence[NamedT],
-        change: Callable[[Sequence[NamedT], float], Sequence[AnswerT | DelaywheelError]],
-        timeout_s: float | None,
-    ) -> list[AnswerT | DelaywheelError]:
-        calls, deadline_s = in_calls(messages), self._deadline_s(timeout_s)
-        if not calls:
-            return []
-        with ThreadPoolExecutor(min(self._settings.queue.in_flight, len(calls))) as pool:
-            answers = pool.map(lambda some: change(some, deadline_s), calls)
-            return [each for answer in answers for each in answer]
+        operation = self._operations.cancel_many
+        return finished(operation(topic, handles, limit, timeout, options, dry_run=dry_run))
 
     def flush(self, timeout: float | None = None) -> None:
         """Waits until everything that `produce_async` has taken so far has its result.
@@ -572,7 +511,7 @@ class Client:
             return
         self._sender.close()
         self._sender.flush(self._deadline_s(timeout))
-        self._calls.stop()
+        finished(self._calls.stop())
         self._sender.join()
         self._dropped.detach()
 
@@ -586,9 +525,6 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _deadline_s(self, timeout_s: float | None) -> float:
-        return self._settings.deadline_s(timeout_s)
 
     def _check_open(self) -> None:
         self._birth.check()

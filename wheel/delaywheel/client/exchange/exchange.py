@@ -1,7 +1,7 @@
 """The protocol between a client and one exchange, which is repeated until it is settled.
 
-`Delivery` and `Question` are exchanges. A driver (`sync`, `aio`) asks for the next request, sends
-it to the address chosen for it, and hands back the response or the failure, until `done`. The
+`Delivery` and `Question` are exchanges. A driver (`Calls`) asks for the next request, sends it
+to the address chosen for it, and hands back the response or the failure, until `done`. The
 exchange, not the driver, decides what may be sent again and what is then known.
 """
 

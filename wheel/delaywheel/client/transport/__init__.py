@@ -1,0 +1,1 @@
+"""What calls and waits: threads, or one event loop."""

@@ -1,0 +1,127 @@
+"""The transport for one event loop: grpc.aio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar, cast
+
+import grpc
+
+from delaywheel.client.exchange.channel import CHANNEL_OPTIONS, Credentials
+from delaywheel.client.exchange.exchange import CLOSED
+from delaywheel.client.exchange.retry import AttemptFailure
+from delaywheel.client.transport.port import ItemT, Line, Method, RequestT, ResponseT
+from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
+
+ReturnT = TypeVar("ReturnT")
+
+
+class LoopTransport:
+    """For calls that are awaited."""
+
+    def __init__(self) -> None:
+        self._asking: Final[set[asyncio.Task[None]]] = set()
+
+    def open(self, address: str, credentials: Credentials) -> Line:
+        """See `Transport`."""
+        return _LoopLine(address, credentials, self._asking)
+
+    def news(self) -> _LoopNews:
+        """See `Transport`."""
+        return _LoopNews()
+
+    async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
+        """See `Transport`."""
+        return await asyncio.to_thread(work)
+
+    async def side_by_side(
+        self,
+        work: Callable[[ItemT], Coroutine[Any, Any, ReturnT]],
+        items: Sequence[ItemT],
+        at_once: int,
+    ) -> list[ReturnT]:
+        """See `Transport`."""
+        free = asyncio.Semaphore(at_once)
+
+        async def limited(item: ItemT) -> ReturnT:
+            async with free:
+                return await work(item)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(limited(item)) for item in items]
+        return [task.result() for task in tasks]
+
+    async def stop(self) -> None:
+        """See `Transport`."""
+        for asking in self._asking:
+            asking.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+
+class _LoopNews:
+    def __init__(self) -> None:
+        self._told: Final = asyncio.Event()
+
+    def tell(self) -> None:
+        self._told.set()
+
+    async def wait(self, most_s: float) -> None:
+        try:
+            async with asyncio.timeout(most_s):
+                await self._told.wait()
+        except TimeoutError:
+            pass
+
+
+class _LoopLine(Line):
+    def __init__(
+        self, address: str, credentials: Credentials, asking: set[asyncio.Task[None]]
+    ) -> None:
+        super().__init__(credentials)
+        self._channel: Final = (
+            grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+            if credentials.grpc is None
+            else grpc.aio.secure_channel(address, credentials.grpc, CHANNEL_OPTIONS)
+        )
+        self._stub: Final = DelayWheelStub(self._channel)
+        self._asking: Final = asking
+        self._is_closed = False
+
+    async def call(
+        self, method: Method[RequestT, ResponseT], request: RequestT, timeout_s: float
+    ) -> ResponseT | AttemptFailure:
+        awaited = cast("grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT]", method(self._stub))
+        try:
+            return await awaited(request, timeout=timeout_s)
+        except grpc.aio.AioRpcError as error:
+            return AttemptFailure.of_call(error)
+        except asyncio.CancelledError:
+            # grpc.aio raises this, too, when the channel is closed under the call.
+            if not self._is_closed or _cancelled_by_caller():
+                raise
+            return AttemptFailure(grpc.StatusCode.CANCELLED, CLOSED)
+
+    def ask(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        timeout_s: float,
+        then: Callable[[ResponseT | AttemptFailure], Coroutine[Any, Any, None]],
+    ) -> None:
+        async def call() -> None:
+            answer = await self.call(method, request, timeout_s)
+            await then(answer)
+
+        asking = asyncio.create_task(call(), name="delaywheel-look")
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._channel.close()
+
+
+def _cancelled_by_caller() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
