@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel_replica.kafka_settings import KafkaNames
+from delaywheel_replica.cli.doing.checking.topics import topic_items
+from delaywheel_replica.config import Config
+from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker, free_ports
 from support.clients.command import Command
 from support.kafka.read_committed import topic_exists
@@ -97,6 +101,38 @@ def test_topics_that_stop_forwarding_or_make_dead_letters(
     assert (absent["level"], "topic create" in absent["advice"]) == ("fault", True)
     made = check("create_topics=true", topics=(f"{cluster_id}-none",))
     assert made[f"topic {cluster_id}-none"]["level"] == "ok"
+
+
+class MakesNone:
+    """A Kafka without topics, and without the right to make any."""
+
+    def describe_topics(self, topics: Any, **_: Any) -> Mapping[str, Future[Any]]:
+        names = (topics.topic_names, KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return self._failed(*names)
+
+    def create_topics(self, new: list[NewTopic], **_: Any) -> Mapping[str, Future[Any]]:
+        return self._failed([each.topic for each in new], KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+    def _failed(self, names: Iterable[str], code: int) -> Mapping[str, Future[Any]]:
+        failed: Future[Any] = Future()
+        failed.set_exception(KafkaException(KafkaError(code)))
+        return dict.fromkeys(names, failed)
+
+
+def test_a_missing_halves_topic_is_no_fault() -> None:
+    """Nodes lead without it, and refuse halves."""
+    names = KafkaNames("c")
+    settings = KafkaSettings(names, {}, halves=True)
+    config = SimpleNamespace(kafka_settings=settings, taken_topics=(), create_topics=False)
+    items = topic_items(cast("AdminClient", MakesNone()), cast("Config", config), (), brokers=1)
+    levels = {item.what: (item.level, item.text) for item in items}
+    text = "it is missing, and may not be created"
+    assert levels == {
+        f"topic {names.control}": ("fault", text),
+        f"topic {names.outcomes}": ("fault", text),
+        f"topic {names.dead}": ("fault", text),
+        f"topic {names.halves}": ("warning", text),
+    }
 
 
 def test_clocks_are_compared_by_what_a_leader_wrote(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 
 from delaywheel_replica.cli.failures import ExitCode
@@ -53,6 +53,11 @@ def warning(what: str, text: str, advice: str) -> CheckedItem:
 def fault(what: str, text: str, advice: str) -> CheckedItem:
     """Returns an item that must be corrected first."""
     return CheckedItem(what, CheckLevel.FAULT, text, advice)
+
+
+def lessened(item: CheckedItem) -> CheckedItem:
+    """Returns a fault as a warning: the node runs without what it is about."""
+    return replace(item, level=CheckLevel.WARNING) if item.level is CheckLevel.FAULT else item
 
 
 def fault_of(what: str, objection: str) -> CheckedItem:

@@ -5,6 +5,8 @@
 | our own three, and those that records are taken from | the first node that leads creates them, if
 | | it may |
 | destination topics, as named by the operator | with `create_topics` the same; otherwise a fault |
+
+Nodes lead without the halves topic, and refuse halves: whatever is wrong with it is a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +29,14 @@ from delaywheel_replica.cleaner.kafka.brokers import (
     own_topics,
     topic_objections,
 )
-from delaywheel_replica.cli.doing.checking.items import CheckedItem, fault, fault_of, ok, warning
+from delaywheel_replica.cli.doing.checking.items import (
+    CheckedItem,
+    fault,
+    fault_of,
+    lessened,
+    ok,
+    warning,
+)
 from delaywheel_replica.config import Config
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.quantities import counted
@@ -67,15 +76,15 @@ def topic_items(
     )
     for name in names:
         is_made = name in own or name in config.taken_topics or config.create_topics
+        topic = own.get(name)
         try:
             found = described[name].result()
         except KafkaException as exception:
-            yield _absent(admin, name, exception.args[0], rights[name], is_made=is_made)
-            continue
-        items = list(_forbidden(name, found, rights[name]))
+            items = [_absent(admin, name, exception.args[0], rights[name], is_made=is_made)]
+        else:
+            items = list(_forbidden(name, found, rights[name]))
         if not items:
             topic_config = _config_of(admin, name)
-            topic = own.get(name)
             if topic is not None:
                 items = [*_own(topic, found, topic_config, config, brokers)]
             elif name in config.taken_topics:
@@ -83,7 +92,7 @@ def topic_items(
             else:
                 items = [*_destination(name, topic_config, config)]
             items = items or [ok(f"topic {name}", _summary(found, topic_config))]
-        yield from items
+        yield from items if topic is None or topic.is_needed else map(lessened, items)
 
 
 def _absent(
