@@ -11,7 +11,6 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from local.loopback.child import end_child, start_child
@@ -100,12 +99,7 @@ class LocalPostgres:
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)  # what is open is rolled back
             end_child(self._process, patience_s=10.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import types
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,12 +110,7 @@ class View(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
     def note(self, line: str) -> None:
         """Reports an event."""
@@ -139,12 +133,7 @@ class PlainView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         pass
 
     def note(self, line: str) -> None:
@@ -185,12 +174,7 @@ class LiveView:
         self._waiting.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._waiting.stop()
         self._live.stop()
 

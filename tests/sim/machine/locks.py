@@ -5,8 +5,6 @@ A real lock held by a waiting task would stop all others: they share one thread.
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from sim.machine.scheduler import Scheduler, Signal, SimulationError
 
 
@@ -49,10 +47,5 @@ class SimLock:
     def __enter__(self) -> bool:
         return self.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from heapq import heappop, heappush
 from random import Random
-from types import TracebackType
 from typing import Any, Self
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -268,12 +267,7 @@ class Scheduler:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from threading import Thread
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from delaywheel import AsyncClient, Cancelled, Client, Handle
@@ -26,12 +25,7 @@ class EitherClient(Protocol):
     def cancel(self, handle: Handle, **options: Any) -> Cancelled: ...
     def get(self, handle: Handle, **options: Any) -> StoredMessage | None: ...
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class SyncClient(Client):
@@ -79,12 +73,7 @@ class LoopClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._do(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

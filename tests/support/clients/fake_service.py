@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Barrier, Event, Lock
-from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import grpc
@@ -264,12 +263,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self._server.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stopping.set()
         self._server.stop(None).wait()
         self._pool.shutdown()

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 from local.loopback.kafka import KafkaBroker
@@ -91,12 +90,7 @@ class KafkaProxy:
         self._start(self._accept)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing = True
         # A thread that is in accept() does not notice that the socket is closed.
         with contextlib.suppress(OSError):

@@ -7,7 +7,6 @@ import selectors
 import socket
 import struct
 import threading
-from types import TracebackType
 from typing import Self
 
 _RESET = struct.pack("ii", 1, 0)
@@ -34,12 +33,7 @@ class Wire:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended = True
         self._thread.join(10)
         self.reset()

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from time import monotonic
-from types import TracebackType
 from typing import Final, Self, Unpack
 
 from delaywheel.client.aio_sender import AioSender
@@ -318,12 +317,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def _check_open(self) -> None:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import partial
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from delaywheel.consumer.batch import Batch
@@ -63,12 +62,7 @@ class AwaitedConsumer(BaseConsumer):
         self._engine.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._engine.stop()
         join = self._engine.join if error is None else self._engine.join_quietly
         await asyncio.shield(asyncio.to_thread(join))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
-from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
 from delaywheel.consumer.batch import Batch
@@ -100,12 +99,7 @@ class ThreadedConsumer(BaseConsumer):
         self._engine.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._engine.stop()
         if error is None:
             self._engine.join()

@@ -20,7 +20,6 @@ from collections.abc import (
     Sequence,
 )
 from itertools import islice
-from types import TracebackType
 from typing import Any, Final, Protocol, Self, overload
 
 from delaywheel import ingress
@@ -111,12 +110,7 @@ class MemoryConsumer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Has nothing to end."""
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
@@ -128,12 +122,7 @@ class MemoryConsumer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Has nothing to end."""
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:

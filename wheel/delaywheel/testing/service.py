@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from threading import RLock
-from types import TracebackType
 from typing import Any, Final, NoReturn, Self, Unpack
 
 import grpc
@@ -106,12 +105,7 @@ class MemoryService:
         use_clock(lambda: self._store.now_ms * 1_000_000)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         use_clock(None)
         self._server.stop(None).wait()
 

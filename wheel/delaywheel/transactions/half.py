@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from copy import copy
 from datetime import timedelta
 from enum import StrEnum
-from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from delaywheel.errors import DelaywheelError, MessageInvalidError
@@ -178,12 +177,7 @@ class Half(_HeldHalf):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Commits, if nothing was raised and nothing was said; never raises."""
         if error is None and self.outcome is None and not self.rolled_back:
             try:
@@ -220,12 +214,7 @@ class AsyncHalf(_HeldHalf):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """See `Half.__exit__`."""
         if error is None and self.outcome is None and not self.rolled_back:
             try:
@@ -293,12 +282,7 @@ class Halves(_ManyHalves[Half]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Commits, if nothing was raised; never raises."""
         if error is None:
             try:
@@ -328,12 +312,7 @@ class AsyncHalves(_ManyHalves[AsyncHalf]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """See `Halves.__exit__`."""
         if error is None:
             try:
