@@ -26,6 +26,7 @@ from delaywheel_replica.core.leader.holders import holds_progress, knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
+from delaywheel_replica.server.changing.awaited import Waiters
 from delaywheel_replica.server.changing.sights import DecisionBasis
 from delaywheel_replica.server.changing.waiting import (
     Decided,
@@ -116,7 +117,7 @@ class Cancels:
         id_, due_ms = key
         reference = Reference(due_ms // 1000, id_, due_ms)
         subject = Subject(reference, reference, self.find(key))
-        pending = PendingCancel(key, subject, self._server.now_ms(), [caller])
+        pending = PendingCancel(key, subject, self._server.now_ms(), Waiters([caller]))
         self._pending[key] = pending
         decision = self.before_writing(key, subject.found)
         if decision is CancelDecision.WRITE:

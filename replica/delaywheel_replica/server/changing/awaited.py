@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
@@ -23,6 +23,9 @@ PASSED_ON_S: Final = 2.0
 """So long a call of another node waits for the first decision: that one does not make many at once
 (passed_on.py), and asks again for what is not decided, which costs both of them."""
 
+SWEPT_AT_LEAST: Final = 8
+
+_Waiter = TypeVar("_Waiter")
 _Named = TypeVar("_Named")
 _Asked = TypeVar("_Asked")
 _Result = TypeVar("_Result")
@@ -99,6 +102,26 @@ class AwaitedCall(Generic[_Result]):
         finally:
             self.is_over = True
         return False
+
+
+class Waiters(list[_Waiter]):
+    """Who waits for one message.
+
+    Who asks in part comes again and again for what takes long, so those that have left are left
+    out: once there are twice as many as the last time. So whoever joins costs the same, however
+    many wait.
+    """
+
+    def __init__(self, waiters: Iterable[_Waiter] = ()) -> None:
+        super().__init__(waiters)
+        self._swept_at = SWEPT_AT_LEAST
+
+    def join(self, waiters: Iterable[_Waiter], has_left: Callable[[_Waiter], bool]) -> None:
+        """Adds some."""
+        self.extend(waiters)
+        if len(self) >= self._swept_at:
+            self[:] = [each for each in self if not has_left(each)]
+            self._swept_at = max(SWEPT_AT_LEAST, 2 * len(self))
 
 
 def within_s_of(left_s: float | None) -> float:

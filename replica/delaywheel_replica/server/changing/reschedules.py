@@ -44,6 +44,7 @@ from delaywheel_replica.server.changing.awaited import (
     PASSED_ON_S,
     WAIT_S,
     AwaitedCall,
+    Waiters,
     check_some,
     parsed,
     within_s_of,
@@ -132,7 +133,7 @@ class _Attempt:
     wanted: _Wanted
     to_ms: int
     turn: asyncio.Future[None]
-    callers: list[tuple[AwaitedCall[_Answered], int]] = field(default_factory=list)
+    callers: Waiters[tuple[AwaitedCall[_Answered], int]] = field(default_factory=Waiters)
     kept_until_ms: int = 0
 
     @property
@@ -272,8 +273,7 @@ class Reschedules:
             self._queue.append(attempt)
             self._start(self._carry_out(attempt))
         # A node that passes it on comes again ten times a second, and others may more often.
-        attempt.callers = [(each, at) for each, at in attempt.callers if not each.is_over]
-        attempt.callers.append((call, row))
+        attempt.callers.join([(call, row)], lambda caller: caller[0].is_over)
         return attempt
 
     async def _carry_out(self, attempt: _Attempt) -> None:

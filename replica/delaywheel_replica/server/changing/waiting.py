@@ -44,7 +44,7 @@ from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
-from delaywheel_replica.server.changing.awaited import AwaitedCall
+from delaywheel_replica.server.changing.awaited import AwaitedCall, Waiters
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.refusals import Refusal
@@ -85,9 +85,9 @@ class Waiter:
         self.call.settle(self.row, answered)
 
 
-def _still_there(callers: Iterable[Caller]) -> list[Caller]:
-    """Leaves out who has given up: who asks in part comes again and again for what takes long."""
-    return [each for each in callers if not (isinstance(each, Waiter) and each.call.is_over)]
+def _has_left(caller: Caller) -> bool:
+    """Whether a caller has given up."""
+    return isinstance(caller, Waiter) and caller.call.is_over
 
 
 @dataclass(slots=True, eq=False)
@@ -128,7 +128,7 @@ class PendingCancel:
     key: MessageKey
     subject: Subject
     since_ms: int
-    callers: list[Caller] = field(default_factory=list)
+    callers: Waiters[Caller] = field(default_factory=Waiters)
     names: list[Reference] = field(default_factory=list)
     is_written: bool = False
     written_ms: int = 0
@@ -144,13 +144,13 @@ class PendingCancel:
         name: Reference | None,
     ) -> None:
         """Adds callers, and what they call it, if that is another name."""
-        self.callers = [*_still_there(self.callers), *callers]
+        self.callers.join(callers, _has_left)
         if name is not None:
             self.names.append(name)
 
     def settle(self, decided: Answered) -> None:
         """Tells all callers."""
-        callers, self.callers = self.callers, []
+        callers, self.callers = self.callers, Waiters()
         for call in callers:
             call(decided)
 
@@ -164,7 +164,7 @@ class AskedGroup:
         since_ms: When it came, by its owner's monotonic clock.
         named: The messages.
         rows: Their numbers in the call.
-        others: Other calls that named some of them, each with its number there.
+        others: Who named some of them in other calls.
         is_taken: They are being looked up.
     """
 
@@ -172,7 +172,7 @@ class AskedGroup:
     since_ms: int
     named: list[Reference] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
-    others: dict[Reference, list[tuple[CancelCall, int]]] = field(default_factory=dict)
+    others: dict[Reference, Waiters[Waiter]] = field(default_factory=dict)
     is_taken: bool = False
 
     def __len__(self) -> int:
@@ -184,17 +184,16 @@ class AskedGroup:
         """Whether anybody waits for any of them."""
         if not self.call.is_over:
             return True
-        return any(not call.is_over for call, _ in chain.from_iterable(self.others.values()))
+        return any(not each.call.is_over for each in chain.from_iterable(self.others.values()))
 
     def join(self, named: Reference, call: CancelCall, row: int) -> None:
         """Adds a call that names one of them."""
-        there = [(each, at) for each, at in self.others.get(named, ()) if not each.is_over]
-        self.others[named] = [*there, (call, row)]
+        self.others.setdefault(named, Waiters()).join([Waiter(call, row)], _has_left)
 
-    def callers(self, at: int) -> list[Caller]:
+    def callers(self, at: int) -> Waiters[Caller]:
         """Returns who waits for one of them."""
         joined = self.others.get(self.named[at], ()) if self.others else ()
-        return [Waiter(self.call, self.rows[at]), *(Waiter(call, row) for call, row in joined)]
+        return Waiters([Waiter(self.call, self.rows[at]), *joined])
 
     def settle(self, at: int, answered: Answered) -> None:
         """Tells all who wait for one of them."""
@@ -229,7 +228,7 @@ class Cohort:
     place: Position | None = None
     set_backs: int = 0
     written_ms: int = 0
-    _joined: dict[MessageKey, tuple[list[Caller], list[Reference]]] = field(default_factory=dict)
+    _joined: dict[MessageKey, tuple[Waiters[Caller], list[Reference]]] = field(default_factory=dict)
     _first_names: dict[Reference, MessageKey] = field(default_factory=dict)
     _other_names: dict[Reference, MessageKey] = field(default_factory=dict)
 
@@ -264,8 +263,8 @@ class Cohort:
 
     def join(self, key: MessageKey, callers: Sequence[Caller], name: Reference | None) -> None:
         """Adds who waits for one of them too, and what they call it, if that is another name."""
-        all_callers, names = self._joined.setdefault(key, ([], []))
-        all_callers[:] = [*_still_there(all_callers), *callers]
+        all_callers, names = self._joined.setdefault(key, (Waiters(), []))
+        all_callers.join(callers, _has_left)
         if name is not None:
             names.append(name)
             self._other_names[name] = key
@@ -303,14 +302,14 @@ class Cohort:
             key,
             Subject(pinned, named, found),
             group.since_ms,
-            [*group.callers(at), *self._of(row)[0]],
+            Waiters([*group.callers(at), *self._of(row)[0]]),
             self.names(row),
             is_written=True,
             written_ms=self.written_ms,
         )
 
-    def _of(self, row: int) -> tuple[list[Caller], list[Reference]]:
-        return self._joined.get(self.keys[row], ([], []))
+    def _of(self, row: int) -> tuple[Waiters[Caller], list[Reference]]:
+        return self._joined.get(self.keys[row], (Waiters(), []))
 
 
 class WaitingCancels:
