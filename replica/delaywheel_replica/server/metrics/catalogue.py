@@ -21,10 +21,10 @@ from delaywheel_replica.server.metrics.metric import (
     histogram,
     histograms,
 )
-from delaywheel_replica.server.metrics.of_books import BOOKS_METRICS
 from delaywheel_replica.server.metrics.of_cleaner import CLEANER_METRICS
 from delaywheel_replica.server.metrics.of_peers import PEER_METRICS
 from delaywheel_replica.server.metrics.scrape import Scrape
+from delaywheel_replica.server.node.node_view import ledger_lag_frames
 
 
 class Collected(Collector):
@@ -73,6 +73,15 @@ def _refused_calls(scrape: Scrape) -> Values:
 def _access_differs(scrape: Scrape) -> Values:
     compared = scrape.sources.same_access
     return [] if compared is None else [((peer,), 1) for peer in compared.differing]
+
+
+def _ledger_lag(scrape: Scrape) -> float | None:
+    return None if scrape.server is None else ledger_lag_frames(scrape.server.heartbeat)
+
+
+def _ledger_failing_s(scrape: Scrape) -> float:
+    since_ms = scrape.books.failing_since_ms
+    return 0 if since_ms is None else max(0, scrape.wall_ms - since_ms) / 1e3
 
 
 _NODE: tuple[Spec, ...] = (
@@ -265,6 +274,27 @@ _ACCEPTING: tuple[Spec, ...] = (
     ),
 )
 
+_LEDGER: tuple[Spec, ...] = (
+    gauge(
+        "ledger_lag_frames",
+        "Frames of own wheels that are not in the published ledger yet.",
+        _ledger_lag,
+    ),
+    gauge(
+        "ledger_failing_seconds",
+        "For how long every attempt to publish the ledger has failed; 0: the last one did not.",
+        _ledger_failing_s,
+    ),
+    counter("ledger_files", "Files of the ledger put in place.", lambda s: s.books.files),
+    counter("ledger_messages", "Messages in these files.", lambda s: s.books.rows),
+    counter(
+        "ledger_gaps",
+        "Times that rows of the ledger were given up, or could no longer be read.",
+        lambda s: s.books.gaps,
+    ),
+    counter("ledger_gap_messages", "Messages in these gaps.", lambda s: s.books.gap_messages),
+)
+
 _MACHINE: tuple[Spec, ...] = (
     histogram(
         "loop_lag_seconds",
@@ -364,5 +394,5 @@ _MACHINE: tuple[Spec, ...] = (
 )
 
 METRICS: tuple[Spec, ...] = (
-    _NODE + _ACCEPTING + BOOKS_METRICS + PEER_METRICS + CLEANER_METRICS + _MACHINE
+    _NODE + _ACCEPTING + _LEDGER + PEER_METRICS + CLEANER_METRICS + _MACHINE
 )

@@ -31,7 +31,6 @@ class Census:
     """Counts on its own thread."""
 
     def __init__(self, disk: Disk, data: Path, pending: PendingTopics) -> None:
-        """Prepares."""
         self._disk = disk
         self._data = data
         self._pending = pending
