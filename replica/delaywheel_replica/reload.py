@@ -36,7 +36,6 @@ class Reload:
     """
 
     def __init__(self) -> None:
-        """Begins with nothing reloaded."""
         self.settings_fd = os.memfd_create("settings")
         self._output_fd = -1
         self._process: subprocess.Popen[bytes] | None = None

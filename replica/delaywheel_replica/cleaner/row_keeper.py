@@ -63,7 +63,6 @@ class RowNews:
     """Decides when there is something to report. For the main thread."""
 
     def __init__(self) -> None:
-        """Begins with nothing reported."""
         self._reported: View | None = None
         self._urgent: View | None = None  # what of it is reported at once
         self._reported_s = 0.0

@@ -68,7 +68,6 @@ class Tallies:
     """
 
     def __init__(self) -> None:
-        """Begins at zero."""
         self.lateness = Lateness()
         self.commit_times = Tally(COMMIT_BOUNDS_US)
         self.forwarded = TopicCounts()

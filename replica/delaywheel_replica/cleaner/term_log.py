@@ -36,7 +36,6 @@ class TermLog:
     """Logs terms and outcomes, without repetition."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
-        """Begins with nothing logged."""
         self._monotonic = monotonic
         self._failed: tuple[object, float] | None = None
         self._dead = 0

@@ -35,7 +35,6 @@ class TopicsSoon:
     """Samples the coming seconds of a node's wheels. For one thread."""
 
     def __init__(self, disk: Disk, data: Path, wall_ms: Callable[[], int]) -> None:
-        """Opens nothing yet."""
         self._disk = disk
         self._data = data
         self._wall_ms = wall_ms

@@ -91,7 +91,6 @@ class Stand:
         is_secure: bool = False,
         has_halves: bool = False,
     ) -> None:
-        """Prepares."""
         self._settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s, "halves": has_halves}
         self.cluster = LocalCluster(nodes=nodes, settings=self._settings, say=say)
         self.secured: LocalCluster | None = None

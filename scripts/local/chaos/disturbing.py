@@ -80,7 +80,6 @@ class Disturber:
     """Disturbs the leader of a healthy cluster."""
 
     def __init__(self, stage: Stage, chance: random.Random) -> None:
-        """Prepares."""
         self._stage = stage
         self._chance = chance
         self._open = OpenTransactions(stage.cluster.kafka, TOPIC, PARTITIONS)

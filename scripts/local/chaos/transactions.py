@@ -12,7 +12,6 @@ class OpenTransactions:
     """Compares the ends of a topic's partitions under both isolation levels."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
-        """Prepares."""
         self._client = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
         latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         self._latest = {TopicPartition(topic, n): latest for n in range(partitions)}

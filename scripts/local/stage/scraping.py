@@ -100,7 +100,6 @@ class Meter:
     """Measures from its creation on."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
-        """Begins."""
         self._nodes = nodes
         self._before = self._scrape()
         self._cpu = CpuTime()

@@ -181,7 +181,6 @@ class CancelledTraffic(Traffic):
     def __init__(
         self, addresses: Sequence[str], topic: str, rate_per_s: float, tally: Tally
     ) -> None:
-        """Prepares."""
         super().__init__(topic, tally)
         self._addresses = addresses
         self._rate_per_s = rate_per_s

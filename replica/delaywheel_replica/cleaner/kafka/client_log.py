@@ -45,7 +45,6 @@ class ClientLog(logging.Handler):
     """Takes the records of `LOGGER`."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Begins with nothing logged."""
         super().__init__()
         self._monotonic = monotonic
         self._guard = threading.Lock()

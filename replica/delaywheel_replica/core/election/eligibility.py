@@ -106,7 +106,6 @@ class Eligibility:
     """
 
     def __init__(self, max_clock_skew_ms: int, max_clock_dispute_ms: int) -> None:
-        """Begins without any objection."""
         self._max_clock_skew_ms = max_clock_skew_ms
         self._max_clock_dispute_ms = max_clock_dispute_ms
         self.clock_fault: str | None = None

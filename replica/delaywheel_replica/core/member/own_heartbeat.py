@@ -40,7 +40,6 @@ class OwnHeartbeat:
         current: CurrentWheel,
         verifying: Verifying,
     ) -> None:
-        """Begins before the first heartbeat."""
         self._known = known
         self._hearing = hearing
         self._node_file = node_file

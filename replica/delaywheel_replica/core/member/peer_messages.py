@@ -36,7 +36,6 @@ class PeerMessages:
     """Takes messages of other nodes, and changes the parts of the machine accordingly."""
 
     def __init__(self, parts: Parts) -> None:
-        """Begins with nothing heard."""
         self._known = parts.known
         self._hearing = parts.hearing
         self._prevote = parts.prevote

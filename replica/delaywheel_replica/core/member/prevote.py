@@ -32,7 +32,6 @@ class Prevote:
     """A node's knowledge of leaders, and the votes it has received."""
 
     def __init__(self, node: str, now_ms: int) -> None:
-        """Begins without having heard a leader."""
         self._node = node
         # None: the leader is gone, which counts as any length of silence.
         self._quiet_since_ms: int | None = now_ms

@@ -70,7 +70,6 @@ class Unchanged:
     """Caches what was read from parts of documents that mostly stay the same."""
 
     def __init__(self) -> None:
-        """Begins with an empty cache."""
         self._made: dict[str, tuple[Any, Any]] = {}
         self._parts: dict[str, Unchanged] = {}
 

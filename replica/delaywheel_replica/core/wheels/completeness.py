@@ -29,7 +29,6 @@ class Completeness:
     """What a node still has to recover."""
 
     def __init__(self, node: str, boot: str) -> None:
-        """Begins without targets."""
         self._node = node
         self._boot = boot
         self._targets: dict[WheelId, int] = {}

@@ -26,7 +26,6 @@ class Fencing:
     """The promises that were requested of one node, and other nodes' answers."""
 
     def __init__(self) -> None:
-        """Begins without requests."""
         self.wanted: dict[str, int] = {}
         self._fills: dict[WheelId, int] = {}
         self._answers: dict[tuple[str, str], FenceAnswer] = {}

@@ -183,7 +183,6 @@ class Fetching:
     """The fetches of one node."""
 
     def __init__(self, config: MemberConfig) -> None:
-        """Begins without fetches."""
         self._config = config
         self._last_request = 0
         self._wheels: dict[WheelId, _FetchedWheel] = {}

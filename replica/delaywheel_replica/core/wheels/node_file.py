@@ -41,7 +41,6 @@ class NodeFile:
         current: CurrentWheel,
         pending: PendingEffects,
     ) -> None:
-        """Begins with no work under way."""
         self._known = known
         self._fencing = promises
         self._completeness = completeness

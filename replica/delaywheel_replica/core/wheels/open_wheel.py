@@ -63,7 +63,6 @@ class CurrentWheel:
     """The current wheel of one node, if there is one."""
 
     def __init__(self, known: Known, hearing: HeardHeartbeats) -> None:
-        """Begins without a wheel."""
         self._known = known
         self._hearing = hearing
         self._spare: Spare | None = None

@@ -316,7 +316,6 @@ class WaitingCancels:
     """Cancels by what decides them. For one thread."""
 
     def __init__(self) -> None:
-        """Begins with none."""
         self._all: dict[MessageKey, PendingCancel] = {}  # in order of arrival
         self._by_seq: dict[WheelId, list[tuple[int, int, PendingCancel]]] = {}
         self._by_slot: dict[int, dict[MessageKey, PendingCancel]] = {}

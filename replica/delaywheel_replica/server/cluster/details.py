@@ -68,7 +68,6 @@ class Details:
     """Adds the details. It reads files: for any thread but the event loop's."""
 
     def __init__(self, disk: Disk, data: Path, view: NodeView, own_report: OwnReport) -> None:
-        """Prepares to add details."""
         self._view = view
         self._own_report = own_report
         self._disk = disk

@@ -44,7 +44,6 @@ class LedgerSource:
     """One pass over the rows of one wheel."""
 
     def __init__(self, disk: Disk, data: Path, wheel: WheelId, files: Sequence[Path]) -> None:
-        """Prepares."""
         self._disk = disk
         self._data = data
         self._wheel = wheel
@@ -131,7 +130,6 @@ class RowGroups:
     """Collects blocks into row groups: only the current one is in memory."""
 
     def __init__(self, wheel: WheelId) -> None:
-        """Begins empty."""
         self._wheel = wheel
         self._blocks: list[Block] = []
         self._rows = 0

@@ -63,7 +63,6 @@ class Fates:
     """Keeps outcomes. Written by the event loop's thread, read by any."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
-        """Begins without any outcome."""
         self._letters_each = max(1, max_bytes // _LETTER_BYTES // _GENERATIONS)
         self._generations: deque[_Generation] = deque([_Generation()], maxlen=_GENERATIONS)
         self._open: _Span | None = None

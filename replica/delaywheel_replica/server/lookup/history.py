@@ -40,7 +40,6 @@ class ProgressHistory:
     """Keeps the progress records that were seen. Written by one thread, read by any."""
 
     def __init__(self, *, most_seqs: int = MOST_SEQS) -> None:
-        """Begins with nothing seen."""
         self._most_seqs = most_seqs
         self._seqs = 0
         self._last: CleanerStatus | None = None

@@ -54,7 +54,6 @@ class CallTimes:
     """How long calls took, by call and outcome, and since when others are under way."""
 
     def __init__(self) -> None:
-        """Begins with none."""
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._since_ms: dict[str, dict[object, int]] = {}
 

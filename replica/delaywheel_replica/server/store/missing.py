@@ -21,7 +21,6 @@ class MissingOfCopies:
     """
 
     def __init__(self) -> None:
-        """Begins without lost frames."""
         self.lost = NO_FRAMES
         self._found: dict[WheelId, _Found] = {}
 

@@ -60,7 +60,6 @@ class Transaction:
     """
 
     def __init__(self, producer: Producer) -> None:
-        """Does nothing yet."""
         self._producer = producer
         self._refused: list[tuple[str, KafkaError]] = []
         self.is_copy_loose = False

@@ -42,7 +42,6 @@ class HandlerTimes:
     """How long records were in hand until they were settled."""
 
     def __init__(self) -> None:
-        """Begins without any."""
         self.counts = [0] * (len(HANDLER_BOUNDS_S) + 1)
         self.sum_s = 0.0
 

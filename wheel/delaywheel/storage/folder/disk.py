@@ -286,7 +286,6 @@ class PosixDisk:
     """``Disk`` on the file system of this machine."""
 
     def __init__(self) -> None:
-        """Begins with nothing shared."""
         self._shared: list[SharedDescriptor] = []
         self._syncfs = syncfs()
         self._file_systems: dict[int, FileSystem | None] = {}  # by device

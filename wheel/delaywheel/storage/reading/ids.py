@@ -168,7 +168,6 @@ class Ids:
     """Ids that can be looked up. For one thread."""
 
     def __init__(self) -> None:
-        """Begins without rows."""
         self._runs: list[_IdRows] = []
         self._new: list[_IdRows] = []
         self._new_rows = 0

@@ -38,7 +38,6 @@ class RefusedFrames:
     """Frames of one copy that the medium did not take, until their pages are whole."""
 
     def __init__(self) -> None:
-        """Begins with none."""
         self._places: dict[int, FramePlace] = {}
         self._bytes = 0
 
