@@ -9,7 +9,7 @@ import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.cli.asking import until_safe
+from delaywheel_replica.cli.doing import nodes
 from delaywheel_replica.cli.printing.copies import unsafe
 from support.clients.command import Command, say
 from support.clients.fake_service import Behaviour, abort, abort_bare, answer
@@ -237,8 +237,8 @@ def in_turn(node: ScriptedNode, *behaviours: Behaviour) -> Behaviour:
 
 @pytest.fixture
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(until_safe, "LOOK_S", 0.01)
-    monkeypatch.setattr(until_safe, "SAY_S", 0.0)
+    monkeypatch.setattr(nodes, "LOOK_S", 0.01)
+    monkeypatch.setattr(nodes, "SAY_S", 0.0)
 
 
 @pytest.mark.usefixtures("looks_often")

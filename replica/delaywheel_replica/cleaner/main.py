@@ -21,9 +21,8 @@ from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.bisection import LANES, Bisection
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
-from delaywheel_replica.cleaner.delivery.dead_news import DeadNews
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
-from delaywheel_replica.cleaner.delivery.topic_news import TopicNews
+from delaywheel_replica.cleaner.delivery.news import DeadNews, TopicNews
 from delaywheel_replica.cleaner.delivery.topics import CreateTopics, DestinationTopics
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings

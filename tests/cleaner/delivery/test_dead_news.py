@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaywheel_replica.cleaner.delivery.dead_news import UNREPORTED_AT_MOST, DeadNews
+from delaywheel_replica.cleaner.delivery.news import UNREPORTED_AT_MOST, DeadNews
 from delaywheel_replica.link import LETTERS_AT_MOST, DeadLetter, DeadLettered, encode
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from delaywheel_replica.cleaner.delivery.topic_news import UNLIMITED_BYTES, TopicNews
+from delaywheel_replica.cleaner.delivery.news import UNLIMITED_BYTES, TopicNews
 from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
 from delaywheel_replica.link import TopicInfo, Topics
 

@@ -6,18 +6,27 @@ three can wait until another node, or its disk, may be touched.
 
 from __future__ import annotations
 
+import time
+from typing import Final
+
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.confirming import confirm, show
-from delaywheel_replica.cli.asking.connection import ask_admin
-from delaywheel_replica.cli.asking.until_safe import wait_until_safe
+from delaywheel_replica.cli.asking.connection import ask, ask_admin
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.printing import shapes
-from delaywheel_replica.cli.printing.copies import in_short
+from delaywheel_replica.cli.printing.copies import in_short, unsafe
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.quantities import counted
+
+LOOK_S: Final = 1.0
+SAY_S: Final = 5.0
+"""A change is shown at most this often."""
+
+LOOKS: Final = 2
+"""So many looks in a row have to find nothing: a change may just be spreading."""
 
 
 def replace(
@@ -32,7 +41,7 @@ def replace(
 ) -> ExitCode:
     """Registers the data folder on which a node runs now, and gives up the previous one."""
 
-    def ask(wanted: str, *, dry_run: bool) -> pb.NodeChange:
+    def answer(wanted: str, *, dry_run: bool) -> pb.NodeChange:
         request = pb.ReplaceNodeRequest(node=node, storage=wanted, dry_run=dry_run)
         return ask_admin(
             server,
@@ -40,7 +49,7 @@ def replace(
             changes=not dry_run,
         ).change
 
-    change = ask(storage, dry_run=True)
+    change = answer(storage, dry_run=True)
     _show(
         change,
         f"node {node}: storage {change.storage} instead of {change.storage_before or 'none'}",
@@ -48,7 +57,7 @@ def replace(
     )
     confirm(f"Replace the storage of node {node}?", yes=yes)
     try:
-        change = ask(change.storage, dry_run=False)
+        change = answer(change.storage, dry_run=False)
     except CommandFailure as failure:
         if failure.reason != Reason.NOTHING_TO_REPLACE:
             raise
@@ -68,13 +77,13 @@ def remove(
 ) -> ExitCode:
     """Removes a node for good, once it is stopped and in no node's members."""
 
-    def ask(*, dry_run: bool) -> pb.NodeChange:
+    def answer(*, dry_run: bool) -> pb.NodeChange:
         request = pb.RemoveNodeRequest(node=node, dry_run=dry_run)
         return ask_admin(
             server, lambda stub: stub.RemoveNode(request, timeout=timeout_s), changes=not dry_run
         ).change
 
-    change = ask(dry_run=True)
+    change = answer(dry_run=True)
     if change.storage_before:
         _show(
             change,
@@ -82,7 +91,7 @@ def remove(
             "The node must not come back with it.",
         )
         confirm(f"Take node {node} out?", yes=yes)
-        change = ask(dry_run=False)
+        change = answer(dry_run=False)
     _end(change, f"node {node} is taken out", as_json=as_json)
     return _wait_if_asked(server, wait_s, timeout_s)
 
@@ -91,7 +100,7 @@ def wait(
     node: str | None, *, up_to_s: float, as_json: bool, server: Nodes, timeout_s: float
 ) -> ExitCode:
     """Waits until a node may be stopped, or its disk exchanged; without a name, until any may."""
-    causes = wait_until_safe(server, node or "", up_to_s=up_to_s, timeout_s=timeout_s)
+    causes = _wait_until_safe(server, node or "", up_to_s=up_to_s, timeout_s=timeout_s)
     if as_json:
         print_json({"node": node, "is_safe": not causes, "causes": causes})
     elif causes:
@@ -104,11 +113,48 @@ def wait(
 def _wait_if_asked(server: Nodes, wait_s: float | None, timeout_s: float) -> ExitCode:
     """Waits until another node may be touched; what was changed has been printed."""
     if wait_s is not None:
-        causes = wait_until_safe(server, "", up_to_s=wait_s, timeout_s=timeout_s)
+        causes = _wait_until_safe(server, "", up_to_s=wait_s, timeout_s=timeout_s)
         if causes:
             raise _not_copied(causes, wait_s)
         show(["Everything is copied: another node may be touched."])
     return ExitCode.DONE
+
+
+def _wait_until_safe(server: Nodes, node: str, *, up_to_s: float, timeout_s: float) -> list[str]:
+    """Returns what it still waits for when the time is up; nothing: it is safe.
+
+    Args:
+        server: The nodes.
+        node: The node to be stopped; empty: no particular one, see `unsafe`.
+        up_to_s: How long to wait.
+        timeout_s: How long one look may take.
+
+    Raises:
+        Failure: A node refused to answer. One that does not answer is asked again.
+    """
+    began_s, said_s = time.monotonic(), -SAY_S
+    said, found_nothing = "", 0
+    while True:
+        causes = _look(server, node, timeout_s)
+        found_nothing = 0 if causes else found_nothing + 1
+        waited_s = time.monotonic() - began_s
+        if found_nothing >= LOOKS or (causes and waited_s >= up_to_s):
+            return causes
+        if causes and "; ".join(causes) != said and waited_s - said_s >= SAY_S:
+            said, said_s = "; ".join(causes), waited_s
+            show([in_short(causes, waited_s)])
+        time.sleep(LOOK_S)
+
+
+def _look(server: Nodes, node: str, timeout_s: float) -> list[str]:
+    request = pb.DescribeClusterRequest(all_members=True)
+    try:
+        answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
+    except CommandFailure as failure:
+        if failure.exit_code is not ExitCode.UNAVAILABLE:
+            raise
+        return [str(failure)]
+    return list(unsafe(answer, node))
 
 
 def _not_copied(causes: list[str], waited_s: float) -> CommandFailure:

@@ -393,6 +393,4 @@ _MACHINE: tuple[Spec, ...] = (
     ),
 )
 
-METRICS: tuple[Spec, ...] = (
-    _NODE + _ACCEPTING + _LEDGER + PEER_METRICS + CLEANER_METRICS + _MACHINE
-)
+METRICS: tuple[Spec, ...] = _NODE + _ACCEPTING + _LEDGER + PEER_METRICS + CLEANER_METRICS + _MACHINE
