@@ -8,6 +8,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.reading.cancels import FINDING_FRAMES, Budget, CancelLook
+from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.cleaner.delivery import wishes as wishing
 from delaywheel_replica.cleaner.delivery.wishes import FRAMES_AT_ONCE, WishSearch
 from delaywheel_replica.core.protocol.progress import Position
@@ -71,6 +72,33 @@ def test_a_seconds_cancels_are_read_once_for_all_who_wish(wheels: Wheels) -> Non
         assert counting.frames == [201 + FINDING_FRAMES]
         assert counting.turn(wishes, wished[:3]) == wished[:3]
         assert counting.frames[1] == 0
+
+
+def test_rows_of_an_index_are_read_once_for_all_seconds(
+    wheels: Wheels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of thirty seconds read them anew, in each transaction."""
+    sent = [message(LATER_MS + 1_000 * n, n) for n in range(30)]
+    wheels.write(A1, sent)
+    cancels(wheels, 100)
+    reads: list[tuple[int, int]] = []
+    rows = WheelReader.rows
+
+    def counted(reader: WheelReader, first_seq: int, last_seq: int) -> object:
+        reads.append((first_seq, last_seq))
+        return rows(reader, first_seq, last_seq)
+
+    with Leader(wheels) as leader:
+        leader.forward(START_MS + 1_000)
+        wheels.cancel(A1, [sent[17]])
+        leader.forward(START_MS + 2_000)
+        # The server has looked further for later seconds.
+        wished = [wish_of(each, ((A1, 50 + n),)) for n, each in enumerate(sent)]
+        monkeypatch.setattr(WheelReader, "rows", counted)
+        counting = Counting(leader)
+        found = counting.turn(WishSearch(counting), wished)
+    assert found == [wish for n, wish in enumerate(wished) if n != 17]
+    assert len(reads) == 1
 
 
 def test_only_what_came_since_the_server_looked_is_read(wheels: Wheels) -> None:

@@ -23,11 +23,13 @@ from delaywheel_replica.core.protocol.control import (
     needs_record,
     node_record,
     progress_record,
+    reschedule_record,
     unregister_records,
     wheel_record,
 )
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
-from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 from support.core.values import (
     node_ids,
     progresses,
@@ -57,6 +59,24 @@ def test_every_record_is_read_back(
     assert state.wheels == {wheel: record}
     assert state.lost == {(wheel, 3), (wheel, 4), (wheel, 5)}
     assert state.leaders[0].offset == 7
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(1, 9))), wheel_ids)
+def test_of_many_records_of_a_message_the_last_one_stands(
+    history: list[tuple[int, int | None]], wheel: WheelId
+) -> None:
+    records: list[ControlRecord] = []
+    standing: dict[MessageKey, Reschedule] = {}
+    for number, to_ms in history:
+        key = bytes([number] * 16), 100
+        if number == 3:  # between them
+            records.append(OPENING)
+            continue
+        standing.pop(key, None)
+        if to_ms is not None:
+            standing[key] = Reschedule(to_ms, Position(wheel, 1, 0))
+        records.append(reschedule_record(key, standing.get(key)))
+    assert [*ControlState().apply_all(records).reschedules.items()] == [*standing.items()]
 
 
 def test_the_first_close_counts() -> None:

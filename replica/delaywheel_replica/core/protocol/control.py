@@ -25,8 +25,9 @@ topic to its end.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Annotated, Final, TypeVar
 
 from delaywheel.identity import WheelId
@@ -243,8 +244,12 @@ class ControlState:
     def apply_all(self, records: "list[ControlRecord]", offset: int = -1) -> "ControlState":
         """Returns the state after these records, for use where offsets do not matter."""
         state = self
-        for key, value in records:
-            state = state.apply(key, value, offset)
+        for of_messages, some in groupby(records, _is_of_message):
+            if of_messages:  # there may be hundreds
+                state = _apply_reschedules(state, some)
+                continue
+            for key, value in some:
+                state = state.apply(key, value, offset)
         return state
 
     def remaining(self, record: WheelRecord) -> dict[str, str]:
@@ -309,18 +314,23 @@ def _apply_other(state: ControlState, kind: str, key: str, value: bytes | None) 
     if match := _LOST_KEY.fullmatch(key):
         return _apply_lost(state, (parse_wheel(match[1]), int(match[2])), value)
     if kind == "reschedule":
-        return _apply_reschedule(state, key, value)
+        return _apply_reschedules(state, [(key, value)])
     return _apply_ingress(state, key, value) if kind == "ingress" else state
 
 
-def _apply_reschedule(state: ControlState, key: str, value: bytes | None) -> ControlState:
-    match = _RESCHEDULE_KEY.fullmatch(key)
-    if match is None:
-        return state
-    message = bytes.fromhex(match[1]), int(match[2])
-    reschedules = {known: stands for known, stands in state.reschedules.items() if known != message}
-    if value is not None:
-        reschedules[message] = _read(Reschedule, value)
+def _is_of_message(record: ControlRecord) -> bool:
+    return record[0].startswith("reschedule/")
+
+
+def _apply_reschedules(state: ControlState, records: Iterable[ControlRecord]) -> ControlState:
+    """Applies records of messages, with one copy of all that stand."""
+    reschedules = dict(state.reschedules)
+    for key, value in records:
+        if match := _RESCHEDULE_KEY.fullmatch(key):
+            message = bytes.fromhex(match[1]), int(match[2])
+            reschedules.pop(message, None)
+            if value is not None:
+                reschedules[message] = _read(Reschedule, value)
     return replace(state, reschedules=reschedules)
 
 

@@ -5,8 +5,8 @@ continues where it stopped: each call reads a bounded amount, and later ones onl
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.frames.rows import kinds_of
+from delaywheel.storage.frames.rows import INDEX_ROW, kinds_of
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 
 BEGIN_BYTES: Final = 8
@@ -28,6 +28,7 @@ _NEW_ROWS_AT_MOST: Final = 1 << 14
 
 
 _NOWHERE: Final[Mapping[WheelId, int]] = {}
+_NO_ROWS: Final = np.empty(0, INDEX_ROW)
 
 
 class CancelRow(NamedTuple):
@@ -42,10 +43,14 @@ class CancelRow(NamedTuple):
 
 @dataclass(slots=True)
 class Budget:
-    """How much may still be read; the frame that exhausts it is read completely."""
+    """How much may still be read; the frame that exhausts it is read completely.
+
+    Looks that share it, each of another second, read the same rows of an index once.
+    """
 
     frames: int
     length_bytes: int
+    _rows: dict[WheelId, tuple[int, int, NDArray[Any]]] = field(default_factory=dict)
 
     def is_spent(self) -> bool:
         """Whether the budget is used up."""
@@ -55,6 +60,14 @@ class Budget:
         """Counts what was read."""
         self.frames -= frames
         self.length_bytes -= length_bytes
+
+    def rows(self, reader: WheelReader, from_seq: int, up_to_seq: int) -> NDArray[Any]:
+        """Returns the index rows of new frames."""
+        first, last, rows = self._rows.get(reader.wheel, (up_to_seq + 1, up_to_seq, _NO_ROWS))
+        if from_seq < first or up_to_seq != last:
+            first, rows = from_seq, reader.rows(from_seq, up_to_seq)
+            self._rows[reader.wheel] = first, up_to_seq, rows
+        return rows[from_seq - first :]
 
 
 def begins_of(ids: Iterable[bytes]) -> NDArray[np.uint64]:
@@ -157,7 +170,7 @@ class CancelLook:
     ) -> Iterator[Frame | DamagedFrame]:
         """Returns the frames of the second that were not read yet, in order."""
         if from_seq > 1 and up_to_seq - from_seq < _NEW_ROWS_AT_MOST:
-            rows = reader.rows(from_seq, up_to_seq)
+            rows = budget.rows(reader, from_seq, up_to_seq)
             if rows["length"].all():  # a frame that has lost its row may lie in the second's file
                 at = np.flatnonzero((rows["slot"] == self.slot) & (kinds_of(rows) == Kind.CANCELS))
                 return reader.frames(self.slot, (from_seq + at).tolist(), rows[at])
