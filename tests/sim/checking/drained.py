@@ -34,6 +34,7 @@ def _messages_left(world: World) -> Iterator[str]:
     if world.clients.busy or world.senders.busy:
         yield f"{world.clients.busy + world.senders.busy} callers are waiting"
     yield from world.ingress.left()
+    yield from world.operator.left()
     yield from world.checker.left()
     checks = world.checks
     left = [

@@ -526,10 +526,10 @@ def halves_released_late(script: Script) -> None:
 
 @DELIVERY(
     *(r"reports asked m1", r"delivers m2 ", r"refuses m\d+", r"dead letter m\d+"),
-    *(r"delivers", r"reports asked"),
+    *(r"replays m\d+", r"FORWARDED is the answer", r"delivers", r"reports asked"),
 )
 def halves_unasked(script: Script) -> None:
-    """The halves topic takes nothing for a while, and its leader learns that."""
+    """The halves topic takes nothing for a while; its leader learns that, its operator replays."""
     script.cluster("abc", 2, halves=True)
     script.half(4_000, "a", hold_ms=1_500, ends="rollback", says=False)
     script.do(6_000, "own_topic_trouble", which="halves", trouble="denied", ms=9_000)

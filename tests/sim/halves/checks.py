@@ -12,6 +12,7 @@
 | 9 | sent through ingress: it has its end; committed well before its due, it arrives before that | the end |
 | 10 | what the group answered is an outcome, once | each commit; the end |
 | 11 | a record that begins one is refused only if nobody can be asked, or its wheel was lost | each commit |
+| 12 | nobody could be asked: once replayed, its letter is as any other, and the half has the one end that its group says | each replay; the end |
 | 8 | no release that does not know halves may lead where there are some | each acknowledgement |
 
 Numbers 3 and 9 hold where nothing was wrong. What is sent on goes to the ingress topic, by a leader or by the checker. It is a record like any
@@ -29,6 +30,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from delaywheel.consumer.message import Outcome, Settlement
+from delaywheel.deadletters.letter import REPLAYED_HEADER, Letter
 from delaywheel.ingress import DELIVER_AT
 from delaywheel.record_headers import COMMITTED, HALF_GROUP
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
@@ -79,6 +81,7 @@ class HalvesChecks:
         self._asked: set[Key] = set()
         self._sent_on: set[Key] = set()
         self._dead: set[Key] = set()
+        self._unasked: set[Key] = set()
         self._answers: Counter[Key] = Counter()
         # What the checker has answered, and what leaders say that it has.
         self._words: defaultdict[Key, list[str]] = defaultdict(list)
@@ -159,7 +162,9 @@ class HalvesChecks:
             return
         self._dead.add(entry.key)
         self._ended(entry)
-        if reason.decode() != DeadReason.HALVES_UNAVAILABLE:
+        if reason.decode() == DeadReason.HALVES_UNAVAILABLE:
+            self._unasked.add(entry.key)
+        else:
             self._goes(entry, "a dead letter of its topic")
 
     def told(self, key: Key, answer: str) -> None:
@@ -185,7 +190,10 @@ class HalvesChecks:
 
     def asked(self, letter: LogEntry) -> None:
         """Checks a letter."""
-        entry = self._half(letter.headers)
+        self._check_letter(letter, letter.headers)
+
+    def _check_letter(self, letter: LogEntry, headers: Headers) -> None:
+        entry = self._half(headers)
         if entry is None:
             self._fail(f"a letter about what is no half: {letter.headers}")
             return
@@ -201,10 +209,22 @@ class HalvesChecks:
         ]
         if (letter.key, letter.value) != (entry.record_key, entry.value):
             self._fail(f"the letter about {entry} has other contents")
-        if letter.headers[:-OURS] != own:
+        if headers[:-OURS] != own:
             self._fail(f"the letter about {entry} has other headers: {letter.headers}")
 
-    # --- what the checker does
+    # --- what operator and checker do
+
+    def replayed(self, letter: Letter, record: LogEntry) -> None:
+        """Checks a letter with which nobody could be asked, and that was sent again."""
+        key = bytes.fromhex(letter.id), letter.due_ms or 0
+        entry = self._world.book.by_key.get(key)
+        self._world.trace.add("operator", "replays", entry and f"m{entry.number}")
+        if key not in self._unasked or key in self._asked:
+            self._fail(f"{entry} is replayed, and had no letter, or it was replayed before")
+        *headers, (name, _) = record.headers
+        if (record.topic, name) != (self._world.names.halves, REPLAYED_HEADER):
+            self._fail(f"{entry} is replayed to {record.topic}: {record.headers}")
+        self._check_letter(record, headers)
 
     def checked(self, entry: Entry, attempt: int, settlement: Settlement) -> None:
         """Checks a letter that the checker has read, and what it says."""
@@ -273,6 +293,8 @@ class HalvesChecks:
             if not entry.is_half:
                 continue
             was_asked = entry.key in self._asked
+            if entry.key in self._unasked and not was_asked:
+                self._fail(f"nobody was asked about {entry}, after its dead letter either")
             if self._told[entry.key] != self._words[entry.key] and not self._loses_records():
                 words, told = self._words[entry.key], self._told[entry.key]
                 self._fail(f"{entry}: answered {words}, and told {told}")
@@ -317,7 +339,7 @@ class HalvesChecks:
     def _half(self, headers: Headers) -> Entry | None:
         """The half that a leader's record is about."""
         ours = dict(headers)
-        key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
+        key = bytes.fromhex((ours.get("dw-id") or b"").decode()), int(ours.get("dw-due") or 0)
         entry = self._world.book.by_key.get(key)
         return entry if entry is not None and entry.is_half else None
 

@@ -13,6 +13,7 @@ from delaywheel.consumer import records
 from delaywheel.consumer.checking import letters
 from delaywheel.consumer.checking.checker import HalfChecker
 from delaywheel.consumer.message import ReceivedMessage
+from delaywheel.deadletters.letter import Letter
 from delaywheel.record_headers import HALF_GROUP, is_reserved
 from delaywheel.transactions import HalfVerdict
 from delaywheel_replica.cleaner.delivery import halves
@@ -132,6 +133,15 @@ def handed_halves_are_not_noted() -> list[Patch]:
 
 def early_commits_are_forgotten() -> list[Patch]:
     return [instead(own_halves.OwnHalves, "committed_before", lambda _self, _keys: [])]
+
+
+def unasked_is_its_message() -> list[Patch]:
+    real = Letter._sent
+
+    def sent(self: Letter, to: str | None, *, as_new: bool) -> Any:
+        return real(self, to or self.topic, as_new=as_new)
+
+    return [instead(Letter, "_sent", sent)]
 
 
 def unknown_is_rolled_back() -> list[Patch]:
@@ -257,6 +267,12 @@ HALVES = {
         offset_comes_later,
         "second answer|expected|for the .* time",
         ("halves_answered",),
+    ),
+    "a letter that asked nobody is replayed as its message": Mutant(
+        "it reaches no group, as it does not say what it is about",
+        unasked_is_its_message,
+        "a letter about what is no half",
+        ("halves_unasked",),
     ),
     "an unknown half is rolled back": Mutant(
         "a checker that does not reach its database drops the message",

@@ -33,6 +33,7 @@ from sim.checking.moments import Moments
 from sim.checking.truth import Truth
 from sim.halves.checker import Checker
 from sim.halves.checks import HalvesChecks
+from sim.halves.operator import Operator
 from sim.kafka.brokers import SimKafka
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.locks import SimLock
@@ -127,6 +128,7 @@ class World:
         self.clients = Clients(self.scheduler, self.frontend, self.book, self, self.trace)
         self.senders = Senders(self)
         self.checker = Checker(self)
+        self.operator = Operator(self)
         self.nodes: dict[str, SimNode] = {}
         self._undos: dict[int, Callable[[], None]] = {}
         self._undo_count = 0
