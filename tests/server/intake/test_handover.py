@@ -249,6 +249,28 @@ async def test_a_half_that_is_handed_over_after_its_commit_is_let_go_once_it_is_
     assert found[2] is RecordAnswer.HELD, "its commit is held: it goes at the end of its hold"
 
 
+@pytest.mark.parametrize(("reason", "writes"), [(Reason.NO_WHEEL, 2), (Reason.WHEEL_LOST, 3)])
+async def test_a_commit_that_was_surely_not_written_lets_no_half_go_that_comes_later(
+    ends: Ends, reason: Reason, writes: int
+) -> None:
+    """Whoever was told so may roll it back."""
+    due_ms = wall_ms() + 60_000
+    handover = ends.begin()
+    answered = Answered(handover)
+    handover.hand([commit(1, 2, due_ms)])
+    await until(lambda: len(ends.asked) == 1)
+    ends.asked[0].refused(reason)
+    await answered.all_of(1)
+    handover.hand([half(2, due_ms)])
+    await until(lambda: len(ends.asked) == 2)
+    ends.asked[1].held()
+    if writes > 2:
+        await until(lambda: len(ends.asked) == writes)
+        ends.asked[2].held()
+    await answered.all_of(1, 2)
+    assert len(ends.asked) == writes
+
+
 @pytest.mark.parametrize(
     ("reason", "kind"), [(Reason.NO_WHEEL, Kind.RELEASES), (Reason.WHEEL_LOST, Kind.COMMITS)]
 )

@@ -131,14 +131,20 @@ class OwnHalves:
     def written(self, rows: CommitRows, failed: Mapping[int, Refusal]) -> None:
         """Notes which of these rows were not written: their halves may still be released.
 
+        A half that comes later is not let go by a commit that was refused: its caller knows that.
+
         Args:
             rows: Rows that were divided.
             failed: Place among them -> why it is not known to be written.
         """
         keys = list(rows.keys.values())
-        for place, refusal in failed.items() if rows.released else ():
-            if refusal.reason.outcome_known:
+        for place, refusal in failed.items():
+            if not refusal.reason.outcome_known:
+                continue
+            if rows.released:
                 self._halves[keys[place]] = rows.released[place]
+            else:
+                self._early.pop(keys[place], None)
 
     def _take(self, key: MessageKey, open_wheel: WheelId | None) -> OwnHalf | None:
         """Returns a half that a row releases now; None: the row is a commit."""
