@@ -20,7 +20,10 @@ from delaywheel import (
     Result,
     TimedOutError,
 )
+from delaywheel.client.exchange.channel import Credentials
 from delaywheel.client.exchange.pending import PendingResult, SendBatch
+from delaywheel.client.exchange.retry import AttemptFailure
+from delaywheel.client.transport.loop import LoopTransport
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
     FakeService,
@@ -219,6 +222,15 @@ async def test_closing_gives_everything_a_result() -> None:
         await client.produce("t", b"", delay=SOON)
     with pytest.raises(ClientClosedError):
         await client.produce_async("t", b"", delay=SOON)
+
+
+async def test_a_call_on_a_channel_that_was_closed_before_was_not_sent() -> None:
+    """A client is closed between the question whether a node listens, and what is sent there."""
+    line = LoopTransport().open("127.0.0.1:1", Credentials(0, None))
+    await line.close()
+    answer = await line.call(lambda stub: stub.Search, pb.SearchRequest(), 5.0)
+    assert isinstance(answer, AttemptFailure)
+    assert (answer.code, answer.unsent) == (grpc.StatusCode.CANCELLED, True)
 
 
 async def test_closing_a_client_sends_what_it_took() -> None:

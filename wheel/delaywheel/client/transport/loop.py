@@ -101,6 +101,10 @@ class _LoopLine(Line):
             if not self._is_closed or _cancelled_by_caller():
                 raise
             return AttemptFailure(grpc.StatusCode.CANCELLED, CLOSED)
+        except grpc.aio.UsageError:  # the channel was closed before
+            if not self._is_closed:
+                raise
+            return AttemptFailure(grpc.StatusCode.CANCELLED, CLOSED, unsent=True)
 
     def ask(
         self,
