@@ -105,7 +105,11 @@ def test_what_outlives_the_process_that_started_it_is_counted(
 
 
 def test_what_never_ends_is_killed_and_named(capfd: pytest.CaptureFixture[str]) -> None:
-    leaves_it = "import subprocess; print(subprocess.Popen(['sleep', '1000']).pid)"
+    leaves_it = (
+        "import subprocess\nleft = subprocess.Popen(['sleep', '1000'])\n"
+        "while not open(f'/proc/{left.pid}/cmdline').read(): pass\n"  # empty while exec goes on
+        "print(left.pid)"
+    )
     shorter = "from local.loopback import reaper; reaper.PATIENCE_S = 0.0; import sys;"
     run = f"{shorter} sys.exit(reaper.main([sys.executable, '-c', {leaves_it!r}]))"
     done = subprocess.run(python(run), cwd=checks.ROOT / "scripts", check=False)
