@@ -15,7 +15,7 @@ from delaywheel.record_headers import OMITTED_HEADER
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.cleaner.delivery.dead_letters import Hold, Plan, condemn
 from delaywheel_replica.cleaner.due.rows import DueRows
-from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, AWAY_S
+from delaywheel_replica.cleaner.ingress.searching import AGAIN_S, LASTING_S
 from delaywheel_replica.cleaner.ingress.term import FAULT_KEPT_S
 from delaywheel_replica.core.ingress.place import message_id
 from delaywheel_replica.core.ingress.underway import RecordAnswer
@@ -185,8 +185,8 @@ def test_a_half_whose_answer_would_not_be_heard_keeps_nothing_waiting(
     setattr(site.topics, trouble, {TOPIC: "grant Read"})
     site.take_in()
     site.topics.refuses = None  # as Kafka's client says it once
-    site.pass_ms(1_000)
-    half = [("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS + 9_000))]
+    site.pass_ms(round(1000 * LASTING_S))
+    half = [("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS + 19_000))]
     site.topics.send(("dw-topic", b"orders"), *half, ("dw-half", b"shop"), at=OTHER)
     site.topics.send(*asked(), at=OTHER)
     site.rest()
@@ -206,6 +206,28 @@ def test_a_half_whose_answer_would_not_be_heard_keeps_nothing_waiting(
     site.close()
 
 
+def test_what_passes_by_itself_refuses_no_halves(wheels: Wheels) -> None:
+    """Brokers that do not know a new topic yet, a controller that moves."""
+    site = takes_halves_of_two_topics(wheels)
+    for fault in ("brokers do not know it yet", "not the controller"):
+        site.topics.faults = {TOPIC: fault}
+        site.pass_ms(1_000)
+        site.take_in()
+        assert any(fault in each for each in site.ingress.faults)
+        assert site.ingress.answers_objection is None
+    site.topics.faults = {}
+    site.pass_ms(1_000)
+    site.take_in()
+    site.topics.faults = {TOPIC: "it is compacted"}
+    site.pass_ms(round(1000 * LASTING_S))
+    site.take_in()
+    assert site.ingress.answers_objection is None
+    site.pass_ms(round(1000 * LASTING_S))
+    site.take_in()
+    assert "compacted" in (site.ingress.answers_objection or "")
+    site.close()
+
+
 def test_what_is_wrong_with_another_topic_refuses_no_halves(wheels: Wheels) -> None:
     site = takes_halves_of_two_topics(wheels)
     site.topics.refuses = {OTHER[0]: "grant Read"}
@@ -222,7 +244,7 @@ def test_halves_are_refused_once_kafka_has_not_answered_for_long(wheels: Wheels)
     site = takes_halves_of_two_topics(wheels)
     site.topics.is_away = True
     site.take_in()
-    site.pass_ms(round(1000 * AWAY_S) - 1)
+    site.pass_ms(round(1000 * LASTING_S) - 1)
     site.take_in()
     assert site.ingress.answers_objection is None
     site.pass_ms(1)

@@ -18,8 +18,11 @@ AGAIN_S: Final = 10.0
 SOON_S: Final = 1.0
 """Interval while a topic is missing, or known to have been recreated."""
 
-AWAY_S: Final = 10.0
-"""After this long without an answer Kafka is not expected to give one."""
+LASTING_S: Final = 10.0
+"""What is wrong for so long does not pass by itself: no answer, or one against a topic.
+
+A new topic that brokers do not know yet, and a controller that moves, are such answers, too.
+"""
 
 log = get_logger(__name__)
 
@@ -51,7 +54,8 @@ class TopicSearch:
         self._is_busy = False
         self._found_at = -AGAIN_S
         self._away_since: float | None = None
-        self._refused: Mapping[str, str] = {}
+        # By topic: what Kafka has against it, and since when it has something.
+        self._refused: Mapping[str, tuple[str, float]] = {}
         self.faults: tuple[str, ...] = ()
 
     def look(self, also: AbstractSet[str], *, is_urgent: bool = False) -> None:
@@ -97,19 +101,26 @@ class TopicSearch:
         if isinstance(found, BaseException):
             raise found
         self._away_since = None
-        self._refused = found.faults
+        before = self._refused
+        self._refused = {
+            topic: (fault, before[topic][1] if topic in before else now_s)
+            for topic, fault in found.faults.items()
+        }
         self._note(tuple(found.faults.values()))
         return found
 
     def refusal_of(self, topic: str) -> str | None:
-        """Returns what Kafka has against a topic, as of its last answer; None: nothing."""
-        return self._refused.get(topic)
+        """Returns what Kafka has against a topic, if that has lasted."""
+        if topic not in self._refused:
+            return None
+        fault, since_s = self._refused[topic]
+        return fault if self._clock.monotonic() >= since_s + LASTING_S else None
 
     @property
     def lasting_fault(self) -> str | None:
         """Why no topic is found, if that has lasted."""
         since_s = self._away_since
-        if since_s is None or self._clock.monotonic() < since_s + AWAY_S:
+        if since_s is None or self._clock.monotonic() < since_s + LASTING_S:
             return None
         return self.faults[0]
 
