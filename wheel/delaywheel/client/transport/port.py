@@ -49,7 +49,7 @@ class Line(ABC):
         timeout_s: float,
         then: Callable[[ResponseT | AttemptFailure], Coroutine[Any, Any, None]],
     ) -> None:
-        """Makes a call, and does not wait for its end; `then` is not called after `close`."""
+        """Makes a call, and does not wait for its end; `close` may call `then` with a failure."""
 
     @abstractmethod
     async def close(self) -> None:
