@@ -216,8 +216,11 @@ class KafkaSettings:
         }
 
     def admin(self) -> dict[str, Any]:
-        """Returns the settings of a client that asks about topics and creates ours."""
-        return {"log_level": 3, **self.client}
+        """Returns the settings of a client that asks about topics and creates ours.
+
+        To ask about a topic never makes it: with the broker's settings it would not be ours.
+        """
+        return {"log_level": 3, **self.client, "allow.auto.create.topics": False}
 
 
 def refused(client: Iterable[str]) -> list[str]:

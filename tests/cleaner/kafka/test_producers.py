@@ -35,8 +35,8 @@ SLACK_S = 3
 def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
     settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
     admin = AdminClient(settings.admin())
-    brokers = brokers_of(admin)
-    check_brokers(admin, brokers)
+    brokers = brokers_of(admin, settings.names.control)
+    check_brokers(admin, (broker.id for broker in brokers))
     ensure_topics(admin, settings, brokers=len(brokers), has_wheels=False)
     return settings
 

@@ -19,14 +19,19 @@ leading: `ensure_topics` returns it, and the leader does without it (delivery/ha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
 # Its stubs re-export these without saying so.
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    BrokerMetadata,
+    ConfigResource,
+    ResourceType,
+)
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cleaner.kafka.follower import KEPT_S
@@ -90,13 +95,28 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
     )
 
 
-def brokers_of(admin: AdminClient) -> list[int]:
-    """Returns the ids of the brokers."""
-    described = admin.describe_cluster(request_timeout=ANSWER_S).result()
-    return [node.id for node in described.nodes]
+def brokers_of(
+    admin: AdminClient, topic: str, *, timeout_s: float = ANSWER_S
+) -> list[BrokerMetadata]:
+    """Returns the brokers that are registered and not fenced, by their ids.
+
+    Args:
+        admin: A client of `KafkaSettings.admin`, which makes no topic by asking about it.
+        topic: Any name: Kafka tells the brokers beside it. The client's question about brokers
+            alone, `describe_cluster`, ends the process if the answer has none (decision 231).
+        timeout_s: For how long to wait for an answer.
+
+    Raises:
+        KafkaException: Kafka does not answer, or knows of no broker that takes part.
+    """
+    known = admin.list_topics(topic, timeout=timeout_s).brokers
+    if not known:
+        why = "the controller has fenced all brokers: it does not hear from them in time"
+        raise KafkaException(KafkaError(KafkaError.BROKER_NOT_AVAILABLE, why))
+    return [known[broker_id] for broker_id in sorted(known)]
 
 
-def check_brokers(admin: AdminClient, brokers: Sequence[int]) -> None:
+def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> None:
     """Refuses brokers before Kafka 3.6, whose logs a late produce could leave hanging."""
     wanted = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in brokers]
     for resource, future in admin.describe_configs(wanted, request_timeout=CALL_S).items():

@@ -62,8 +62,8 @@ class KafkaClients:
         """
         self._admin.poll(0)  # logs what the client has reported meanwhile
         try:
-            brokers = brokers_of(self._admin)
-            check_brokers(self._admin, brokers)
+            brokers = brokers_of(self._admin, self._settings.names.control)
+            check_brokers(self._admin, (broker.id for broker in brokers))
             halves_objection = ensure_topics(
                 self._admin,
                 self._settings,

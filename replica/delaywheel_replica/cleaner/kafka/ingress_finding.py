@@ -13,7 +13,7 @@ None of these faults keeps a node from leading.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel_replica.cleaner.kafka.brokers import brokers_of
 from delaywheel_replica.cleaner.kafka.topic_admin import release_leaked_id
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, TopicPartitions
 
@@ -148,9 +149,9 @@ def _known(
         time.sleep(KNOWN_AGAIN_S)
 
 
-def _made(admin: AdminClient, names: Iterable[str], wanted: IngressTopics) -> dict[str, str]:
+def _made(admin: AdminClient, names: Sequence[str], wanted: IngressTopics) -> dict[str, str]:
     """Creates topics; returns the faults of those that could not be created."""
-    brokers = len(admin.describe_cluster(request_timeout=CALL_S).result().nodes)
+    brokers = len(brokers_of(admin, names[0], timeout_s=CALL_S))
     copies = wanted.replication_factor or min(3, brokers)
     new = [
         NewTopic(

@@ -10,19 +10,19 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
     AclOperation,
     AdminClient,
+    BrokerMetadata,
     ConfigResource,
     OffsetSpec,
     ResourceType,
 )
 
-from delaywheel_replica.cleaner.kafka.brokers import broker_objection
+from delaywheel_replica.cleaner.kafka.brokers import broker_objection, brokers_of
 from delaywheel_replica.cli.doing.checking.items import (
     CheckedItem,
     CheckLevel,
@@ -40,6 +40,9 @@ CALL_S: Final = 15.0
 
 _AWAY_S: Final = 5.0
 """Where no connection comes about, it does so within this time, or hardly ever."""
+
+_TRY_S: Final = 0.5
+"""A question that is not answered in this time is asked again, once the client has been heard."""
 
 _POLL_S: Final = 0.05
 _CLOCKS_MS: Final = 2_000
@@ -106,12 +109,11 @@ def kafka_items(config: Config, topics: Sequence[str]) -> Iterator[CheckedItem]:
     client: dict[str, Any] = {**settings.admin(), "log_level": 0, "error_cb": objections}
     admin = AdminClient(client)
     try:
-        cluster = _answer(admin, objections)
+        brokers = _answer(admin, settings.names.control, objections)
     except KafkaException as exception:
         yield _away(settings, objections, exception)
         return
     try:
-        brokers = sorted(cluster.nodes, key=lambda node: int(node.id))
         yield from _brokers(admin, brokers)
         yield _brokers_clock(admin, settings)
         yield from topic_items(admin, config, topics, brokers=len(brokers))
@@ -121,17 +123,18 @@ def kafka_items(config: Config, topics: Sequence[str]) -> Iterator[CheckedItem]:
         yield _away(settings, objections, exception)
 
 
-def _answer(admin: AdminClient, objections: _Objections) -> Any:
-    """Waits for Kafka's description of itself, or until the client cannot get through."""
-    described: Future[Any] = admin.describe_cluster(request_timeout=CALL_S)
+def _answer(admin: AdminClient, topic: str, objections: _Objections) -> list[BrokerMetadata]:
+    """Returns Kafka's brokers, unless the client cannot get through."""
     begin = time.monotonic()
-    while not described.done() and objections.refusal is None:
-        admin.poll(_POLL_S)
-        if objections.texts and time.monotonic() - begin > _AWAY_S:
-            break
-    if not described.done():
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - as above
-    return described.result()
+    while True:
+        try:
+            return brokers_of(admin, topic, timeout_s=_TRY_S)
+        except KafkaException:
+            waited_s = time.monotonic() - begin
+            is_away = waited_s > (_AWAY_S if objections.texts else CALL_S)
+            if is_away or objections.refusal is not None:
+                raise
+            admin.poll(_POLL_S)
 
 
 def _away(
@@ -146,7 +149,7 @@ def _away(
     return CheckedItem("kafka", CheckLevel.AWAY, f"{servers}: {text}", advice)
 
 
-def _brokers(admin: AdminClient, brokers: list[Any]) -> Iterator[CheckedItem]:
+def _brokers(admin: AdminClient, brokers: Sequence[BrokerMetadata]) -> Iterator[CheckedItem]:
     wanted = [ConfigResource(ResourceType.BROKER, str(broker.id)) for broker in brokers]
     described = admin.describe_configs(wanted, request_timeout=CALL_S)
     for broker, future in zip(brokers, described.values(), strict=True):
