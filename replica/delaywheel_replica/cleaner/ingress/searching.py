@@ -24,6 +24,8 @@ LASTING_S: Final = 10.0
 A new topic that brokers do not know yet, and a controller that moves, are such answers, too.
 """
 
+_ANY_TOPIC: Final = ""
+
 log = get_logger(__name__)
 
 
@@ -53,9 +55,8 @@ class TopicSearch:
         self._found: queue.SimpleQueue[IngressFound | BaseException] = queue.SimpleQueue()
         self._is_busy = False
         self._found_at = -AGAIN_S
-        self._away_since: float | None = None
-        # By topic: what Kafka has against it, and since when it has something.
-        self._refused: Mapping[str, tuple[str, float]] = {}
+        # By topic: what is wrong with it, and since when something is.
+        self._wrong: dict[str, tuple[str, float]] = {}
         self.faults: tuple[str, ...] = ()
 
     def look(self, also: AbstractSet[str], *, is_urgent: bool = False) -> None:
@@ -95,34 +96,26 @@ class TopicSearch:
         self._is_busy = False
         self._found_at = now_s = self._clock.monotonic()
         if isinstance(found, KafkaAway):
-            self._away_since = now_s if self._away_since is None else self._away_since
-            self._note((f"the ingress topics cannot be found: {found}",))
+            fault = f"the ingress topics cannot be found: {found}"
+            self._wrong |= self._dated({_ANY_TOPIC: fault}, now_s)
+            self._note((fault,))
             return IngressFound({})
         if isinstance(found, BaseException):
             raise found
-        self._away_since = None
-        before = self._refused
-        self._refused = {
-            topic: (fault, before[topic][1] if topic in before else now_s)
-            for topic, fault in found.faults.items()
-        }
+        self._wrong = self._dated(found.faults, now_s)
         self._note(tuple(found.faults.values()))
         return found
 
-    def refusal_of(self, topic: str) -> str | None:
-        """Returns what Kafka has against a topic, if that has lasted."""
-        if topic not in self._refused:
-            return None
-        fault, since_s = self._refused[topic]
+    def lasting_fault(self, topic: str = _ANY_TOPIC) -> str | None:
+        """Returns what Kafka has against a topic, or why none is found, if that has lasted."""
+        fault, since_s = self._wrong.get(topic, (None, 0.0))
         return fault if self._clock.monotonic() >= since_s + LASTING_S else None
 
-    @property
-    def lasting_fault(self) -> str | None:
-        """Why no topic is found, if that has lasted."""
-        since_s = self._away_since
-        if since_s is None or self._clock.monotonic() < since_s + LASTING_S:
-            return None
-        return self.faults[0]
+    def _dated(self, faults: Mapping[str, str], now_s: float) -> dict[str, tuple[str, float]]:
+        return {
+            topic: (fault, self._wrong[topic][1] if topic in self._wrong else now_s)
+            for topic, fault in faults.items()
+        }
 
     def _note(self, faults: tuple[str, ...]) -> None:
         for fault in faults:

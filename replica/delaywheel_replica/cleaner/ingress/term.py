@@ -109,6 +109,23 @@ class IngressSettings:
 
 
 @dataclass(slots=True)
+class _ReadFault:
+    """What a reader says now and then, while it lasts."""
+
+    fault: str | None = None
+    until_s: float = 0.0
+
+    def note(self, fault: str, now_s: float) -> None:
+        """Keeps it until it could have been said again."""
+        self.fault, self.until_s = fault, now_s + FAULT_KEPT_S
+
+    def drop(self, now_s: float, *, is_over: bool) -> None:
+        """Forgets it if it is over, or was not said again."""
+        if is_over or now_s >= self.until_s:
+            self.fault = None
+
+
+@dataclass(slots=True)
 class _Surroundings:
     """The state of this node and the others."""
 
@@ -162,10 +179,8 @@ class Ingress:
         self._term: IngressTerm | None = None
         self._reader: IngressPort | None = None
         self._full: AbstractSet[IngressPartition] = frozenset()
-        self._reader_fault: str | None = None
-        self._reader_fault_until = 0.0
-        self._unheard: str | None = None
-        self._unheard_until = 0.0
+        self._unread = _ReadFault()
+        self._unheard = _ReadFault()  # of the cluster's own topic
         self._behind: tuple[str, ...] = ()
         # Which partitions wait with halves, until all nodes know these, and which nodes do not.
         self._with_halves: tuple[Sequence[IngressPartition], Sequence[str]] = (), ()
@@ -200,9 +215,9 @@ class Ingress:
         """
         if self._term is None or not self._settings.rules.halves:
             return None
-        fault = self._search.refusal_of(self._settings.names.ingress) or self._unheard
+        fault = self._search.lasting_fault(self._settings.names.ingress) or self._unheard.fault
         if fault is None and not self._is_own_found:
-            fault = self._search.lasting_fault
+            fault = self._search.lasting_fault()
         return None if fault is None else f"answers about them are not heard: {fault}"
 
     @property
@@ -213,8 +228,8 @@ class Ingress:
     def faults(self) -> tuple[str, ...]:
         """Returns what keeps records from being accepted, and what operators can do about it."""
         found = [*self._search.faults, *self._handing.faults]
-        if self._reader_fault is not None:
-            found.append(f"the ingress topics cannot be read: {self._reader_fault}")
+        if self._unread.fault is not None:
+            found.append(f"the ingress topics cannot be read: {self._unread.fault}")
         if self._behind:
             found.append(
                 f"ingress waits until every node has reported that its release knows it: node"
@@ -453,7 +468,7 @@ class Ingress:
         """Starts again as a new leader does, between two transactions."""
         self.close()
         self._handing = Handing(self._make_handover, self._clock)
-        self._reader_fault = self._unheard = None
+        self._unread, self._unheard = _ReadFault(), _ReadFault()
         self._planned = NOTHING
         self._begin(state)
         self._search.look_at_once()
@@ -489,39 +504,27 @@ class Ingress:
         assert term is not None
         assert reader is not None
         self._rest(term, reader)
+        own, now_s = self._settings.names.ingress, self._clock.monotonic()
         try:
             fetched = reader.poll(READ_MOST)
         except KafkaAway as away:
-            if self._reader_fault is None:
+            if self._unread.fault is None:
                 log.warning("ingress cannot be read", cause=str(away))
-            self._reader_fault = str(away)
-            self._reader_fault_until = self._clock.monotonic() + FAULT_KEPT_S
-            self._note_unheard(away)
+            self._unread.note(str(away), now_s)
+            refusals = away.refusals if isinstance(away, ReadsRefused) else {}
+            if refusal := refusals.get(own) or refusals.get(""):
+                self._unheard.note(refusal, now_s)
             return
-        now_s = self._clock.monotonic()
-        if now_s >= self._reader_fault_until:
-            self._reader_fault = None  # also where no records come
-        if now_s >= self._unheard_until or any(self._is_own(each.at) for each in fetched):
-            self._unheard = None
+        self._unread.drop(now_s, is_over=bool(fetched))
+        self._unheard.drop(now_s, is_over=any(each.at[0] == own for each in fetched))
         for each in fetched:
             term.read(each.at, each.records, each.position, each.first_kept)
             self._is_changed, self._is_bound_known = True, False
-            self._reader_fault = None
         for at, end in reader.cut_off.items():
             if term.ends(at, end):
                 self._is_changed, self._is_bound_known = True, False
         if fetched:
             self._rest(term, reader)
-
-    def _note_unheard(self, away: KafkaAway) -> None:
-        """Notes why the cluster's own topic is not read, which Kafka says now and then."""
-        refusals = away.refusals if isinstance(away, ReadsRefused) else {}
-        refusal = refusals.get(self._settings.names.ingress) or refusals.get("")
-        if refusal is not None:
-            self._unheard, self._unheard_until = refusal, self._reader_fault_until
-
-    def _is_own(self, at: IngressPartition) -> bool:
-        return at[0] == self._settings.names.ingress
 
     def _rest(self, term: IngressTerm, reader: IngressPort) -> None:
         self._full = term.full()
