@@ -41,7 +41,7 @@ from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.id_checks import IdChecks
 from delaywheel_replica.server.changing.moving import keep_moving
-from delaywheel_replica.server.changing.passed_on import passed_cancels, passed_reschedules
+from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.cluster.details import Details, OwnReport
@@ -286,7 +286,8 @@ class Server:
             next_change=self._hearing.next_change,
             counts=self._counts,
         )
-        cancels = Cancels(sights, self._cancel_groups, passed_cancels(self._passing))
+        passed_on = PassedChanges(self._passing.cancel, Reason.CANCEL_UNKNOWN)
+        cancels = Cancels(sights, self._cancel_groups, passed_on)
         cancel_many = CancelMany(self._view, self._search, self._cancel_groups, self._passing)
         self._decisions = Decisions(
             self._view,
@@ -306,7 +307,7 @@ class Server:
             self._view,
             sights,
             self._decisions,
-            passed_reschedules(self._passing),
+            PassedChanges(self._passing.reschedule, Reason.RESCHEDULE_UNKNOWN),
             span=Span(config.span_seconds, config.max_clock_skew_ms),
             announce=self._link.send,
             next_change=self._hearing.next_change,

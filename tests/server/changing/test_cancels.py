@@ -24,7 +24,7 @@ from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
 from delaywheel_replica.server.changing.awaited import WAIT_S
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.gathering import CancelGroups
-from delaywheel_replica.server.changing.passed_on import passed_cancels
+from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.places import AskedPlaces
@@ -161,7 +161,8 @@ class Site:
         )
         running = asyncio.create_task(groups.run())
         try:
-            yield Cancels(sights, groups, passed_cancels(cast("Passing", self)))
+            passed_on = PassedChanges(Passing(view).cancel, Reason.CANCEL_UNKNOWN)
+            yield Cancels(sights, groups, passed_on)
         finally:
             running.cancel()
 

@@ -28,8 +28,6 @@ from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import (
     CALLS_AT_ONCE,
     PassedChanges,
-    passed_cancels,
-    passed_reschedules,
 )
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.lookup.places import AskedPlaces
@@ -160,7 +158,8 @@ def view_of(
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
     sights = Sights(view, object.__new__(Queries), passing, object.__new__(AskedPlaces))
-    return Cancels(sights, object.__new__(CancelGroups), passed_cancels(passing))
+    passed_on = PassedChanges(passing.cancel, Reason.CANCEL_UNKNOWN)
+    return Cancels(sights, object.__new__(CancelGroups), passed_on)
 
 
 async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]) -> None:
@@ -406,7 +405,7 @@ async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode,
     """What is not decided is asked for again; how that node is, says nothing of this one."""
     node, address = leader
     passing = Passing(view_of(address))
-    passed_on = passed_reschedules(passing)
+    passed_on = PassedChanges(passing.reschedule, Reason.RESCHEDULE_UNKNOWN)
     dues = [
         pb.NewDue(message=cancel_of(number).messages[0], deliver_at_ms=number) for number in (1, 2)
     ]
@@ -471,7 +470,7 @@ async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str])
     ):
         node.answer = answer
         with pytest.raises(RequestRefusedError) as caught:
-            await passing.cancel(address, REQUEST, within_s=5)
+            await passing.cancel(address, REQUEST.messages, 5)
         assert caught.value.refusal.reason is reason
     await passing.close()
 
@@ -497,7 +496,7 @@ async def test_how_the_leaders_node_is_says_nothing_of_this_one(
     node.answer = Refusal(there)
     passing = Passing(view_of(address))
     with pytest.raises(RequestRefusedError) as caught:
-        await passing.cancel(address, REQUEST, within_s=5)
+        await passing.cancel(address, REQUEST.messages, 5)
     assert caught.value.refusal.reason is here
     if here is not there:
         assert caught.value.refusal.detail == f"The leader's node cannot write it: {there}"
@@ -529,15 +528,14 @@ async def test_a_channel_that_was_replaced_is_closed(
     view_peers = {"n2": replace(SECRETIVE, client_address=address, client_tls=True)}
     monkeypatch.setattr(passing, "_view", node_view(view_of(None).status, peers=lambda: view_peers))
     node.goes_on.clear()
-    request = pb.CancelRequest(messages=REQUEST.messages)
-    slow = asyncio.create_task(passing.cancel(address, request, within_s=20))
+    slow = asyncio.create_task(passing.cancel(address, REQUEST.messages, 20))
     await until(lambda: len(node.asked) == 1)
     for shown[0] in range(3):
         with pytest.raises(RequestRefusedError):
-            await passing.cancel(address, request, within_s=0.05)
+            await passing.cancel(address, REQUEST.messages, 0.05)
     assert len(passing._channels) == 1
     node.goes_on.set()
-    assert (await slow).results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
+    assert (await slow)[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     await until(lambda: not passing._closing)
     assert set(node.passed) == {SECRETIVE.call_secret.hex()}
     await passing.close()

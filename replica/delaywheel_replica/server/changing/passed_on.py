@@ -39,12 +39,12 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right, Rights
 from delaywheel_replica.server.access.showing import may_know_of
-from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, WAIT_S, AwaitedCall
+from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, AwaitedCall
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Decided
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.answering import defect
-from delaywheel_replica.server.node.calls_to_nodes import Passing, refusal_of_a_change
+from delaywheel_replica.server.node.calls_to_nodes import refusal_of_a_change
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 CALLS_AT_ONCE: Final = 4
@@ -269,36 +269,6 @@ class PassedChanges(Generic[NamedT, ResultT]):
             one.is_doubtful = True
             one.since_s = time.monotonic()
             line.waiting.append(one)
-
-
-def passed_cancels(passing: Passing) -> PassedChanges[pb.MessageRef, pb.MessageCancelled]:
-    """Returns what passes cancels on."""
-
-    async def send(
-        address: str,
-        messages: Sequence[pb.MessageRef],
-        whole_within_s: float | None,
-    ) -> Sequence[pb.MessageCancelled]:
-        request = pb.CancelRequest(messages=messages, partly=whole_within_s is None)
-        within_s = WAIT_S if whole_within_s is None else whole_within_s
-        return (await passing.cancel(address, request, within_s=within_s)).results
-
-    return PassedChanges(send, Reason.CANCEL_UNKNOWN)
-
-
-def passed_reschedules(passing: Passing) -> PassedChanges[pb.NewDue, pb.MessageRescheduled]:
-    """Returns what passes reschedules on."""
-
-    async def send(
-        address: str,
-        messages: Sequence[pb.NewDue],
-        whole_within_s: float | None,
-    ) -> Sequence[pb.MessageRescheduled]:
-        request = pb.RescheduleRequest(messages=messages, partly=whole_within_s is None)
-        within_s = WAIT_S if whole_within_s is None else whole_within_s
-        return (await passing.reschedule(address, request, within_s=within_s)).results
-
-    return PassedChanges(send, Reason.RESCHEDULE_UNKNOWN)
 
 
 _ASKED_ABOUT: Final = 16

@@ -53,6 +53,8 @@ _TIMEOUT_S: Final = 12.0
 _SEARCHING_S: Final = 4.0
 _CLOSING_S: Final = _TIMEOUT_S + _SEARCHING_S
 """How long calls on a channel that was replaced may go on: as long as any of them takes."""
+_IN_PART_S: Final = 10.0
+"""How long an answer in part is waited for: it comes soon after some are decided."""
 # Optional answers are not waited for any longer than this.
 _ASKED_BY_THE_WAY_S: Final = 1.0
 # How many callers at once may have all other nodes asked for a message; each takes a connection to
@@ -153,20 +155,23 @@ class Passing:
             return None
 
     async def cancel(
-        self, address: str, request: pb.CancelRequest, *, within_s: float
-    ) -> pb.CancelResponse:
-        """Makes the same call there.
+        self, address: str, messages: Sequence[pb.MessageRef], whole_within_s: float | None
+    ) -> Sequence[pb.MessageCancelled]:
+        """Cancels messages there; the answer is whole after so many seconds; None: it is in part.
 
         Raises:
             RefusedError: With the reason given there; CANCEL_UNKNOWN if there was none. A reason
                 that concerns only that node (DRAINING) becomes NO_LEADER or, if the cancel may have
                 been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
         """
-        return await self._change_there(
+        request = pb.CancelRequest(messages=messages, partly=whole_within_s is None)
+        within_s = _IN_PART_S if whole_within_s is None else whole_within_s
+        answer = await self._change_there(
             address,
             lambda node: node.stub.Cancel(request, timeout=within_s, metadata=node.metadata),
             Reason.CANCEL_UNKNOWN,
         )
+        return answer.results
 
     async def cancel_many(
         self, address: str, request: pb.CancelManyRequest
@@ -185,18 +190,21 @@ class Passing:
         )
 
     async def reschedule(
-        self, address: str, request: pb.RescheduleRequest, *, within_s: float
-    ) -> pb.RescheduleResponse:
-        """Makes the same call there.
+        self, address: str, messages: Sequence[pb.NewDue], whole_within_s: float | None
+    ) -> Sequence[pb.MessageRescheduled]:
+        """Gives messages other dues there; for the answer see `cancel`.
 
         Raises:
             RefusedError: As for `cancel`, with RESCHEDULE_UNKNOWN.
         """
-        return await self._change_there(
+        request = pb.RescheduleRequest(messages=messages, partly=whole_within_s is None)
+        within_s = _IN_PART_S if whole_within_s is None else whole_within_s
+        answer = await self._change_there(
             address,
             lambda node: node.stub.Reschedule(request, timeout=within_s, metadata=node.metadata),
             Reason.RESCHEDULE_UNKNOWN,
         )
+        return answer.results
 
     async def _change_there(
         self,
