@@ -132,6 +132,10 @@ class _HeldHalf:
         _LOG.warning("the commit of %s was not heard, its group is asked: %s", self.id.hex(), error)
 
 
+def _is_unsaid(half: _HeldHalf) -> bool:
+    return half.outcome is None and not half.rolled_back
+
+
 class Half(_HeldHalf):
     """A half that was acknowledged by the service; `Client.begin` returns it.
 
@@ -179,7 +183,7 @@ class Half(_HeldHalf):
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Commits, if nothing was raised and nothing was said; never raises."""
-        if error is None and self.outcome is None and not self.rolled_back:
+        if error is None and _is_unsaid(self):
             try:
                 self.commit()
             except DelaywheelError as failure:
@@ -216,7 +220,7 @@ class AsyncHalf(_HeldHalf):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """See `Half.__exit__`."""
-        if error is None and self.outcome is None and not self.rolled_back:
+        if error is None and _is_unsaid(self):
             try:
                 await self.commit()
             except DelaywheelError as failure:
@@ -246,7 +250,7 @@ class _ManyHalves(Generic[HalfT]):
         _LOG.warning("%d of %d commits were not heard, the group is asked: %s", *counts, error)
 
     def _unsaid(self) -> list[HalfT]:
-        return [half for half in self if half.outcome is None and not half.rolled_back]
+        return [half for half in self if _is_unsaid(half)]
 
 
 class Halves(_ManyHalves[Half]):
