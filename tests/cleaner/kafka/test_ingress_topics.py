@@ -265,12 +265,12 @@ def test_of_a_partition_that_rests_nothing_comes_and_nothing_is_lost(
     read.until(lambda read: bool(read.records))
     for _ in range(2):
         before = [value for value in read.values if value != b"beside"]
-        reader.rest({(topic, 0)})
+        reader.pause_only({(topic, 0)})
         send(kafka, topic, b"beside", partition=1)
         count = read.values.count(b"beside")
         read.until(lambda read, count=count: read.values.count(b"beside") > count)  # type: ignore[misc]
         assert [value for value in read.values if value != b"beside"] == before
-        reader.rest(frozenset())
+        reader.pause_only(frozenset())
         read.until(lambda read, before=before: len(read.values) > len(before) + 2)  # type: ignore[misc]
     read.until(lambda read: len(read.values) == 502)
     assert [value for value in read.values if value != b"beside"] == values

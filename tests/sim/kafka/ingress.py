@@ -49,7 +49,7 @@ class SimIngress:
         self._owner = None if current is None else current.owner
         line.kafka.on_visible(self._came)
         self._positions: dict[IngressPartition, int] = {}
-        self._resting: AbstractSet[IngressPartition] = frozenset()
+        self._paused: AbstractSet[IngressPartition] = frozenset()
         self._least_ends: dict[IngressPartition, int] = {}
         self._topic_ids: dict[str, str] = {}
         self._cut_off: dict[IngressPartition, int] = {}
@@ -82,9 +82,9 @@ class SimIngress:
         self._least_ends |= {at: least_ends.get(at, 0) for at in new}
         self._positions = {**positions, **self._positions}
 
-    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
+    def pause_only(self, partitions: AbstractSet[IngressPartition]) -> None:
         """Pauses these partitions and resumes all others."""
-        self._resting = partitions
+        self._paused = partitions
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
         """Returns the records of each partition, up to `most` in total.
@@ -144,7 +144,7 @@ class SimIngress:
 
     def _in_turns(self) -> Sequence[IngressPartition]:
         """The partitions, in an order that varies."""
-        known = sorted(self._positions.keys() - self._resting)
+        known = sorted(self._positions.keys() - self._paused)
         begin = self._line.random.randrange(len(known)) if known else 0
         return known[begin:] + known[:begin]
 

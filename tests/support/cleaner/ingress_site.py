@@ -164,7 +164,7 @@ class PretendedReader:
     def __init__(self, topics: PretendedTopics) -> None:
         self._topics = topics
         self._positions: dict[IngressPartition, int] = {}
-        self._resting: AbstractSet[IngressPartition] = frozenset()
+        self._paused: AbstractSet[IngressPartition] = frozenset()
         self.cut_off: dict[IngressPartition, int] = {}
         self.open_transactions: set[IngressPartition] = set()
         self._topic_ids: dict[str, str] = {}
@@ -188,8 +188,8 @@ class PretendedReader:
         }
         self._positions = {**positions, **self._positions}
 
-    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
-        self._resting = partitions
+    def pause_only(self, partitions: AbstractSet[IngressPartition]) -> None:
+        self._paused = partitions
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
         del most, wait_s
@@ -199,7 +199,7 @@ class PretendedReader:
             raise ReadsRefused(self._topics.refuses)
         fetched = []
         for at, position in list(self._positions.items()):
-            if at in self._resting or at[0] in self.recreated:
+            if at in self._paused or at[0] in self.recreated:
                 continue
             kept = self._topics.first_kept.get(at, 0)
             records = self._topics.partitions[at[0]][at[1]][max(position, kept) :]

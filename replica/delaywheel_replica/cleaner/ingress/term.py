@@ -503,7 +503,7 @@ class Ingress:
         term, reader = self._term, self._reader
         assert term is not None
         assert reader is not None
-        self._rest(term, reader)
+        self._pause_full(term, reader)
         own, now_s = self._settings.names.ingress, self._clock.monotonic()
         try:
             fetched = reader.poll(READ_MOST)
@@ -524,11 +524,11 @@ class Ingress:
             if term.ends(at, end):
                 self._is_changed, self._is_bound_known = True, False
         if fetched:
-            self._rest(term, reader)
+            self._pause_full(term, reader)
 
-    def _rest(self, term: IngressTerm, reader: IngressPort) -> None:
+    def _pause_full(self, term: IngressTerm, reader: IngressPort) -> None:
         self._full = term.full()
-        reader.rest(self._full | term.done)
+        reader.pause_only(self._full | term.done)
 
     def _hand(self) -> None:
         # Records handed over may be held from now on, so plans no longer contain them.

@@ -62,7 +62,7 @@ class IngressThread:
         self._positions: dict[IngressPartition, int] = {}
         self._least_ends: dict[IngressPartition, int] = {}
         self._topic_ids: dict[str, str] = {}
-        self._resting: AbstractSet[IngressPartition] = frozenset()
+        self._paused: AbstractSet[IngressPartition] = frozenset()
         self._group_offsets: Mapping[IngressPartition, int] = {}
         # For the leader.
         self._fetched: list[Fetched] = []
@@ -105,10 +105,10 @@ class IngressThread:
             self._least_ends = {**least_ends, **self._least_ends}
             self._changed.notify()
 
-    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
+    def pause_only(self, partitions: AbstractSet[IngressPartition]) -> None:
         """Pauses these partitions and resumes all others; a batch of them may still come."""
         with self._changed:
-            self._resting = partitions
+            self._paused = partitions
             self._changed.notify()
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:  # noqa: ARG002 - the port's
@@ -177,13 +177,13 @@ class IngressThread:
                 positions = dict(self._positions)
                 offsets, self._group_offsets = self._group_offsets, {}
                 least_ends = dict(self._least_ends)
-                reads, resting = self._reads, self._resting
+                reads, paused = self._reads, self._paused
             reader.assign(positions, least_ends)
             reader.report_to_group(offsets)
             if time.monotonic() >= renew_at:
                 return
             if reads:
-                reader.rest(resting)
+                reader.pause_only(paused)
             if reads and not self._fetch(reader):
                 renew_at = min(renew_at, time.monotonic() + RENEW_S)
             if time.monotonic() >= lags_at:
@@ -194,7 +194,7 @@ class IngressThread:
     @property
     def _reads(self) -> bool:
         """Whether to read; while all partitions are paused, fetched records wait in the client."""
-        return self._is_taken and bool(self._positions.keys() - self._resting)
+        return self._is_taken and bool(self._positions.keys() - self._paused)
 
     @property
     def _is_taken(self) -> bool:

@@ -69,7 +69,7 @@ class IngressReader:
         self._to_look_at: set[IngressPartition] = set()
         self._least_ends: dict[IngressPartition, int] = {}
         self._cut_off: dict[IngressPartition, int] = {}
-        self._resting: set[IngressPartition] = set()
+        self._paused: set[IngressPartition] = set()
         self._refused: dict[str, str] = {}
         self._lags: dict[IngressPartition, int] = {}
         self._lag_turn = _Turn()
@@ -104,20 +104,20 @@ class IngressReader:
         """Reads these partitions again from the given offsets."""
         for at, position in positions.items():
             self._positions[at] = position
-            self._resting.discard(at)  # rest() pauses it again
+            self._paused.discard(at)  # pause_only() pauses it again
             self._consumer.incremental_unassign([TopicPartition(*at)])
             self._consumer.incremental_assign([TopicPartition(*at, position)])
 
-    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
+    def pause_only(self, partitions: AbstractSet[IngressPartition]) -> None:
         """Pauses these partitions and resumes all others; no record is skipped."""
-        resting = partitions & self._positions.keys()
+        paused = partitions & self._positions.keys()
         for change, changed in (
-            (self._consumer.pause, resting - self._resting),
-            (self._consumer.resume, self._resting - resting),
+            (self._consumer.pause, paused - self._paused),
+            (self._consumer.resume, self._paused - paused),
         ):
             if changed:
                 change([TopicPartition(*at) for at in sorted(changed)])
-        self._resting = set(resting)
+        self._paused = set(paused)
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
         """Returns the records of each partition, up to a total number; waits for the first one.
@@ -163,7 +163,7 @@ class IngressReader:
 
     def open_transactions(self) -> frozenset[IngressPartition]:
         """Returns the partitions that an open transaction holds up; call `lags` before."""
-        unread = (at for at, lag in self._lags.items() if lag and at not in self._resting)
+        unread = (at for at, lag in self._lags.items() if lag and at not in self._paused)
         return self._open.look({at: self._positions[at] for at in unread})
 
     def _end_of(self, at: IngressPartition) -> int | None:

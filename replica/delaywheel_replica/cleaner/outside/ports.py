@@ -188,7 +188,7 @@ class IngressPort(Protocol):
     def recreated(self) -> AbstractSet[str]:
         """Returns the topics whose id has changed; they are no longer read."""
 
-    def rest(self, partitions: AbstractSet[IngressPartition]) -> None:
+    def pause_only(self, partitions: AbstractSet[IngressPartition]) -> None:
         """Pauses these partitions and resumes all others."""
 
     def poll(self, most: int, wait_s: float = 0) -> list[Fetched]:
