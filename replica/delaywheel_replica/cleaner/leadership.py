@@ -463,7 +463,7 @@ class Leadership:
     def _take_term(self, state: ControlState) -> None:
         assert self._candidacy.producers is not None
         self._lacking = None
-        self._follower.rest()
+        self._follower.pause()
         self._forwarder = self._make_forwarder(state, self._candidacy.producers)
         self._counters["elections"] += 1
         self._term_since_ms = self._clock.monotonic_ms()
@@ -475,7 +475,7 @@ class Leadership:
             self._shown = self._forwarder.state
             self._counters += self._forwarder.counters
             self._forwarder = None
-            self._follower.begin_anew()
+            self._follower.restart()
         self._candidacy.destroy()
         self._fences, self._fills, self._floor_wait = (), {}, None
         self._replacements = {}

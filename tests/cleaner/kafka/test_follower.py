@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.kafka.follower import ANEW_AFTER_S, KEPT_S, ControlFollower
+from delaywheel_replica.cleaner.kafka.follower import KEPT_S, RESTART_AFTER_S, ControlFollower
 from delaywheel_replica.cleaner.outside.ports import (
     ControlNotReadInTime,
     ControlUnreadable,
@@ -117,11 +117,11 @@ def progress(due_ms: int) -> ControlRecord:
 def test_what_a_term_removed_is_gone_after_it(
     follower: ControlFollower, topic: CompactedTopic
 ) -> None:
-    follower.rest()
+    follower.pause()
     assert follower.state.wheels.keys() == {C1}, "it is still reported meanwhile"
     topic.put((f"wheel/{C1}", None), wheel_record(C2, RECORD), progress(2))
     assert not follower.poll()
-    follower.begin_anew()
+    follower.restart()
     assert (follower.offset, follower.state.wheels) == (-1, {})
     assert follower.read_to_end(1).wheels.keys() == {C2}
 
@@ -138,9 +138,9 @@ def test_what_was_removed_while_it_was_cut_off_is_gone(
 ) -> None:
     topic.put((f"wheel/{C1}", None), progress(2))
     if is_suspended:
-        clock.suspended_s += ANEW_AFTER_S + 1
+        clock.suspended_s += RESTART_AFTER_S + 1
     else:
-        clock.now_s += ANEW_AFTER_S + 1
+        clock.now_s += RESTART_AFTER_S + 1
     if polls:
         assert not follower.poll()
         assert follower.offset == -1
@@ -151,12 +151,12 @@ def test_a_follower_that_hears_something_now_and_then_reads_on(
     follower: ControlFollower, topic: CompactedTopic, clock: Clock
 ) -> None:
     for due_ms in range(2, 10):
-        clock.now_s += ANEW_AFTER_S - 1
+        clock.now_s += RESTART_AFTER_S - 1
         topic.put(progress(due_ms))
         assert follower.poll()
-    clock.now_s += ANEW_AFTER_S - 1
+    clock.now_s += RESTART_AFTER_S - 1
     follower.read_to_end(1)  # nothing is new: that is news as well
-    clock.now_s += ANEW_AFTER_S - 1
+    clock.now_s += RESTART_AFTER_S - 1
     follower.read_to_end(1)
     assert topic.readers == 1
 
@@ -169,9 +169,9 @@ def test_a_topic_whose_end_is_not_reached_for_too_long_is_read_anew(
     for _ in range(3):
         with pytest.raises(ControlNotReadInTime):
             follower.read_to_end(1)
-        clock.now_s += ANEW_AFTER_S / 2 - 1
+        clock.now_s += RESTART_AFTER_S / 2 - 1
     topic.put((f"wheel/{C1}", None), progress(2))
-    clock.now_s += ANEW_AFTER_S / 2
+    clock.now_s += RESTART_AFTER_S / 2
     topic.is_slow = False
     assert follower.read_to_end(1).wheels == {}
     assert topic.readers == 2
@@ -181,7 +181,7 @@ def test_what_a_process_that_stood_still_has_read_is_not_believed(
     follower: ControlFollower, topic: CompactedTopic
 ) -> None:
     topic.put((f"wheel/{C1}", None), progress(2))
-    topic.long_s = ANEW_AFTER_S + 1
+    topic.long_s = RESTART_AFTER_S + 1
     with pytest.raises(ControlUnreadable):
         follower.read_to_end(1)
     topic.long_s = 0
@@ -189,4 +189,4 @@ def test_what_a_process_that_stood_still_has_read_is_not_believed(
 
 
 def test_the_topic_keeps_what_is_removed_for_much_longer() -> None:
-    assert KEPT_S >= 6 * ANEW_AFTER_S
+    assert KEPT_S >= 6 * RESTART_AFTER_S

@@ -76,11 +76,11 @@ def reads_on_after_a_term() -> list[Patch]:
     leave_term = Leadership._leave_term
 
     def leave(self: Leadership) -> None:
-        with instead(ControlFollower, "begin_anew", lambda _self: None):
+        with instead(ControlFollower, "restart", lambda _self: None):
             leave_term(self)
 
     return [
-        instead(ControlFollower, "rest", lambda _self: None),
+        instead(ControlFollower, "pause", lambda _self: None),
         instead(Leadership, "_leave_term", leave),
         *never_too_far_behind(),
     ]

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ANEW_AFTER_S = 10.0
+RESTART_AFTER_S = 10.0
 """Well below the time for which the simulated Kafka keeps tombstones."""
 
 LETTER_BYTES = 1_048_588
@@ -257,7 +257,7 @@ class SimCleaner:
     def _made_leadership(self) -> Leadership:
         node, names = self.node, self._world.names
         client = _WatchedClient(self)
-        follower = ControlFollower(client, self, anew_after_s=ANEW_AFTER_S)
+        follower = ControlFollower(client, self, restart_after_s=RESTART_AFTER_S)
         candidacy = Candidacy(
             client,
             follower,

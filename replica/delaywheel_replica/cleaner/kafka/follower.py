@@ -8,7 +8,7 @@ beginning:
 | when | because |
 |---|---|
 | this node led | it did not read meanwhile, for hours or days |
-| no record arrived for `ANEW_AFTER_S`, or the end was not reached for that long | the same |
+| no record arrived for `RESTART_AFTER_S`, or the end was not reached for that long | the same |
 | an error | what was read may not be the topic's content |
 
 `brokers.py` refuses a topic that keeps such records for less than `KEPT_S`.
@@ -28,7 +28,7 @@ from delaywheel_replica.cleaner.outside.ports import (
 )
 from delaywheel_replica.core.protocol.control import ControlRecordMalformedError, ControlState
 
-ANEW_AFTER_S = 600.0
+RESTART_AFTER_S = 600.0
 
 KEPT_S = 3_600
 """The least time for which the topic must keep the records that remove a key."""
@@ -57,18 +57,18 @@ class ControlFollower:
         kafka: KafkaPort,
         clock: Clock | None = None,
         *,
-        anew_after_s: float = ANEW_AFTER_S,
+        restart_after_s: float = RESTART_AFTER_S,
     ) -> None:
         """Begins with nothing read.
 
         Args:
             kafka: Makes readers.
             clock: None: the machine's.
-            anew_after_s: After this long without records, everything is read again.
+            restart_after_s: After this long without records, everything is read again.
         """
         self._kafka = kafka
         self._clock = clock or SystemClock()
-        self._anew_after_s = anew_after_s
+        self._restart_after_s = restart_after_s
         # Monotonic and wall seconds when it was last near the end, or began to read.
         self._heard_s = (0.0, 0.0)
         self._reader: ControlPort | None = None
@@ -99,7 +99,7 @@ class ControlFollower:
             if records:
                 self._take(records)
         except (ControlUnreadable, ControlTopicBroken):
-            self.begin_anew()
+            self.restart()
             return False
         return bool(records)
 
@@ -111,7 +111,7 @@ class ControlFollower:
             ControlTopicBroken: Its content is invalid.
         """
         if self._reader is not None and self._is_behind():
-            self.begin_anew()
+            self.restart()
         if self._reader is None:
             self._reader = self._kafka.control()
             self._hear()
@@ -123,16 +123,16 @@ class ControlFollower:
             self.poll()
             raise
         except (ControlUnreadable, ControlTopicBroken):
-            self.begin_anew()
+            self.restart()
             raise
         self.offset = self._reader.position
         return self.state
 
-    def rest(self) -> None:
-        """Stops reading: while this node leads, only it can commit. `begin_anew` resumes."""
+    def pause(self) -> None:
+        """Stops reading: while this node leads, only it can commit. `restart` resumes."""
         self._let_go()
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Forgets what was read, and starts again at the topic's beginning."""
         self._let_go()
         self._ended = False
@@ -141,7 +141,7 @@ class ControlFollower:
 
     def close(self) -> None:
         """Closes the reader."""
-        self.begin_anew()
+        self.restart()
 
     def _take(self, records: Iterable[StoredRecord]) -> None:
         if self._is_behind():
@@ -160,7 +160,7 @@ class ControlFollower:
         back: the longer time counts.
         """
         elapsed_s = (now - then for now, then in zip(self._now_s(), self._heard_s, strict=True))
-        return max(elapsed_s) > self._anew_after_s
+        return max(elapsed_s) > self._restart_after_s
 
     def _now_s(self) -> tuple[float, float]:
         return self._clock.monotonic(), self._clock.wall_ms() / 1000
