@@ -157,8 +157,8 @@ class _Stop:
 
     deadline: float
     exit_code: int = 0
-    # Killed instead of asked to end.
-    hurried: bool = False
+    # Instead of being asked to end.
+    killed: bool = False
 
 
 @dataclass(slots=True)
@@ -305,7 +305,7 @@ class Supervisor:
         if self._signals.fileno() in ready:
             self._signalled()
         if self._stop is not None and time.monotonic() >= self._stop.deadline:
-            self._hurry("it did not stop in time", exit_code=1)
+            self._kill("it did not stop in time", exit_code=1)
 
     def _readable(self, pidfds: Iterable[int]) -> list[int]:
         """Waits until something has come, or until there is something to do."""
@@ -341,7 +341,7 @@ class Supervisor:
         code = self._reap(child)
         if self._stop is not None:
             # A child that had no handler yet dies of the signal, which is as good.
-            if code not in {0, -signal.SIGTERM} and not self._stop.hurried:
+            if code not in {0, -signal.SIGTERM} and not self._stop.killed:
                 self._stop.exit_code = 1
             return
         self._outputs[child.name].pass_on(ended=True)
@@ -375,7 +375,7 @@ class Supervisor:
 
     def _give_up(self, exit_code: int) -> None:
         self._stop = _Stop(time.monotonic() + _STOP_WAIT_S, exit_code)
-        self._hurry("nothing is left half alive", exit_code=exit_code)
+        self._kill("nothing is left half alive", exit_code=exit_code)
 
     def _reap(self, child: _Child) -> int:
         assert child.process is not None
@@ -398,10 +398,10 @@ class Supervisor:
         is_hangup = signal.SIGHUP in numbers
         if not numbers & _STOPPING and not (is_hangup and self._lost_terminal()):
             if is_hangup and self._stop is None:
-                self._read_anew()
+                self._begin_reload()
             return
         if self._stop is not None:
-            self._hurry("a second signal", exit_code=1)
+            self._kill("a second signal", exit_code=1)
             return
         self._stop = _Stop(time.monotonic() + _STOP_WAIT_S)
         # With these ends closed, the server notices on the link when the cleaner ends.
@@ -410,13 +410,13 @@ class Supervisor:
         if self._server.process is not None:
             self._server.process.terminate()
         else:
-            self._hurry("there is no server to drain", exit_code=0)
+            self._kill("there is no server to drain", exit_code=0)
 
     def _lost_terminal(self) -> bool:
         """Whether the node's terminal is gone, so that the node cannot be stopped from there."""
         return self._had_terminal and not _has_terminal()
 
-    def _read_anew(self) -> None:
+    def _begin_reload(self) -> None:
         why_not = self._reload.begin()
         if why_not is not None:
             self._log.say("settings not reloaded", error=why_not)
@@ -437,14 +437,14 @@ class Supervisor:
                 if child.process is not None:
                     child.process.send_signal(signal.SIGHUP)
         if self._reload.wanted_again():
-            self._read_anew()
+            self._begin_reload()
 
-    def _hurry(self, why: str, *, exit_code: int) -> None:
+    def _kill(self, why: str, *, exit_code: int) -> None:
         """Kills processes that still run; their ends are awaited as usual."""
         assert self._stop is not None
         if any(child.process for child in self._children):
             self._log.say("killing processes", reason=why)
-        self._stop = _Stop(time.monotonic() + _STOP_WAIT_S, exit_code, hurried=True)
+        self._stop = _Stop(time.monotonic() + _STOP_WAIT_S, exit_code, killed=True)
         for child in self._children:
             if child.process is not None:
                 child.process.kill()

@@ -153,7 +153,7 @@ class Leadership:
         self._error: str | None = None
         # What nodes had reported when the control topic's reading began, and what it lacks of that.
         self._witnesses: Mapping[str, Heartbeat] = {}
-        self._lacking: str | None = None
+        self._contradiction: str | None = None
         self._counters: Counter[str] = Counter()
         self.tallies = Tallies()
         self._shown = ControlState()
@@ -274,7 +274,7 @@ class Leadership:
                 self._error = None
                 if self._server is not None:
                     # After a failed candidacy, until the topic again has all that nodes had read.
-                    self._lacking = self._lacking and contradiction(
+                    self._contradiction = self._contradiction and contradiction(
                         self._follower.state, self._server.heartbeats
                     )
         elif not self._config.alone:
@@ -329,7 +329,7 @@ class Leadership:
         if forwarder is not None:
             return self._candidacy.objection or self._error or forwarder.held
         fault = self._eligibility.clock_fault
-        return fault or self._candidacy.error or self._lacking or self._error
+        return fault or self._candidacy.error or self._contradiction or self._error
 
     def _note_progress(self) -> None:
         """Notes when the progress last moved, in whichever term."""
@@ -451,7 +451,7 @@ class Leadership:
                 self._commit_wanted = True
             case DestroyProducers():
                 if effect.reason is EndReason.CONTROL_INCOMPLETE:
-                    self._lacking = contradiction(self._follower.state, self._witnesses)
+                    self._contradiction = contradiction(self._follower.state, self._witnesses)
                 self._leave_term()
 
     def _held_against_heartbeats(self, event: Event) -> Event:
@@ -462,7 +462,7 @@ class Leadership:
 
     def _take_term(self, state: ControlState) -> None:
         assert self._candidacy.producers is not None
-        self._lacking = None
+        self._contradiction = None
         self._follower.pause()
         self._forwarder = self._make_forwarder(state, self._candidacy.producers)
         self._counters["elections"] += 1

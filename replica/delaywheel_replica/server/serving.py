@@ -380,7 +380,7 @@ class Server:
             waiting=self._counts.waiting,
             access=self._access,
             same_access=self._same_access,
-            insecure=_lacking(self._config),
+            insecure=_insecure_ports(self._config),
         )
         return FanOut(
             self._config,
@@ -629,7 +629,7 @@ def _open_store(
     )
 
 
-def _lacking(config: Config) -> str:
+def _insecure_ports(config: Config) -> str:
     return "; ".join(
         f"other machines reach {port.address}, without {' and '.join(port.lacks)}"
         for port in exposed_ports(config)

@@ -48,7 +48,7 @@ def load_second(
     ahead: Sequence[Done],
     ttl_header: str,
     *,
-    hurried: bool,
+    is_urgent: bool,
 ) -> Loaded:
     """Reads the frames of one slot up to `seqs`, in order of wheel and seq.
 
@@ -69,7 +69,7 @@ def load_second(
                         damaged.append((wheel, batch.seq))
                     continue
                 yield _without(batch, given_up)
-                if not hurried:
+                if not is_urgent:
                     sleep(_PAUSE_S)
             # Behind them: reading again for this slot may reveal new holes, and rows that have come
             # back since the index was read may be of this slot.
@@ -116,7 +116,7 @@ class Loader:
         lost: FrameSet,
         ahead: Sequence[Done],
         *,
-        hurried: bool,
+        is_urgent: bool,
     ) -> None:
         """Starts to load a second up to these seqs, except `lost` frames.
 
@@ -131,11 +131,11 @@ class Loader:
         if self._executor is None:
             self._future = Future()
             try:
-                self._future.set_result(load_second(*arguments, hurried=True))
+                self._future.set_result(load_second(*arguments, is_urgent=True))
             except OSError as error:  # as on a thread: it is raised when the second is taken
                 self._future.set_exception(error)
         else:
-            self._future = self._executor.submit(load_second, *arguments, hurried=hurried)
+            self._future = self._executor.submit(load_second, *arguments, is_urgent=is_urgent)
 
     def peek(self) -> Loaded | None:
         """Returns the loaded second; None until it is ready."""
@@ -152,7 +152,7 @@ class Loader:
             self._forget()
         return loaded
 
-    def read_anew(self) -> None:
+    def drop_readers(self) -> None:
         """Discards cached reads, since frames were repaired meanwhile."""
         assert self._slot is None
         self._open_readers(frozenset())

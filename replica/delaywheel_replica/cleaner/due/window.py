@@ -300,7 +300,7 @@ class Window:
         if slot is None:
             return False
         ahead = self._progress.ahead
-        self._loader.begin(slot, seqs, lost, ahead, hurried=slot * 1000 <= now_ms)
+        self._loader.begin(slot, seqs, lost, ahead, is_urgent=slot * 1000 <= now_ms)
         return True
 
     def _next_to_load(
@@ -342,7 +342,7 @@ class Window:
         for slot, awaited in self._blocked.items():
             if not awaited:
                 del self._blocked[slot]
-                self._loader.read_anew()
+                self._loader.drop_readers()
                 return slot
         is_blocked = any(self._first <= slot <= self.covered_to for slot in self._blocked)
         if is_blocked or last <= self.covered_to:
