@@ -71,7 +71,7 @@ LOOK_US = 1_000 * US_PER_MS
 # Few messages, so that slots have entries in the table, and rows behind it.
 TABLE_ROWS = 16
 MESSAGE_BYTES = 1 << 16
-TURN_AT_MOST = 2
+SLICE_AT_MOST = 2
 RESERVE_BYTES = 4_000
 BALLAST_BYTES = 4_000
 RECENT_BYTES = 1 << 10
@@ -117,7 +117,7 @@ class SimServer:
             self.store,
             self,
             message_bytes=MESSAGE_BYTES,
-            turn_at_most=TURN_AT_MOST,
+            slice_at_most=SLICE_AT_MOST,
             now_us=lambda: self.node.scheduler.now_us,
             held_up=lambda us: self.world.checks.held_up(node, us),
         )

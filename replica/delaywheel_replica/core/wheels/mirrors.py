@@ -72,7 +72,7 @@ COPIED_ROWS_S: Final = 50_000
 """Nor rows of frames that are finished and deleted; a row costs 0.002 ms."""
 
 CREDIT_MS: Final = 100
-"""Copying may begin again this much earlier, after rests that were longer than they had to be."""
+"""Copying may begin again this much earlier, after pauses that were longer than they had to be."""
 
 UNWRITABLE_MS: Final = 5_000
 """An origin goes on with its wheel for so long though this node cannot write it."""
@@ -84,7 +84,7 @@ WAITING_BYTES: Final = 32 << 20
 """How much content of a wheel waits for the store at most; a longer message waits alone."""
 
 
-def _rest_ms(frames: Frames) -> int:
+def _throttle_ms(frames: Frames) -> int:
     """Returns how long to copy nothing after these frames."""
     bundle = frames.frames
     whole = int(bundle.has_content.sum())
@@ -160,7 +160,7 @@ class Mirrors:
         self._pushed: set[WheelId] = set()
         self._shown: dict[WheelId, int] = {}
         self._end_after_ms: dict[WheelId, int] = {}
-        self._copying_rests_until_ms = 0
+        self._copying_throttled_until_ms = 0
         self._not_written_since_ms: dict[WheelId, int] = {}
         self._saved_ms = -1
         self._promised_ms: dict[str, int] = {}
@@ -175,8 +175,8 @@ class Mirrors:
         if frames.request:
             self._fetching.answered(frames.request)
             if self._is_copied(wheel):
-                began_ms = max(self._copying_rests_until_ms, self._known.now_ms - CREDIT_MS)
-                self._copying_rests_until_ms = began_ms + _rest_ms(frames)
+                began_ms = max(self._copying_throttled_until_ms, self._known.now_ms - CREDIT_MS)
+                self._copying_throttled_until_ms = began_ms + _throttle_ms(frames)
         if self._known.disk.is_out:
             return []  # the remaining space is for work that frees space
         if wheel in self._verifying:
@@ -370,7 +370,7 @@ class Mirrors:
                 continue
             if self._is_copied(wheel) and self._may_copy(want, reachable):
                 copied += 1
-                if copied > COPIED_AT_ONCE or self._known.now_ms < self._copying_rests_until_ms:
+                if copied > COPIED_AT_ONCE or self._known.now_ms < self._copying_throttled_until_ms:
                     continue
             wants[wheel] = want
         planned = self._fetching.plan(self._known.now_ms, wants, reachable)

@@ -99,7 +99,7 @@ from delaywheel_replica.server.commit.committer import (
 from delaywheel_replica.server.commit.disk_watch import DiskWatch
 from delaywheel_replica.server.commit.outside import GroupJob, Job, Outside, StepJob
 from delaywheel_replica.server.commit.peer_frames import PeerFrames
-from delaywheel_replica.server.commit.time_sharing import TURN_MS, AllOfAWheel, LongWork
+from delaywheel_replica.server.commit.time_sharing import TIME_SLICE_MS, AllOfAWheel, LongWork
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.store.store import Store
 
@@ -125,7 +125,7 @@ class Driver:
         outside: Outside,
         *,
         message_bytes: int = MESSAGE_BYTES,
-        turn_at_most: int | None = None,
+        slice_at_most: int | None = None,
     ) -> None:
         """Begins with what the store has found.
 
@@ -134,7 +134,7 @@ class Driver:
             store: Its data folder.
             outside: The driver's environment.
             message_bytes: The most bytes of frames in one message, unless it has a single frame.
-            turn_at_most: The most frames or files in a turn; None: as many as the time allows.
+            slice_at_most: The most frames or files in a time slice; None: as many as it allows.
         """
         started = Started(
             store.state, store.held_wheels(), outside.now_ms(), unverified=store.unverified
@@ -156,9 +156,9 @@ class Driver:
             wrote=self._disk.wrote,
             message_bytes=message_bytes,
             batch_frames=config.batch_frames,
-            turn_at_most=turn_at_most,
+            slice_at_most=slice_at_most,
         )
-        self._long_work = LongWork(store, outside.now_ms, most_files=turn_at_most)
+        self._long_work = LongWork(store, outside.now_ms, most_files=slice_at_most)
         # When the last group was accepted, and into which wheel.
         self._accepted: tuple[WheelId, int] | None = None
         self._lock = threading.Lock()
@@ -347,10 +347,10 @@ class Driver:
     def do_next(self, effects: deque[Effect]) -> None:
         """Carries out the first of these effects; if it fails, the others are dropped.
 
-        Many short effects take long as well: a group that has waited for a turn goes before the
-        next one.
+        Many short effects take long as well: a group that has waited for a time slice goes
+        before the next one.
         """
-        if self._committer.waits_ms(self._outside.now_ms()) >= TURN_MS:
+        if self._committer.waits_ms(self._outside.now_ms()) >= TIME_SLICE_MS:
             self._write_group()
         self.begins()
         effect = effects.popleft()

@@ -15,7 +15,7 @@ from delaywheel_replica.server.store.store import Store
 
 
 class PeerFrames:
-    """Carries out `Mirror` and `Serve` in turns, between which callers' groups are written."""
+    """Carries out `Mirror` and `Serve` in time slices; callers' groups are written in between."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class PeerFrames:
         wrote: Callable[[int], None],
         message_bytes: int,
         batch_frames: int,
-        turn_at_most: int | None,
+        slice_at_most: int | None,
     ) -> None:
         """Prepares for the first frames.
 
@@ -39,7 +39,7 @@ class PeerFrames:
             wrote: Called with the length of what was written.
             message_bytes: The most bytes of frames in one message, unless it has a single frame.
             batch_frames: The most frames in one message.
-            turn_at_most: The most frames in a turn; None: as many as the time allows.
+            slice_at_most: The most frames in a time slice; None: as many as it allows.
         """
         self._store = store
         self._outside = outside
@@ -48,11 +48,11 @@ class PeerFrames:
         self._wrote = wrote
         self._message_bytes = message_bytes
         self._batch_frames = batch_frames
-        self._turn_at_most = turn_at_most
+        self._slice_at_most = slice_at_most
         self._storage = store.state.storage
 
-    def _turn(self) -> TimeSlice:
-        return TimeSlice(self._outside.now_ms, self._turn_at_most)
+    def _time_slice(self) -> TimeSlice:
+        return TimeSlice(self._outside.now_ms, self._slice_at_most)
 
     def mirror(self, effect: Mirror) -> HeldWheel:
         """Writes another node's frames, in pieces; a piece without any frame ends the work.
@@ -64,10 +64,10 @@ class PeerFrames:
         frames = effect.frames
         while True:
             before = held
-            turn = self._turn()
+            time_slice = self._time_slice()
             try:
                 held = self._store.mirror(
-                    effect.card, frames, is_over=turn.is_over, between=self._write_group
+                    effect.card, frames, is_over=time_slice.is_over, between=self._write_group
                 )
             except OSError:
                 self._report_missing(effect.card.wheel)
@@ -89,10 +89,10 @@ class PeerFrames:
     def serve(self, effect: Serve, *, floor: int) -> None:
         """Sends a push completely, in as many messages as needed; a fetch in one message.
 
-        If a push takes longer than a turn, its rest queues behind all that came meanwhile.
+        If a push takes longer than a time slice, what is left queues behind what came meanwhile.
         """
         first_seq = effect.first_seq
-        turn = self._turn()
+        time_slice = self._time_slice()
         while first_seq <= effect.last_seq:
             frames, missing, unreadable = self._store.outgoing.read(
                 effect.wheel,
@@ -102,7 +102,7 @@ class PeerFrames:
                 max_frames=self._batch_frames,
                 floor=floor,
                 now_ms=self._outside.wall_ms(),
-                is_over=turn.is_over,
+                is_over=time_slice.is_over,
                 again=effect.again or effect.request != 0,
             )
             if len(frames):
@@ -117,6 +117,6 @@ class PeerFrames:
                 self._step(Unreadable(effect.wheel, missing | unreadable))
             if effect.request or missing or unreadable or not len(frames):
                 return
-            if first_seq <= effect.last_seq and turn.has_ended:
+            if first_seq <= effect.last_seq and time_slice.has_ended:
                 self._outside.enqueue(deque([replace(effect, first_seq=first_seq)]))
                 return

@@ -15,9 +15,9 @@ mirror, serve          in pieces, each as many frames as one `TimeSlice` takes
 repair, cut            file by file
 =====================  ==========================================================================
 
-Between two pieces or files, one waiting group of callers is written. A turn handles at least one
-file. A group that has waited for a turn is written before the next effect, since many short effects
-take long, too.
+Between two pieces or files, one waiting group of callers is written. A time slice handles at
+least one file. A group that has waited for as long as one lasts is written before the next effect,
+since many short effects take long, too.
 """
 
 from collections import deque
@@ -42,7 +42,7 @@ from delaywheel_replica.core.node.events import (
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.store.store import Store
 
-TURN_MS: Final = 40
+TIME_SLICE_MS: Final = 40
 
 _log = get_logger(__name__)
 
@@ -51,26 +51,26 @@ AllOfAWheel: TypeAlias = Sweep | DeleteWheel | VerifyWheel | ReadAgain
 
 
 class TimeSlice:
-    """One turn of a long job: at least one file or frame, and none once the turn is over.
+    """A part of a long job: at least one file or frame, and none once its time is over.
 
     Attributes:
         has_ended: Whether it is over.
     """
 
     def __init__(self, now_ms: Callable[[], int], most: int | None = None) -> None:
-        """Begins the turn.
+        """Begins now.
 
         Args:
             now_ms: The monotonic clock.
             most: The most files or frames; None: as many as the time allows.
         """
         self._now_ms = now_ms
-        self._until_ms = now_ms() + TURN_MS
+        self._until_ms = now_ms() + TIME_SLICE_MS
         self._left = most
         self.has_ended = False
 
     def is_over(self) -> bool:
-        """Whether the turn is over; call it after each file or frame."""
+        """Whether it is over; call it after each file or frame."""
         if self._left is not None:
             self._left -= 1
         self.has_ended = self._left == 0 or self._now_ms() >= self._until_ms
@@ -92,7 +92,7 @@ class LongWork:
         Args:
             store: The store with the files.
             now_ms: The monotonic clock.
-            most_files: The most files in a step; None: as many as a turn allows.
+            most_files: The most files in a step; None: as many as the time allows.
         """
         self._store = store
         self._now_ms = now_ms
@@ -124,18 +124,18 @@ class LongWork:
         return is_first
 
     def step(self) -> tuple[Event | None, bool]:
-        """Does one turn of the oldest work; returns an event, and whether more is left."""
+        """Does some of the oldest work; returns an event, and whether more is left."""
         if not self.verifies:
             self._verifying.clear()
         work: deque[Any] = self._deleting or self._verifying
         if not work:
             return None, False
         effect, steps = work[0]
-        turn = TimeSlice(self._now_ms, self._most_files)
+        time_slice = TimeSlice(self._now_ms, self._most_files)
         event: Event | None
         try:
             for _ in steps:
-                if turn.is_over():
+                if time_slice.is_over():
                     return None, True
             event = self._done(effect)
         except (OSError, MetaDamaged, WheelMissing) as error:
