@@ -38,7 +38,7 @@ def endpoints(*given_addresses: str, seed: int = 1) -> Endpoints:
 
 
 def address_at(of: Endpoints, now_s: float) -> str | None:
-    return of.turn(now_s, 5.0, ANYWHERE).address
+    return of.next_address(now_s, 5.0, ANYWHERE).address
 
 
 def fail(of: Endpoints, address: str, *, started_s: float = 0.0, now_s: float = 0.0) -> None:
@@ -103,7 +103,7 @@ class TestFailing:
         assert bad is not None
         fail(of, bad)
         other = "b" if bad == "a" else "a"
-        assert [of.turn(0.0, 5.0, ANYWHERE)] * 3 == [NextAddress(other)] * 3
+        assert [of.next_address(0.0, 5.0, ANYWHERE)] * 3 == [NextAddress(other)] * 3
 
     def test_a_failed_one_gets_no_call_until_it_describes_itself(self) -> None:
         of = endpoints("a", "b")
@@ -126,7 +126,7 @@ class TestFailing:
         of = endpoints("a", "b")
         fail(of, "a", now_s=5.0)
         fail(of, "b", started_s=5.0, now_s=5.0)
-        waits = of.turn(5.0, 5.0, ANYWHERE)
+        waits = of.next_address(5.0, 5.0, ANYWHERE)
         assert waits.address is None
         assert address_at(of, 5.0 + waits.wait_s) == "b"
 
@@ -135,7 +135,7 @@ class TestFailing:
         now_s, waits = 0.0, []
         for _ in range(20):
             fail(of, "a", started_s=now_s, now_s=now_s)
-            waits.append(of.turn(now_s, 5.0, ANYWHERE).wait_s)
+            waits.append(of.next_address(now_s, 5.0, ANYWHERE).wait_s)
             now_s += waits[-1]
         assert waits[0] < 0.03
         assert BACKOFF_MOST_S / 2 <= waits[-1] <= BACKOFF_MOST_S
@@ -144,14 +144,14 @@ class TestFailing:
         of = endpoints("a")
         for _ in range(16):
             fail(of, "a", now_s=1.0)
-        assert of.turn(1.0, 5.0, ANYWHERE).wait_s < 0.03
+        assert of.next_address(1.0, 5.0, ANYWHERE).wait_s < 0.03
 
     def test_what_the_service_asks_for_is_waited_but_not_any_time(self) -> None:
         of = endpoints("a")
         of.report("a", started_s=0.0, now_s=0.0, report=Report(healthy=False, retry_delay_s=0.7))
-        assert 0.7 <= of.turn(0.0, 5.0, ANYWHERE).wait_s < 0.7 * 1.25
+        assert 0.7 <= of.next_address(0.0, 5.0, ANYWHERE).wait_s < 0.7 * 1.25
         of.report("a", started_s=1.0, now_s=1.0, report=Report(healthy=False, retry_delay_s=1e6))
-        most_s = of.turn(1.0, 5.0, ANYWHERE).wait_s
+        most_s = of.next_address(1.0, 5.0, ANYWHERE).wait_s
         assert RETRY_DELAY_MOST_S <= most_s < RETRY_DELAY_MOST_S * 1.25
 
     def test_what_says_nothing_of_a_node_leaves_it_as_it_is(self) -> None:
@@ -450,13 +450,13 @@ def test_no_order_of_events_breaks_a_rule(
         now_s += after_s
         known = of.addresses
         if event == "turn":
-            turn = of.turn(now_s, 5.0, ANYWHERE)
-            assert 0 <= turn.wait_s <= RETRY_DELAY_MOST_S
+            attempt = of.next_address(now_s, 5.0, ANYWHERE)
+            assert 0 <= attempt.wait_s <= RETRY_DELAY_MOST_S
             healthy = (proven & known) - set(failed)
             if healthy:
-                assert turn.address in healthy
+                assert attempt.address in healthy
             else:
-                assert turn.address is None or turn.address in proven & known
+                assert attempt.address is None or attempt.address in proven & known
         elif event in {"well", "ill"} and address in proven & known:
             report = WELL if event == "well" else ILL
             of.report(address, started_s=now_s, now_s=now_s, report=report)

@@ -122,7 +122,7 @@ class WatchedFiles:
     """Some files, which are looked at when somebody asks, at most once a second. Thread-safe.
 
     A file that was just written may be empty, as its content comes in the next moment, or one that
-    belongs to it is still the old one. So a change is told once the files have rested for a tenth
+    belongs to it is still the old one. So a change is told once the files are the same for a tenth
     of a second; if they do not, after a second.
     """
 
@@ -136,7 +136,7 @@ class WatchedFiles:
         self._lock: Final = Lock()
         self._stamps: list[_Stamp] | None = self._look()
         self._look_at_s = monotonic() + LOOK_EVERY_S
-        self._rest_until_s: float | None = None
+        self._told_by_s: float | None = None
 
     def have_changed(self) -> bool:
         """Whether one was replaced, written or given other rights since the last time.
@@ -152,11 +152,11 @@ class WatchedFiles:
             stamps = self._look()
             have_changed = stamps != self._stamps
             if have_changed and any(stamp.is_fresh(time()) for stamp in stamps):
-                self._rest_until_s = self._rest_until_s or now_s + LOOK_EVERY_S
-                if now_s < self._rest_until_s:
+                self._told_by_s = self._told_by_s or now_s + LOOK_EVERY_S
+                if now_s < self._told_by_s:
                     self._look_at_s = now_s + _SETTLES_S
                     return False
-            self._look_at_s, self._rest_until_s = now_s + LOOK_EVERY_S, None
+            self._look_at_s, self._told_by_s = now_s + LOOK_EVERY_S, None
             self._stamps = stamps
             return have_changed
 

@@ -15,7 +15,7 @@ another node advertised them (DescribeCluster). Three rules:
 
 Three moments are kept for each address. Before `retry_at` it is not tried at all: this grows from
 `BACKOFF_FIRST_S` to `BACKOFF_MOST_S` with consecutive failures, with jitter, or is what the service
-asks for in RetryInfo if that is longer. Before `rest_until` others are preferred: after a failure
+asks for in RetryInfo if that is longer. Before `avoid_until` others are preferred: after a failure
 for at least as long as the failed attempt took, and while one call is trying a failed address the
 others avoid it. Before `suspect_until` it is chosen last even if it describes itself as healthy: a
 call has lost time there.
@@ -62,7 +62,7 @@ class _Endpoint:
     asked_at_s: float = _NEVER
     failures: int = 0
     failed_at_s: float = _NEVER
-    rest_until_s: float = _NEVER
+    avoid_until_s: float = _NEVER
     retry_at_s: float = _NEVER
     suspect_until_s: float = _NEVER
 
@@ -153,7 +153,7 @@ class Endpoints:
         with self._lock:
             return len(self._endpoints) == 1 and self._cluster is not None
 
-    def turn(
+    def next_address(
         self, now_s: float, attempt_timeout_s: float, not_before: Mapping[str, float]
     ) -> NextAddress:
         """Returns the address to try next.
@@ -172,7 +172,7 @@ class Endpoints:
                 return not_before.get(endpoint.address, _NEVER)
 
             usable = [endpoint for endpoint in self._endpoints.values() if endpoint.usable]
-            chosen = min(usable, key=lambda one: max(one.rest_until_s, own_s(one)))
+            chosen = min(usable, key=lambda one: max(one.avoid_until_s, own_s(one)))
             wait_s = max(chosen.retry_at_s, own_s(chosen)) - now_s
             if wait_s > 0:
                 # Waiting calls ask unproven addresses again.
@@ -185,7 +185,7 @@ class Endpoints:
                     None, max(0.0, min([wait_s, *(at_s - now_s for at_s in ask_at_s)]))
                 )
             if chosen.failures:
-                chosen.rest_until_s = now_s + attempt_timeout_s
+                chosen.avoid_until_s = now_s + attempt_timeout_s
             return NextAddress(chosen.address)
 
     def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
@@ -319,7 +319,7 @@ class Endpoints:
         """Notes a success; returns whether the address had failed before."""
         recovered = endpoint.failures > 0
         endpoint.failures = 0
-        endpoint.rest_until_s = endpoint.retry_at_s = _NEVER
+        endpoint.avoid_until_s = endpoint.retry_at_s = _NEVER
         return recovered
 
     def _failed(
@@ -329,7 +329,7 @@ class Endpoints:
         wait_s = self.backoff_s(endpoint.failures, retry_delay_s)
         endpoint.failed_at_s = now_s
         endpoint.retry_at_s = now_s + wait_s
-        endpoint.rest_until_s = now_s + max(wait_s, took_s)
+        endpoint.avoid_until_s = now_s + max(wait_s, took_s)
 
     def _learn(self, members: Mapping[str, str]) -> None:
         """Adds and drops discovered addresses, one per node; a working configured one is preferred.
@@ -352,7 +352,7 @@ class Endpoints:
                 endpoint.node, endpoint.proven = node, False
 
     def _ask_at_s(self, endpoint: _Endpoint) -> float:
-        return max(endpoint.rest_until_s, endpoint.asked_at_s + ASK_LEAST_S)
+        return max(endpoint.avoid_until_s, endpoint.asked_at_s + ASK_LEAST_S)
 
     def _jittered_s(self, seconds: float) -> float:
         return seconds * self._random.uniform(0.75, 1.25)

@@ -33,7 +33,7 @@ class Attempts:
         self._started_s: float | None = None
         self._failures: Final = Counter[str]()
         self._not_before: Final[dict[str, float]] = {}
-        self._rest_until_s = float("-inf")
+        self._backoff_until_s = float("-inf")
 
     def step(self, now_s: float) -> NextAttempt | None:
         """Returns what to do now; None if time is over."""
@@ -42,16 +42,16 @@ class Attempts:
         left_s = self._deadline_s - now_s
         if left_s <= 0:
             return None
-        if now_s < self._rest_until_s:
-            return NextAttempt(None, min(self._rest_until_s - now_s, left_s))
-        turn = self._endpoints.turn(now_s, self._settings.attempt_timeout_s, self._not_before)
-        if turn.address is None:
-            wait_s = min(turn.wait_s, left_s)
+        if now_s < self._backoff_until_s:
+            return NextAttempt(None, min(self._backoff_until_s - now_s, left_s))
+        at = self._endpoints.next_address(now_s, self._settings.attempt_timeout_s, self._not_before)
+        if at.address is None:
+            wait_s = min(at.wait_s, left_s)
             if self._endpoints.never_reached and now_s < self._started_s + START_S:
                 wait_s = min(wait_s, self._started_s + START_S - now_s)
             return NextAttempt(None, wait_s)
         return NextAttempt(
-            turn.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone)
+            at.address, self._settings.attempt_s(left_s, alone=self._endpoints.alone)
         )
 
     def hopeless(self, now_s: float) -> str | None:
@@ -71,5 +71,5 @@ class Attempts:
             wait_s = self._endpoints.backoff_s(self._failures[address], report.retry_delay_s)
             self._not_before[address] = now_s + wait_s
             if report.everywhere:
-                self._rest_until_s = now_s + wait_s
+                self._backoff_until_s = now_s + wait_s
         return self._endpoints.report(address, started_s=started_s, now_s=now_s, report=report)
