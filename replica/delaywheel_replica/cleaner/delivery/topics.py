@@ -161,21 +161,21 @@ class _TopicEntry:
 
     Attributes:
         used_at: When it was last asked about.
-        anew_at: Only an answer to a question asked from then on will do, limits included; None:
-            there is one.
+        stale_before: Only an answer to a question asked from then on will do, limits included;
+            None: there is one.
         tried_at: When Kafka was last asked.
         topic: Its newest answer.
     """
 
     used_at: float
-    anew_at: float | None
+    stale_before: float | None
     tried_at: float = float("-inf")
     topic: Topic | None = None
 
     @property
     def is_urgent(self) -> bool:
         """Whether an answer is waited for."""
-        return self.anew_at is not None or self.topic is None or not self.topic.confirmed
+        return self.stale_before is not None or self.topic is None or not self.topic.confirmed
 
     @property
     def is_well(self) -> bool:
@@ -186,17 +186,17 @@ class _TopicEntry:
 
     def due_at(self) -> float:
         """Returns when to ask Kafka next."""
-        if self.anew_at is not None and self.tried_at < self.anew_at:
-            return self.anew_at
+        if self.stale_before is not None and self.tried_at < self.stale_before:
+            return self.stale_before
         unconfirmed = self.topic is not None and not self.topic.confirmed
         return self.tried_at + (CONFIRM_MISSING_S if unconfirmed else REFRESH_S)
 
     def learn(self, topic: Topic) -> bool:
         """Takes an answer; returns whether it is new."""
         before, self.topic = self.topic, topic
-        answers = self.anew_at is not None and topic.asked_at >= self.anew_at
+        answers = self.stale_before is not None and topic.asked_at >= self.stale_before
         if answers:
-            self.anew_at = None
+            self.stale_before = None
         return answers or before is None or _reported(before) != _reported(topic)
 
 
@@ -248,7 +248,7 @@ class DestinationTopics:
             for name in names:
                 known = self._used.get(name)
                 if known is None:
-                    self._used[name] = _TopicEntry(now, anew_at=now)
+                    self._used[name] = _TopicEntry(now, stale_before=now)
                     wanted = True
                     continue
                 known.used_at = now
@@ -263,8 +263,8 @@ class DestinationTopics:
         now = self._monotonic()
         with self._changed:
             for name in names:
-                known = self._used.setdefault(name, _TopicEntry(now, anew_at=now))
-                known.used_at = known.anew_at = now
+                known = self._used.setdefault(name, _TopicEntry(now, stale_before=now))
+                known.used_at = known.stale_before = now
         self._want()
 
     def ask_for_caller(self, name: str) -> None:
@@ -273,7 +273,7 @@ class DestinationTopics:
         with self._changed:
             if name not in self._callers and len(self._callers) >= CALLERS_AT_MOST:
                 return
-            self._callers[name] = _TopicEntry(now, anew_at=now)
+            self._callers[name] = _TopicEntry(now, stale_before=now)
         self._want()
 
     def news(self) -> Mapping[str, Topic]:
@@ -325,7 +325,7 @@ class DestinationTopics:
         names = self._soon()
         with self._changed:
             for name in names:
-                self._used.setdefault(name, _TopicEntry(now, anew_at=now)).used_at = now
+                self._used.setdefault(name, _TopicEntry(now, stale_before=now)).used_at = now
 
     def _want(self) -> None:
         with self._changed:
@@ -403,7 +403,7 @@ class DestinationTopics:
         if described.state not in (TopicState.PRESENT, TopicState.LEADERLESS):
             return False
         known = self._callers.get(name) or self._used.get(name)
-        if known is None or known.anew_at is not None or known.topic is None:
+        if known is None or known.stale_before is not None or known.topic is None:
             return True
         return bool(described.replicas) or now - known.topic.limits_at >= LIMITS_S
 

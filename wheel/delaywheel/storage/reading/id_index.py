@@ -202,7 +202,7 @@ class IdIndex:
         if len(others) < len(slots):
             found.add(self._ids, sought)
         for slot in others:
-            self._look_anew(slot, sought, found)
+            self._read_second(slot, sought, found)
         self._shrink(self._most_bytes)
         found.note_missing(self.missing)
         return found
@@ -293,7 +293,7 @@ class IdIndex:
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             self._seconds[slot].rows += count
 
-    def _look_anew(self, slot: int, sought: SoughtIds, found: Look) -> None:
+    def _read_second(self, slot: int, sought: SoughtIds, found: Look) -> None:
         """Reads a whole second, finds what is sought, and keeps the second if it may."""
         self.built += 1
         ids, damaged, is_sure, is_whole = Ids(), set[tuple[WheelId, int]](), True, True

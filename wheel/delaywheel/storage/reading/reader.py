@@ -393,9 +393,9 @@ class WheelReader:
         seqs, rows = asked.of(self._places.scanned(slot, last_seq))
         rest = ~np.isin(seqs, good)
         yield from read(slot, (seqs[rest], rows[rest]))
-        yield from self._holes_anew(asked.from_seq, min(asked.up_to_seq, last_seq), lost)
+        yield from self._recheck_holes(asked.from_seq, min(asked.up_to_seq, last_seq), lost)
 
-    def _holes_anew(self, from_seq: int, up_to_seq: int, lost: SeqSet) -> Iterator[DamagedFrame]:
+    def _recheck_holes(self, from_seq: int, up_to_seq: int, lost: SeqSet) -> Iterator[DamagedFrame]:
         """If table and file disagree, checks again whether a frame has become a hole."""
         if self._places.holes(up_to_seq) is None:
             holes = self._places.scanned_holes(up_to_seq)

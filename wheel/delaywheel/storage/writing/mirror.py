@@ -672,20 +672,20 @@ class MirrorWheel:
         return None
 
     def _move(self, slot: int) -> list[int]:
-        """Writes a slot's file anew if the medium refuses it, and all of it is at hand.
+        """Rewrites a slot's file if the medium refuses it, and all of it is at hand.
 
         Returns:
             The frames that are in their places now.
         """
         try:
-            places = self._write_anew(slot)
+            places = self._rewrite(slot)
         except OSError as error:
             if not (is_medium_error(error) or error.errno in _LEFT_IN_PLACE):
                 raise
             return []  # it does not take a new file either
         return [place.seq for place in places if self._written_in_place(place) is None]
 
-    def _write_anew(self, slot: int) -> list[FramePlace]:
+    def _rewrite(self, slot: int) -> list[FramePlace]:
         """Replaces a slot's file if nothing that the medium does not return of it is lacking.
 
         Returns:

@@ -131,13 +131,12 @@ class SlotTable:
             old_holes, mended = self._look_at_holes(head.holes)
             top_slot = max(top_slot, *mended, -1)
             again = head.stale | changed | mended
-            anew = np.array([slot for slot in again if slot >= floor], np.int64)
-            if len(anew):
+            recounted = np.array([slot for slot in again if slot >= floor], np.int64)
+            if len(recounted):
                 # What was counted once may be a hole by now: it is no longer counted.
                 old_holes = find_holes(self._disk, self._folder, 1, head.seq)
-            hours, damaged = self._write(
-                places if not len(anew) else self._anew(places, anew), anew
-            )
+                places = self._with_recounted(places, recounted)
+            hours, damaged = self._write(places, recounted)
         except OSError:
             self.change(changed)
             raise
@@ -180,33 +179,35 @@ class SlotTable:
             index.close()
         return holes, slots
 
-    def _anew(self, places: Places, slots: NDArray[np.int64]) -> Places:
-        """Does the same, but counts all frames of some slots again."""
+    def _with_recounted(self, places: Places, slots: NDArray[np.int64]) -> Places:
+        """Returns the same, with all frames of some slots."""
         seqs, rows = places
         to_seq = max(self.head.seq, int(seqs.max(initial=0)))
         all_seqs, all_rows = rows_of_slots(self._disk, self._folder, slots, to_seq)
         others = ~np.isin(rows["slot"], slots)
         return np.concatenate((seqs[others], all_seqs)), np.concatenate((rows[others], all_rows))
 
-    def _write(self, places: Places, anew: NDArray[np.int64]) -> tuple[frozenset[int], set[int]]:
+    def _write(
+        self, places: Places, recounted: NDArray[np.int64]
+    ) -> tuple[frozenset[int], set[int]]:
         """Counts frames hour by hour; returns the hours, and the slots with damaged entries."""
         seqs, rows = places
-        row_hours, anew_hours = rows["slot"] // SECONDS_PER_HOUR, anew // SECONDS_PER_HOUR
+        row_hours, recounted_hours = rows["slot"] // SECONDS_PER_HOUR, recounted // SECONDS_PER_HOUR
         order = np.argsort(row_hours, kind="stable")
         seqs, rows, row_hours = seqs[order], rows[order], row_hours[order]
-        hours = np.union1d(row_hours, anew_hours)
+        hours = np.union1d(row_hours, recounted_hours)
         edges = np.searchsorted(row_hours, hours), np.searchsorted(row_hours, hours, side="right")
         damaged: set[int] = set()
         for hour, first, end in zip(
             hours.tolist(), *(edge.tolist() for edge in edges), strict=True
         ):
-            seconds = anew[anew_hours == hour] - hour * SECONDS_PER_HOUR
+            seconds = recounted[recounted_hours == hour] - hour * SECONDS_PER_HOUR
             damaged |= self._write_hour(hour, seconds, (seqs[first:end], rows[first:end]))
         if len(hours):
             self._disk.sync_folder(layout.table_folder(self._folder))
         return frozenset(hours.tolist()), damaged
 
-    def _write_hour(self, hour: int, anew: NDArray[np.int64], places: Places) -> set[int]:
+    def _write_hour(self, hour: int, recounted: NDArray[np.int64], places: Places) -> set[int]:
         """Counts the frames of an hour, and puts changed entries on the medium."""
         first_slot, path = hour * SECONDS_PER_HOUR, layout.table_path(self._folder, hour)
         entries, is_damaged = (
@@ -215,8 +216,8 @@ class SlotTable:
         )
         if hour in self.head.hours or self._disk.exists(path):
             entries, is_damaged = read_entries(self._disk, self._folder, hour)
-        entries[anew], is_damaged[anew] = 0, False
-        changed = np.union1d(anew, _count(entries, first_slot, places))
+        entries[recounted], is_damaged[recounted] = 0, False
+        changed = np.union1d(recounted, _count(entries, first_slot, places))
         checks = checks_of(entries, first_slot)
         # A damaged entry stays so until it is recounted.
         entries["check"] = np.where(is_damaged, ~checks, checks)
