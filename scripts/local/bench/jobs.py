@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Final
 
 import numpy as np
@@ -39,6 +40,18 @@ HOLD: Final = "8s"
 _FILLER: Final = random.Random(1).randbytes(VALUE_BYTES - STAMP.size)  # noqa: S311 - no secret
 
 
+class Waiters(Enum):
+    """What the coroutine of a message does, and waits for.
+
+    The last two wait for their moment in the same way: what the program itself is late by counts
+    in both.
+    """
+
+    SEND = "send it, due later"
+    SEND_WHEN_DUE = "wait until it is due, and send it"
+    COMMIT_WHEN_DUE = "begin a half, wait until it is due, and commit it"
+
+
 @dataclass(frozen=True, slots=True)
 class Paced:
     """A job: messages at a rate, due `ahead_ms` later.
@@ -49,8 +62,7 @@ class Paced:
         ahead_ms: Between which times ahead the dues are.
         topics: Where messages go.
         senders: Who sends them.
-        awaited: Each message is awaited by a coroutine of its own.
-        halves: Each is a half message that is committed when a message would be due; awaited, too.
+        waiters: What a coroutine does for each message; None: they go by a queue.
     """
 
     rate_per_s: int
@@ -58,8 +70,7 @@ class Paced:
     ahead_ms: tuple[int, int]
     topics: Topics = Topics()  # noqa: RUF009 - frozen
     senders: Senders = Senders()  # noqa: RUF009 - frozen
-    awaited: bool = False
-    halves: bool = False
+    waiters: Waiters | None = None
 
     @property
     def program_per_s(self) -> float:
@@ -243,7 +254,9 @@ async def send_awaited(address: str, job: Paced, family: str, tls: Tls | None = 
         async def send(due_ms: int) -> None:
             topic, key = targets.next()
             value = value_of(due_ms * 1000)
-            if not job.halves:
+            if job.waiters is not Waiters.COMMIT_WHEN_DUE:
+                if job.waiters is Waiters.SEND_WHEN_DUE:
+                    await asyncio.sleep(due_ms / 1000 - time.time())
                 due = datetime.fromtimestamp(due_ms / 1000, UTC)
                 await (await client.produce_async(topic, value, key=key, deliver_at=due))
                 return

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from local.bench.figures import Extent, differences, ratios
-from local.bench.jobs import At, Bulk, Job, Paced, Sent
+from local.bench.jobs import At, Bulk, Job, Paced, Sent, Waiters
 from local.bench.rounds import disturbances, in_turn, run_rounds, warm_up
 from local.bench.sending import CLUSTER_ID
 from local.bench.stand import BULK, SECURE, Part, Stand
@@ -133,12 +133,17 @@ class Runner:
     def _at_a_rate(self, kind: Steady | Halves, workload: Workload) -> Document:
         """Measures messages at a rate beside others."""
         if isinstance(kind, Halves):
-            ours, at_once, halves = (
-                replace(self._paced(kind.rate_per_s, ahead_ms), awaited=True)
-                for ahead_ms in (_AHEAD_MS, (0, 1), _TRANSACTION_MS)
+            ways = {
+                "ours": (_AHEAD_MS, Waiters.SEND),
+                "at_once": (_TRANSACTION_MS, Waiters.SEND_WHEN_DUE),
+                "halves": (_TRANSACTION_MS, Waiters.COMMIT_WHEN_DUE),
+            }
+            return self._rounds(
+                [
+                    (name, replace(self._paced(kind.rate_per_s, ahead_ms), waiters=waiters))
+                    for name, (ahead_ms, waiters) in ways.items()
+                ]
             )
-            halves = replace(halves, halves=True)
-            return self._rounds([("ours", ours), ("at_once", at_once), ("halves", halves)])
         theirs = self._job(kind.rate_per_s, self._options.seconds, AT_ONCE_MS)
         ours = self._paced(kind.rate_per_s, kind.ahead_ms)
         ours = replace(ours, senders=workload.senders)

@@ -161,7 +161,7 @@ class Ours:
 
     def do(self, job: Job, topic: str) -> Sent:
         """See `Way`."""
-        if isinstance(job, Paced) and (job.awaited or job.halves):
+        if isinstance(job, Paced) and job.waiters is not None:
             return asyncio.run(send_awaited(self._address, job, topic, self._tls))
         if isinstance(job, Paced) and job.senders.clients:
             return asyncio.run(send_as_crowd(self._address, job, topic, self._tls))
