@@ -199,6 +199,21 @@ async def test_an_awaiter_that_is_cancelled_leaves_the_message_on_its_way() -> N
             assert await pending
 
 
+async def test_a_half_is_awaited_no_longer_than_it_is_held() -> None:
+    """It goes with a message that has more time; begun later, its group might have been asked."""
+    go_on, hold = Event(), "400ms"
+    with FakeService(accept_once(go_on), otherwise=accept_once(go_on)) as service:
+        async with AsyncClient(service.address, queue=Queue(in_flight=1)) as client:
+            before = [await client.produce_async("t", b"", delay=SOON)]
+            assert await asyncio.to_thread(service.reached.wait, 60)
+            before.append(await client.produce_async("t", b"", delay=SOON))
+            with pytest.raises(TimedOutError, match="not answered in time") as raised:
+                await client.begin("t", b"half", group="g", hold=hold)
+            assert not raised.value.outcome_known
+            go_on.set()
+            assert all([await one for one in before])
+
+
 async def test_cancelling_a_call_ends_it() -> None:
     with FakeService(otherwise=hang) as service:
         async with AsyncClient(service.address) as client:

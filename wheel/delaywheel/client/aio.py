@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
-from time import monotonic
 from typing import Final, Self, Unpack
 
 from delaywheel.client.aio_sender import AioSender
@@ -135,12 +134,7 @@ class AsyncClient:
         half = half_message(topic, value, group, hold, options)
         deadline_s = self._operations.begun_by_s(hold, timeout)
         pending = await self._sender.put(half, deadline_s)
-        try:
-            async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
-                handle = await pending
-        except TimeoutError:
-            raise TimedOutError("not answered in time", outcome_known=False, failed=half) from None
-        return self._half(half, handle)
+        return self._half(half, await pending.handle_by(deadline_s))
 
     async def begin_many(
         self,

@@ -2,7 +2,7 @@
 
 A lone one goes at once. While a call is under way others gather, until it ends, or for
 `LINGER_S`, and longer while more than a few are under way; a full call goes at once. So a flow of
-them makes some twenty calls a second on the node, instead of one for each, and fewer if the node
+them makes some fifty calls a second on the node, instead of one for each, and fewer if the node
 takes long: nobody waits for one of these calls to end.
 
 If more come than the service answers, the first would be sent shortly before their time is over,
@@ -318,24 +318,27 @@ class AioChanges(Generic[NamedT, AnswerT]):
         Raises:
             DelaywheelError: As of `Client.cancel` or `Client.reschedule`.
         """
-        settled: asyncio.Future[AnswerT | DelaywheelError] = (
-            asyncio.get_running_loop().create_future()
-        )
+        loop = asyncio.get_running_loop()
+        settled: asyncio.Future[AnswerT | DelaywheelError] = loop.create_future()
         self._gathered[settled] = _One(message, deadline_s, monotonic())
         self._pump()
+        # The call gives up at the latest deadline of its messages; this is a later safeguard.
+        timer = loop.call_later(deadline_s - monotonic(), self._give_up, settled)
         try:
-            # The call gives up at the latest deadline of its messages; this is a later safeguard.
-            async with asyncio.timeout(max(0.0, deadline_s - monotonic())):
-                result = await settled
-        except BaseException as error:  # its time is over, or its task was cancelled
-            is_unchanged, obstacle = self._leave(settled)
-            if not isinstance(error, TimeoutError):
-                raise
-            raise _late(obstacle, is_unchanged=is_unchanged) from None
+            result = await settled
+        except BaseException:  # its task was cancelled, or the call has failed
+            self._leave(settled)
+            raise
         finally:
+            timer.cancel()
             self._obstacles.pop(settled, None)
             self._calls.pop(settled, None)
         return outcome_of(result)
+
+    def _give_up(self, settled: asyncio.Future[AnswerT | DelaywheelError]) -> None:
+        if not settled.done():
+            is_unchanged, obstacle = self._leave(settled)
+            settled.set_result(_late(obstacle, is_unchanged=is_unchanged))
 
     def _leave(self, settled: asyncio.Future[AnswerT | DelaywheelError]) -> tuple[bool, str]:
         """Takes out a message that nobody waits for any more.

@@ -72,7 +72,7 @@ def half_message(
         MessageInvalidError: The message is invalid, or gives two dues, or a level.
     """
     given: dict[str, Any] = {**options}
-    if all(given.get(name) is None for name in ("delay", "deliver_at", "level")):
+    if given.get("delay") is given.get("deliver_at") is given.get("level") is None:
         given["delay"] = _AT_ITS_COMMIT
     return _become_half(Message(topic, value, **given), group, hold)
 

@@ -8,7 +8,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Generator, Sequence
+from math import inf
 from threading import Event, Lock
+from time import monotonic
 from typing import Final
 
 from grpc import StatusCode
@@ -213,12 +215,27 @@ class PendingResult:
 
     def __await__(self) -> Generator[object, None, Handle]:
         """Awaits the handle, in any event loop; raises as `result` does."""
+        return self.handle_by(inf).__await__()
+
+    async def handle_by(self, deadline_s: float) -> Handle:
+        """Awaits the handle until a time (monotonic); raises as `result` does."""
         if not self.done():
             loop = asyncio.get_running_loop()
             settled: asyncio.Future[None] = loop.create_future()
             self._batch.watch(lambda _results: _wake(loop, settled))
             self._batch.announce_wait()
-            yield from settled
+            if deadline_s == inf:
+                await settled
+            else:
+                timer = loop.call_later(deadline_s - monotonic(), _set, settled)
+                try:
+                    await settled
+                finally:
+                    timer.cancel()
+                if not self.done():
+                    raise TimedOutError(
+                        "not answered in time", outcome_known=False, failed=self.message
+                    )
         return self._result().unwrap()
 
     def _result(self) -> Result:
