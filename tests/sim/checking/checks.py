@@ -85,6 +85,9 @@ MOST_RESTLESS_TURNS = 25
 
 LOST = "it lost its end"
 
+LOSE_NOTHING = ("unreadable", "disk_error", "slow_files", "kill_server", "kill_cleaner")
+"""Faults after which every frame that was on a medium is there, or was deleted when finished."""
+
 
 class Checks:
     """Watches one run.
@@ -653,8 +656,8 @@ class Checks:
         record = self.control.wheels.get(wheel)
         if record is None:
             self._fail(f"{wheel}/{seq} is committed to be lost, and {wheel} is not registered")
-        if is_calm_beside(self._world.plan, "unreadable", "kill_server", "kill_cleaner"):
-            self._fail(f"{wheel}/{seq} is committed to be lost; its medium returned nothing")
+        if is_calm_beside(self._world.plan, *LOSE_NOTHING):
+            self._fail(f"{wheel}/{seq} is committed to be lost, and no medium has lost anything")
         if frame is None or frame.gone or record is None:
             return
         holders = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sim.drills.script import Drills, Script
+from sim.drills.script import FOREVER_MS, Drills, Script
 
 MEDIA = Drills()
 
@@ -202,3 +202,24 @@ def deleted_segments(script: Script) -> None:
     script.flow(6_100, 7_000, 100, "a", delay_ms=18_000)
     script.do(script.about(18_000), "kill_server", node="a")
     script.until_ms = 27_000
+
+
+@MEDIA(
+    r"a +does Sweep",
+    r"a +does LeaveWheel",
+    r"server died",
+    r"a +starts",
+    r"kafka +delivers m\d+ a\.1",
+)
+def closed_while_it_is_swept(script: Script) -> None:
+    """The only node's wheel breaks while its finished segments are deleted, and it restarts."""
+    script.cluster("a", 1, segment_rows=8)
+    for at_ms in range(1_500, 6_000, 25):
+        script.send(at_ms, "a", delay_ms=7_500 - at_ms)
+    script.flow(6_100, 17_500, 100, "a", delay_ms=20_000)
+    script.do(7_000, "slow_files", node="a", operations=("delete",), us=50_000, ms=FOREVER_MS)
+    # The copy's first checkpoint, at 17 s, comes behind the last segment that a sweep would delete.
+    at_ms = script.about(16_200, 300)
+    script.do(at_ms, "disk_error", node="a", operation="write", path_part=".slot", countdown=1)
+    script.do(at_ms + 2_000, "kill_server", node="a")
+    script.until_ms = 38_000

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import read_raw_rows
+from delaywheel.storage.files.slot_files import delete_slots_below
+from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps
@@ -167,6 +169,15 @@ def deleted_segments_are_not_noted() -> list[Patch]:
     ]
 
 
+def a_closed_wheel_is_swept() -> list[Patch]:
+    def delete_finished(self: OriginWheel, undeletable: Undeletable) -> Iterator[int | None]:
+        yield from delete_slots_below(self._disk, self._folder, self._floor, undeletable)
+        for _ in self._index.delete_below(self._floor, self._note_first, undeletable):
+            yield None
+
+    return [instead(OriginWheel, "delete_finished", delete_finished)]
+
+
 def searched_once() -> list[Patch]:
     real = restoring.restoring
 
@@ -252,6 +263,12 @@ WHEEL: dict[str, Mutant] = {
         deleted_segments_are_not_noted,
         "committed to be lost",
         ("deleted_segments",),
+    ),
+    "a closed wheel is swept": Mutant(
+        "an origin that is closed goes on deleting its segments, which its copy does not note",
+        a_closed_wheel_is_swept,
+        "committed to be lost",
+        ("closed_while_it_is_swept",),
     ),
     "lost rows are looked for once": Mutant(
         "a row is not restored any more once a search found its slot file unreadable",

@@ -62,6 +62,7 @@ FOUND = {
     "deleted_slot",
     "deleted_copy",
     "deleted_segments",
+    "closed_while_it_is_swept",
     "deleted_open",
     "row_and_file",
     "unheard_of",
