@@ -178,9 +178,10 @@ def shown(broker: AuthorizingBroker) -> int:
     return sum(max(one.offset, 0) for one in committed)
 
 
-def test_an_ingress_topic_that_is_closed_is_named_and_stops_nothing_else(
+def test_an_ingress_topic_that_is_closed_is_named_and_stops_halves_alone(
     broker: AuthorizingBroker, node: Node, sender: Sender, reader: CommittedReader
 ) -> None:
+    """What a group answers of a half comes by this topic."""
     broker.deny(ResourceType.TOPIC, INGRESS, "READ")
     wait_until("it is named", lambda: any(INGRESS in fault for fault in faults(node)))
     assert INGRESS in node.log.read_text()
@@ -192,8 +193,22 @@ def test_an_ingress_topic_that_is_closed_is_named_and_stops_nothing_else(
     more.send("orders", b"by more", SOON)
     more.flush()
     assert values(reader, 2) == {b"by gRPC", b"by more"}
-    broker.give_back(ResourceType.TOPIC, INGRESS)
-    assert values(reader, 1) == {b"by ingress"}
+    with Client(node.address) as client:
+        refused = wait_until("halves are refused", lambda: begin_refused(client), timeout_s=60)
+        assert (refused.reason, refused.outcome_known) == (Reason.HALVES_UNAVAILABLE, True)
+        assert INGRESS in str(refused)
+        broker.give_back(ResourceType.TOPIC, INGRESS)
+        assert values(reader, 1) == {b"by ingress"}
+        wait_until("halves are taken", lambda: not begin_refused(client), timeout_s=60)
+
+
+def begin_refused(client: Client) -> RefusedError | None:
+    """Why no half is begun; None: one was, and is rolled back."""
+    try:
+        client.begin("orders", b"half", group="shop", timeout=1.0).rollback()
+    except RefusedError as refused:
+        return refused
+    return None
 
 
 def test_an_outcomes_topic_that_is_closed_is_named_and_no_message_dies_for_it(
