@@ -25,8 +25,8 @@ from delaywheel import (
     message as module,
 )
 from delaywheel.client.exchange.answers import StoredMessage
-from delaywheel.headers import decode_headers
-from delaywheel.message import encode_headers, unix_ms
+from delaywheel.headers import decode_headers, encode_headers
+from delaywheel.message import unix_ms
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -15,13 +15,13 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from struct import Struct
 from threading import Lock
 from typing import Any, Final, Literal, NamedTuple, Self, TypedDict
 
 import uuid_utils
 
 from delaywheel.errors import DelaywheelError, MessageInvalidError, RefusedError
+from delaywheel.headers import encode_headers
 from delaywheel.levels import Duration, length_ms
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import RESERVED_PREFIX, is_reserved
@@ -40,7 +40,6 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 _ZERO: Final = timedelta(0)
 _TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _HANDLE = re.compile(r"(?P<wheel>[^:]+):(?P<slot>[0-9]{1,12}):(?P<id>[0-9a-fA-F]{32})")
-_HEADER_LENGTHS = Struct("<Ii")
 _FIXING_DUE = Lock()
 
 
@@ -327,18 +326,6 @@ class Result(NamedTuple):
             return self.handle
         assert self.error is not None
         raise self.error
-
-
-def encode_headers(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
-    """Encodes header pairs as the service expects them, see ColumnBatch.blob in the protocol."""
-    parts = []
-    for name, value in headers:
-        encoded = name.encode()
-        parts.append(_HEADER_LENGTHS.pack(len(encoded), -1 if value is None else len(value)))
-        parts.append(encoded)
-        if value:
-            parts.append(value)
-    return b"".join(parts)
 
 
 def _ceil_ms(time_ns: int) -> int:

@@ -6,15 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delaywheel.headers import (
-    HeadersMalformedError,
+from delaywheel.headers import HeadersMalformedError, decode_headers, encode_headers
+from delaywheel.storage.frames.columns import Columns, content_starts
+from delaywheel.storage.frames.header_checks import (
     TooManyHeadersError,
     check_headers,
-    decode_headers,
-    encode_headers,
     rows_that_may_have,
 )
-from delaywheel.storage.frames.columns import Columns, content_starts
 from support.wheels.messages import columns_of, message
 
 _pairs = st.lists(

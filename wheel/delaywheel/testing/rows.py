@@ -6,9 +6,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from delaywheel.headers import HEADER_LENGTHS, decode_headers
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-
-_HEADER_LENGTHS = struct.Struct("<Ii")
 
 
 class SentMessage(NamedTuple):
@@ -26,7 +25,7 @@ class SentMessage(NamedTuple):
     @property
     def length_bytes(self) -> int:
         """The length of key, value and encoded headers, which `max_message_bytes` bounds."""
-        names = sum(_HEADER_LENGTHS.size + len(name.encode()) for name, _ in self.headers)
+        names = sum(HEADER_LENGTHS.size + len(name.encode()) for name, _ in self.headers)
         values = sum(len(value or b"") for _, value in self.headers)
         return len(self.key or b"") + len(self.value or b"") + names + values
 
@@ -54,18 +53,7 @@ def rows_of_columns(columns: pb.ColumnBatch) -> Iterator[SentMessage]:
             columns.topics[topics[row]],
             take(keys[row]),
             take(values[row]),
-            tuple(_headers(take(headers[row]) or b"")),
+            tuple(decode_headers(take(headers[row]) or b"")),
             None if partitions[row] < 0 else partitions[row],
             None if timestamps[row] < 0 else timestamps[row],
         )
-
-
-def _headers(encoded: bytes) -> Iterator[tuple[str, bytes | None]]:
-    position = 0
-    while position < len(encoded):
-        name_length, value_length = _HEADER_LENGTHS.unpack_from(encoded, position)
-        position += _HEADER_LENGTHS.size
-        name = encoded[position : position + name_length].decode()
-        position += name_length
-        yield name, None if value_length < 0 else encoded[position : position + value_length]
-        position += max(value_length, 0)

@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from delaywheel.headers import rows_that_may_have
 from delaywheel.identity import WheelId
 from delaywheel.record_headers import HALF_GROUP, LONGEST_GROUP_BYTES
 from delaywheel.storage.frames.columns import Columns
+from delaywheel.storage.frames.header_checks import rows_that_may_have
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.commit.committer import GROUP_BYTES

@@ -21,12 +21,7 @@ import uuid_utils
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from delaywheel.headers import (
-    TooManyHeadersError,
-    check_headers,
-    decode_headers,
-    encode_headers,
-)
+from delaywheel.headers import decode_headers, encode_headers
 from delaywheel.ingress import is_reserved_topic
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
@@ -38,6 +33,7 @@ from delaywheel.record_headers import (
     longest_half_bytes,
 )
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
+from delaywheel.storage.frames.header_checks import TooManyHeadersError, check_headers
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.patterns import is_topic_name
