@@ -172,13 +172,25 @@ class Disk(Protocol):
         """
 
 
-class PosixFile:
-    """A file descriptor."""
+class _Descriptor:
+    """An open descriptor; closing it twice is harmless."""
 
     __slots__ = ("_descriptor",)
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+
+    def close(self) -> None:
+        """See ``File`` and ``Folder``."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class PosixFile(_Descriptor):
+    """A file descriptor."""
+
+    __slots__ = ()
 
     def write_at(self, buffers: Sequence[Buffer], offset: int) -> None:
         """See ``File``; short writes are continued, and Python repeats interrupted ones."""
@@ -232,44 +244,24 @@ class PosixFile:
         """See ``File``."""
         os.fdatasync(self._descriptor)
 
-    def close(self) -> None:
-        """See ``File``; closing twice is harmless."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
 
-
-class PosixFolder:
+class PosixFolder(_Descriptor):
     """A folder's descriptor."""
 
-    __slots__ = ("_descriptor",)
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    __slots__ = ()
 
     def open(self, name: str) -> PosixFile:
         """See ``Folder``."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         return PosixFile(os.open(name, flags, 0o644, dir_fd=self._descriptor))
 
-    def close(self) -> None:
-        """See ``Folder``; closing twice is harmless."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
 
-
-class PosixLock:
+class PosixLock(_Descriptor):
     """A flock: the kernel releases it when the process ends, for whatever reason."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
 
     def release(self) -> None:
         """See ``Lock``."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        self.close()
 
 
 class SharedDescriptor:
