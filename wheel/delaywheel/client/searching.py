@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final, TypedDict
 
 from delaywheel.client.exchange.answers import StoredMessage
-from delaywheel.client.exchange.question import Id, Question, cancel_many_question, search_question
+from delaywheel.client.exchange.question import Id, Question
 from delaywheel.message import Handle, checked_bytes, checked_id, unix_ms
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -107,7 +107,7 @@ class Searching:
     def question(self) -> Question[pb.SearchRequest, pb.SearchResponse, pb.SearchResponse]:
         """Returns the question for the next page."""
         self._request.page_size = min(self._limit - len(self._found), _PAGE)
-        return search_question(self._request)
+        return Question(self._request, lambda page: page)
 
     def add(self, page: pb.SearchResponse) -> None:
         """Adds the messages of a page."""
@@ -142,9 +142,9 @@ class CancellingMany:
     def question(
         self,
     ) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
-        """Returns the question for the next page."""
+        """Returns the question for the next page; a retry reports what was done before."""
         self._request.limit = min(self._limit - len(self._results), _PAGE)
-        return cancel_many_question(self._request)
+        return Question(self._request, lambda page: page)
 
     def add(self, page: pb.CancelManyResponse) -> None:
         """Adds the results of a page."""

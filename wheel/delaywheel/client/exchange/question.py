@@ -106,20 +106,6 @@ def get_question(message: pb.MessageRef, *, find_place: bool) -> GetQuestion:
     return Question(pb.GetMessageRequest(message=message, find_place=find_place), _read_get)
 
 
-def search_question(
-    request: pb.SearchRequest,
-) -> Question[pb.SearchRequest, pb.SearchResponse, pb.SearchResponse]:
-    """Builds the question for a page of pending messages."""
-    return Question(request, lambda response: response)
-
-
-def cancel_many_question(
-    request: pb.CancelManyRequest,
-) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
-    """Builds the question that cancels a page of messages; a retry reports what was done before."""
-    return Question(request, lambda response: response)
-
-
 def _read_get(response: pb.GetMessageResponse) -> StoredMessage:
     return StoredMessage.of(response.message)
 
