@@ -72,7 +72,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=prog,
             description=f"{command.text}\n\n{command.more}",
-            epilog=_block("Examples:", command.examples) if command.examples else None,
+            epilog=_example_block(command.examples) if command.examples else None,
             formatter_class=_Help,
             allow_abbrev=False,
             add_help=False,
@@ -172,7 +172,7 @@ def print_list(title: str, commands: Iterable[tuple[str, str]], examples: str) -
         print(
             textwrap.fill(text, _columns(), initial_indent=head, subsequent_indent=" " * len(head))
         )
-    print(f"\n{_block('Examples:', examples)}")
+    print(f"\n{_example_block(examples)}")
 
 
 class _Help(argparse.HelpFormatter):
@@ -200,5 +200,5 @@ def _columns() -> int:
     return min(_WIDEST, shutil.get_terminal_size().columns)
 
 
-def _block(title: str, text: str) -> str:
-    return f"{title}\n{textwrap.indent(textwrap.dedent(text).strip(), '  ')}"
+def _example_block(text: str) -> str:
+    return f"Examples:\n{textwrap.indent(textwrap.dedent(text).strip(), '  ')}"

@@ -91,14 +91,7 @@ class IngressThread:
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
         topic_ids: Mapping[str, str] = NO_IDS,
     ) -> None:
-        """Reads more partitions; those already being read continue.
-
-        Args:
-            positions: the first offset to read of each.
-            least_ends: a partition that ends before this offset is cut off.
-            topic_ids: Kafka's ids of the topics; a topic of the same name and another id is not
-                read.
-        """
+        """See `IngressPort`."""
         with self._changed:
             self._topic_ids = {**topic_ids, **self._topic_ids}
             self._positions = {**positions, **self._positions}

@@ -86,12 +86,7 @@ class IngressReader:
         positions: Mapping[IngressPartition, int],
         least_ends: Mapping[IngressPartition, int] = NO_ENDS,
     ) -> None:
-        """Reads more partitions; those already being read continue.
-
-        Args:
-            positions: the first offset to read of each.
-            least_ends: a partition that ends before this offset is cut off.
-        """
+        """See `IngressPort`; what was recreated is ingress_thread.py's to see."""
         new = {at: offset for at, offset in positions.items() if at not in self._positions}
         if new:
             self._positions |= new

@@ -79,7 +79,7 @@ class Fencing:
 
     def answers(self) -> list[FenceAnswer]:
         """The newest answer of each other node for each origin, in order."""
-        return [answer for _, answer in sorted(self._answers.items(), key=_by_key)]
+        return [self._answers[key] for key in sorted(self._answers)]
 
 
 def answer(
@@ -111,7 +111,3 @@ def answer(
         ),
         all_incomplete=state.all_incomplete,
     )
-
-
-def _by_key(item: tuple[tuple[str, str], FenceAnswer]) -> tuple[str, str]:
-    return item[0]
