@@ -81,7 +81,7 @@ from delaywheel_replica.link import DeadLetter
 from delaywheel_replica.process.logs import get_logger
 
 TICK_S = 0.1
-"""The longest rest between two turns."""
+"""The longest wait between two turns."""
 
 LED_TICK_S = QUIET_ROW_S
 """The same while another node leads: its silence counts only after four of these."""
@@ -239,7 +239,7 @@ class Leadership:
             self._stop_by = self._clock.monotonic() + STOP_S
 
     def turn(self, server: ServerStatus | None) -> float:
-        """Does the pending work; returns how many seconds to rest, unless woken."""
+        """Does the pending work; returns how many seconds to wait, unless woken."""
         self._take_server(server)
         for event in self._candidacy.events():
             self._step(self._held_against_heartbeats(event))
@@ -493,11 +493,11 @@ class Leadership:
         now_ms = self._clock.wall_ms()
         planned, was_long = self._plan(forwarder, server, now_ms)
         if not (self._commit_wanted or was_long or planned):
-            return self._rest(forwarder, now_ms)
+            return self._wait_s(forwarder, now_ms)
         done = self._transact(forwarder, planned, server, now_ms)
         if self._election.phase not in IN_TERM:
             return TICK_S
-        return forwarder.pause_s if done.behind else self._rest(forwarder, self._clock.wall_ms())
+        return forwarder.pause_s if done.behind else self._wait_s(forwarder, self._clock.wall_ms())
 
     def _plan(
         self, forwarder: Forwarder, server: ServerStatus, now_ms: int
@@ -515,11 +515,11 @@ class Leadership:
             self._waiting = None
         return planned, self._clock.monotonic_ms() - began_ms >= IDLE_COMMIT_MS
 
-    def _rest(self, forwarder: Forwarder, now_ms: int) -> float:
-        """Returns how long to rest: until the next due, one tick at most."""
+    def _wait_s(self, forwarder: Forwarder, now_ms: int) -> float:
+        """Returns how long to wait: until the next due, one tick at most."""
         due_ms = None if forwarder.held else forwarder.next_due_ms()
-        rest_s = TICK_S if due_ms is None else (due_ms - now_ms) / 1000
-        return max(forwarder.pause_s, 0.001, min(rest_s, TICK_S))
+        wait_s = TICK_S if due_ms is None else (due_ms - now_ms) / 1000
+        return max(forwarder.pause_s, 0.001, min(wait_s, TICK_S))
 
     def _transact(
         self, forwarder: Forwarder, planned: Planned | None, server: ServerStatus, now_ms: int

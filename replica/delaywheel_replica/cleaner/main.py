@@ -197,17 +197,17 @@ class Cleaner:
         while True:
             self._read_server()
             self._take_levels()
-            rest_s = self._leadership.turn(self._server)
+            wait_s = self._leadership.turn(self._server)
             self._news.report(self._topics.news())
             self._dead_news.report()
             self._places.report()
             self._write_row()
             if self._leadership.phase is ElectionPhase.STOPPED:
                 return
-            rest_s = min(rest_s, self._row_news.rest_s(self._clock.monotonic()))
+            wait_s = min(wait_s, self._row_news.wait_s(self._clock.monotonic()))
             ingress = self._leadership.ingress
             self._wakeups.watch(None if ingress is None else ingress.fileno)
-            self._wakeups.wait(rest_s, self._leadership.pause_s)
+            self._wakeups.wait(wait_s, self._leadership.pause_s)
 
     def close(self) -> None:
         """Closes threads and clients."""

@@ -73,7 +73,7 @@ class RowNews:
         """Notes a request for a commit."""
         self._asked_s = now_s
 
-    def rest_s(self, now_s: float) -> float:
+    def wait_s(self, now_s: float) -> float:
         """Returns how long there will be nothing to report unless something changes."""
         after_s = ROW_S if self._is_new else QUIET_ROW_S
         return max(0.0, self._reported_s + after_s - now_s)

@@ -55,18 +55,18 @@ class Wakeups:
             self._poller.register(answers, select.POLLIN)
         self._answers = answers
 
-    def wait(self, rest_s: float, pause_s: float) -> None:
+    def wait(self, wait_s: float, pause_s: float) -> None:
         """Waits until it is time to turn, and takes the messages that have come.
 
         Args:
-            rest_s: How long at most.
+            wait_s: How long at most.
             pause_s: How long no transaction may begin.
 
         Raises:
             EOFError: The server is gone.
         """
         now_s = self._clock.monotonic()
-        until_s, paused_until_s = now_s + rest_s, now_s + pause_s
+        until_s, paused_until_s = now_s + wait_s, now_s + pause_s
         # Rounded up: a message must not be taken before it is due.
         while self._poller.poll(max(0, int((until_s - now_s) * 1000 + 0.999))):
             is_news = self._receive()

@@ -26,10 +26,10 @@ class Bed:
     server: Link
     taken: list[Message]
 
-    def waited_s(self, rest_s: float, pause_s: float) -> float:
+    def waited_s(self, wait_s: float, pause_s: float) -> float:
         """How long it waits."""
         began_s = time.monotonic()
-        self.wakeups.wait(rest_s, pause_s)
+        self.wakeups.wait(wait_s, pause_s)
         return time.monotonic() - began_s
 
 

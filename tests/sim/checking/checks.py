@@ -228,7 +228,7 @@ class Checks:
         missing = held.missing - self.given_up.seqs(wheel)
         return missing.first - 1 if missing else held.applied
 
-    def turned(self, node: SimNode, leadership: Leadership, rest_s: float) -> None:
+    def turned(self, node: SimNode, leadership: Leadership, wait_s: float) -> None:
         """Checks a turn of a cleaner: it does not stand before its own server's first report.
 
         Nor does it turn again and again, without a rest, over what it cannot do.
@@ -236,7 +236,7 @@ class Checks:
         role = leadership.role
         if role is not Role.STANDBY and node.server_row() is None:
             self._fail(f"{node.name} is {role} while its server starts")
-        if rest_s > RESTLESS_S:
+        if wait_s > RESTLESS_S:
             self._restless.pop(node.name, None)
             return
         counters = leadership.counters

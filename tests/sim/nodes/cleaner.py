@@ -189,12 +189,12 @@ class SimCleaner:
                 self.leadership.remove(node)
             if self._world.set_back_from is not None:
                 self.leadership.set_back(self._world.set_back_from)
-            rest_s = self.leadership.turn(self._server_row())
-            self._world.checks.turned(self.node, self.leadership, rest_s)
+            wait_s = self.leadership.turn(self._server_row())
+            self._world.checks.turned(self.node, self.leadership, wait_s)
             self._write_row()
             self._signal.clear()
-            rest_s = min(rest_s, self._row_news.rest_s(self.monotonic()))
-            self._signal.wait(max(LEAST_REST_S, rest_s))
+            wait_s = min(wait_s, self._row_news.wait_s(self.monotonic()))
+            self._signal.wait(max(LEAST_REST_S, wait_s))
 
     def _stamp(self) -> None:
         while True:

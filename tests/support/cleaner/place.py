@@ -156,9 +156,9 @@ class Place:
     def _run(self) -> None:
         while True:
             before_us = self.scheduler.now_us
-            rest_s = self.leadership.turn(self._server())
+            wait_s = self.leadership.turn(self._server())
             self.turns_us.append(self.scheduler.now_us - before_us)
-            self.scheduler.sleep(max(LEAST_REST_S, rest_s))
+            self.scheduler.sleep(max(LEAST_REST_S, wait_s))
 
     def _server(self) -> ServerStatus:
         now_ms, wish = self.clock.monotonic_ms(), self.view.vote_wish

@@ -13,7 +13,7 @@ from delaywheel.consumer.records import Partition
 _PAUSE_AFTER_S = 0.25
 """A partition of which enough is held is paused after so long: the client drops what it has fetched
 of a paused one. Until then nothing at all is fetched."""
-_REST_S = 0.01
+_WAIT_S = 0.01
 
 
 class Flow:
@@ -56,25 +56,25 @@ class Flow:
         with self._state.changed:
             partitions = self._state.book.partitions
             self._crowded = self._state.book.crowded(self._crowded)
-            resting = self._resting_sources(partitions)
+            to_pause = self._sources_to_pause(partitions)
             if self._is_crowded_for_long():
-                resting |= self._crowded
-            resting |= self._state.book.paused
+                to_pause |= self._crowded
+            to_pause |= self._state.book.paused
             if self._state.is_paused_by_caller or not fetches:
-                resting = set(partitions)
-        if resting - self.paused:
-            self._state.broker.pause(sorted(resting - self.paused))
-        if self.paused - resting:
-            self._state.broker.resume(sorted(self.paused - resting))
-        self.paused = resting
+                to_pause = set(partitions)
+        if to_pause - self.paused:
+            self._state.broker.pause(sorted(to_pause - self.paused))
+        if self.paused - to_pause:
+            self._state.broker.resume(sorted(self.paused - to_pause))
+        self.paused = to_pause
 
-    def rests(self, now_s: float) -> bool:
+    def waits_for_room(self, now_s: float) -> bool:
         """Waits a moment instead of fetching, if room may be free again soon."""
         since_s = self._crowded_since_s
         if since_s is None or now_s - since_s >= _PAUSE_AFTER_S:
             return False
         with self._state.changed:
-            self._state.changed.wait(_REST_S)
+            self._state.changed.wait(_WAIT_S)
         return True
 
     def _is_crowded_for_long(self) -> bool:
@@ -85,7 +85,7 @@ class Flow:
             self._crowded_since_s = now_s
         return bool(self._crowded) and now_s - (self._crowded_since_s or 0.0) >= _PAUSE_AFTER_S
 
-    def _resting_sources(self, partitions: Sequence[Partition]) -> set[Partition]:
+    def _sources_to_pause(self, partitions: Sequence[Partition]) -> set[Partition]:
         """While too much is away, reads only returning records: waiting keeps the order then."""
         order, bound = self._state.order, self._state.settings.max_away_bytes
         if order is None:

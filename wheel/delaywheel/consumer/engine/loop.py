@@ -239,7 +239,7 @@ class Engine:
         if self._deliveries.has_suspects:
             wait_s = min(wait_s, _FETCH_BESIDE_SUSPECTS_S)
         self._called_back.clear()
-        if self._flow.rests(now_s):
+        if self._flow.waits_for_room(now_s):
             fetched: Sequence[FetchedRecords] = ()
         else:
             # While it is full nothing is fetched; but this call also serves the group.
@@ -328,11 +328,11 @@ class Engine:
 
         The client would go on in them at the old offsets.
         """
-        rest_s = _LOOK_S
+        wait_s = _LOOK_S
         if self._state.settings.topics.has_patterns:
             # All members see a new topic at the same time, so that the group settles once.
-            rest_s -= self._state.clock_ms() / 1000 % _LOOK_S
-        self._look_at_s = time.monotonic() + rest_s
+            wait_s -= self._state.clock_ms() / 1000 % _LOOK_S
+        self._look_at_s = time.monotonic() + wait_s
         self._lookout.look_at_hand()
         self._rights.look()
         if self._rights.joins_again:
