@@ -130,6 +130,8 @@ class Cancels:
         return None
 
     def _settle(self, pending: PendingCancel, decision: CancelDecision) -> None:
+        if self._pending.get(pending.key) is not pending:
+            return  # decided while this thread waited for a slow disk
         del self._pending[pending.key]
         self._waiting.discard(pending)
         pending.settle(Decided(decision))

@@ -221,7 +221,7 @@ class IndexReader:
                 continue
             self._open_indexes.use(self)
             rows = self._file.size() // INDEX_ROW_LENGTH_BYTES
-            if rows < ROWS_PER_SEGMENT or not self._open(self._segment + 1):
+            if rows < ROWS_PER_SEGMENT or not self._open_last(above=self._segment):
                 return self._segment * ROWS_PER_SEGMENT + min(rows, ROWS_PER_SEGMENT)
 
     def rows(self, first_seq: int, last_seq: int) -> NDArray[Any]:
@@ -265,9 +265,10 @@ class IndexReader:
             return filled_with(GONE_ROW if is_gone else HOLE_ROW, count)
         return raw_rows(content)
 
-    def _open_last(self) -> bool:
+    def _open_last(self, above: int = -1) -> bool:
+        """Opens the last segment, if it is above one that is full: not each on the way there."""
         segments = list_segments(self._disk, self._folder)
-        return bool(segments) and self._open(segments[-1])
+        return bool(segments) and segments[-1] > above and self._open(segments[-1])
 
     def _open(self, segment: int) -> bool:
         try:
