@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel_replica.cli.doing.checking.kafka import _answer, _Objections
 from delaywheel_replica.cli.doing.checking.topics import topic_items
 from delaywheel_replica.config import Config
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
@@ -193,6 +194,45 @@ def test_kafka_that_the_settings_do_not_fit_is_a_fault(check: Checks, wrong: str
     items = check(f"kafka.{wrong}")
     assert (check.code, items["kafka"]["level"]) == (1, "fault")
     assert "correct the settings in [kafka]" in items["kafka"]["advice"]
+
+
+class AnswersLate:
+    """A Kafka that needs more than a second for an answer; no time passes here.
+
+    Attributes:
+        waited_s: For how long each question was waited for.
+    """
+
+    def __init__(self, objections: _Objections, refusal: KafkaError | None = None) -> None:
+        self.waited_s: list[float] = []
+        self._objections = objections
+        self._refusal = refusal
+
+    def list_topics(self, _topic: str, timeout: float) -> SimpleNamespace:
+        self.waited_s.append(timeout)
+        if timeout < 1.5 or self._refusal is not None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return SimpleNamespace(brokers={1: "b"})
+
+    def poll(self, _timeout_s: float) -> None:
+        if self._refusal is not None:
+            self._objections(self._refusal)
+
+
+def test_kafka_that_takes_longer_than_the_first_try_is_not_away() -> None:
+    """Each question was waited for half a second, and dropped: for 15 s, in vain."""
+    objections = _Objections()
+    late = AnswersLate(objections)
+    assert len(_answer(cast("AdminClient", late), "t", objections)) == 1
+    assert late.waited_s == [0.5, 1.0, 2.0]
+
+
+def test_what_the_client_objects_to_is_heard_after_the_first_question() -> None:
+    objections = _Objections()
+    late = AnswersLate(objections, KafkaError(KafkaError._AUTHENTICATION, "wrong password"))
+    with pytest.raises(KafkaException):
+        _answer(cast("AdminClient", late), "t", objections)
+    assert (late.waited_s, objections.refusal) == ([0.5], "wrong password")
 
 
 def test_people_read_what_to_do_below(command: Command, kafka: KafkaBroker, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
     ResourceType,
 )
 
-from delaywheel_replica.cleaner.kafka.brokers import broker_objection, brokers_of
+from delaywheel_replica.cleaner.kafka.brokers import ANSWER_S, broker_objection, brokers_of
 from delaywheel_replica.cli.doing.checking.items import (
     CheckedItem,
     CheckLevel,
@@ -42,7 +42,10 @@ _AWAY_S: Final = 5.0
 """Where no connection comes about, it does so within this time, or hardly ever."""
 
 _TRY_S: Final = 0.5
-"""A question that is not answered in this time is asked again, once the client has been heard."""
+"""How long the first question is waited for: then the client is heard, which may name a fault.
+
+Each further one is waited for twice as long, up to what a node waits for.
+"""
 
 _POLL_S: Final = 0.05
 _CLOCKS_MS: Final = 2_000
@@ -125,16 +128,17 @@ def kafka_items(config: Config, topics: Sequence[str]) -> Iterator[CheckedItem]:
 
 def _answer(admin: AdminClient, topic: str, objections: _Objections) -> list[BrokerMetadata]:
     """Returns Kafka's brokers, unless the client cannot get through."""
-    begin = time.monotonic()
+    begin, timeout_s = time.monotonic(), _TRY_S
     while True:
         try:
-            return brokers_of(admin, topic, timeout_s=_TRY_S)
+            return brokers_of(admin, topic, timeout_s=timeout_s)
         except KafkaException:
+            admin.poll(_POLL_S)
             waited_s = time.monotonic() - begin
             is_away = waited_s > (_AWAY_S if objections.texts else CALL_S)
             if is_away or objections.refusal is not None:
                 raise
-            admin.poll(_POLL_S)
+            timeout_s = min(2 * timeout_s, ANSWER_S)
 
 
 def _away(
