@@ -26,8 +26,9 @@ from delaywheel_replica.core.protocol.reschedules import (
     RescheduleWritten,
 )
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
-from delaywheel_replica.server.changing.awaited import SWEPT_AT_LEAST, WAIT_S
+from delaywheel_replica.server.changing.awaited import SWEPT_AT_LEAST
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError

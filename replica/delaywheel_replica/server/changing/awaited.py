@@ -9,11 +9,11 @@ from typing import Final, Generic, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.quantities import counted
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 MESSAGES_AT_MOST: Final = 1_000
 """How many messages one call names."""
-WAIT_S: Final = 10.0
 _ANSWERING_S: Final = 0.2, 1.0
 """What is left of a caller's time for the answer's way: a fifth of it, within these bounds. Who
 hears nothing in time leaves the node, with all other calls."""

@@ -18,14 +18,14 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import searchable
-from delaywheel_replica.server.changing.awaited import OF_ALL, WAIT_S
+from delaywheel_replica.server.changing.awaited import OF_ALL
 from delaywheel_replica.server.changing.cancels import OUTCOMES
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.waiting import Answered, Decided
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.search import Asked, Page, Search
-from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, Passing
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 

@@ -12,7 +12,6 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.changing.awaited import (
     PASSED_ON_S,
-    WAIT_S,
     check_some,
     parsed,
     within_s_of,
@@ -22,6 +21,7 @@ from delaywheel_replica.server.changing.passed_on import PassedChanges, change_p
 from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Answered
 from delaywheel_replica.server.lookup.references import reference_of
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.refusals import Refusal
 
 OUTCOMES: Final = {

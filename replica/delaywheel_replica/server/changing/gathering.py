@@ -42,7 +42,6 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.changing.awaited import WAIT_S
 from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, DecisionBasis, Sights
 from delaywheel_replica.server.changing.waiting import (
     Answered,
@@ -59,6 +58,7 @@ from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.answering import defect
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError

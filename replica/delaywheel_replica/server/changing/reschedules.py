@@ -42,7 +42,6 @@ from delaywheel_replica.quantities import about
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.changing.awaited import (
     PASSED_ON_S,
-    WAIT_S,
     AwaitedCall,
     Waiters,
     check_some,
@@ -56,6 +55,7 @@ from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.answering import defect
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError

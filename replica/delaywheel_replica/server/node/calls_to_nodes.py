@@ -53,8 +53,8 @@ _TIMEOUT_S: Final = 12.0
 _SEARCHING_S: Final = 4.0
 _CLOSING_S: Final = _TIMEOUT_S + _SEARCHING_S
 """How long calls on a channel that was replaced may go on: as long as any of them takes."""
-_IN_PART_S: Final = 10.0
-"""How long an answer in part is waited for: it comes soon after some are decided."""
+WAIT_S: Final = 10.0
+"""How long a change is waited for at most, on the leader's node and by one that passes it on."""
 # Optional answers are not waited for any longer than this.
 _ASKED_BY_THE_WAY_S: Final = 1.0
 # How many callers at once may have all other nodes asked for a message; each takes a connection to
@@ -157,7 +157,7 @@ class Passing:
     async def cancel(
         self, address: str, messages: Sequence[pb.MessageRef], whole_within_s: float | None
     ) -> Sequence[pb.MessageCancelled]:
-        """Cancels messages there; the answer is whole after so many seconds; None: it is in part.
+        """Cancels messages there, all within so many seconds; None: it answers once some are.
 
         Raises:
             RefusedError: With the reason given there; CANCEL_UNKNOWN if there was none. A reason
@@ -165,7 +165,7 @@ class Passing:
                 been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
         """
         request = pb.CancelRequest(messages=messages, partly=whole_within_s is None)
-        within_s = _IN_PART_S if whole_within_s is None else whole_within_s
+        within_s = WAIT_S if whole_within_s is None else whole_within_s
         answer = await self._change_there(
             address,
             lambda node: node.stub.Cancel(request, timeout=within_s, metadata=node.metadata),
@@ -198,7 +198,7 @@ class Passing:
             RefusedError: As for `cancel`, with RESCHEDULE_UNKNOWN.
         """
         request = pb.RescheduleRequest(messages=messages, partly=whole_within_s is None)
-        within_s = _IN_PART_S if whole_within_s is None else whole_within_s
+        within_s = WAIT_S if whole_within_s is None else whole_within_s
         answer = await self._change_there(
             address,
             lambda node: node.stub.Reschedule(request, timeout=within_s, metadata=node.metadata),
