@@ -205,7 +205,7 @@ def test_an_ingress_topic_that_is_closed_is_named_and_stops_halves_alone(
 def begin_refused(client: Client) -> RefusedError | None:
     """Why no half is begun; None: one was, and is rolled back."""
     try:
-        client.begin("orders", b"half", group="shop", timeout=1.0).rollback()
+        client.begin("orders", b"half", group="shop").rollback()
     except RefusedError as refused:
         return refused
     return None
