@@ -161,7 +161,7 @@ def test_a_follower_that_hears_something_now_and_then_reads_on(
     assert topic.readers == 1
 
 
-def test_a_topic_whose_end_is_not_reached_for_too_long_is_read_anew(
+def test_a_topic_whose_end_is_not_reached_for_too_long_is_read_again(
     topic: CompactedTopic, clock: Clock
 ) -> None:
     follower = ControlFollower(topic, clock)  # type: ignore[arg-type]

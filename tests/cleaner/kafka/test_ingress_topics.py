@@ -254,7 +254,7 @@ def test_the_group_shows_how_far_things_are(
             assert time.monotonic() < give_up
 
 
-def test_of_a_partition_that_rests_nothing_comes_and_nothing_is_lost(
+def test_of_a_paused_partition_nothing_comes_and_nothing_is_lost(
     kafka: KafkaBroker, topic: str, reader: IngressReader
 ) -> None:
     """Not even records that the client had prefetched; and other partitions continue."""

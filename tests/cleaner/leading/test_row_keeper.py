@@ -150,12 +150,12 @@ def test_a_change_of_anything_else_is_reported_at_once(said: Sayings) -> None:
 def test_a_row_is_never_old_though_nothing_changes(said: Sayings) -> None:
     assert said.news.wait_s(said.now_s) == pytest.approx(QUIET_ROW_S)
     assert not said.turn(QUIET_ROW_S / 2)
-    assert said.news.wait_s(said.now_s) > 0, "it rests"
+    assert said.news.wait_s(said.now_s) > 0, "it waits"
     assert said.turn(said.news.wait_s(said.now_s) + 1e-6)
     assert said.written == [True, False]
 
 
-def test_progress_that_waits_to_be_reported_ends_the_rest(said: Sayings) -> None:
+def test_progress_that_waits_to_be_reported_ends_the_wait(said: Sayings) -> None:
     assert not said.turn(0.01, commits=True)
     assert said.news.wait_s(said.now_s) == pytest.approx(ROW_S - 0.01)
     assert said.turn(said.news.wait_s(said.now_s) + 1e-6)

@@ -264,7 +264,7 @@ def test_what_outlives_its_supervisor_keeps_others_away(node: Node, tmp_path: Pa
         rival.process.wait()
 
 
-def test_a_second_signal_hurries(node: Node) -> None:
+def test_a_second_signal_kills(node: Node) -> None:
     node.report("server", "ignore")
     node.report("cleaner", "ignore")
     node.start()

@@ -218,7 +218,7 @@ def closed_while_it_is_swept(script: Script) -> None:
         script.send(at_ms, "a", delay_ms=7_500 - at_ms)
     script.flow(6_100, 17_500, 100, "a", delay_ms=20_000)
     script.do(7_000, "slow_files", node="a", operations=("delete",), us=50_000, ms=FOREVER_MS)
-    # The copy's first checkpoint, at 17 s, comes behind the last segment that a sweep would delete.
+    # The copy's first checkpoint, at 17 s, comes after the last segment that a sweep would delete.
     at_ms = script.about(16_200, 300)
     script.do(at_ms, "disk_error", node="a", operation="write", path_part=".slot", countdown=1)
     script.do(at_ms + 2_000, "kill_server", node="a")

@@ -102,7 +102,7 @@ def brokers_of(
 
     Args:
         admin: A client of `KafkaSettings.admin`, which makes no topic by asking about it.
-        topic: Any name: Kafka tells the brokers beside it. The client's question about brokers
+        topic: Any name: Kafka names the brokers along with it. The client's question about brokers
             alone, `describe_cluster`, ends the process if the answer has none (decision 231).
         timeout_s: For how long to wait for an answer.
 

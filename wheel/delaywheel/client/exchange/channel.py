@@ -122,8 +122,8 @@ class WatchedFiles:
     """Some files, which are looked at when somebody asks, at most once a second. Thread-safe.
 
     A file that was just written may be empty, as its content comes in the next moment, or one that
-    belongs to it is still the old one. So a change is told once the files are the same for a tenth
-    of a second; if they do not, after a second.
+    belongs to it is still the old one. So a change is told once the files have stayed as they are
+    for a tenth of a second; if they do not, after a second.
     """
 
     def __init__(self, files: Iterable[str | os.PathLike[str] | None]) -> None:

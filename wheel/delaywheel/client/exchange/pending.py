@@ -218,7 +218,7 @@ class PendingResult:
         return self.handle_by(inf).__await__()
 
     async def handle_by(self, deadline_s: float) -> Handle:
-        """Awaits the handle until a time (monotonic); raises as `result` does."""
+        """Awaits the handle until a time (monotonic), raises as `result` does; not for programs."""
         if not self.done():
             loop = asyncio.get_running_loop()
             settled: asyncio.Future[None] = loop.create_future()

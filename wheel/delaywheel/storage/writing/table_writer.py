@@ -180,7 +180,7 @@ class SlotTable:
         return holes, slots
 
     def _with_recounted(self, places: Places, slots: NDArray[np.int64]) -> Places:
-        """Returns the same, with all frames of some slots."""
+        """Returns these places, with those of all frames of some slots."""
         seqs, rows = places
         to_seq = max(self.head.seq, int(seqs.max(initial=0)))
         all_seqs, all_rows = rows_of_slots(self._disk, self._folder, slots, to_seq)
