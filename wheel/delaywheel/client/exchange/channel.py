@@ -260,10 +260,7 @@ def tls_fault(address: str, tls: Tls | None, timeout_s: float) -> str | None:
     except (OSError, ValueError) as error:  # somebody is writing the files
         return f"the files for TLS are not in order now: {error}"
     try:
-        with (
-            socket.create_connection((host, int(port)), timeout_s) as plain,
-            context.wrap_socket(plain, server_hostname=host) as line,
-        ):
+        with _connected(context, host, int(port), timeout_s) as line:
             if tls is None:
                 return "the node wants TLS: give tls=Tls(ca=…), or --tls-ca"
             # A node that does not accept the certificate ends the connection after the handshake,
@@ -273,6 +270,27 @@ def tls_fault(address: str, tls: Tls | None, timeout_s: float) -> str | None:
         return None if tls is None else _told(host, error)
     except (OSError, ValueError):  # nothing is reached: gRPC's own words say it
         return None
+
+
+def _connected(context: ssl.SSLContext, host: str, port: int, timeout_s: float) -> ssl.SSLSocket:
+    """Connects to the first address that answers.
+
+    It wraps a socket before that connects: `wrap_socket` leaves one open that is reset in between.
+    """
+    failure = OSError(f"{host} has no address")
+    for family, kind, number, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        line = context.wrap_socket(socket.socket(family, kind, number), server_hostname=host)
+        line.settimeout(timeout_s)
+        try:
+            line.connect(address)
+        except OSError as error:
+            line.close()
+            if isinstance(error, ssl.SSLError):
+                raise
+            failure = error
+        else:
+            return line
+    raise failure
 
 
 def _inferred(tls: Tls) -> str:
