@@ -136,7 +136,7 @@ async def test_a_message_that_is_due_soon_hastens_those_that_linger() -> None:
             assert await asyncio.to_thread(service.reached.wait, 30)
             lingering = await client.produce_async("t", b"2", delay=SOON)
             await client.produce_async("t", b"3", delay=timedelta(milliseconds=100))
-            answered = asyncio.Event()  # a callback does not hurry it, as to await it would
+            answered = asyncio.Event()  # a callback does not expedite it, as to await it would
             lingering.add_done_callback(lambda _result: answered.set())
             await asyncio.wait_for(answered.wait(), 30)
             assert not first.done()

@@ -290,8 +290,8 @@ class TestSplit:
 
 
 def gathering(queue: Queue) -> Accumulator:
-    """An accumulator that hurries what a caller waits for, at 0.1 s."""
-    gathered: Accumulator = Accumulator(queue, 30.0, lambda batch: gathered.hurry(batch, 0.1))
+    """An accumulator that expedites what a caller waits for, at 0.1 s."""
+    gathered: Accumulator = Accumulator(queue, 30.0, lambda batch: gathered.expedite(batch, 0.1))
     return gathered
 
 
@@ -332,7 +332,7 @@ class TestAccumulator:
             (30.0, 3),
         ]
 
-    def test_a_caller_who_waits_hurries_the_batch(self) -> None:
+    def test_a_caller_who_waits_expedites_the_batch(self) -> None:
         gathered = gathering(Queue(linger=0.5))
         gathered.add(messages(1)[0], 0.0, 30.0)
         under_way = gathered.next_batch(0.0)

@@ -107,7 +107,7 @@ class TestProduceAsync:
             while client._sender._watched_s == inf:  # until a thread waits for it to have lingered
                 time.sleep(0.001)
             client.produce_async("t", b"3", delay=timedelta(milliseconds=100))
-            wait_until("it is acknowledged", lingering.done)  # to wait for its result hurries it
+            wait_until("it is acknowledged", lingering.done)  # to wait for its result expedites it
             assert not first.done()
             go_on.set()
         assert [len(rows) for rows in service.sent] == [1, 2]

@@ -27,7 +27,7 @@ class AioSender:
 
     def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
         self._deliver: Final = deliver
-        self._gathered: Final = Accumulator(queue, timeout_s, self._hurry_from_anywhere)
+        self._gathered: Final = Accumulator(queue, timeout_s, self._expedite_threadsafe)
         self._room: Final = asyncio.Condition()  # a batch was settled, or the client closed
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -80,7 +80,7 @@ class AioSender:
 
     async def _until(self, condition: Callable[[], bool], deadline_s: float) -> bool:
         """Waits for a batch to be settled; False if the deadline came first."""
-        self._hurry(None)
+        self._expedite(None)
         try:
             async with asyncio.timeout(max(0.0, deadline_s - monotonic())), self._room:
                 await self._room.wait_for(condition)
@@ -88,13 +88,13 @@ class AioSender:
             return False
         return True
 
-    def _hurry_from_anywhere(self, batch: SendBatch) -> None:
+    def _expedite_threadsafe(self, batch: SendBatch) -> None:
         """Results may be waited for on other threads, and in other loops."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._hurry, batch)
+            self._loop.call_soon_threadsafe(self._expedite, batch)
 
-    def _hurry(self, batch: SendBatch | None) -> None:
-        if self._gathered.hurry(batch, monotonic()):
+    def _expedite(self, batch: SendBatch | None) -> None:
+        if self._gathered.expedite(batch, monotonic()):
             self._pump()
 
     def _pump(self) -> None:

@@ -26,7 +26,7 @@ class Sender:
         self._queue: Final = queue
         self._timeout_s: Final = timeout_s
         self._deliver: Final = deliver
-        self._gathered: Final = Accumulator(queue, timeout_s, self._hurry)
+        self._gathered: Final = Accumulator(queue, timeout_s, self._expedite)
         lock = Lock()
         self._work: Final = Condition(lock)  # there may be a batch to send, or none any more
         self._room: Final = Condition(lock)  # a batch was settled
@@ -43,7 +43,7 @@ class Sender:
         """
         with self._room:
             while not self._gathered.has_room(message.length_bytes) and not self._closed:
-                self._hurry_open()
+                self._expedite_open()
                 if not self._room.wait(deadline_s - monotonic()):
                     raise self._gathered.full(message)
             if self._closed:
@@ -61,7 +61,7 @@ class Sender:
     def flush(self, deadline_s: float) -> bool:
         """Waits until all earlier messages are settled; False on timeout."""
         with self._room:
-            self._hurry_open()
+            self._expedite_open()
             before = self._gathered.unsettled()
             while not before.isdisjoint(self._gathered.unsettled()):
                 if not self._room.wait(deadline_s - monotonic()):
@@ -79,7 +79,7 @@ class Sender:
         """Accepts no further messages; the threads end when everything is settled."""
         with self._room:
             self._closed = True
-            self._hurry_open()
+            self._expedite_open()
             self._room.notify_all()
             self._work.notify_all()
 
@@ -89,13 +89,13 @@ class Sender:
             if thread is not current_thread():
                 thread.join()
 
-    def _hurry(self, batch: SendBatch) -> None:
+    def _expedite(self, batch: SendBatch) -> None:
         with self._work:
-            if self._gathered.hurry(batch, monotonic()):
+            if self._gathered.expedite(batch, monotonic()):
                 self._work.notify()
 
-    def _hurry_open(self) -> None:
-        if self._gathered.hurry(None, monotonic()):
+    def _expedite_open(self) -> None:
+        if self._gathered.expedite(None, monotonic()):
             self._work.notify()
 
     def _start(self) -> None:

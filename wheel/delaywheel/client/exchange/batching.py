@@ -76,7 +76,7 @@ class Accumulator:
         Args:
             queue: The bounds.
             timeout_s: The client's timeout.
-            on_wait: Called on the thread of the first caller who waits for a batch: to `hurry` it.
+            on_wait: Called on the thread of the first who waits for a batch: to `expedite` it.
         """
         self._queue: Final = queue
         self._on_wait: Final = on_wait
@@ -130,12 +130,12 @@ class Accumulator:
             max(now_s, self._begun_s + min(BUSY_LINGERS * linger_s, soon_s)),
         )
 
-    def hurry(self, batch: SendBatch | None, now_s: float) -> bool:
+    def expedite(self, batch: SendBatch | None, now_s: float) -> bool:
         """Notes that a caller waits for a batch (None: the open one); whether it may go earlier."""
         batch = batch or self._open
         if batch is None:
             return False
-        batch.hurry(now_s + min(AWAITED_LINGER_S, self._queue.linger))
+        batch.expedite(now_s + min(AWAITED_LINGER_S, self._queue.linger))
         return batch is self._open
 
     def next_batch(self, now_s: float) -> SendBatch | None:
@@ -161,7 +161,7 @@ class Accumulator:
         if self._open is None:
             return None
         is_full = len(self._open.messages) >= self._queue.batch_messages
-        if is_full or (self._open.is_hurried and not self._under_way):
+        if is_full or (self._open.is_expedited and not self._under_way):
             return 0.0
         by_s = self._open.send_busy_by_s if self._under_way else self._open.send_by_s
         return max(0.0, by_s - now_s)

@@ -48,7 +48,7 @@ class SendBatch:
         send_busy_by_s: The same while one is.
         deadline_s: When the first one is given up; no other one has much more time.
         is_awaited: Whether a caller has announced that it waits.
-        is_hurried: Whether it goes as soon as nothing is under way: a caller waits for a message.
+        is_expedited: Whether it goes as soon as nothing is under way: a caller waits for a message.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class SendBatch:
         "_watchers",
         "deadline_s",
         "is_awaited",
-        "is_hurried",
+        "is_expedited",
         "length_bytes",
         "messages",
         "opened_s",
@@ -75,7 +75,7 @@ class SendBatch:
         self.opened_s: Final = opened_s
         self.send_by_s = self.send_busy_by_s = float("inf")
         self.deadline_s: Final = deadline_s
-        self.is_awaited = self.is_hurried = False
+        self.is_awaited = self.is_expedited = False
         self._on_wait: Final = on_wait
         self._forks: Final = _forks
         self._results: Sequence[Result] | None = None
@@ -90,9 +90,9 @@ class SendBatch:
         self.length_bytes += message.length_bytes
         return PendingResult(self, len(self.messages) - 1)
 
-    def hurry(self, send_by_s: float) -> None:
+    def expedite(self, send_by_s: float) -> None:
         """Lets it linger no longer than `send_by_s`, and only while a request is under way."""
-        self.is_hurried = True
+        self.is_expedited = True
         self.send_busy_by_s = min(self.send_busy_by_s, send_by_s)
 
     def announce_wait(self) -> None:
