@@ -8,7 +8,7 @@ from typing import Final
 from delaywheel.client.exchange.batching import Accumulator
 from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel.client.exchange.settings import Queue
-from delaywheel.client.lifetime import leave
+from delaywheel.client.lifetime import register_at_exit
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
 
@@ -49,7 +49,7 @@ class AioSender:
             raise ClientClosedError(failed=message)
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            leave(self)
+            register_at_exit(self)
         pending = self._gathered.add(message, monotonic(), deadline_s)
         self._pump()
         if pending.first:  # otherwise a loop that only puts would keep the tasks from starting
@@ -61,7 +61,7 @@ class AioSender:
         before = self._gathered.unsettled()
         return await self._until(lambda: before.isdisjoint(self._gathered.unsettled()), deadline_s)
 
-    def send_rest(self) -> set[SendBatch]:
+    def flush_at_exit(self) -> set[SendBatch]:
         """Returns the batches that are unsettled: without the loop nothing is sent."""
         return self._gathered.unsettled()
 

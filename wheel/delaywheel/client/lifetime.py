@@ -26,10 +26,10 @@ from delaywheel.errors import ClientClosedError
 _log = logging.getLogger("delaywheel")
 
 
-class Leaving(Protocol):
+class FlushedAtExit(Protocol):
     """A sender that may hold messages when the program ends."""
 
-    def send_rest(self) -> AbstractSet[SendBatch]:
+    def flush_at_exit(self) -> AbstractSet[SendBatch]:
         """Sends what is unsettled if it still can; returns the batches that it was in."""
         ...
 
@@ -68,13 +68,13 @@ class Birth:
             )
 
 
-def leave(sender: Leaving) -> None:
-    """Has a sender send the rest when the program ends, unless it is gone before."""
-    _leaving.add(sender)
+def register_at_exit(sender: FlushedAtExit) -> None:
+    """Has a sender flushed when the program ends, unless it is gone before."""
+    _flushed_at_exit.add(sender)
 
 
-def let_go(sender: Closable, stop: Callable[[], None]) -> None:
-    """Ends what a dropped client leaves, with `stop` its connections.
+def close_in_background(sender: Closable, stop: Callable[[], None]) -> None:
+    """Closes the sender of a dropped client, and with `stop` its connections.
 
     A collector may call it, so it waits for nothing.
     """
@@ -86,16 +86,16 @@ def let_go(sender: Closable, stop: Callable[[], None]) -> None:
 
     try:
         Thread(target=end, name="delaywheel-end", daemon=True).start()
-    except RuntimeError:  # the interpreter is ending, and `leave` has had its turn
+    except RuntimeError:  # the interpreter is ending, and `_end_of_program` has run
         return
 
 
-_leaving: Final[WeakSet[Leaving]] = WeakSet()
+_flushed_at_exit: Final[WeakSet[FlushedAtExit]] = WeakSet()
 
 
 @atexit.register
 def _end_of_program() -> None:
-    batches = [batch for sender in list(_leaving) for batch in sender.send_rest()]
+    batches = [batch for sender in list(_flushed_at_exit) for batch in sender.flush_at_exit()]
     messages = sum(len(batch.messages) for batch in batches)
     accepted = sum(result.error is None for batch in batches for result in batch.results or ())
     if accepted < messages:

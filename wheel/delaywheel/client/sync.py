@@ -19,7 +19,7 @@ from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import Id, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
 from delaywheel.client.gathering import SyncChanges
-from delaywheel.client.lifetime import Birth, let_go
+from delaywheel.client.lifetime import Birth, close_in_background
 from delaywheel.client.named_changes import (
     CANCEL,
     COMMIT,
@@ -119,7 +119,7 @@ class Client:
         self._commits: Final = SyncChanges[pb.HalfRef, HalfCommitted](partial(change, COMMIT))
         self._closed = False
         stop = blocking(self._calls.stop)
-        self._dropped: Final = finalize(self, let_go, self._sender, stop)
+        self._dropped: Final = finalize(self, close_in_background, self._sender, stop)
         self._dropped.atexit = False
 
     def produce(

@@ -9,7 +9,7 @@ from typing import Final
 from delaywheel.client.exchange.batching import Accumulator
 from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel.client.exchange.settings import Queue
-from delaywheel.client.lifetime import leave
+from delaywheel.client.lifetime import register_at_exit
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Message, Result
 
@@ -68,7 +68,7 @@ class Sender:
                     return False
         return True
 
-    def send_rest(self) -> set[SendBatch]:
+    def flush_at_exit(self) -> set[SendBatch]:
         """Sends what is unsettled, within the client's timeout; returns its batches."""
         with self._room:
             unsettled = self._gathered.unsettled()
@@ -99,7 +99,7 @@ class Sender:
             self._work.notify()
 
     def _start(self) -> None:
-        leave(self)
+        register_at_exit(self)
         for number in range(self._queue.in_flight):
             thread = Thread(target=self._send, name=f"delaywheel-sender-{number}", daemon=True)
             self._threads.append(thread)
