@@ -19,7 +19,7 @@ from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import Id, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
 from delaywheel.client.gathering import AioChanges
-from delaywheel.client.lifetime import Birth
+from delaywheel.client.lifetime import ForkGuard
 from delaywheel.client.named_changes import (
     CANCEL,
     COMMIT,
@@ -85,7 +85,7 @@ class AsyncClient:
     ) -> None:
         addresses, tls = reached(addresses, tls, profile)
         settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls)
-        self._birth: Final = Birth()
+        self._fork_guard: Final = ForkGuard()
         self._deadline_s: Final = settings.deadline_s
         transport = LoopTransport()
         self._calls: Final = Calls(parse_addresses(addresses), settings, transport)
@@ -199,7 +199,7 @@ class AsyncClient:
                 ]
                 handles = [await one for one in pending]
         """
-        self._birth.check()
+        self._fork_guard.check()
         message = Message(topic, value, **options)
         return await self._sender.put(message, self._deadline_s(None))
 
@@ -294,14 +294,14 @@ class AsyncClient:
         Raises:
             TimedOutError: A message has no result yet; it is still under way.
         """
-        self._birth.check()
+        self._fork_guard.check()
         if not await self._sender.flush(self._deadline_s(timeout)):
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
     async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
         """Accepts no further messages, waits for those of `produce_async`, and closes."""
         self._closed = True
-        if not self._birth.is_here():
+        if not self._fork_guard.is_same_process():
             return
         await self._sender.close()
         await self._sender.flush(self._deadline_s(timeout))
@@ -315,7 +315,7 @@ class AsyncClient:
         await self.close()
 
     def _check_open(self) -> None:
-        self._birth.check()
+        self._fork_guard.check()
         if self._closed:
             raise ClientClosedError
         loop = asyncio.get_running_loop()

@@ -46,13 +46,13 @@ class Closable(Protocol):
         ...
 
 
-class Birth:
-    """In which process a client was made."""
+class ForkGuard:
+    """Knows in which process a client was made."""
 
     def __init__(self) -> None:
         self._forks: Final = forks()
 
-    def is_here(self) -> bool:
+    def is_same_process(self) -> bool:
         """Whether it was made in this process."""
         return self._forks == forks()
 
@@ -62,7 +62,7 @@ class Birth:
         Raises:
             ClientClosedError: This is a child of it.
         """
-        if not self.is_here():
+        if not self.is_same_process():
             raise ClientClosedError(
                 "the client was made before this process was forked: make one after that"
             )

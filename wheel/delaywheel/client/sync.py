@@ -19,7 +19,7 @@ from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import Id, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
 from delaywheel.client.gathering import SyncChanges
-from delaywheel.client.lifetime import Birth, close_in_background
+from delaywheel.client.lifetime import ForkGuard, close_in_background
 from delaywheel.client.named_changes import (
     CANCEL,
     COMMIT,
@@ -107,7 +107,7 @@ class Client:
     ) -> None:
         addresses, tls = reached(addresses, tls, profile)
         settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls)
-        self._birth: Final = Birth()
+        self._fork_guard: Final = ForkGuard()
         self._deadline_s: Final = settings.deadline_s
         transport = ThreadTransport()
         self._calls: Final = Calls(parse_addresses(addresses), settings, transport)
@@ -298,7 +298,7 @@ class Client:
                 pending = [client.produce_async("orders", text, level="10m") for text in texts]
                 handles = [one.result() for one in pending]
         """
-        self._birth.check()
+        self._fork_guard.check()
         message = Message(topic, value, **options)
         return self._sender.put(message, self._deadline_s(None))
 
@@ -495,7 +495,7 @@ class Client:
         Raises:
             TimedOutError: A message has no result yet; it is still under way.
         """
-        self._birth.check()
+        self._fork_guard.check()
         if not self._sender.flush(self._deadline_s(timeout)):
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
@@ -506,7 +506,7 @@ class Client:
         twice is harmless.
         """
         self._closed = True
-        if not self._birth.is_here():
+        if not self._fork_guard.is_same_process():
             return
         self._sender.close()
         self._sender.flush(self._deadline_s(timeout))
@@ -521,6 +521,6 @@ class Client:
         self.close()
 
     def _check_open(self) -> None:
-        self._birth.check()
+        self._fork_guard.check()
         if self._closed:
             raise ClientClosedError
