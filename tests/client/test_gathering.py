@@ -142,7 +142,7 @@ async def test_what_a_cancelled_task_asked_for_is_not_sent_later() -> None:
 
     changes = AioChanges(cast("Any", call), calls_at_once=1)
     deadline_s = monotonic() + 60
-    first, second, rests = (
+    first, second, refused = (
         asyncio.create_task(changes.change(cast("Any", n), deadline_s)) for n in (0, 1, 2)
     )
     await asyncio.sleep(0)
@@ -150,11 +150,11 @@ async def test_what_a_cancelled_task_asked_for_is_not_sent_later() -> None:
     goes_on.set()
     assert await first == cast("Any", 0)
     await is_refused.wait()
-    rests.cancel()
-    await asyncio.wait([second, rests])
+    refused.cancel()
+    await asyncio.wait([second, refused])
     assert calls == [[0], [2]]
     assert not changes._gathered
-    assert not changes._resting
+    assert not changes._backing_off
 
 
 def test_threads_that_wait_send_for_one_another() -> None:
@@ -368,11 +368,11 @@ async def test_what_was_asked_for_once_is_not_known_to_be_unchanged() -> None:
     assert not changes._obstacles
 
 
-@pytest.mark.parametrize(("asked_s", "rest_s"), [(0.0, 0.1), (3.0, 3.0), (600.0, 10.0)])
-def test_the_service_may_ask_for_a_rest_but_not_for_any(asked_s: float, rest_s: float) -> None:
+@pytest.mark.parametrize(("asked_s", "wait_s"), [(0.0, 0.1), (3.0, 3.0), (600.0, 10.0)])
+def test_the_service_may_ask_for_a_delay_but_not_for_any(asked_s: float, wait_s: float) -> None:
     before_s = monotonic()
     one = gathering._One(cast("Any", 0), 0.0, 0.0).again(Again(asked_s))
-    assert before_s + rest_s <= one.since_s <= monotonic() + rest_s
+    assert before_s + wait_s <= one.since_s <= monotonic() + wait_s
 
 
 def test_a_thread_hears_what_kept_its_message_from_being_settled() -> None:
@@ -381,11 +381,11 @@ def test_a_thread_hears_what_kept_its_message_from_being_settled() -> None:
         changes.change(cast("Any", 0), monotonic() + 0.05)
 
 
-async def test_what_is_refused_holds_no_call_and_rests_before_it_is_named_again(
+async def test_what_is_refused_holds_no_call_and_backs_off_before_it_is_named_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Sixteen that nobody could decide kept all others of their client waiting for 30 s."""
-    monkeypatch.setattr(gathering, "REST_FIRST_S", 0.2)
+    monkeypatch.setattr(gathering, "BACKOFF_FIRST_S", 0.2)
     times_s: list[float] = []
 
     async def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Any) -> None:
@@ -408,10 +408,10 @@ async def test_what_is_refused_holds_no_call_and_rests_before_it_is_named_again(
     assert third_s - second_s > 0.39
 
 
-def test_a_thread_whose_message_was_refused_rests_and_delays_no_other(
+def test_a_thread_whose_message_was_refused_backs_off_and_delays_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "REST_FIRST_S", 0.5)
+    monkeypatch.setattr(gathering, "BACKOFF_FIRST_S", 0.5)
     was_refused = threading.Event()
 
     def call(messages: Sequence[Any], _: float, tell: Tell, doubtful: Any) -> None:

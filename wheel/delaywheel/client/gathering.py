@@ -9,7 +9,7 @@ If more come than the service answers, the first would be sent shortly before th
 and all later ones as well: so once the first has waited for `LATE_S`, the last go first.
 
 A call is answered in part, and no caller waits for what another one named: each is told as soon as
-its message is settled, and what is not is gathered again, after a rest if it was refused. An
+its message is settled, and what is not is gathered again, after a back-off if it was refused. An
 earlier call may have changed it: then it is in doubt (named_changes.py). If calls went on for what
 is refused, a few messages that nobody can decide would hold all of them.
 
@@ -48,9 +48,9 @@ CALLS_AT_ONCE: Final = 32
 """A call waits for a commit, and costs nothing meanwhile."""
 _FEW: Final = 8
 """Calls: with twice as many under way, others gather for twice as long."""
-REST_FIRST_S: Final = 0.1
-REST_MOST_S: Final = 1.0
-"""How long a message rests that was refused: twice as long each time."""
+BACKOFF_FIRST_S: Final = 0.1
+BACKOFF_MOST_S: Final = 1.0
+"""How long a refused message backs off: twice as long each time."""
 
 KeyT = TypeVar("KeyT")
 
@@ -64,13 +64,13 @@ class _One(NamedTuple, Generic[NamedT]):
     late: int = 0
 
     def again(self, why: Again) -> "_One[NamedT]":
-        """Returns it as it is gathered once more: as if it came after its rest."""
-        rest_s, is_refused = 0.0, why.rest_s is not None
-        if why.rest_s is not None:
-            asked_s = min(why.rest_s, RETRY_DELAY_MOST_S)
-            rest_s = max(asked_s, min(REST_MOST_S, REST_FIRST_S * 2.0**self.refused))
+        """Returns it as it is gathered once more: as if it came after its back-off."""
+        wait_s, is_refused = 0.0, why.retry_delay_s is not None
+        if why.retry_delay_s is not None:
+            asked_s = min(why.retry_delay_s, RETRY_DELAY_MOST_S)
+            wait_s = max(asked_s, min(BACKOFF_MOST_S, BACKOFF_FIRST_S * 2.0**self.refused))
         return self._replace(
-            since_s=monotonic() + rest_s,
+            since_s=monotonic() + wait_s,
             is_doubtful=self.is_doubtful or why.is_doubtful,
             refused=min(self.refused + is_refused, 16),
             late=self.late + why.is_late,
@@ -124,7 +124,7 @@ class _WaitingThread(Generic[NamedT, AnswerT]):
 
     Attributes:
         result: What became of it.
-        resting: It was refused, and is gathered again once its rest is over.
+        backing_off: It was refused, and is gathered again once its back-off is over.
         has_left: Nobody waits for it any more.
         obstacle: What kept it from being settled last.
         call: What the last call that named it knows, and its number there; None: there was none.
@@ -133,7 +133,7 @@ class _WaitingThread(Generic[NamedT, AnswerT]):
 
     def __init__(self) -> None:
         self.result: AnswerT | DelaywheelError | None = None
-        self.resting: _One[NamedT] | None = None
+        self.backing_off: _One[NamedT] | None = None
         self.has_left = False
         self.obstacle = ""
         self.call: tuple[Doubts, int] | None = None
@@ -189,11 +189,11 @@ class SyncChanges(Generic[NamedT, AnswerT]):
             mine.woken.clear()
             now_s = monotonic()
             wait_s = deadline_s - now_s
-            if mine.resting is not None:
-                if mine.resting.since_s <= now_s:
-                    self._gathered[mine], mine.resting = mine.resting, None
+            if mine.backing_off is not None:
+                if mine.backing_off.since_s <= now_s:
+                    self._gathered[mine], mine.backing_off = mine.backing_off, None
                 else:
-                    wait_s = min(wait_s, mine.resting.since_s - now_s)
+                    wait_s = min(wait_s, mine.backing_off.since_s - now_s)
             is_first = next(iter(self._gathered), None) is mine
             if is_first and self._under_way < self._calls_at_once and now_s < deadline_s:
                 may_go_in_s = _wait_s(self._gathered, self._under_way)
@@ -219,7 +219,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         """Takes out a message that nobody waits for any more; returns whether it is unchanged."""
         with self._lock:
             mine.has_left = True
-            one = self._gathered.pop(mine, None) or mine.resting
+            one = self._gathered.pop(mine, None) or mine.backing_off
             self._wake_first()
         if one is not None:
             return not one.is_doubtful
@@ -261,12 +261,12 @@ class SyncChanges(Generic[NamedT, AnswerT]):
                     waiting.result = result
                 elif waiting.has_left:
                     return
-                elif result.rest_s is None:
+                elif result.retry_delay_s is None:
                     self._gathered[waiting] = one.again(result)
                     self._wake_first()
                     return
                 else:
-                    waiting.resting = one.again(result)
+                    waiting.backing_off = one.again(result)
                 waiting.woken.set()
 
         messages = [one.message for _, one in rows]
@@ -306,7 +306,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
         self._calls_at_once: Final = calls_at_once
         # A caller that gives up takes its message out, however many there are.
         self._gathered: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
-        self._resting: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
+        self._backing_off: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
         self._obstacles: Final[dict[asyncio.Future[AnswerT | DelaywheelError], str]] = {}
         self._calls: Final[dict[asyncio.Future[AnswerT | DelaywheelError], tuple[Doubts, int]]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
@@ -347,7 +347,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
             Whether it is unchanged, and what kept it from being settled last.
         """
         obstacle = self._obstacles.get(settled, "")
-        one = self._gathered.pop(settled, None) or self._resting.pop(settled, None)
+        one = self._gathered.pop(settled, None) or self._backing_off.pop(settled, None)
         if one is not None:
             return not one.is_doubtful, obstacle
         if settled not in self._calls:
@@ -378,8 +378,8 @@ class AioChanges(Generic[NamedT, AnswerT]):
             self._timer = loop.call_later(wait_s, self._lingered)
         return False
 
-    def _rested(self, settled: asyncio.Future[AnswerT | DelaywheelError]) -> None:
-        one = self._resting.pop(settled, None)
+    def _backed_off(self, settled: asyncio.Future[AnswerT | DelaywheelError]) -> None:
+        one = self._backing_off.pop(settled, None)
         if one is not None:
             self._gathered[settled] = one
             self._pump()
@@ -409,13 +409,13 @@ class AioChanges(Generic[NamedT, AnswerT]):
                 self._obstacles[settled] = result.why
             if not isinstance(result, Again):
                 settled.set_result(result)
-            elif result.rest_s is None:
+            elif result.retry_delay_s is None:
                 self._gathered[settled] = one.again(result)
                 self._pump()
             else:
-                again = self._resting[settled] = one.again(result)
-                rest_s = again.since_s - monotonic()
-                asyncio.get_running_loop().call_later(rest_s, self._rested, settled)
+                again = self._backing_off[settled] = one.again(result)
+                wait_s = again.since_s - monotonic()
+                asyncio.get_running_loop().call_later(wait_s, self._backed_off, settled)
 
         messages = [one.message for _, one in rows]
         try:

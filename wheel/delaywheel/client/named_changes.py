@@ -10,10 +10,11 @@ Each message is settled on its own, once:
 | is not settled before the deadline | settled with TimedOutError |
 
 A call for several callers is answered in part, and over with the first answer: what has no outcome
-by then is let go (`Again`), and named in another call, after a rest if it was refused. So nobody's
-message keeps a call from ending. A call that a node refuses as a whole, or does not answer in time,
-is made once more at another node; then its messages are let go too. So others have their turn, and
-what nobody waits for any more is not named again. Only while no node answers a call goes on.
+by then is let go (`Again`), and named in another call, after a back-off if it was refused. So
+nobody's message keeps a call from ending. A call that a node refuses as a whole, or does not answer
+in time, is made once more at another node; then its messages are let go too. So others have their
+turn, and what nobody waits for any more is not named again. Only while no node answers a call goes
+on.
 
 Asking twice is harmless: the service finds what the first attempt did. But TOO_LATE and NOT_FOUND
 say nothing of an earlier attempt whose answer was lost, or not waited for, and that may have
@@ -73,14 +74,14 @@ class Again(NamedTuple):
     """A message that is to be named in another call.
 
     Attributes:
-        rest_s: Not before a rest, which the service asks to have this length at least; None: it is
-            being decided.
+        retry_delay_s: Not before a back-off, of this length at least, as the service asks; None: it
+            is being decided.
         is_doubtful: An attempt may have succeeded.
         is_late: It was TOO_LATE, in doubt.
         why: What kept it from being settled, for people; empty: nothing but time.
     """
 
-    rest_s: float | None = None
+    retry_delay_s: float | None = None
     is_doubtful: bool = True
     is_late: bool = False
     why: str = ""
