@@ -73,11 +73,11 @@ class Trouble:
 
     def __init__(self, broker: AuthorizingBroker) -> None:
         self._broker = broker
-        self._turn = 0
+        self._changes = 0
         self._undo: Callable[[], None] | None = None
         self._next_s = time.monotonic() + EVERY_S
 
-    def turn(self) -> None:
+    def change_if_due(self) -> None:
         """Takes something away, or gives it back, if it is time."""
         if time.monotonic() < self._next_s:
             return
@@ -85,8 +85,8 @@ class Trouble:
             self.end()
             self._next_s = time.monotonic() + EVERY_S - AWAY_S
             return
-        kind = self._turn % (len(RIGHTS) + 1)
-        self._turn += 1
+        kind = self._changes % (len(RIGHTS) + 1)
+        self._changes += 1
         if kind == len(RIGHTS):
             set_topic(self._broker.address, DEAD, SIZE, "100")
             self._undo = lambda: set_topic(self._broker.address, DEAD, SIZE, "10000000")
@@ -178,7 +178,7 @@ def send_and_disturb(
             producer.produce(TOPIC, b"%d" % sent, key=b"%d" % (sent % 50))
             sent += 1
         producer.flush(PATIENCE_S)
-        trouble.turn()
+        trouble.change_if_due()
         stops += consumers.restart_stopped()
         if time.monotonic() > next_kill_s:
             consumers.kill(chance.randrange(3))

@@ -25,16 +25,16 @@ def two_topics(**options: object) -> tuple[FakeKafka, DrivenConsumer]:
         for topic in (kafka.source, BESIDE):
             kafka._append(Partition(topic, 0), None, b"%d" % number, [])
     for _ in range(3):
-        consumer.turn()
+        consumer.run_once()
     return kafka, consumer
 
 
-def turn(consumer: DrivenConsumer, times: int = 9) -> None:
+def run(consumer: DrivenConsumer, times: int = 9) -> None:
     """Handles all that is handed out."""
     for _ in range(times):
         consumer.engine._look_at_s = 0.0
         consumer.engine._commits._recover_at_s = 0.0
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(100):
             message.done()
 
@@ -54,12 +54,12 @@ def test_what_needs_a_missing_right_waits_and_the_rest_goes_on(
         held.retry(after="1h")
     else:
         held.dead("UNREADABLE")
-    turn(consumer)
+    run(consumer)
     assert denied in consumer.engine.health.troubles[ConsumerTrouble.NOT_AUTHORIZED]
     assert kafka.offsets.get(Partition(kafka.source, 0), 0) == 0
     assert kafka.offsets.get(Partition(BESIDE, 0), 0) == (0 if is_ingress else 5)
     kafka.denied = kafka.hidden = set()
-    turn(consumer)
+    run(consumer)
     assert kafka.offsets[Partition(kafka.source, 0)] == 5
     assert kafka.offsets[Partition(BESIDE, 0)] == 5
     assert len(kafka.committed_records) == 1
@@ -71,7 +71,7 @@ def test_a_missing_right_stops_the_consumer_unless_it_is_waited_for() -> None:
     kafka, consumer = two_topics()
     kafka.denied = {kafka.source}
     with pytest.raises(ConsumerError, match="orders") as raised:
-        turn(consumer)
+        run(consumer)
     assert raised.value.reason is ConsumerReason.NOT_AUTHORIZED
 
 
@@ -79,7 +79,7 @@ def test_a_missing_right_is_not_waited_for_longer_than_asked() -> None:
     kafka, consumer = two_topics(wait_for_rights="0s")
     kafka.denied = {kafka.source}
     with pytest.raises(ConsumerError) as raised:
-        turn(consumer)
+        run(consumer)
     assert raised.value.reason is ConsumerReason.NOT_AUTHORIZED
 
 
@@ -87,13 +87,13 @@ def test_what_is_paused_and_withheld_is_handed_out_once_it_is_neither() -> None:
     kafka, consumer = two_topics(wait_for_rights="1h")
     at = Partition(kafka.source, 0)
     kafka.denied = {kafka.source}
-    turn(consumer, 2)
+    run(consumer, 2)
     consumer.engine.pause([at], on=True)
     kafka.denied = set()
-    turn(consumer)
+    run(consumer)
     assert kafka.offsets.get(at, 0) == 0
     consumer.engine.pause([at], on=False)
-    turn(consumer)
+    run(consumer)
     assert kafka.offsets[at] == 5
 
 
@@ -101,11 +101,11 @@ def test_a_topic_that_was_hidden_is_assigned_anew_and_not_called_deleted() -> No
     kafka, consumer = two_topics(wait_for_rights="1h")
     subscribed = list(consumer.broker.subscribed)
     kafka.denied = kafka.hidden = {BESIDE}
-    turn(consumer)
+    run(consumer)
     assert consumer.engine.health.troubles.keys() == {ConsumerTrouble.NOT_AUTHORIZED}
     assert consumer.broker.subscribed == subscribed
     kafka.denied = kafka.hidden = set()
-    turn(consumer)
+    run(consumer)
     assert consumer.broker.subscribed == subscribed * 2
     assert consumer.engine.health.is_well
     assert kafka.offsets[Partition(BESIDE, 0)] == 5
@@ -116,11 +116,11 @@ def test_nothing_is_handed_out_while_the_group_may_not_be_used() -> None:
     (first,) = consumer.take(1)
     kafka.is_group_denied = True
     first.done()
-    turn(consumer)
+    run(consumer)
     assert [one.state for one in consumer.hand] == [State.SETTLED]
     assert consumer.engine.health.troubles == {ConsumerTrouble.NOT_AUTHORIZED: "the group"}
     kafka.is_group_denied = False
-    turn(consumer)
+    run(consumer)
     assert (kafka.offsets[Partition(kafka.source, 0)], kafka.offsets[Partition(BESIDE, 0)]) == (
         5,
         5,
@@ -142,6 +142,6 @@ def test_a_right_that_is_missing_at_the_start_is_waited_for(
 
     monkeypatch.setattr(FakeBroker, "start", start)
     kafka, consumer = two_topics(wait_for_rights="1h")
-    turn(consumer)
+    run(consumer)
     assert kafka.offsets[Partition(BESIDE, 0)] == 5
     assert consumer.engine.health.is_well

@@ -49,7 +49,7 @@ class Shop(HalfChecker):
             if left:
                 self.broker.fault = left.pop(0)
             self._engine._commits._recover_at_s = 0.0  # it would wait longer each time
-            self._engine._turn()
+            self._engine._run_once()
             for letter in self._engine.desk.hand_out(1):
                 with letter:
                     self._answer(letter)
@@ -280,7 +280,7 @@ def test_each_half_has_one_end_whatever_transactions_fail(*, dies: bool) -> None
 
         shop = open_shop(kafka, answer)
         if dies:
-            shop._engine._turn()
+            shop._engine._run_once()
             for letter in shop._engine.desk.hand_out(2):
                 with letter:
                     shop._answer(letter)  # and its transaction never comes

@@ -23,11 +23,11 @@ def outcomes(error: Exception, attempts: int = 9, **options: object) -> list[int
     kafka.send(b"v")
     found: list[int | str] = []
     for _ in range(attempts):
-        consumer.turn()
+        consumer.run_once()
         [message] = consumer.take()
         with message:
             raise error
-        consumer.turn()
+        consumer.run_once()
         headers = dict(kafka.committed_records[-1].headers)
         if kafka.committed_records[-1].topic != INGRESS:
             return [*found, (headers["dw-dead-reason"] or b"").decode()]
@@ -115,11 +115,11 @@ def test_jitter_makes_delays_longer_and_different() -> None:
     for _ in range(50):
         kafka.send(b"v")
     while len(consumer.hand) < 50:
-        consumer.turn()
+        consumer.run_once()
         consumer.take(50)
     for message in consumer.hand:
         message.retry()
-    consumer.turn()
+    consumer.run_once()
     delays = [
         int(dict(one.headers)["dw-deliver-at"] or b"") - kafka.now_ms
         for one in kafka.committed_records

@@ -20,7 +20,7 @@ def kill_large_ones(kafka: FakeKafka, consumer: DrivenConsumer) -> Counter[bytes
     handled: Counter[bytes] = Counter()
     for _ in range(TURNS):
         consumer.engine._commits._recover_at_s = 0.0  # it would wait longer each time
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(100):
             value = message.value or b""
             handled[value[:8]] += 1
@@ -59,7 +59,7 @@ def test_a_refused_record_is_found_beside_a_busy_partition() -> None:
         for _ in range(3):
             kafka._append(Partition(kafka.source, 0), b"k", b"good", [])
         consumer.engine._commits._recover_at_s = 0.0
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(9):
             message.dead("BY_HAND")
     assert kafka.offsets[Partition(kafka.source, 1)] == 1
@@ -77,7 +77,7 @@ def test_a_letter_is_as_whole_as_its_topic_permits() -> None:
     ):
         kafka._append(Partition(kafka.source, 0), key, value, headers)
     for _ in range(TURNS):
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(9):
             message.dead("BY_HAND")
     omitted = [dict(letter.headers).get("dw-dead-omitted") for letter in letters(kafka)]
@@ -89,16 +89,16 @@ def test_a_retry_that_is_refused_is_a_dead_letter() -> None:
     kafka = FakeKafka(partitions=1, most_bytes=620)
     kafka.send(b"x" * 400, key=b"k")
     consumer = start(kafka, ordered=True)
-    consumer.turn()
+    consumer.run_once()
     [message] = consumer.take()
     message.retry(error="e" * 60)
-    consumer.turn_often()
+    consumer.run_often()
     [letter] = letters(kafka)
     headers = dict(letter.headers)
     assert (headers["dw-dead-reason"], headers["dw-dead-omitted"]) == (b"RETRY_REFUSED", b"value")
     # Nothing of its key waits for it.
     kafka.send(b"next", key=b"k")
-    consumer.turn()
+    consumer.run_once()
     assert [each.value for each in consumer.take()] == [b"next"]
 
 
@@ -107,19 +107,19 @@ def test_what_is_refused_for_a_moment_is_written_as_it_was_meant(*, is_dead: boo
     kafka = FakeKafka(partitions=1)
     kafka.send(b"x" * 400, key=b"k")
     consumer = start(kafka)
-    consumer.turn()
+    consumer.run_once()
     [message] = consumer.take()
     kafka.most_bytes = 100
     if is_dead:
         message.dead("BY_HAND")
     else:
         message.retry()
-    consumer.turn()
+    consumer.run_once()
     assert (consumer.engine.counts.failed_commits, kafka.committed_records) == (1, [])
     consumer.broker.be_away(1)  # a question without an answer decides nothing
-    consumer.turn()
+    consumer.run_once()
     kafka.most_bytes = 1_000
-    consumer.turn_often()
+    consumer.run_often()
     [record] = kafka.committed_records
     assert (record.topic, record.value) == (kafka.dead if is_dead else INGRESS, b"x" * 400)
     assert consumer.engine.health.is_well
@@ -129,13 +129,13 @@ def test_a_letter_is_shortened_only_by_what_its_topic_takes_now() -> None:
     kafka = FakeKafka(partitions=1)
     kafka.send(b"x" * 30_000, key=b"k")
     consumer = start(kafka)
-    consumer.turn()
+    consumer.run_once()
     consumer.take()[0].dead("BY_HAND")
     kafka.dead_bytes = 40_000  # it took 20,000 when the consumer began
     consumer.broker.be_away(1)
-    consumer.turn()
+    consumer.run_once()
     assert letters(kafka) == []
-    consumer.turn_often()
+    consumer.run_often()
     assert [letter.value for letter in letters(kafka)] == [b"x" * 30_000]
 
 
@@ -143,11 +143,11 @@ def test_a_topic_of_letters_that_becomes_too_small_stops_the_consumer_by_name() 
     kafka = FakeKafka(partitions=1)
     kafka.send(b"x" * 400)
     consumer = start(kafka)
-    consumer.turn()
+    consumer.run_once()
     consumer.take()[0].dead("BY_HAND")
     kafka.most_bytes = kafka.dead_bytes = 100
     with pytest.raises(ConsumerError) as reported:
-        consumer.turn_often()
+        consumer.run_often()
     assert reported.value.reason is ConsumerReason.TOPIC_TOO_SMALL
     assert kafka.committed_records == []
 
@@ -158,11 +158,11 @@ def test_after_a_retry_was_too_large_the_topics_are_asked_anew() -> None:
     consumer = start(kafka)
     for _ in range(2):
         kafka.send(b"x" * 400)
-        consumer.turn()
+        consumer.run_once()
         consumer.take()[0].retry()
         kafka.retry_bytes = 2_000
         consumer.engine._look_at_s = 0.0
-        consumer.turn()
+        consumer.run_once()
     assert (consumer.engine.counts.dead, consumer.engine.counts.retried) == (1, 1)
 
 
@@ -170,10 +170,10 @@ def test_what_can_be_settled_in_no_way_stops_the_consumer_by_name() -> None:
     kafka = FakeKafka(partitions=1, most_bytes=10)
     kafka.send(b"x")
     consumer = start(kafka)
-    consumer.turn()
+    consumer.run_once()
     consumer.take()[0].dead("BY_HAND")
     with pytest.raises(ConsumerError) as reported:
-        consumer.turn_often()
+        consumer.run_often()
     assert reported.value.reason is ConsumerReason.OUTCOME_REFUSED
     assert kafka.dead in str(reported.value)
 
@@ -184,19 +184,19 @@ def test_after_a_failed_transaction_what_is_in_hand_stays_there(fault: Fault) ->
     for value, key in ((b"other", b"o"), (b"A", b"k"), (b"B", b"k")):
         kafka.send(value, key=key)
     consumer = start(kafka, ordered=True)
-    consumer.turn()
+    consumer.run_once()
     other, a = consumer.take(1) + consumer.take(1)
     other.done()
     consumer.broker.fault = fault
     for _ in range(4):
-        consumer.turn()
+        consumer.run_once()
     assert consumer.take(10) == []
     assert a.is_ours
     assert a.done()
     [b] = consumer.take(10)
     assert b.value == b"B"
     b.done()
-    consumer.turn()
+    consumer.run_once()
     assert (consumer.engine.counts.done, consumer.engine.counts.forgotten) == (3, 0)
     assert consumer.engine.counts.failed_commits == 1
 
@@ -206,14 +206,14 @@ def test_a_handler_hears_that_its_record_is_lost() -> None:
     kafka.send(b"1")
     kafka.send(b"2")
     consumer = start(kafka)
-    consumer.turn()
+    consumer.run_once()
     first, second = consumer.take(2)
     lost: list[bytes | None] = []
     first.on_lost(lambda: lost.append(first.value))
     second.on_lost(lambda: lost.append(second.value))
     second.done()
     kafka.rebalance({consumer.broker: []}, [consumer.broker])
-    consumer.turn()
+    consumer.run_once()
     assert (lost, first.is_ours, first.done()) == ([b"1"], False, False)
     first.on_lost(lambda: lost.append(b"late"))
     assert lost == [b"1", b"late"]
@@ -225,7 +225,7 @@ def test_what_is_only_done_needs_one_transaction_however_much_it_is() -> None:
         kafka._append(Partition(kafka.source, 0), None, b"%d" % number, [])
     consumer = start(kafka, max_held=20_000, commit_every="1h", max_deliveries=None)
     while len(consumer.hand) < 8_000:
-        consumer.turn()
+        consumer.run_once()
         consumer.take(5_000)
     runs = runs_of(consumer.hand)
     consumer.engine.desk.all_done(runs)
@@ -242,11 +242,11 @@ def test_a_commit_comes_before_its_time_if_settled_records_take_the_room() -> No
     consumer.engine._commits.commit()  # the first comes at once
     consumer.engine._commits.last_s = 0.0
     for _ in range(4):
-        consumer.turn()
+        consumer.run_once()
     for message in consumer.take(4):
         message.done()
-    consumer.turn()
+    consumer.run_once()
     assert consumer.engine.counts.commits == 0
     consumer.take()[0].done()
-    consumer.turn()
+    consumer.run_once()
     assert consumer.engine.counts.done == 5

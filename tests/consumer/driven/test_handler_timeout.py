@@ -22,13 +22,13 @@ def pass_time(consumer: DrivenConsumer, message: ReceivedMessage) -> None:
     """Has a handler be late."""
     message.handed_s -= 60
     consumer.engine.desk._next_look_s = 0.0
-    consumer.turn()
+    consumer.run_once()
 
 
 def taken(kafka: FakeKafka, **options: object) -> tuple[DrivenConsumer, ReceivedMessage]:
     kafka.send(b"x", key=b"k")
     consumer = start(kafka, handler_timeout="30s", **options)
-    consumer.turn()
+    consumer.run_once()
     [message] = consumer.take()
     return consumer, message
 
@@ -39,7 +39,7 @@ def test_a_late_handlers_record_is_retried_and_what_it_says_later_is_dropped(how
     consumer, message = taken(kafka)
     lost = threading.Event()
     message.on_lost(lost.set)
-    consumer.turn()
+    consumer.run_once()
     assert [message.is_ours] == [True]
     pass_time(consumer, message)
     assert lost.is_set()
@@ -75,13 +75,13 @@ def test_the_next_of_the_key_waits_for_the_retry_and_not_for_the_handler() -> No
     kafka.send(b"y", key=b"k")
     pass_time(consumer, message)
     kafka.now_ms += 60_000
-    consumer.turn()
+    consumer.run_once()
     handled = []
     for _ in range(9):
         for one in consumer.take(9):
             handled.append(one.value)
             one.done()
-        consumer.turn()
+        consumer.run_once()
     assert handled[0] == b"x"
 
 
@@ -91,7 +91,7 @@ def test_what_waits_for_a_thread_is_not_late() -> None:
         kafka._append(Partition(kafka.source, 0), b"k", b"%d" % number, [])
     consumer = start(kafka, handler_timeout="30s")
     while consumer.engine._book.held < 5:
-        consumer.turn()
+        consumer.run_once()
     seen: list[bytes | None] = []
     release, took = threading.Event(), threading.Event()
 
@@ -137,7 +137,7 @@ async def test_a_task_is_cancelled_and_its_record_retried() -> None:
     running = asyncio.create_task(consumer.run(handle, concurrency=2))
     async with asyncio.timeout(PATIENCE_S):
         while driven.engine.counts.done < 2:
-            driven.turn()
+            driven.run_once()
             await asyncio.sleep(0.01)
     driven.engine.stop()
     await running

@@ -49,7 +49,7 @@ class Noted(ConsumerEvents):
 
 def look(consumer: DrivenConsumer) -> dict[str, str]:
     consumer.engine._look_at_s = 0.0
-    consumer.turn()
+    consumer.run_once()
     return {str(name): text for name, text in consumer.engine.health.troubles.items()}
 
 
@@ -70,11 +70,11 @@ def test_each_trouble_begins_and_ends() -> None:
     assert look(consumer) == {}
     consumer.broker.fault = Fault.FAILS
     consumer.take()[0].done()
-    consumer.turn()
+    consumer.run_once()
     assert list(consumer.engine.health.troubles) == [ConsumerTrouble.COMMIT_FAILED]
     assert not consumer.engine.health.is_well
     for _ in range(3):
-        consumer.turn()
+        consumer.run_once()
     assert consumer.engine.health.is_well
 
 
@@ -88,11 +88,11 @@ def test_a_half_of_a_lane_that_is_not_read_is_a_trouble() -> None:
     consumer = DrivenConsumer(kafka, ordered=True)
     lanes = [Partition(topic, 0) for topic in (kafka.source, kafka.retry)]
     kafka.rebalance({consumer.broker: [*lanes, Partition(kafka.source, 1)]})
-    consumer.turn()
+    consumer.run_once()
     troubles = consumer.engine.health.troubles
     assert "orders/1" in troubles[ConsumerTrouble.PARTITION_UNREAD]
     kafka.rebalance({consumer.broker: lanes})
-    consumer.turn()
+    consumer.run_once()
     assert consumer.engine.health.is_well
 
 
@@ -103,7 +103,7 @@ def test_what_is_read_for_long_before_anything_is_handled_is_a_trouble(
     consumer = DrivenConsumer(kafka, ordered=True)
     consumer.broker.order_left = [2_000, 1_000]
     kafka.rebalance({consumer.broker: [Partition(kafka.source, 0), Partition(kafka.retry, 0)]})
-    consumer.turn()
+    consumer.run_once()
     assert "ORDER_UNREAD: 2,000 records" in caplog.text
     assert consumer.engine.health.is_well
 
@@ -124,7 +124,7 @@ def test_each_outcome_is_told_once_when_it_is_certain(fault: Fault | None) -> No
     kafka.send(b"late", headers=[("routingkey", b"a"), ("ttl", b"1")])
     kafka.now_ms += 5_000
     for _ in range(3):
-        consumer.turn()
+        consumer.run_once()
     for message in consumer.take(9):
         if message.value == b"kills":
             message.dead("BY_HAND", error="no")
@@ -135,7 +135,7 @@ def test_each_outcome_is_told_once_when_it_is_certain(fault: Fault | None) -> No
     assert noted.told == [("assigned", 2)]  # nothing is certain yet
     consumer.broker.fault = fault
     for _ in range(5):
-        consumer.turn()
+        consumer.run_once()
     failed = [] if fault is None else [("commit_failed", fault.value)]
     assert noted.told[1:] == [
         *failed,
@@ -172,7 +172,7 @@ def test_metrics_say_how_far_it_is_and_what_became_of_records() -> None:
     registry.register(ConsumerMetrics(Seen(consumer)))  # type: ignore[arg-type]
     for value in (b"1", b"2", b"3", b"4", b"5"):
         kafka.send(value)
-    consumer.turn()
+    consumer.run_once()
     first, second, third = consumer.take(3)
     first.dead("BROKEN")
     second.retry()
@@ -201,7 +201,7 @@ def test_reasons_that_handlers_make_up_are_bounded_in_metrics() -> None:
     for number in range(MOST_REASONS + 9):
         kafka.send(b"%d" % number)
     for _ in range(40):
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(9):
             message.dead(f"R{message.place.offset}")
     reasons = consumer.engine.figures().dead_reasons
@@ -212,7 +212,7 @@ def test_what_log_lines_say_of_a_message_is_printable() -> None:
     kafka = FakeKafka(partitions=1)
     kafka.send(b"v", key=b"a\x1b[2J\xff\n")
     consumer = start(kafka)
-    consumer.turn()
+    consumer.run_once()
     [message] = consumer.take()
     assert message.context == {
         "topic": "orders",

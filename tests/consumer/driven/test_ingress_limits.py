@@ -21,10 +21,10 @@ LIMITS = IngressLimits(span_ms=60_000, message_bytes=1_000)
 
 def sent(kafka: FakeKafka, consumer: DrivenConsumer, after: str = "5s") -> Outgoing:
     """Retries one record; returns what was written for it."""
-    consumer.turn()
+    consumer.run_once()
     [message] = consumer.take()
     message.retry(after)
-    consumer.turn()
+    consumer.run_once()
     return kafka.committed_records[-1]
 
 
@@ -85,10 +85,10 @@ def test_a_partition_that_the_topic_of_retries_lacks_is_not_asked_for() -> None:
     consumer = start(kafka, keep_partition=True)
     for number, asked in ((0, b"0"), (1, None)):
         kafka._append(Partition(kafka.source, number), b"k", b"v", [])
-        consumer.turn()
+        consumer.run_once()
         [message] = consumer.take()
         message.retry()
-        consumer.turn()
+        consumer.run_once()
         assert dict(kafka.committed_records[-1].headers).get("dw-partition") == asked
         kafka.logs.pop(Partition(kafka.retry, 0), None)
         kafka.logs.pop(Partition(kafka.retry, 1), None)
@@ -100,5 +100,5 @@ def test_the_header_that_the_cluster_reads_means_nothing_on_the_way() -> None:
     consumer = start(kafka)
     kafka.send(b"v", headers=[("x-life", b"1")])
     assert "x-life" not in dict(sent(kafka, consumer).headers)
-    consumer.turn()
+    consumer.run_once()
     assert consumer.take()[0].headers == [("x-life", b"1")]

@@ -22,7 +22,7 @@ def kafka() -> FakeKafka:
 def handle(consumer: DrivenConsumer) -> list[bytes | None]:
     values = []
     for _ in range(6):
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(10):
             values.append(message.value)
             message.done()
@@ -41,7 +41,7 @@ def test_a_strangers_retry_that_fails_is_retried(
     said = [("dw-retry-attempt", attempt), ("dw-retry-origin", origin)]
     whole = [*said, ("dw-retry-origin-timestamp", b"1")]
     kafka._append(Partition(kafka.retry, 0), b"k", b"v", list(whole))
-    consumer.turn()
+    consumer.run_once()
     [message] = consumer.take()
     with message:
         raise OSError("down")
@@ -54,7 +54,7 @@ def test_what_is_raised_after_an_outcome_is_logged(
     consumer = start(kafka, retry_on=OSError)
     kafka.send(b"1")
     kafka.send(b"2")
-    consumer.turn()
+    consumer.run_once()
     first, second = consumer.take(2)
     with caplog.at_level(logging.WARNING), first:
         first.retry(error="later")
@@ -85,12 +85,12 @@ def test_a_record_without_a_timestamp_has_not_expired(kafka: FakeKafka) -> None:
     kafka.now_ms = -1
     kafka.send(b"v", headers=[("ttl", b"3600")])
     kafka.now_ms = 1_700_000_000_000
-    consumer.turn()
+    consumer.run_once()
     [message] = consumer.take()
     assert isinstance(message, ReceivedMessage)
     assert message.retry(after="1s")
-    consumer.turn()
-    consumer.turn()
+    consumer.run_once()
+    consumer.run_once()
     assert [(one.value, one.timestamp_ms) for one in consumer.take()] == [(b"v", -1)]
 
 
@@ -98,12 +98,12 @@ def test_an_empty_header_name_comes_back(kafka: FakeKafka) -> None:
     """Ingress would refuse it: the retry would leave its group."""
     consumer = start(kafka)
     kafka.send(b"v", headers=[("", b"1"), ("a", b"2")])
-    consumer.turn()
+    consumer.run_once()
     consumer.take()[0].retry()
     sent = kafka.committed_records
-    consumer.turn()
+    consumer.run_once()
     assert all(name for name, _ in sent[0].headers)
-    consumer.turn()
+    consumer.run_once()
     [again] = consumer.take()
     assert (again.attempt, again.headers) == (2, [("", b"1"), ("a", b"2")])
 
@@ -115,18 +115,18 @@ def test_the_header_of_the_time_to_live_is_a_setting(
     consumer = start(kafka, ttl_header=name)
     kafka.send(b"v", headers=[("ttl", b"1"), ("x-life", b"90")])
     kafka.now_ms += 60_000
-    consumer.turn()
+    consumer.run_once()
     taken = consumer.take()
     assert len(taken) == (0 if expires else 1)
     if expires:
         assert "has expired: ttl of 1 s" in caplog.text
         return
     taken[0].retry()
-    consumer.turn()
+    consumer.run_once()
     [sent] = kafka.committed_records
     assert "ttl" not in dict(sent.headers)  # the service may count it, from another timestamp
     assert ("x-life" in dict(sent.headers)) == (name is None)
-    consumer.turn()
+    consumer.run_once()
     assert consumer.take()[0].headers == [("ttl", b"1"), ("x-life", b"90")]
 
 
@@ -136,8 +136,8 @@ def test_each_retry_and_each_dead_letter_is_a_line(
     consumer = start(kafka, retry=("5s",))
     kafka.send(b"v", key=b"secret")
     for _ in range(2):
-        consumer.turn()
-        consumer.turn()
+        consumer.run_once()
+        consumer.run_once()
         with consumer.take()[0]:
             raise OSError("down\x1b[2J\n")
     lines = [one for one in caplog.records if one.levelno >= logging.WARNING]
@@ -153,7 +153,7 @@ def test_each_retry_and_each_dead_letter_is_a_line(
 def test_a_record_that_is_never_settled_is_a_trouble(kafka: FakeKafka) -> None:
     consumer = start(kafka, stuck_after="1s")
     kafka.send(b"v")
-    consumer.turn()
+    consumer.run_once()
     [message] = consumer.take()
     assert trouble_of(consumer) is None
     message.handed_s -= 2
@@ -166,5 +166,5 @@ def test_a_record_that_is_never_settled_is_a_trouble(kafka: FakeKafka) -> None:
 def trouble_of(consumer: DrivenConsumer) -> str | None:
     """What the consumer says after it has looked again."""
     consumer.engine._look_at_s = 0.0
-    consumer.turn()
+    consumer.run_once()
     return next(iter(consumer.engine.health.troubles.values()), None)

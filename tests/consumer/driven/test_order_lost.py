@@ -27,7 +27,7 @@ class LosingKafka(FakeKafka):
 def start(kafka: FakeKafka) -> DrivenConsumer:
     consumer = DrivenConsumer(kafka, ordered=True, lost_after="1h", max_held=20_000)
     kafka.rebalance({consumer.broker: [LANE, Partition(kafka.retry, 0)]})
-    consumer.turn()
+    consumer.run_once()
     return consumer
 
 
@@ -36,16 +36,16 @@ def test_a_retry_that_never_comes_back_is_given_up(caplog: pytest.LogCaptureFixt
     consumer = start(kafka)
     for value in (b"lost", b"next", b"last"):
         kafka.send(value, key=b"k")
-    consumer.turn()
+    consumer.run_once()
     consumer.take()[0].retry()
     handled: list[bytes | None] = []
     began_ms = kafka.now_ms
     while len(handled) < 2:
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(10):
             handled.append(message.value)
             message.done()
-        consumer.turn()
+        consumer.run_once()
         # Then what is parked comes back, and not before.
         asked = [dict(one.headers) for one in kafka.committed_records if one.topic == INGRESS]
         kafka.now_ms = max(int(one["dw-deliver-at"] or b"") for one in asked)
@@ -55,7 +55,7 @@ def test_a_retry_that_never_comes_back_is_given_up(caplog: pytest.LogCaptureFixt
     assert consumer.engine.counts.parked < 60
     assert "never came back" in caplog.text
     for _ in range(3):
-        consumer.turn()
+        consumer.run_once()
     assert consumer.broker.away([LANE]) == {LANE: []}
     assert consumer.engine._state.order is not None
     assert (consumer.engine._state.order.lost, consumer.engine._state.order.away_bytes) == (1, 0)
@@ -69,7 +69,7 @@ def test_of_those_that_wait_for_a_record_only_the_next_is_examined(
     for _ in range(50):
         kafka.send(b"v", key=b"k")
     for _ in range(20):
-        consumer.turn()
+        consumer.run_once()
     order = consumer.engine._state.order
     assert order is not None
     examined = 0

@@ -18,7 +18,7 @@ TURNS = 40
 def handle_until_killed(kafka: FakeKafka, consumer: DrivenConsumer, most: int = 5) -> bool:
     """Handles what comes; returns whether a record of value `poison` was handled, and killed it."""
     for _ in range(TURNS):
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(most):
             if message.value == b"poison":
                 return True
@@ -73,12 +73,12 @@ def test_whoever_leaves_in_good_order_leaves_no_suspicion() -> None:
     put(kafka, 0, b"slow")
     for _ in range(9):
         consumer = start(kafka)
-        consumer.turn()
+        consumer.run_once()
         [message] = consumer.take()
         assert not message.is_settled
         assert kafka.passed[message.at].deliveries == 1
         kafka.rebalance({consumer.broker: []})
-        consumer.turn()
+        consumer.run_once()
         assert (kafka.passed[message.at].deliveries, message.is_ours) == (0, False)
     assert letters(kafka) == []
 
@@ -96,12 +96,12 @@ def test_a_partition_hands_out_a_window_until_its_first_commit() -> None:
     put(kafka, 0, *(b"%d" % n for n in range(2 * WINDOW)))
     consumer = start(kafka, commit_every="1h")
     for _ in range(WINDOW):
-        consumer.turn()
+        consumer.run_once()
     first = consumer.take(2 * WINDOW)
     assert len(first) == WINDOW
     first[0].done()
     consumer.engine._commits.last_s = 0.0  # spaced from the last one
-    consumer.turn()
+    consumer.run_once()
     assert len(consumer.take(2 * WINDOW)) == WINDOW
 
 
@@ -112,7 +112,7 @@ def test_a_gap_longer_than_the_window_keeps_nothing_back(*, is_killed: bool) -> 
     put(kafka, 0, *(b"gone" for _ in range(2 * WINDOW)))
     kafka.unseen = {one.place for one in kafka.logs[Partition(kafka.source, 0)]}
     first = start(kafka, max_deliveries=1)
-    first.turn()  # it begins, and there is nothing yet
+    first.run_once()  # it begins, and there is nothing yet
     put(kafka, 0, b"a", b"b", *[b"poison"] * is_killed, b"c")
     assert handle_until_killed(kafka, first, most=9) == is_killed
     assert is_killed or kafka.offsets == {Partition(kafka.source, 0): 2 * WINDOW + 3}
@@ -132,7 +132,7 @@ def test_a_note_that_fails_keeps_no_record_back(fault: Fault) -> None:
     consumer.broker.fault = fault
     handled: Counter[bytes | None] = Counter()
     for _ in range(TURNS):
-        consumer.turn()
+        consumer.run_once()
         taken: list[ReceivedMessage] = consumer.take(9)
         assert len(taken) <= 1
         for message in taken:

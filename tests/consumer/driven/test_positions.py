@@ -13,7 +13,7 @@ def join(kafka: FakeKafka, consumer: DrivenConsumer) -> None:
     topics = (kafka.source, kafka.retry)
     given = [Partition(t, n) for t in topics for n in range(kafka.partitions)]
     kafka.rebalance({consumer.broker: given}, [consumer.broker])
-    consumer.turn()
+    consumer.run_once()
 
 
 def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
@@ -22,10 +22,10 @@ def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
     return consumer
 
 
-def handle(consumer: DrivenConsumer, turns: int = 40) -> list[bytes | None]:
+def handle(consumer: DrivenConsumer, iterations: int = 40) -> list[bytes | None]:
     values = []
-    for _ in range(turns):
-        consumer.turn()
+    for _ in range(iterations):
+        consumer.run_once()
         for message in consumer.take(10):
             values.append(message.value)
             message.done()
@@ -66,7 +66,7 @@ def test_no_record_of_a_topic_that_was_made_anew_has_two_outcomes() -> None:
     kafka.make_anew()
     sent = send(kafka, "new", 20)  # the client goes on among them, at offset 5
     for _ in range(40):
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(10):
             message.dead("BY_HAND")
     assert sorted(one.value or b"" for one in kafka.committed_records) == sorted(sent)
@@ -130,7 +130,7 @@ def test_a_record_that_stays_in_hand_stops_its_own_partition_only() -> None:
     kafka = FakeKafka(partitions=2)
     consumer = start(kafka, max_held=100)
     send(kafka, "a", 300, partition=0)
-    consumer.turn()
+    consumer.run_once()
     [stuck] = consumer.take()
     handle(consumer, 200)
     assert consumer.engine._book.room > 0

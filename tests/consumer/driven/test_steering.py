@@ -24,7 +24,7 @@ def filled(records: int = 4, **options: object) -> tuple[FakeKafka, DrivenConsum
             kafka._append(at, b"k", b"%d" % number, [])
     consumer = start(kafka, **options)
     while consumer.engine._book.held < 2 * records:
-        consumer.turn()
+        consumer.run_once()
     return kafka, consumer
 
 
@@ -34,11 +34,11 @@ def test_a_paused_partition_hands_out_nothing_and_the_others_go_on() -> None:
     assert {one.at for one in consumer.take(9)} == {TWO}
     kafka._append(ONE, None, b"later", [])
     for _ in range(3):
-        consumer.turn()
+        consumer.run_once()
     assert consumer.engine._book.held == 8
     consumer.engine.pause([ONE], on=False)
     assert [one.value for one in consumer.take(9)] == [b"0", b"1", b"2", b"3"]
-    consumer.turn()
+    consumer.run_once()
     assert [one.value for one in consumer.take(9)] == [b"later"]
 
 
@@ -51,7 +51,7 @@ def test_a_pause_ends_with_the_assignment_and_with_a_resume_of_all() -> None:
     consumer.engine.pause([ONE], on=True)
     kafka.rebalance({consumer.broker: [ONE]})
     for _ in range(3):
-        consumer.turn()
+        consumer.run_once()
     assert len(consumer.take(9)) == 4
     with pytest.raises(ValueError, match="orders/1: not assigned here"):
         consumer.engine.pause([TWO], on=True)
@@ -63,11 +63,11 @@ def test_a_named_member_does_not_move_partitions_one_by_one() -> None:
 
 
 def seek(consumer: DrivenConsumer, at: Partition, to: int | datetime) -> None:
-    """Seeks as a caller's thread does, while the engine turns."""
+    """Seeks as a caller's thread does, while the engine runs."""
     caller = threading.Thread(target=consumer.engine.seek, args=(at, to))
     caller.start()
     while caller.is_alive():
-        consumer.turn()
+        consumer.run_once()
 
 
 def test_after_a_seek_reading_goes_on_there_and_that_is_committed() -> None:
@@ -79,7 +79,7 @@ def test_after_a_seek_reading_goes_on_there_and_that_is_committed() -> None:
     assert consumer.engine.counts.retried == 1
     assert [one.done() for one in others] == [False] * 3
     seek(consumer, ONE, 1)
-    consumer.turn()
+    consumer.run_once()
     assert [one.value for one in consumer.take(9) if one.at == ONE] == [b"1", b"2", b"3"]
     with pytest.raises(ValueError, match="not assigned"):
         consumer.engine.seek(Partition("other", 0), 1)
@@ -138,14 +138,14 @@ def test_a_paused_partition_stays_paused_wherever_it_is_read_on() -> None:
     seek(consumer, ONE, 2)
     kafka.make_anew()
     for _ in range(3):
-        consumer.turn()
+        consumer.run_once()
     kafka._append(ONE, None, b"anew", [])
     for _ in range(3):
-        consumer.turn()
+        consumer.run_once()
     assert ONE not in {one.at for one in consumer.take(9)}
     consumer.engine.pause([ONE], on=False)
     for _ in range(3):
-        consumer.turn()
+        consumer.run_once()
     assert [one.value for one in consumer.take(9)] == [b"anew"]
 
 
@@ -178,6 +178,6 @@ def test_a_record_that_is_put_back_comes_first_as_the_same_attempt(*, ordered: b
     for _ in range(9):
         for message in consumer.take(9):
             message.done()
-        consumer.turn()
+        consumer.run_once()
     assert consumer.engine.counts.done == 8
     assert kafka.offsets[ONE] == kafka.offsets[TWO] == 4

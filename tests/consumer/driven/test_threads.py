@@ -33,7 +33,7 @@ def filled(records: int, keys: int, **options: object) -> DrivenConsumer:
         kafka._append(Partition(kafka.source, 0), key, b"%d" % number, [])
     consumer = start(kafka, max_deliveries=None, **options)
     while consumer.engine._book.held < records:
-        consumer.turn()
+        consumer.run_once()
     return consumer
 
 
@@ -71,7 +71,7 @@ def test_records_of_a_key_are_handled_in_order_and_others_meanwhile() -> None:
 
     take, has_ended = take_of(consumer, 200)
     HandlerThreads(handle, 4).run(take, has_ended, consumer.engine.desk.hand_back)
-    consumer.turn()
+    consumer.run_once()
     assert consumer.engine.counts.done == 200
     for key, numbers in seen.items():
         assert key is None or numbers == sorted(numbers)

@@ -15,7 +15,7 @@ def having(kafka: FakeKafka, *values: bytes, **options: object) -> tuple[DrivenC
     for value in values:
         kafka.send(value, headers=[("h", b"1")])
     while len(consumer.hand) < len(values):
-        consumer.turn()
+        consumer.run_once()
         consumer.take(9)
     return consumer, Batch(consumer.hand)
 
@@ -61,7 +61,7 @@ def test_only_what_has_no_object_is_lost_to_a_batch() -> None:
     assert [(one.value, one.attempt) for one in again] == [(b"1", 1), (b"3", 1)]
     with again:
         assert [message.data for message in again] == [1, 3]
-    consumer.turn()
+    consumer.run_once()
     assert written(kafka) == {b"{": "UNREADABLE"}
     assert (consumer.engine.counts.done, consumer.engine.counts.dead) == (2, 1)
 
@@ -72,7 +72,7 @@ def test_a_batch_leaves_out_what_cannot_be_read() -> None:
     batch.drop_unreadable()
     with batch:
         assert [message.data for message in batch] == [1, 3]
-    consumer.turn()
+    consumer.run_once()
     assert written(kafka) == {b"{": "UNREADABLE"}
 
 
@@ -92,7 +92,7 @@ def test_a_registry_that_does_not_answer_makes_no_dead_letter() -> None:
     for message in batch:
         with message:
             _ = message.data
-    consumer.turn()
+    consumer.run_once()
     assert written(kafka) == {b"down": "retried", b"busy": "retried"}
 
 

@@ -20,7 +20,7 @@ NEW, ITS_RETRY, ITS_DEAD = "new-1", "new-1-retry-g", "new-1-dead-g"
 def look(*consumers: DrivenConsumer) -> None:
     for consumer in consumers:
         consumer.engine._look_at_s = 0.0
-        consumer.turn()
+        consumer.run_once()
 
 
 def assign(consumer: DrivenConsumer, *, is_lost: bool = False) -> None:
@@ -28,7 +28,7 @@ def assign(consumer: DrivenConsumer, *, is_lost: bool = False) -> None:
     kafka, topics = consumer.broker.kafka, consumer.broker.subscribed[-1]
     given = [Partition(topic, number) for topic in topics for number in range(kafka.partitions)]
     kafka.rebalance({consumer.broker: given}, [consumer.broker] if is_lost else [])
-    consumer.turn()
+    consumer.run_once()
 
 
 def send(kafka: FakeKafka, topic: str, *values: bytes) -> None:
@@ -40,7 +40,7 @@ def handle(consumer: DrivenConsumer) -> list[tuple[bytes | None, int]]:
     """Handles all; what is called bad fails at first."""
     seen = []
     for _ in range(8):
-        consumer.turn()
+        consumer.run_once()
         for message in consumer.take(10):
             seen.append((message.value, message.attempt))
             if message.value == b"bad" and message.attempt == 1:
@@ -135,7 +135,7 @@ def test_a_topic_that_is_deleted_is_no_longer_read(*, is_incremental: bool) -> N
     send(kafka, NEW, b"1")
     handle(consumer)
     send(kafka, NEW, b"in hand")
-    consumer.turn()
+    consumer.run_once()
     [message] = consumer.take()
     kafka.more["new-1-retry-another"] = "no source"
     kafka.delete(NEW, ITS_RETRY, ITS_DEAD)

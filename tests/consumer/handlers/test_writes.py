@@ -46,7 +46,7 @@ def outcomes(kafka: FakeKafka) -> list[str]:
 def take(kafka: FakeKafka, consumer: DrivenConsumer, *values: bytes) -> list[ReceivedMessage]:
     for value in values:
         kafka.send(value, key=b"k")
-    consumer.turn_often()
+    consumer.run_often()
     return consumer.take(len(values))
 
 
@@ -85,11 +85,11 @@ def test_it_is_written_with_an_outcome_that_is_done_and_no_other(
     [message] = take(kafka, consumer, b"order")
     assert message.produce(BILLS, b"1", key=b"k", headers={"trace": b"7"}, partition=0)
     assert message.produce(BILLS, b"2")
-    consumer.turn()
+    consumer.run_once()
     assert bills(kafka) == []
     ends(message)
     consumer.broker.fault = fault
-    consumer.turn_often()
+    consumer.run_often()
     assert bills(kafka) == ([b"1", b"2"] if is_written else [])
     assert consumer.engine.counts.produced == len(bills(kafka))
     if is_written:
@@ -119,17 +119,17 @@ def test_what_is_given_back_or_lost_has_written_nothing(kafka: FakeKafka) -> Non
     [again] = consumer.take()
     again.produce(BILLS, b"second")
     kafka.rebalance({consumer.broker: [message.at]}, [consumer.broker])
-    consumer.turn()
+    consumer.run_once()
     assert not again.produce(BILLS, b"late")
     assert not again.done()
     assert consumer.engine._book.held_bytes == 0
-    consumer.turn()
+    consumer.run_once()
     [again] = consumer.take()
     again.produce(BILLS, b"third")
     again.done()
     with pytest.raises(SettledError):
         again.produce(BILLS, b"late")
-    consumer.turn()
+    consumer.run_once()
     assert bills(kafka) == [b"third"]
     assert consumer.engine._book.held_bytes == 0
 
@@ -141,11 +141,11 @@ def test_of_a_batch_that_stops_what_was_handled_before_is_written(kafka: FakeKaf
         for message in batch:
             message.produce(BILLS, message.value)
         raise BatchItemError(batch[1]) from OSError("down")
-    consumer.turn()
+    consumer.run_once()
     assert (bills(kafka), outcomes(kafka)) == ([b"1"], ["RETRIED"])
     [third] = consumer.take()
     third.done()
-    consumer.turn_often()
+    consumer.run_often()
     assert bills(kafka) == [b"1"]
 
 
@@ -160,7 +160,7 @@ def test_a_record_fails_if_what_it_wrote_is_refused_and_no_other_does(
         [message] = take(kafka, consumer, b"before")
         message.produce("gone", b"0")
         message.done()
-        consumer.turn()
+        consumer.run_once()
         kafka.more.pop("gone")
         kafka.committed_records.clear()
     for value in (b"good", b"bad", b"fine"):
@@ -169,7 +169,7 @@ def test_a_record_fails_if_what_it_wrote_is_refused_and_no_other_does(
         message.produce(BILLS, b"also " + value)
         message.done()
     for _ in range(4):
-        consumer.turn_often()
+        consumer.run_often()
     assert bills(kafka) == [b"good", b"also good", b"fine", b"also fine"]
     # With `ordered` the next one of its key was handled before this was known.
     assert outcomes(kafka) == ["WRITE_REFUSED" if ordered else "RETRIED"]
@@ -182,7 +182,7 @@ def test_a_record_fails_if_what_it_wrote_is_refused_and_no_other_does(
     assert (again.last_error or "").startswith("WriteRefusedError: ")
     again.produce("gone", b"bad")
     again.done()
-    consumer.turn_often()
+    consumer.run_often()
     assert outcomes(kafka)[1:] == ["ATTEMPTS_EXHAUSTED"]
 
 
@@ -193,7 +193,7 @@ def test_a_refused_write_is_dead_by_its_name_where_no_exception_is_retried(
     [message] = take(kafka, consumer, b"bad")
     message.produce("gone", b"1")
     message.done()
-    consumer.turn_often()
+    consumer.run_often()
     assert outcomes(kafka) == ["WRITE_REFUSED"]
     assert issubclass(WriteRefusedError, RuntimeError)
 
@@ -208,7 +208,7 @@ def test_what_a_topic_takes_one_by_one_is_written_though_it_is_too_large_togethe
             message.produce(BILLS, b"x" * 600)
         message.done()
     for _ in range(3):
-        consumer.turn_often()
+        consumer.run_often()
     assert (len(bills(kafka)), outcomes(kafka)) == (6, [])
 
 
@@ -219,7 +219,7 @@ def test_a_missing_right_is_not_the_records_fault(kafka: FakeKafka) -> None:
     message.produce(BILLS, b"1")
     message.done()
     with pytest.raises(ConsumerError) as reported:
-        consumer.turn_often()
+        consumer.run_often()
     assert reported.value.reason is ConsumerReason.NOT_AUTHORIZED
 
 
@@ -234,10 +234,10 @@ def test_a_right_is_waited_for_and_nothing_is_handled_meanwhile(
     message.produce(BILLS, b"1")
     message.done()
     kafka.send(b"next")
-    consumer.turn_often()
+    consumer.run_often()
     assert (bills(kafka), consumer.take()) == ([], [])
     kafka.denied = kafka.hidden = set()
-    consumer.turn_often()
+    consumer.run_often()
     assert bills(kafka) == [b"1"]
     assert len(consumer.take()) == 1
 
@@ -247,13 +247,13 @@ def test_while_too_much_is_written_no_handler_begins(kafka: FakeKafka) -> None:
     consumer.engine._commits.commit()  # the first comes at once
     first, second = take(kafka, consumer, b"1", b"2")
     kafka.send(b"3")
-    consumer.turn()
+    consumer.run_once()
     second.produce(BILLS, b"x" * 2_000)
     second.done()
     assert consumer.take() == []
     first.done()
     consumer.engine._commits.last_s = 0.0
-    consumer.turn()  # at once, for want of room
+    consumer.run_once()  # at once, for want of room
     assert bills(kafka) == [b"x" * 2_000]
     assert [message.value for message in consumer.take()] == [b"3"]
 
@@ -267,7 +267,7 @@ def test_what_is_written_does_not_keep_back_the_record_that_it_waits_for(
     for value in (b"1", b"2", b"3"):
         kafka._append(at, value, value, [])
     while consumer.engine._book.held < 3:
-        consumer.turn()
+        consumer.run_once()
     first, second = consumer.take(2)
     second.produce(BILLS, b"x" * 2_000)
     second.done()
@@ -278,7 +278,7 @@ def test_what_is_written_does_not_keep_back_the_record_that_it_waits_for(
     may_take.append(consumer.engine._book.has_waiting)
     assert may_take == [True, False], "otherwise who waits would not rest"
     again.done()
-    consumer.turn_often()
+    consumer.run_often()
     assert bills(kafka) == [b"x" * 2_000]
     assert [message.value for message in consumer.take(9)] == [b"3"]
 
@@ -289,7 +289,7 @@ def test_a_partition_whose_writes_stay_here_stops_no_other(kafka: FakeKafka) -> 
     consumer = start(kafka, max_held_bytes=20_000, max_deliveries=None)
     for _ in range(6):
         kafka._append(stuck, None, b"stuck", [])
-    consumer.turn_often()
+    consumer.run_often()
     for message in consumer.take(9)[1:]:  # the first one stays in hand
         message.produce(BILLS, b"x" * 5_000)
         message.done()
@@ -297,7 +297,7 @@ def test_a_partition_whose_writes_stay_here_stops_no_other(kafka: FakeKafka) -> 
         kafka._append(other, None, b"%d" % number, [])
         kafka._append(stuck, None, b"later", [])
     while consumer.engine._book.held < 15:
-        consumer.turn()
+        consumer.run_once()
     taken = consumer.take(9)
     assert [message.value for message in taken] == [b"%d" % number for number in range(9)]
     taken[0].produce(BILLS, b"x" * 2_500)  # its part
@@ -305,7 +305,7 @@ def test_a_partition_whose_writes_stay_here_stops_no_other(kafka: FakeKafka) -> 
     taken[2].nack()
     assert consumer.take(9) == []
     taken[0].done()
-    consumer.turn_often()
+    consumer.run_often()
     assert bills(kafka) == [b"x" * 2_500]
     assert len(consumer.take(9)) == 2
 
@@ -337,7 +337,7 @@ def test_what_is_to_appear_later_goes_through_ingress(kafka: FakeKafka) -> None:
         with pytest.raises(MessageInvalidError):
             message.produce("reminders", value, after=after)
     leave(message)
-    consumer.turn()
+    consumer.run_once()
     [record] = kafka.committed_records
     said = dict(record.headers)
     assert (record.topic, record.key, record.value) == (INGRESS, b"k", b"pay")
@@ -358,5 +358,5 @@ async def test_coroutines_write_too(kafka: FakeKafka) -> None:
                 raise OSError("down")
 
     await asyncio.gather(handle(one), handle(other))
-    consumer.turn()
+    consumer.run_once()
     assert bills(kafka) == [b"1"]

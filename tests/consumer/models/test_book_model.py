@@ -88,20 +88,20 @@ class Group(RuleBasedStateMachine):
             be_prompt(consumer)
 
     @rule(who=st.integers(0, CONSUMERS - 1))
-    def turn(self, who: int) -> None:
-        self.consumers[who].turn()
+    def run_once(self, who: int) -> None:
+        self.consumers[who].run_once()
 
     @rule(
         who=st.integers(0, CONSUMERS - 1),
         most=st.integers(1, 8),
         hows=st.lists(st.sampled_from(["done", "retry", "raise", "dead", "keep"]), min_size=8),
         backwards=st.booleans(),
-        turns=st.booleans(),
+        runs=st.booleans(),
     )
-    def handle(self, who: int, most: int, hows: list[str], *, backwards: bool, turns: bool) -> None:
+    def handle(self, who: int, most: int, hows: list[str], *, backwards: bool, runs: bool) -> None:
         """A handler takes some records, and settles most of what it has, in any order."""
         consumer = self.consumers[who]
-        consumer.turn()
+        consumer.run_once()
         self.handed_out |= {message.place for message in consumer.take(most)}
         hand, consumer.hand = consumer.hand, []
         for message, how in zip(reversed(hand) if backwards else hand, hows, strict=False):
@@ -109,8 +109,8 @@ class Group(RuleBasedStateMachine):
                 consumer.hand.append(message)
             else:
                 settle(message, how)
-        if turns:
-            consumer.turn()
+        if runs:
+            consumer.run_once()
 
     @invariant()
     def nothing_is_written_twice(self) -> None:
@@ -136,7 +136,7 @@ class Group(RuleBasedStateMachine):
         consumer = self.consumers[0]
         for _ in range(40 + 20 * self.sent):
             be_prompt(consumer)
-            consumer.turn()
+            consumer.run_once()
             for message in consumer.take(100):
                 self.handed_out.add(message.place)
                 settle(message, "done")
@@ -148,13 +148,13 @@ class Group(RuleBasedStateMachine):
             ended |= {_read_attempt(record.headers or [], record.place) for record in log}
         assert ended == set(map(_attempt, self.kafka.committed_records))
         for one in self.consumers:
-            one.turn()
+            one.run_once()
             assert one.engine._book.held_bytes == 0
         self.nothing_is_written_twice()
 
 
 def be_prompt(consumer: DrivenConsumer) -> None:
-    """Lets the next turn look for rights, and recover: no time passes here."""
+    """Lets the next iteration look for rights, and recover: no time passes here."""
     consumer.engine._look_at_s = 0.0
     consumer.engine._commits._recover_at_s = 0.0
 

@@ -61,11 +61,11 @@ class OrderedGroup(RuleBasedStateMachine):
         who=st.integers(0, CONSUMERS - 1),
         most=st.integers(1, 8),
         hows=st.lists(st.sampled_from(HOWS), min_size=8),
-        turns=st.integers(0, 2),
+        runs=st.integers(0, 2),
     )
-    def handle(self, who: int, most: int, hows: list[str], turns: int) -> None:
+    def handle(self, who: int, most: int, hows: list[str], runs: int) -> None:
         consumer = self.consumers[who]
-        consumer.turn()
+        consumer.run_once()
         self.take(consumer, most)
         hand, consumer.hand = consumer.hand, []
         for message, how in zip(hand, hows, strict=False):
@@ -73,8 +73,8 @@ class OrderedGroup(RuleBasedStateMachine):
                 consumer.hand.append(message)
             else:
                 self.settle(message, how)
-        for _ in range(turns):
-            consumer.turn()
+        for _ in range(runs):
+            consumer.run_once()
 
     def take(self, consumer: DrivenConsumer, most: int) -> None:
         taken = consumer.take(most)
@@ -109,7 +109,7 @@ class OrderedGroup(RuleBasedStateMachine):
         consumer = self.consumers[0]
         consumer.hand.clear()
         for _ in range(400):
-            consumer.turn()
+            consumer.run_once()
             self.take(consumer, 100)
             for message in consumer.hand:
                 self.settle(message, "done")

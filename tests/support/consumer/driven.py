@@ -29,15 +29,15 @@ class DrivenConsumer:
         self.hand: list[ReceivedMessage] = []
         self.engine._begin()
 
-    def turn(self) -> None:
-        """Runs one turn of its thread."""
-        self.engine._turn()
+    def run_once(self) -> None:
+        """Runs one iteration of its thread."""
+        self.engine._run_once()
 
-    def turn_often(self) -> None:
-        """Runs some turns, without the waits after failures."""
+    def run_often(self) -> None:
+        """Runs some iterations, without the waits after failures."""
         for _ in range(9):
             self.engine._commits._recover_at_s = 0.0
-            self.turn()
+            self.run_once()
 
     def take(self, most: int = 1) -> list[ReceivedMessage]:
         """Takes messages; unsettled ones are in `hand`."""
@@ -53,5 +53,5 @@ def start(kafka: FakeKafka, **options: object) -> DrivenConsumer:
     kafka.rebalance(
         {consumer.broker: [Partition(t, n) for t in topics for n in range(kafka.partitions)]}
     )
-    consumer.turn()
+    consumer.run_once()
     return consumer

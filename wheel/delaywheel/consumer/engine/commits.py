@@ -64,7 +64,7 @@ class Commits:
         self.last_s = 0.0
         self.next_s = 0.0
 
-    def turn(self) -> None:
+    def commit_if_due(self) -> None:
         """Commits if it is time, or recovers."""
         now_s = time.monotonic()
         if self._state.must_recover:

@@ -193,7 +193,7 @@ class Engine:
         try:
             self._begin()
             while not self._state.is_stopping:
-                self._turn()
+                self._run_once()
             self._end()
         except BaseException as error:  # noqa: BLE001 - it is raised where the caller waits
             self._state.error = error
@@ -227,7 +227,7 @@ class Engine:
             on_lost=self._lost,
         )
 
-    def _turn(self, *, fetches: bool = True) -> None:
+    def _run_once(self, *, fetches: bool = True) -> None:
         """Fetches once, and commits if it is time."""
         if self._seeks:
             self._seek()
@@ -253,7 +253,7 @@ class Engine:
         self.desk.take_back_late()
         if now_s >= self._look_at_s or self._rights.has_news:
             self._look()
-        self._commits.turn()
+        self._commits.commit_if_due()
         if self._commits.is_outdated:
             self._look()
 
@@ -366,7 +366,7 @@ class Engine:
         with self._changed:
             self._state.notify()
         while self._book.in_hand(self._book.partitions) and time.monotonic() < deadline:
-            self._turn(fetches=False)
+            self._run_once(fetches=False)
         self._commits.settle_up(deadline)
         self._commits.give_back(self._book.partitions)
 
