@@ -1,4 +1,4 @@
-"""Runs the cleaner turn by turn: the election machine decides, the leader forwards.
+"""Runs the cleaner: the election machine decides, the leader forwards.
 
 Only the machine (core/election/machine.py) decides what this node is; its effects are carried out
 here, and its inputs are gathered here:
@@ -81,7 +81,7 @@ from delaywheel_replica.link import DeadLetter
 from delaywheel_replica.process.logs import get_logger
 
 TICK_S = 0.1
-"""The longest wait between two turns."""
+"""The longest wait between two iterations."""
 
 LED_TICK_S = QUIET_ROW_S
 """The same while another node leads: its silence counts only after four of these."""
@@ -238,7 +238,7 @@ class Leadership:
         if self._stop_by is None:
             self._stop_by = self._clock.monotonic() + STOP_S
 
-    def turn(self, server: ServerStatus | None) -> float:
+    def run_once(self, server: ServerStatus | None) -> float:
         """Does the pending work; returns how many seconds to wait, unless woken."""
         self._take_server(server)
         for event in self._candidacy.events():

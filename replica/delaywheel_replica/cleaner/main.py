@@ -1,6 +1,6 @@
 """The cleaner process: `python -m delaywheel_replica.cleaner.main`, run by the supervisor.
 
-One thread turns (leadership.py) whenever there is work: the server's row changed, a message falls
+One thread runs (leadership.py) whenever there is work: the server's row changed, a message falls
 due, a background call ended, and at least ten times a second, or four while another node leads. It
 reads the server's row and writes its own; the link carries wake-ups and a few requests (link.py).
 
@@ -193,11 +193,11 @@ class Cleaner:
         self._stamper.start()
 
     def run(self) -> None:
-        """Runs turn after turn until the node stops."""
+        """Runs one iteration after another until the node stops."""
         while True:
             self._read_server()
             self._take_levels()
-            wait_s = self._leadership.turn(self._server)
+            wait_s = self._leadership.run_once(self._server)
             self._news.report(self._topics.news())
             self._dead_news.report()
             self._places.report()
@@ -317,7 +317,7 @@ class Cleaner:
             case StopRequested():
                 self._leadership.stop()
             case _:
-                pass  # a wake-up: the next turn handles it
+                pass  # a wake-up: the next iteration handles it
 
     def _write_row(self, *, now: bool = False) -> None:
         """Writes the row if something has changed (row_keeper.py)."""

@@ -2,22 +2,22 @@
 
 | changed since the last write | written |
 |---|---|
-| anything but progress, ingress and lateness | at the next turn |
-| progress, and a commit was requested within `HASTE_S` | at the next turn |
+| anything but progress, ingress and lateness | at the next iteration |
+| progress, and a commit was requested within `HASTE_S` | at the next iteration |
 | progress, or ingress | after `ROW_S`: a row costs both processes as much as the messages of a
 |   | transaction |
 | nothing, or only the lateness | after `QUIET_ROW_S` |
 
 | the main thread | the row is written | by |
 |---|---|---|
-| turns | as above | the main thread |
+| runs | as above | the main thread |
 | waits for a transaction | every `STAMP_S`, the same with new times and `call_since_ms` | `stamp` |
 | reads what is due | every `STAMP_S`, the same with new times | `stamp` |
 | waits too long for its last commit to count, or reads for `READING_MS` | not any more | - |
 | waits for anything else | not any more | - |
 
 So a leader on slow brokers, or a slow disk, stays heard, and one that hangs does not: at that
-moment the election machine would end its term, if it could turn.
+moment the election machine would end its term, if it could run.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """What wakes the cleaner's main thread: other threads, and the server.
 
-| what has come | the main thread turns |
+| what has come | the main thread runs |
 |---|---|
 | another thread has called `wake` | at once |
 | a request of the server, or its answer to a hand-over | at once |
 | the server's notice of a new status, and nothing else | at once, or as soon as a transaction may |
 |   | begin |
 
-Under load there are as many new statuses as transactions, and each would cost a turn that can do
-nothing.
+Under load there are as many new statuses as transactions, and each would cost an iteration that
+can do nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Wakeups:
         self._answers = answers
 
     def wait(self, wait_s: float, pause_s: float) -> None:
-        """Waits until it is time to turn, and takes the messages that have come.
+        """Waits until it is time to run, and takes the messages that have come.
 
         Args:
             wait_s: How long at most.

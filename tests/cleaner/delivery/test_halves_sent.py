@@ -198,6 +198,6 @@ def test_messages_that_are_no_halves_are_not_released(wheels: Wheels) -> None:
     wheels.write(A1, [message])
     wheels.cancel(A1, [message], kind=Kind.RELEASES)
     leader = Leader(wheels)
-    assert leader.turn().totals()["forwarded"] == 0
-    assert leader.turn(6_000).totals()["forwarded"] == 1
+    assert leader.run_once().totals()["forwarded"] == 0
+    assert leader.run_once(6_000).totals()["forwarded"] == 1
     leader.reader.close()

@@ -98,7 +98,7 @@ class Leader:
     def state(self) -> ControlState:
         return self.forwarder.state
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Runs one transaction."""
         self.now_ms += 100
         own = self.heartbeats["a"]
@@ -130,7 +130,7 @@ def test_alone_a_bad_frame_is_given_up_as_soon_as_it_is_found(wheels: Wheels) ->
     leader = Leader(wheels, wheel_record_of(), {})
     leader.heartbeats = {"a": reporting(4)}
     for _ in range(5):
-        leader.turn()
+        leader.run_once()
         # What the server of a node alone says.
         leader.lacks = dict.fromkeys(leader.forwarder.unreadable, "a")
     assert leader.producers.ids() == [1, 3, 4]
@@ -158,15 +158,15 @@ def test_among_others_it_waits_until_all_lack_it_or_it_is_repaired(wheels: Wheel
     leader.heartbeats = {"a": reporting(4), "b": reporting(4, node="b")}
     for nodes in ("", "a", "ab", "bc"):
         leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], nodes)
-        leader.turn()
+        leader.run_once()
         assert leader.forwarder.unreadable == {(A1, 2), (A1, 3)}
     assert leader.producers.ids() == []  # their second waits for them
     wheels.repair(wheels.frames[1])
     # The last word is older than the repair: what can be read is not given up.
     leader.heartbeats["b"] = reporting(4, 2, 3, node="b")
     leader.lacks = dict.fromkeys([(A1, 2), (A1, 3)], "abc")
-    leader.turn()
-    leader.turn()
+    leader.run_once()
+    leader.run_once()
     assert leader.state.lost == {(A1, 3)}
     assert leader.producers.ids() == [1, 2, 4]
     leader.reader.close()
@@ -177,18 +177,18 @@ def test_what_cannot_be_read_counts_as_late(wheels: Wheels) -> None:
     wheels.damage(wheels.frames[1])
     leader = Leader(wheels, wheel_record_of("a", "b", min_insync=2), {})
     leader.heartbeats = {"a": reporting(4), "b": reporting(4, node="b")}
-    leader.turn()
+    leader.run_once()
     assert leader.forwarder.oldest_waiting_ms() == DUE_MS - 1001, "the second that waits begins"
     wheels.repair(wheels.frames[1])
-    leader.turn()
-    leader.turn()
+    leader.run_once()
+    leader.run_once()
     assert leader.producers.ids() == [1, 2, 3, 4]
     assert leader.forwarder.oldest_waiting_ms() is None
     wheels.damage(wheels.write(A1, [Sent(DUE_MS - 1000, (5).to_bytes(16, "big"))])[0])
     leader.heartbeats["a"] = reporting(5)
     first_ms = leader.now_ms + 100
     for _ in range(3):
-        leader.turn()
+        leader.run_once()
         assert leader.forwarder.unreadable == {(A1, 5)}
         assert leader.forwarder.oldest_waiting_ms() == first_ms, "since it was first asked for"
     leader.reader.close()
@@ -204,10 +204,10 @@ def test_what_was_done_is_given_up_without_an_outcome(wheels: Wheels) -> None:
     wheels.damage(wheels.frames[0])
     leader.heartbeats = {"a": reporting(5)}
     for _ in range(3):
-        leader.turn()
+        leader.run_once()
         leader.lacks = dict.fromkeys(leader.forwarder.unreadable, "a")
     assert leader.state.lost == {(A1, 1)}
-    leader.turn()
+    leader.run_once()
     assert leader.producers.outcomes() == []
     assert leader.producers.ids() == [1]
     leader.reader.close()
@@ -224,15 +224,15 @@ def test_frames_that_were_taken_account_of_and_are_gone_end_with_their_wheel(
     leader.heartbeats = {"a": replace(left, last_number=2)}
     leader.answers = [FenceAnswer("a", "disk-a", Fence("a", 1), {A1: 4}, all_incomplete=True)]
     assert not holds_progress(leader.state, leader.heartbeats["a"])
-    leader.turn()
+    leader.run_once()
     assert leader.forwarder.unreadable == {(A1, 5), (A1, 6)}
     leader.lacks = dict.fromkeys(leader.forwarder.unreadable, "a")
-    leader.turn()
+    leader.run_once()
     assert leader.state.wheels[A1].closed_at == 6
     assert leader.state.lost == {(A1, 5), (A1, 6)}
     assert [(o["seq"], o["last_seq"]) for o in leader.producers.outcomes()] == [(5, 6)]
     assert holds_progress(leader.state, leader.heartbeats["a"])
-    leader.turn()
+    leader.run_once()
     assert leader.forwarder.forwarding
     assert leader.producers.ids() == [1, 2, 3, 4]
     leader.reader.close()

@@ -148,7 +148,7 @@ def _key_of(record: Record) -> tuple[bytes, int]:
 
 
 class Leader:
-    """A forwarder on wheels a.1 and b.1, which the node holds; account is kept after each turn."""
+    """A forwarder on wheels a.1 and b.1, which the node holds; account is kept each time."""
 
     def __init__(self, wheels: Wheels) -> None:
         self.wheels = wheels
@@ -176,7 +176,7 @@ class Leader:
         )
         self.forwarder.start_forwarding()
 
-    def turn(self, pass_ms: int = 0) -> Account:
+    def run_once(self, pass_ms: int = 0) -> Account:
         """One transaction after another, until nothing is due."""
         for _ in self.transactions(pass_ms):
             Account(self.wheels, self.producers).check()
@@ -224,11 +224,11 @@ def test_a_transaction_with_messages_joins_the_control_topic_first(
     wheels: Wheels, leader: Leader
 ) -> None:
     key = OPENING[0].encode()
-    leader.turn()
+    leader.run_once()
     assert all(record.key != key for record in leader.producers.committed), "an idle commit"
     before = len(leader.producers.committed)
     wheels.write(A1, [sent(1)])
-    leader.turn(200)
+    leader.run_once(200)
     written = leader.producers.committed[before:]
     assert (written[0].topic, written[0].key) == (NAMES.control, key)
     assert [record.topic for record in written].count(NAMES.control) >= 2, "it has progress, too"
@@ -241,8 +241,8 @@ def test_retries_have_one_fate_each_wherever_and_whenever_they_come(
     wheels.write(A1, [first, first, other])  # twice in one frame
     wheels.write(B1, [first, sent(2, value=b"something else")])
     wheels.write(A1, [late])
-    leader.turn()
-    account = leader.turn(1_000)
+    leader.run_once()
+    account = leader.run_once(1_000)
     assert account.totals() == {
         "accepted": 6,
         "forwarded": 3,
@@ -253,7 +253,7 @@ def test_retries_have_one_fate_each_wherever_and_whenever_they_come(
     # After the slot was done, in the late window.
     wheels.write(B1, [late, first])
     wheels.write(A1, [sent(2, topic="elsewhere")])
-    account = leader.turn(1_000)
+    account = leader.run_once(1_000)
     assert (account.totals()["accepted"], account.totals()["duplicates"]) == (9, 6)
     reported = [each for each in account.reported if each["id"] == other.id.hex()]
     assert [(each["content_differs"], each["topic"]) for each in reported] == [
@@ -270,8 +270,8 @@ def test_a_cancel_counts_once_however_often_message_and_cancel_came(
     wheels.write(B1, [gone])
     wheels.cancel(A1, [gone])
     wheels.cancel(B1, [gone, gone])
-    leader.turn()
-    account = leader.turn(2_000)
+    leader.run_once()
+    account = leader.run_once(2_000)
     assert account.totals() == {
         "accepted": 3,
         "forwarded": 1,
@@ -282,7 +282,7 @@ def test_a_cancel_counts_once_however_often_message_and_cancel_came(
     # A cancel and a retry that come too late change nothing.
     wheels.cancel(A1, [kept])
     wheels.write(B1, [kept, gone])
-    account = leader.turn(500)
+    account = leader.run_once(500)
     assert account.totals() == {
         "accepted": 5,
         "forwarded": 1,
@@ -294,9 +294,9 @@ def test_a_cancel_counts_once_however_often_message_and_cancel_came(
 
 def test_a_retry_of_what_was_dead_lettered_is_a_duplicate(wheels: Wheels, leader: Leader) -> None:
     wheels.write(A1, [sent(1, topic=BAD), sent(2)])
-    leader.turn(1_000)
+    leader.run_once(1_000)
     wheels.write(B1, [sent(1, topic=BAD)])
-    account = leader.turn(1_000)
+    account = leader.run_once(1_000)
     assert account.totals() == {
         "accepted": 3,
         "forwarded": 1,
@@ -312,8 +312,8 @@ def test_a_frame_that_is_lost_in_part_is_reported_and_what_was_done_of_it_is_not
     """Two of its messages are done, the third is not; a copy of that one is in another wheel."""
     rows = [sent(1, in_ms=100), sent(2, in_ms=200), sent(3, in_ms=700), sent(4, in_ms=800)]
     (frame,) = wheels.write(A1, rows)
-    leader.turn()
-    assert leader.turn(250).totals()["forwarded"] == 2
+    leader.run_once()
+    assert leader.run_once(250).totals()["forwarded"] == 2
     # The leader changes: only the next one cannot read it.
     wheels.damage(frame)
     after = Leader(wheels)
@@ -321,7 +321,7 @@ def test_a_frame_that_is_lost_in_part_is_reported_and_what_was_done_of_it_is_not
     after.producers.committed = leader.producers.committed
     wheels.write(B1, [rows[2]])
     for _ in range(4):
-        account = after.turn(300)
+        account = after.run_once(300)
     after.reader.close()
     (lost,) = [each for each in account.reported if each["outcome"] == "lost"]
     assert (lost["wheel"], lost["seq"], lost["messages"]) == ("a.1", 1, 4)
@@ -338,7 +338,7 @@ def test_a_millisecond_that_is_split_is_accounted_for_at_each_of_its_parts(
     rows = [sent(number) for number in range(8)]
     wheels.write(A1, rows)
     wheels.write(B1, [rows[0], rows[7]])
-    account = leader.turn(1_000)
+    account = leader.run_once(1_000)
     assert account.totals()["forwarded"] == 8
     assert account.totals()["duplicates"] == 2
     assert sum(record.key == b"progress" for record in leader.producers.committed) >= 4
@@ -347,9 +347,9 @@ def test_a_millisecond_that_is_split_is_accounted_for_at_each_of_its_parts(
 def test_what_is_committed_as_lost_names_the_frame(wheels: Wheels, leader: Leader) -> None:
     (frame,) = wheels.write(A1, [sent(1), sent(2)])
     wheels.damage(frame)
-    leader.turn()
-    leader.turn(1_000)
-    account = leader.turn(1_000)
+    leader.run_once()
+    leader.run_once(1_000)
+    account = leader.run_once(1_000)
     keys = [record.key for record in leader.producers.committed if record.topic == NAMES.control]
     assert lost_record(FrameRange(A1, 1, 1))[0].encode() in keys
     assert account.totals()["forwarded"] == 0

@@ -17,7 +17,7 @@ from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, REGAIN_S
 from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
 
-TURN_S = 0.1
+ITERATION_S = 0.1
 LIMITS = Limits(100_000)
 PRESENT = Topic(TopicState.PRESENT, 0.0, partitions=2, limits=LIMITS)
 
@@ -88,9 +88,9 @@ def judge(kafka: Kafka) -> DeadLetters:
     )
 
 
-def turn(kafka: Kafka, judging: DeadLetters, rows: DueRows) -> Plan | None:
-    """One turn of a leader; None: nothing is delivered."""
-    kafka.now += TURN_S
+def run_once(kafka: Kafka, judging: DeadLetters, rows: DueRows) -> Plan | None:
+    """One iteration of a leader; None: nothing is delivered."""
+    kafka.now += ITERATION_S
     plan = judging.plan(rows)
     if isinstance(plan, Hold):
         return None
@@ -99,8 +99,8 @@ def turn(kafka: Kafka, judging: DeadLetters, rows: DueRows) -> Plan | None:
 
 
 def fates(kafka: Kafka, judging: DeadLetters, rows: DueRows) -> tuple[int, list[DeadReason]]:
-    """In a turn with deliveries: how many, and why other messages wait."""
-    plan = turn(kafka, judging, rows)
+    """In an iteration with deliveries: how many, and why other messages wait."""
+    plan = run_once(kafka, judging, rows)
     assert plan is not None
     return len(plan.rows), [each.reason for each in plan.dead]
 
@@ -112,12 +112,12 @@ def held_s(
     step: Callable[[float], DueRows],
     each: Callable[[Plan], None] = lambda _: None,
 ) -> float:
-    """How long nothing was delivered during this many seconds of turns."""
+    """How long nothing was delivered during this many seconds."""
     begin, held = kafka.now, 0.0
     while kafka.now < begin + seconds:
-        plan = turn(kafka, judging, step(kafka.now - begin))
+        plan = run_once(kafka, judging, step(kafka.now - begin))
         if plan is None:
-            held += TURN_S
+            held += ITERATION_S
         else:
             each(plan)
     return held
@@ -135,7 +135,7 @@ def test_fifty_topics_in_trouble_hold_up_the_others_for_one_patience(
     judging, rows = judge(kafka), rows_of("good", *bad)
     dead: list[int] = []
     held = held_s(kafka, judging, 20, lambda _: rows, lambda plan: dead.append(len(plan.dead)))
-    assert held <= PATIENCE_S + TURN_S
+    assert held <= PATIENCE_S + ITERATION_S
     assert set(dead) == {0 if state is None else 50}, "unanswered topics are tried"
 
 
@@ -150,8 +150,8 @@ def test_topics_whose_trouble_begins_one_after_another_share_one_patience() -> N
 def test_a_topic_seen_to_be_in_trouble_ahead_is_not_waited_for_again() -> None:
     kafka = Kafka({"good": PRESENT, "bad": Topic(TopicState.LEADERLESS, 0.0, 1)})
     judging = judge(kafka)
-    for _ in range(round(PATIENCE_S / TURN_S) + 1):
-        kafka.now += TURN_S
+    for _ in range(round(PATIENCE_S / ITERATION_S) + 1):
+        kafka.now += ITERATION_S
         assert isinstance(judging.plan(rows_of("good"), lambda: ["bad"]), Plan)
     assert fates(kafka, judging, rows_of("good", "bad"))[1] == [DeadReason.TOPIC_UNAVAILABLE]
 
@@ -166,12 +166,12 @@ def test_a_topic_that_comes_and_goes_costs_its_patience_once() -> None:
         return rows
 
     held = held_s(kafka, judging, RECENT_S, flap)
-    assert held <= PATIENCE_S + 2 * TURN_S
+    assert held <= PATIENCE_S + 2 * ITERATION_S
     kafka.topics["bad"] = PRESENT
     assert held_s(kafka, judging, RECENT_S + REGAIN_S, lambda _: rows) == 0
     kafka.topics["bad"] = replace(PRESENT, state=TopicState.LEADERLESS)
     again = held_s(kafka, judging, 10, lambda _: rows)
-    assert PATIENCE_S - 2 * TURN_S <= again <= PATIENCE_S + TURN_S, "it was well for long"
+    assert PATIENCE_S - 2 * ITERATION_S <= again <= PATIENCE_S + ITERATION_S, "it was well for long"
 
 
 def test_a_short_trouble_makes_no_dead_letters() -> None:
@@ -190,7 +190,7 @@ def test_many_topics_that_only_trials_find_are_waited_for_together() -> None:
     judging.failed(rows, kafka.now)
     dead: list[int] = []
     held = held_s(kafka, judging, 20, lambda _: rows, lambda plan: dead.append(len(plan.dead)))
-    assert held <= PATIENCE_S + TURN_S
+    assert held <= PATIENCE_S + ITERATION_S
     assert set(dead) == {50}
     assert kafka.searched[0] == {"good", *bad}
     assert kafka.searched[1] == set(bad), "one probe for all"
@@ -206,7 +206,7 @@ def test_a_search_tries_every_partition_for_messages_that_go_anywhere() -> None:
     judging, rows = judge(kafka), rows_of("any", "keyed", "named")
     rows.records["key_length"][1], rows.records["partition"][2] = 0, 1
     judging.failed(rows, kafka.now)
-    turn(kafka, judging, rows)
+    run_once(kafka, judging, rows)
     assert kafka.everywhere == [{"any": 2}], "the others go again to the partition that failed"
 
 
@@ -229,7 +229,7 @@ def test_what_it_took_to_find_a_topic_counts_as_waiting_for_it() -> None:
     judging, rows = judge(kafka), rows_of("good", "bad")
     kafka.now += RECENT_S
     judging.failed(rows, kafka.now - PATIENCE_S + 1)
-    assert held_s(kafka, judging, 10, lambda _: rows) <= 1 + TURN_S
+    assert held_s(kafka, judging, 10, lambda _: rows) <= 1 + ITERATION_S
     assert judging.unavailable_topics == ("bad",)
     kafka.topics["next"] = replace(PRESENT, state=TopicState.LEADERLESS)
     after = rows_of("good", "next")
@@ -250,9 +250,9 @@ def test_what_a_search_had_no_time_for_is_searched_before_anything_is_forwarded(
     kafka.search = search  # type: ignore[method-assign]
     judging, rows = judge(kafka), rows_of("a", "b")
     judging.failed(rows, kafka.now)
-    assert turn(kafka, judging, rows) is None
+    assert run_once(kafka, judging, rows) is None
     searches[0].set_result(Findings(tried={"a"}))
-    assert turn(kafka, judging, rows) is None
+    assert run_once(kafka, judging, rows) is None
     assert kafka.searched == [{"a", "b"}, {"b"}]
 
 
@@ -281,7 +281,7 @@ def test_a_failure_just_before_an_election_is_looked_into_after_it() -> None:
     judging.failed(rows, kafka.now)
     kafka.now += 3
     judging.begin_term()
-    assert turn(kafka, judging, rows) is None
+    assert run_once(kafka, judging, rows) is None
     assert kafka.searched == [{"good", "bad"}]
 
 
@@ -299,7 +299,7 @@ def test_a_new_leader_looks_first_when_messages_are_overdue() -> None:
     kafka.now += RECENT_S
     searches = len(kafka.searched)
     judging.plan(rows_of("good"))
-    assert turn(kafka, judging, in_time) is not None
+    assert run_once(kafka, judging, in_time) is not None
     assert len(kafka.searched) <= searches + 1
 
 
@@ -312,7 +312,7 @@ def test_an_old_answer_condemns_nothing(state: TopicState) -> None:
     kafka.answers = False
     kafka.now += 10 * FRESH_S
     judging.begin_term()
-    assert turn(kafka, judging, rows) is None
+    assert run_once(kafka, judging, rows) is None
     assert kafka.asked == ["a"]
     kafka.topics["a"], kafka.answers = PRESENT, True
     assert fates(kafka, judging, rows) == (1, [])
@@ -321,14 +321,14 @@ def test_an_old_answer_condemns_nothing(state: TopicState) -> None:
 def test_a_partition_added_since_is_asked_for_before_a_message_is_condemned() -> None:
     kafka = Kafka({"a": PRESENT})
     judging = judge(kafka)
-    assert turn(kafka, judging, rows_of("a")) is not None
+    assert run_once(kafka, judging, rows_of("a")) is not None
     kafka.answers = False
     kafka.now += 10
     third = rows_of("a", partition=2)
-    assert turn(kafka, judging, third) is None
+    assert run_once(kafka, judging, third) is None
     assert kafka.asked == ["a"]
     kafka.topics["a"], kafka.answers = replace(PRESENT, partitions=3), True
-    plan = turn(kafka, judging, third)
+    plan = run_once(kafka, judging, third)
     assert plan is not None
     assert len(plan.rows) == 1
     assert plan.look_up == frozenset({"a"}), "the clients have to learn of it, too"
@@ -342,9 +342,9 @@ def test_without_an_answer_a_doubtful_message_is_tried() -> None:
     kafka.answers = False
     kafka.now += 10
     held = 0.0
-    while (plan := turn(kafka, judging, rows)) is None:
-        held += TURN_S
-    assert held <= PATIENCE_S + TURN_S
+    while (plan := run_once(kafka, judging, rows)) is None:
+        held += ITERATION_S
+    assert held <= PATIENCE_S + ITERATION_S
     assert (len(plan.rows), plan.dead) == (1, [])
 
 

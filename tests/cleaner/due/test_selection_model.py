@@ -246,7 +246,7 @@ class Selection(RuleBasedStateMachine):
             assert self.limits.keys() >= self.progress.seqs.keys()
             assert step.after.due_ms == self.now_ms
             assert {w: step.after.seq(w) for w in self.limits} == self.limits
-        if not step and self.has_loaded():  # or a leader would turn without end
+        if not step and self.has_loaded():  # or a leader would spin
             due_ms = self.reader.next_due_ms()
             assert due_ms is None or due_ms > self.now_ms
         return step

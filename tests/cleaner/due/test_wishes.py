@@ -33,10 +33,10 @@ class Counting:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
         self.frames: list[int] = []
-        """For each turn, how many were read."""
+        """For each search, how many were read."""
         self.looks = 0
 
-    def turn(self, wishes: WishSearch, wished: list[RescheduleWish]) -> list[RescheduleWish]:
+    def search(self, wishes: WishSearch, wished: list[RescheduleWish]) -> list[RescheduleWish]:
         self.frames.append(0)
         return wishes.uncancelled(wished)
 
@@ -67,10 +67,10 @@ def test_a_seconds_cancels_are_read_once_for_all_who_wish(wheels: Wheels) -> Non
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        found = counting.turn(wishes := WishSearch(counting), wished)
+        found = counting.search(wishes := WishSearch(counting), wished)
         assert found == [wish for n, wish in enumerate(wished) if n not in {7, 9}]
         assert counting.frames == [201 + FINDING_FRAMES]
-        assert counting.turn(wishes, wished[:3]) == wished[:3]
+        assert counting.search(wishes, wished[:3]) == wished[:3]
         assert counting.frames[1] == 0
 
 
@@ -96,7 +96,7 @@ def test_rows_of_an_index_are_read_once_for_all_seconds(
         wished = [wish_of(each, ((A1, 50 + n),)) for n, each in enumerate(sent)]
         monkeypatch.setattr(WheelReader, "rows", counted)
         counting = Counting(leader)
-        found = counting.turn(WishSearch(counting), wished)
+        found = counting.search(WishSearch(counting), wished)
     assert found == [wish for n, wish in enumerate(wished) if n != 17]
     assert len(reads) == 1
 
@@ -112,16 +112,18 @@ def test_only_what_came_since_the_server_looked_is_read(wheels: Wheels) -> None:
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        assert counting.turn(WishSearch(counting), [wish_of(first, late)]) == [wish_of(first, late)]
+        assert counting.search(WishSearch(counting), [wish_of(first, late)]) == [
+            wish_of(first, late)
+        ]
         assert counting.frames == [0]
         wished = [wish_of(first, late), wish_of(second, early), wish_of(third, late)]
-        assert counting.turn(wishes := WishSearch(counting), wished) == [wished[0], wished[2]]
+        assert counting.search(wishes := WishSearch(counting), wished) == [wished[0], wished[2]]
         assert counting.frames[1] == 2
         wheels.cancel(B1, [third])
         leader.forward(START_MS + 1_100)
-        assert counting.turn(wishes, wished) == [wished[0]]
+        assert counting.search(wishes, wished) == [wished[0]]
         # Who did not say where it looked is looked at from the beginning.
-        assert counting.turn(WishSearch(counting), [*wished[:2], wish_of(third)]) == [wished[0]]
+        assert counting.search(WishSearch(counting), [*wished[:2], wish_of(third)]) == [wished[0]]
         assert counting.frames[-1] > 100
 
 
@@ -136,11 +138,11 @@ def test_many_cancels_are_read_in_turns_and_keep_no_other_second_waiting(
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
         wishes, first = WishSearch(counting), dict[RescheduleWish, int]()
-        for turn in range(20):
-            for wish in counting.turn(wishes, [wish_of(many), wish_of(few)]):
-                first.setdefault(wish, turn)
+        for number in range(20):
+            for wish in counting.search(wishes, [wish_of(many), wish_of(few)]):
+                first.setdefault(wish, number)
         assert first[wish_of(few)] <= 1, "the second without cancels is known at once"
-        assert first[wish_of(many)] >= 4, "the other one takes several turns"
+        assert first[wish_of(many)] >= 4, "the other one takes several searches"
         assert max(counting.frames) <= 64 + FINDING_FRAMES
 
 
@@ -156,11 +158,11 @@ def test_who_wishes_while_a_second_is_read_is_looked_at_next(
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
         wishes = WishSearch(counting)
-        assert counting.turn(wishes, [wish_of(first)]) == []
+        assert counting.search(wishes, [wish_of(first)]) == []
         everyone = [wish_of(first), wish_of(later), wish_of(gone)]
         found = set[RescheduleWish]()
         for _ in range(20):
-            found.update(counting.turn(wishes, everyone))
+            found.update(counting.search(wishes, everyone))
         assert found == set(everyone[:2])
 
 
@@ -170,5 +172,5 @@ def test_what_is_wished_no_more_is_forgotten(wheels: Wheels) -> None:
         wishes = WishSearch(counting := Counting(leader))
         for number in range(3 * FRAMES_AT_ONCE):
             sent = message(LATER_MS + 1000 * number, number)
-            assert counting.turn(wishes, [wish_of(sent)])
+            assert counting.search(wishes, [wish_of(sent)])
         assert len(wishes._seconds) <= 257  # what it holds on to, whatever is asked

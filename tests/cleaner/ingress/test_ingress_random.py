@@ -31,7 +31,7 @@ class Story:
         site, chance = self._site, self._chance
         site.producers.verdict = chance.choice(ENDS)
         site.producers.commits = chance.random() < 0.5
-        chance.choice([self._send, self._send, self._turn, self._turn, self._answer, self._else])()
+        chance.choice([self._send, self._send, self._run, self._run, self._answer, self._else])()
 
     def end(self) -> None:
         """All is well from now on."""
@@ -39,7 +39,7 @@ class Story:
         site.producers.verdict, site.takes, site.has_server = TransactionState.COMMITTED, True, True
         for _ in range(60):
             site.pass_ms(500)
-            while (done := site.turn()) is not None:
+            while (done := site.run_once()) is not None:
                 assert done.verdict is TransactionState.COMMITTED
             if site.server is not None:
                 site.server.answer(RecordAnswer.HELD)
@@ -57,8 +57,8 @@ class Story:
         place = self._site.topics.send(*asked(delay_ms), at=at, timestamp_ms=now_ms)
         self.expected[message_id(place, now_ms).hex()] += 1
 
-    def _turn(self) -> None:
-        done = self._site.turn()
+    def _run(self) -> None:
+        done = self._site.run_once()
         if done is not None and done.verdict is TransactionState.UNKNOWN:
             self._lead()
 

@@ -12,12 +12,12 @@ from support.cleaner.ingress_site import AT, NOW_MS, Site, asked
 NOW = NOW_MS // 1000
 
 
-def turns(site: Site, seconds: float) -> int:
+def run_for(site: Site, seconds: float) -> int:
     """Turns for this long, with a server that accepts only cancels; returns what it was handed."""
     handed = 0
     for _ in range(round(seconds * 20)):
         site.pass_ms(50)
-        site.turn()
+        site.run_once()
         server = site.server
         while server is not None and server.waiting:
             is_message = isinstance(server.waiting[0].taken.wish, Delayed)
@@ -34,39 +34,39 @@ def floor(site: Site) -> int:
 def test_the_floor_moves_on_while_a_due_record_waits_behind_one_that_is_not(site: Site) -> None:
     site.topics.send(*asked(3_000_000))
     site.topics.send(*asked(10_000))
-    turns(site, 200)
+    run_for(site, 200)
     site.transact()
     assert floor(site) > NOW + 10
     assert (site.offsets[AT], site.delivered()) == (0, [])
-    turns(site, 3)
+    run_for(site, 3)
     for _ in range(3):  # the server takes messages again
         site.pass_ms(2_000)
-        site.turn()
+        site.run_once()
         if site.server is not None:
             site.server.answer(RecordAnswer.HELD)
-    site.rest()
+    site.run_until_idle()
     site.transact()
     assert (site.offsets[AT], len(site.delivered())) == (2, 1)
     site.pass_ms(3_000_000)
-    site.rest()
+    site.run_until_idle()
     assert list(site.out().values()) == [1, 1]
 
 
 def test_few_records_are_handed_over_in_vain(site: Site) -> None:
     for _ in range(50):
         site.topics.send(*asked(3_000_000))
-    turns(site, 5)
-    assert turns(site, 10) <= 10
+    run_for(site, 5)
+    assert run_for(site, 10) <= 10
     assert floor(site) < NOW
     assert site.slot() is None or len(site.forwarder.state.ingress[AT].announced) == 1
 
 
 def test_cancels_go_on_while_messages_are_refused(site: Site) -> None:
     site.topics.send(*asked(3_000_000))
-    turns(site, 3)
+    run_for(site, 3)
     due = b"%d" % (NOW_MS + 60_000)
     site.topics.send((ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, due), at=(AT[0], 1))
-    turns(site, 3)
+    run_for(site, 3)
     site.transact()
     assert site.offsets[AT[0], 1] == 1
 
@@ -75,7 +75,7 @@ def test_a_server_that_never_says_is_a_fault_of_the_status(site: Site) -> None:
     site.topics.send(*asked(3_000_000))
     for _ in range(13):
         site.pass_ms(1_000)
-        site.turn()
+        site.run_once()
         if site.server is not None and site.server.waiting:
             site.server.answer(RecordAnswer.UNKNOWN)
     status = site.ingress.status()
@@ -85,7 +85,7 @@ def test_a_server_that_never_says_is_a_fault_of_the_status(site: Site) -> None:
 
 def test_a_short_refusal_takes_nothing_back(site: Site) -> None:
     site.topics.send(*asked(3_000_000))
-    site.turn()
+    site.run_once()
     assert site.server is not None
     site.server.answer(RecordAnswer.NOT_NOW)
     site.take_in()
@@ -101,11 +101,11 @@ def test_a_partition_that_is_stuck_stops_no_other(site: Site) -> None:
     site.lead("a")
     for _ in range(9):
         site.topics.send(*asked(3_000_000), value=bytes(4 << 20))
-    site.turn()
+    site.run_once()
     site.topics.send(*asked(3_000_000))
     beside = AT[0], 1
     site.topics.send(*asked(0), at=beside)
-    turns(site, 3)
+    run_for(site, 3)
     assert (site.offsets[beside], site.offsets[AT]) == (1, 0)
     assert site.topics.partitions[AT[0]][0][-1].place.offset == 9
     status = site.ingress.status()

@@ -43,13 +43,14 @@ def test_a_delayed_record_is_announced_then_handed_over_then_settled(site: Site)
     assert site.handed == [0]
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)
-    assert site.turn() is None  # what is held settles with the next transaction, whenever that is
+    # What is held settles with the next transaction, whenever that is.
+    assert site.run_once() is None
     site.transact()
     assert site.offsets[AT] == 1
     assert site.slot() is None
     assert site.topics.group_offsets[AT] in {0, 1}
     site.pass_ms(5_000)
-    site.rest()
+    site.run_until_idle()
     (record,) = site.delivered()
     assert (record.topic, record.key, record.value) == ("orders", b"k", b"v")
     assert record.headers == [
@@ -64,7 +65,7 @@ def test_a_delayed_record_is_announced_then_handed_over_then_settled(site: Site)
 def test_the_group_comes_to_show_the_last_offsets(site: Site) -> None:
     for _ in range(2):  # the second one too soon after the first
         site.topics.send(*asked(0))
-        site.turn()
+        site.run_once()
     assert site.offsets[AT] == 2
     assert not site.topics.group_offsets.get(AT)
     site.pass_ms(1_000)
@@ -91,7 +92,7 @@ def test_what_a_new_topic_takes_is_said_at_once(wheels: Wheels) -> None:
 
 def test_what_is_due_goes_out_in_the_transaction_that_settles_it(site: Site) -> None:
     place = site.topics.send(*asked(0, "orders", ("trace", b"1"), ("dw-timestamp", b"7")))
-    done = site.turn()
+    done = site.run_once()
     assert done is not None
     (record,) = site.delivered()
     assert (record.timestamp_ms, record.headers) == (
@@ -110,7 +111,7 @@ def test_what_is_due_goes_out_in_the_transaction_that_settles_it(site: Site) -> 
     assert site.handed == []
     counters = site.forwarder.counters
     assert (counters["ingress_forwarded"], counters["forwarded"]) == (1, 1)
-    site.rest()
+    site.run_until_idle()
     assert len(site.delivered()) == 1
 
 
@@ -132,7 +133,7 @@ def test_a_question_about_a_half_is_asked_whatever_is_thought_of_its_topic(wheel
     site.lead("a")
     half = [("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS - 90_000))]
     site.topics.send(("dw-topic", b"orders"), ("ttl", b"1"), *half, ("dw-half", b"shop"))
-    site.turn()
+    site.run_once()
     (letter,) = site.delivered()
     assert letter.topic == NAMES.halves
     names = ["ttl", "dw-half", "dw-half-topic", "dw-half-deliver-at"]
@@ -153,10 +154,10 @@ def test_halves_that_wait_for_all_nodes_to_know_them_are_a_fault(site: Site) -> 
     for needs in (KNOWN_SINCE - 1, KNOWN_SINCE):
         site.state = site.forwarder.state = replace(site.forwarder.state, needs=needs)
         site.pass_ms(100)
-        site.turn()
+        site.run_once()
         if site.server is not None:
             site.server.answer(RecordAnswer.HELD)
-        site.turn()
+        site.run_once()
         status = site.ingress.status()
         assert status is not None
         waits = [f"{AT[0]}/0 waits with half messages" in fault for fault in status.faults]
@@ -189,7 +190,7 @@ def test_a_half_whose_answer_would_not_be_heard_keeps_nothing_waiting(
     half = [("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS + 19_000))]
     site.topics.send(("dw-topic", b"orders"), *half, ("dw-half", b"shop"), at=OTHER)
     site.topics.send(*asked(), at=OTHER)
-    site.rest()
+    site.run_until_idle()
     assert len(site.delivered()) == 1
     (letter,) = site.written_to(NAMES.dead)
     headers = dict(letter.headers)
@@ -200,7 +201,7 @@ def test_a_half_whose_answer_would_not_be_heard_keeps_nothing_waiting(
     assert not [fault for fault in status.faults if "waits with half messages" in fault]
     site.topics.faults = {}
     site.pass_ms(round(FAULT_KEPT_S * 1000))
-    site.rest()
+    site.run_until_idle()
     assert site.ingress.hears_answers
     assert site.ingress.answers_objection is None
     site.close()
@@ -272,8 +273,8 @@ def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
         site.topics.send(("dw-half-answer", answer), *half)
         for answer in (b"undecided", b"rolled-back")
     ]
-    site.turn()
-    site.turn()
+    site.run_once()
+    site.run_once()
     told = [json.loads(each.value or b"") for each in site.written_to(NAMES.outcomes)]
     assert told == [
         {
@@ -297,17 +298,17 @@ def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
 def test_the_first_record_keeps_older_releases_from_leading(site: Site) -> None:
     site.control_versions["b"] = 1
     site.topics.send(*asked())
-    assert site.turn() is None
+    assert site.run_once() is None
     (fault,) = site.ingress.faults
     assert "node b has not" in fault
     site.control_versions["b"] = 2
-    site.turn()
+    site.run_once()
     assert site.ingress.faults == ()
     keys = [record.key for record in site.written_to(NAMES.control)]
     assert keys.index(NEEDS_KEY.encode()) + 1 == keys.index(f"ingress/{TOPIC}/0".encode())
     site.control_versions["b"] = 1  # it no longer leads, wherever it is started
     site.topics.send(*asked())
-    assert site.turn() is not None
+    assert site.run_once() is not None
 
 
 def test_an_aborted_transaction_changes_nothing(site: Site) -> None:
@@ -315,12 +316,12 @@ def test_an_aborted_transaction_changes_nothing(site: Site) -> None:
     site.topics.send(*asked(5_000))
     site.producers.verdict = TransactionState.ABORTED
     for _ in range(3):
-        done = site.turn()
+        done = site.run_once()
         assert done is not None
         assert done.verdict is TransactionState.ABORTED
     assert (site.delivered(), site.offsets, site.handed) == ([], {}, [])
     site.producers.verdict = TransactionState.COMMITTED
-    site.turn()
+    site.run_once()
     assert (len(site.delivered()), site.offsets[AT], site.handed) == (1, 1, [1])
 
 
@@ -328,7 +329,7 @@ def test_what_cannot_be_delayed_becomes_a_dead_letter_and_the_next_ones_go_on(si
     unfit = [("x", b"1"), ("dw-topic", b"orders"), ("dw-dead-reason", b"earlier")]
     place = site.topics.send(*unfit, key=b"k")
     site.topics.send(*asked())
-    done = site.turn()
+    done = site.run_once()
     assert done is not None
     assert done.unfit == {"DUE_MISSING": 1}
     (letter,) = site.written_to(NAMES.dead)
@@ -368,7 +369,7 @@ def test_a_letter_that_is_too_large_is_reported_without_its_content(
         *asked(0, "orders", ("h", bytes(header_bytes))), value=bytes(value_bytes),
         key=bytes(key_bytes),
     )  # fmt: skip
-    site.turn()
+    site.run_once()
     (letter,) = site.written_to(NAMES.dead)
     headers = dict(letter.headers)
     assert headers["dw-dead-reason"] == b"MESSAGE_TOO_LARGE"
@@ -382,7 +383,7 @@ def test_letters_are_sent_before_they_are_more_than_their_topic_takes_at_once(si
     """The client would make one batch of them, which Kafka refuses each time."""
     for _ in range(4):
         site.topics.send(("dw-oh", b""), value=bytes(1_500))
-    site.turn()
+    site.run_once()
     assert len(site.written_to(NAMES.dead)) == 4
     assert site.producers.flushes == 1
 
@@ -391,16 +392,16 @@ def test_a_full_disk_does_not_hold_up_what_is_due(site: Site) -> None:
     site.takes = False
     site.topics.send(*asked(5_000))
     site.topics.send(*asked(0))
-    assert site.turn() is None
+    assert site.run_once() is None
     site.pass_ms(5_000)
-    site.turn()
+    site.run_once()
     assert (len(site.delivered()), site.offsets[AT], site.handed) == (2, 2, [])
 
 
 def test_a_message_without_a_server_waits_and_is_handed_over_once_there_is_one(site: Site) -> None:
     site.has_server = False
     site.topics.send(*asked(5_000))
-    site.turn()
+    site.run_once()
     site.has_server = True
     assert site.handed == []
     site.pass_ms(1_000)
@@ -410,7 +411,7 @@ def test_a_message_without_a_server_waits_and_is_handed_over_once_there_is_one(s
 
 def test_what_is_not_held_is_handed_over_again_after_a_while(site: Site) -> None:
     site.topics.send(*asked(5_000))
-    site.turn()
+    site.run_once()
     assert site.server is not None
     for answer in (RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN):
         site.server.answer(answer)
@@ -424,7 +425,7 @@ def test_what_is_not_held_is_handed_over_again_after_a_while(site: Site) -> None
 def test_what_is_handed_over_is_left_out_of_what_was_planned_before(site: Site) -> None:
     """It was due, and the server had not taken it; now it may."""
     site.topics.send(*asked(1_000))
-    site.turn()
+    site.run_once()
     assert site.server is not None
     site.server.answer(RecordAnswer.NOT_NOW)
     site.take_in()
@@ -444,7 +445,7 @@ def test_a_transaction_without_room_is_not_a_full_one(
 ) -> None:
     """While messages are held back, idle commits would double the next transaction each time."""
     monkeypatch.setattr(AllGoes, "plan", lambda *_: Hold("not yet"))
-    site.turn()
+    site.run_once()
     planned = site.plan()
     assert site.forwarder.held == "not yet"
     assert planned is not None
@@ -454,7 +455,7 @@ def test_a_transaction_without_room_is_not_a_full_one(
 
 def test_a_broken_hand_over_is_made_anew_and_nothing_of_it_goes_directly(site: Site) -> None:
     site.topics.send(*asked(2_000))
-    site.turn()
+    site.run_once()
     first = site.server
     assert first is not None
     first.break_off()
@@ -467,11 +468,11 @@ def test_a_broken_hand_over_is_made_anew_and_nothing_of_it_goes_directly(site: S
     assert site.server is not first
     assert site.server is not None
     assert len(site.server.waiting) == 1
-    assert site.turn() is None
+    assert site.run_once() is None
     site.server.answer(RecordAnswer.HELD)
-    site.rest()
+    site.run_until_idle()
     site.transact()
-    site.rest()
+    site.run_until_idle()
     assert list(site.out().values()) == [1]
 
 
@@ -483,13 +484,13 @@ def test_a_larger_record_than_there_is_room_for_is_handed_over_alone(site: Site)
     for _ in range(2):
         site.topics.send(*asked(5_000), value=bytes(5_000))
     site.topics.send(*asked(5_000))
-    site.turn()
+    site.run_once()
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)
     site.server.room_bytes = 1_000
     for _ in range(2):
         site.topics.send(*asked(5_000), value=bytes(5_000))
-    site.turn()
+    site.run_once()
     assert len(site.server.waiting) == 1
     site.take_in()
     assert len(site.server.waiting) == 1
@@ -501,7 +502,7 @@ def test_a_larger_record_than_there_is_room_for_is_handed_over_alone(site: Site)
 def test_a_new_leader_hands_over_what_was_announced_and_delivers_it_once(site: Site) -> None:
     """Although the former leader's server had it: the wheel shows the copy."""
     site.topics.send(*asked(5_000))
-    site.turn()
+    site.run_once()
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)
     site.lead("b")
@@ -510,19 +511,19 @@ def test_a_new_leader_hands_over_what_was_announced_and_delivers_it_once(site: S
     assert site.slot() == NOW + 5
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)
-    site.rest()
+    site.run_until_idle()
     site.transact()
     assert site.offsets[AT] == 1
     assert site.slot() is None
     site.pass_ms(5_000)
-    site.rest()
+    site.run_until_idle()
     assert list(site.out().values()) == [1]
     assert site.forwarder.counters["duplicates"] == 1
 
 
 def test_what_a_former_leader_announced_waits_for_a_server_though_it_is_due(site: Site) -> None:
     site.topics.send(*asked(1_000))
-    site.turn()
+    site.run_once()
     site.lead("b")
     site.has_server = False
     site.pass_ms(10_000)
@@ -534,7 +535,7 @@ def test_what_a_former_leader_announced_waits_for_a_server_though_it_is_due(site
     site.take_in()
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)
-    site.rest()
+    site.run_until_idle()
     site.transact()
     assert (len(site.delivered()), site.offsets[AT]) == (1, 1)
 
@@ -546,7 +547,7 @@ def test_the_floor_waits_for_the_second_of_what_is_announced(site: Site) -> None
         return progress.floor
 
     site.topics.send(*asked(5_000))
-    site.turn()
+    site.run_once()
     begin = floor()
     assert begin < NOW
     site.pass_ms(100_000)
@@ -566,11 +567,11 @@ def test_a_withdrawal_cancels_what_a_wheel_has(site: Site) -> None:
     site.topics.send(*asked(5_000, "orders", (ingress.ID, id_)))
     due = b"%d" % (NOW_MS + 5_000)
     site.topics.send((ingress.CANCEL, id_), (ingress.DELIVER_AT, due))
-    site.turn()
+    site.run_once()
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)
     site.pass_ms(5_000)
-    site.rest()
+    site.run_until_idle()
     assert site.delivered() == []
     assert site.forwarder.counters["cancelled"] == 1
 
@@ -581,12 +582,12 @@ def test_rows_of_wheels_and_direct_ones_share_a_transaction(wheels: Wheels, site
         site.topics.send(*asked(), at=BESIDE if number % 2 else AT)
     sent = [Sent(NOW_MS - 500, number.to_bytes(16, "big")) for number in range(8)]
     wheels.write(WheelId("a", 1), sent, now_ms=NOW_MS - 600)
-    first = site.turn()
+    first = site.run_once()
     assert first is not None
     kinds = [dict(record.headers)["dw-wheel"] for record in site.delivered()]
     assert kinds.count(b"ingress") == 4
     assert first.behind
-    site.rest()
+    site.run_until_idle()
     assert len(site.delivered()) == 38
     assert all(count == 1 for count in site.out().values())
 
@@ -596,7 +597,7 @@ def test_what_kafka_deleted_is_reported(site: Site) -> None:
         site.topics.send(*asked())
     site.topics.first_kept[AT] = 2
     with capture_logs() as logs:
-        site.turn()
+        site.run_once()
     (outcome,) = site.written_to(NAMES.outcomes)
     assert json.loads(outcome.value or b"") == {
         "outcome": "ingress-deleted",
@@ -613,12 +614,12 @@ def test_what_kafka_deleted_is_reported(site: Site) -> None:
 def test_a_topic_that_is_made_anew_begins_anew(site: Site) -> None:
     site.topics.send(*asked(5_000))
     site.topics.send(*asked())
-    site.turn()
+    site.run_once()
     site.topics.make(id_="another")
     site.topics.send(*asked())
     site.pass_ms(11_000)
     with capture_logs() as logs:
-        site.rest()
+        site.run_until_idle()
     outcomes = [json.loads(record.value or b"") for record in site.written_to(NAMES.outcomes)]
     assert [each["outcome"] for each in outcomes] == ["ingress-abandoned"]
     assert outcomes[0]["announced"] == [0]
@@ -635,7 +636,7 @@ def test_without_topics_nothing_is_read_but_what_was_announced(site: Site) -> No
     site.lead("a")
     site.topics.send(*asked(2_000))
     site.topics.send(*asked(2_000))
-    assert site.turn() is None
+    assert site.run_once() is None
     assert (site.topics.readers, site.ingress.status()) == (0, None)
     announced = IngressRecord("id", 0, SeqSet.of([0]), {})
     site.state = site.state.apply_all([ingress_record(AT, announced)])
@@ -644,24 +645,24 @@ def test_without_topics_nothing_is_read_but_what_was_announced(site: Site) -> No
     assert site.topics.asked_for[-1] == {TOPIC}
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)
-    site.turn()
+    site.run_once()
     site.transact()
     site.pass_ms(3_000)
-    site.rest()
+    site.run_until_idle()
     assert (len(site.delivered()), site.offsets[AT]) == (1, 1)
 
 
 def test_other_levels_count_for_what_comes_then(site: Site) -> None:
     site.topics.send((ingress.TOPIC, b"orders"), (ingress.LEVEL, b"1m"))
-    site.turn()
+    site.run_once()
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)
-    site.rest()
+    site.run_until_idle()
     site.transact()
     site.ingress.take_levels({"1m": 61_000})
     site.topics.send((ingress.TOPIC, b"orders"), (ingress.LEVEL, b"1m"))
     site.pass_ms(11_000)
-    site.turn()
+    site.run_once()
     assert site.server is not None
     (handed,) = site.server.waiting
     assert handed.taken.slot == NOW + 61
@@ -678,7 +679,7 @@ def test_faults_are_reported_and_stop_nothing_else(site: Site) -> None:
     site.topics.faults, site.topics.refuses = {}, None
     site.topics.send(*asked())
     site.pass_ms(2_000)
-    site.rest()
+    site.run_until_idle()
     assert (site.ingress.faults, len(site.delivered())) == ((), 1)
 
 

@@ -87,16 +87,16 @@ def test_a_partition_that_lost_its_end_is_reported_by_every_leader_and_holds_up_
 ) -> None:
     for _ in range(3):
         site.topics.send(*asked(5_000))
-    site.turn()
+    site.run_once()
     assert site.state_of(AT).announced
     del site.topics.partitions[TOPIC][AT[1]][1:]
     counted = Counter[str]()
     for node in "ba":
         site.lead(node)
-        site.rest()
+        site.run_until_idle()
         if site.server is not None:
             site.server.answer(RecordAnswer.HELD)
-        site.rest()
+        site.run_until_idle()
         counted += site.forwarder.counters
         assert site.state_of(AT) == replace(
             site.state_of(AT), next_offset=3, announced=NO_SEQS, cut_off=1
@@ -119,7 +119,7 @@ def test_a_partition_that_lost_its_end_is_reported_by_every_leader_and_holds_up_
 
 def test_a_transaction_that_stays_open_is_a_fault(site: Site) -> None:
     site.topics.send(*asked(5_000))
-    site.turn()
+    site.run_once()
     reader = site.ingress._reader
     assert isinstance(reader, PretendedReader)
     reader.open_transactions = {AT}
@@ -131,11 +131,11 @@ def test_a_transaction_that_stays_open_is_a_fault(site: Site) -> None:
     assert site.ingress.faults == ()
 
 
-def turns(site: Site, seconds: float) -> None:
-    """Takes turns for this long."""
+def run_for(site: Site, seconds: float) -> None:
+    """Runs iterations for this long."""
     for _ in range(round(seconds * 20)):
         site.pass_ms(50)
-        site.turn()
+        site.run_once()
 
 
 def sent(number: int, topic: str = "orders") -> Sent:
@@ -158,13 +158,13 @@ def test_others_go_on_while_the_topic_of_one_is_waited_for(
     site.topics.send(*asked(0, "orders"))
     site.topics.send(*asked(0, "bills"), at=BESIDE)
     wheels.write(A1, [sent(1)], now_ms=NOW_MS - 200)
-    turns(site, 1)
+    run_for(site, 1)
     assert sorted(topics_of(site)) == ["bills", "bills", "orders"]
     assert site.offsets == {AT: 1, BESIDE: 1}
     wheels.write(A1, [sent(2)], now_ms=NOW_MS + 900)
-    turns(site, 1)
+    run_for(site, 1)
     assert sorted(topics_of(site)) == ["bills", "bills", "orders", "orders"]
-    turns(site, PATIENCE_S)
+    run_for(site, PATIENCE_S)
     assert site.offsets == {AT: 3, BESIDE: 1}
     if trouble is None:  # it is tried in the end: Kafka may know better
         assert "bad" in topics_of(site)
@@ -178,7 +178,7 @@ def test_a_message_for_a_missing_topic_becomes_a_dead_letter(kafka: Kafka, site:
     kafka.topics["gone"] = MISSING
     site.topics.send(*asked(0, "gone"))
     site.topics.send(*asked(0, "orders"))
-    turns(site, 1)
+    run_for(site, 1)
     (letter,) = site.written_to(NAMES.dead)
     headers = dict(letter.headers)
     assert (headers["dw-dead-reason"], headers["dw-dead-topic"]) == (b"TOPIC_MISSING", b"gone")
@@ -193,10 +193,10 @@ def test_while_messages_of_wheels_wait_for_a_topic_records_are_announced(
     wheels.write(A1, [sent(1, "bad")], now_ms=NOW_MS - 200)
     site.topics.send(*asked(0, "orders"))
     site.topics.send(*asked(60_000, "orders"), at=BESIDE)
-    turns(site, 1)
+    run_for(site, 1)
     assert site.forwarder.held is not None
     assert (site.delivered(), site.offsets, site.handed) == ([], {BESIDE: 0}, [0])
-    turns(site, PATIENCE_S)
+    run_for(site, PATIENCE_S)
     assert (topics_of(site), site.offsets[AT]) == (["orders"], 1)
 
 
@@ -207,18 +207,18 @@ def test_what_kafka_refuses_is_searched_for_among_all(
     site.topics.send(*asked(0, "orders"), at=BESIDE)
     wheels.write(A1, [sent(1)], now_ms=NOW_MS - 200)
     site.producers.verdict = TransactionState.ABORTED
-    site.turn()
+    site.run_once()
     site.producers.verdict = TransactionState.COMMITTED
-    turns(site, 0.5)
+    run_for(site, 0.5)
     (rows, search), *_ = kafka.searches
     assert len(rows) == 3
     assert (site.delivered(), site.offsets) == ([], {})
     guilty = str(place).rpartition("/")[0], place.offset, 0
     search.set_result(Findings(refused={guilty: "INVALID_RECORD: bad"}, tried={"orders"}))
-    turns(site, 0.5)
+    run_for(site, 0.5)
     for _, later in kafka.searches[1:]:
         later.set_result(Findings(tried={"orders"}))
-    turns(site, 1)
+    run_for(site, 1)
     (letter,) = site.written_to(NAMES.dead)
     assert dict(letter.headers)["dw-dead-detail"] == b"INVALID_RECORD: bad"
     assert (topics_of(site), site.offsets) == (["orders", "orders"], {AT: 1, BESIDE: 1})

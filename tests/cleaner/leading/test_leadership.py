@@ -93,19 +93,19 @@ def test_a_standby_turns_less_often_while_a_leader_is_heard(place: Place) -> Non
     place.heartbeats["a"] = heartbeat("a", draining=True, open_=A1)
     place.never(place.in_term, for_s=1)
 
-    def turns() -> int:
-        before = len(place.turns_us)
+    def iterations() -> int:
+        before = len(place.iterations_us)
         place.never(place.in_term, for_s=0.8)
-        return len(place.turns_us) - before
+        return len(place.iterations_us) - before
 
-    assert turns() <= 0.8 / LED_TICK_S + 1
+    assert iterations() <= 0.8 / LED_TICK_S + 1
     place.heartbeats["a"] = waits  # for a wheel
     place.never(place.in_term, for_s=LED_TICK_S)  # the rest that has begun
-    assert turns() >= 0.8 / TICK_S - 1
+    assert iterations() >= 0.8 / TICK_S - 1
     place.heartbeats["a"] = heartbeat("a", draining=True, open_=A1)
     place.hears_leader = False
     place.never(place.in_term, for_s=LED_TICK_S)
-    assert turns() >= 0.8 / TICK_S - 1
+    assert iterations() >= 0.8 / TICK_S - 1
 
 
 def test_a_pause_is_the_leaders_alone(place: Place) -> None:
@@ -147,7 +147,7 @@ def test_no_turn_waits_while_kafka_is_away(place: Place) -> None:
     place.until(lambda: place.view.role is Role.CANDIDATE)
     place.never(place.in_term, for_s=10)
     assert place.view.error is not None
-    assert set(place.turns_us) == {0}
+    assert set(place.iterations_us) == {0}
     place.kafka.start()
     place.until(place.in_term)
 

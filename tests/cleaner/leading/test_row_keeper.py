@@ -94,7 +94,7 @@ def test_a_new_word_of_the_main_thread_is_not_overwritten_by_its_old_one(row: Ro
 
 
 class Sayings:
-    """Changes the leader's state turn by turn; returns how often it writes the status."""
+    """Changes the leader's state in each iteration; returns how often it writes the status."""
 
     def __init__(self) -> None:
         self.news = RowNews()
@@ -102,9 +102,9 @@ class Sayings:
         self.due_ms = 0
         self.role = Role.LEADING
         self.written: list[bool] = []
-        self.turn(0)
+        self.run_once(0)
 
-    def turn(self, after_s: float, *, commits: bool = False, late_ms: int = 0) -> bool:
+    def run_once(self, after_s: float, *, commits: bool = False, late_ms: int = 0) -> bool:
         """Whether it writes; `written` says whether with anything new."""
         self.now_s += after_s
         self.due_ms += commits
@@ -123,7 +123,7 @@ def said() -> Sayings:
 
 def test_progress_that_nobody_waits_for_is_reported_ten_times_a_second(said: Sayings) -> None:
     for _ in range(100):
-        said.turn(0.01, commits=True)
+        said.run_once(0.01, commits=True)
     assert 9 <= len(said.written) - 1 <= 11
     assert all(said.written)
 
@@ -131,31 +131,31 @@ def test_progress_that_nobody_waits_for_is_reported_ten_times_a_second(said: Say
 def test_after_a_request_for_a_commit_each_is_reported_at_once_for_a_while(
     said: Sayings,
 ) -> None:
-    assert not said.turn(0.01, commits=True)
+    assert not said.run_once(0.01, commits=True)
     said.news.ask(said.now_s)
-    assert said.turn(0.001), "what was committed meanwhile too"
-    assert not said.turn(0.001), "nothing is new"
-    assert said.turn(0.001, commits=True)
-    said.turn(HASTE_S)
-    assert not said.turn(0.01, commits=True)
+    assert said.run_once(0.001), "what was committed meanwhile too"
+    assert not said.run_once(0.001), "nothing is new"
+    assert said.run_once(0.001, commits=True)
+    said.run_once(HASTE_S)
+    assert not said.run_once(0.01, commits=True)
 
 
 def test_a_change_of_anything_else_is_reported_at_once(said: Sayings) -> None:
-    assert not said.turn(0.01, commits=True, late_ms=50)
+    assert not said.run_once(0.01, commits=True, late_ms=50)
     said.role = Role.STANDBY
-    assert said.turn(0.001)
+    assert said.run_once(0.001)
     assert said.written == [True, True]
 
 
 def test_a_row_is_never_old_though_nothing_changes(said: Sayings) -> None:
     assert said.news.wait_s(said.now_s) == pytest.approx(QUIET_ROW_S)
-    assert not said.turn(QUIET_ROW_S / 2)
+    assert not said.run_once(QUIET_ROW_S / 2)
     assert said.news.wait_s(said.now_s) > 0, "it waits"
-    assert said.turn(said.news.wait_s(said.now_s) + 1e-6)
+    assert said.run_once(said.news.wait_s(said.now_s) + 1e-6)
     assert said.written == [True, False]
 
 
 def test_progress_that_waits_to_be_reported_ends_the_wait(said: Sayings) -> None:
-    assert not said.turn(0.01, commits=True)
+    assert not said.run_once(0.01, commits=True)
     assert said.news.wait_s(said.now_s) == pytest.approx(ROW_S - 0.01)
-    assert said.turn(said.news.wait_s(said.now_s) + 1e-6)
+    assert said.run_once(said.news.wait_s(said.now_s) + 1e-6)

@@ -80,7 +80,7 @@ class Rivals:
         self.elections = [self._new(node) for node in range(NODES)]
         self.has_producers = [False] * NODES
         self.last_elected = ""
-        self.turn = 0
+        self.next_id = 0
         self.happened: Counter[str] = Counter()
 
     def _new(self, node: int) -> Election:
@@ -143,8 +143,8 @@ class Rivals:
             else:
                 self.happened["read another's mark"] += 1
             return True
-        index = effect.index if isinstance(effect, CommitMark) else self.turn
-        self.turn = (self.turn + 1) % IDS
+        index = effect.index if isinstance(effect, CommitMark) else self.next_id
+        self.next_id = (self.next_id + 1) % IDS
         if self.owners.get(index) != effect.token:
             self.happened["fenced while leading"] += isinstance(effect, IdleCommit)
             return False

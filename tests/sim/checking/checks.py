@@ -79,9 +79,9 @@ NEW_WHEELS_US = 10_000 * US_PER_MS
 LATE_US = 5_000 * US_PER_MS
 """No message is later than this after w is set back, if nothing else happens."""
 
-RESTLESS_S = 0.001
-MOST_RESTLESS_TURNS = 25
-"""A leader rests so briefly only in front of what it can do: so many times, and it is mistaken."""
+PAUSE_LEAST_S = 0.001
+MOST_IDLE_ITERATIONS = 25
+"""A leader pauses so briefly only in front of what it can do: so many times, and it is mistaken."""
 
 LOST = "it lost its end"
 
@@ -132,7 +132,7 @@ class Checks:
         self._unfinished: defaultdict[int, list[Entry]] = defaultdict(list)
         self._duplicates: list[Entry] = []
         self._set_back_us = 0
-        self._restless: dict[str, tuple[int, int]] = {}  # transactions, and turns since the last
+        self._idle: dict[str, tuple[int, int]] = {}  # transactions, and iterations since the last
 
     # --- what nodes do
 
@@ -228,23 +228,25 @@ class Checks:
         missing = held.missing - self.given_up.seqs(wheel)
         return missing.first - 1 if missing else held.applied
 
-    def turned(self, node: SimNode, leadership: Leadership, wait_s: float) -> None:
-        """Checks a turn of a cleaner: it does not stand before its own server's first report.
+    def iterated(self, node: SimNode, leadership: Leadership, wait_s: float) -> None:
+        """Checks an iteration of a cleaner: it does not stand before its own server's first report.
 
-        Nor does it turn again and again, without a rest, over what it cannot do.
+        Nor does it spin over what it cannot do.
         """
         role = leadership.role
         if role is not Role.STANDBY and node.server_row() is None:
             self._fail(f"{node.name} is {role} while its server starts")
-        if wait_s > RESTLESS_S:
-            self._restless.pop(node.name, None)
+        if wait_s > PAUSE_LEAST_S:
+            self._idle.pop(node.name, None)
             return
         counters = leadership.counters
         tried = counters["transactions"] + counters["failed_transactions"]
-        before, turns = self._restless.get(node.name, (tried, 0))
-        self._restless[node.name] = (tried, turns + 1 if before == tried else 1)
-        if turns == MOST_RESTLESS_TURNS:
-            self._fail(f"{node.name} makes {turns} turns without a rest, and none does anything")
+        before, iterations = self._idle.get(node.name, (tried, 0))
+        self._idle[node.name] = (tried, iterations + 1 if before == tried else 1)
+        if iterations == MOST_IDLE_ITERATIONS:
+            self._fail(
+                f"{node.name} makes {iterations} iterations without a pause, and none does anything"
+            )
 
     def reports(self, node: SimNode, view: View) -> None:
         """Checks a status: why a cleaner does not lead, and what a leader says of what waits.

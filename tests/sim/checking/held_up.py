@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sim.nodes.world import World
 
 SLACK_S = 2.5
-"""A turn, in which a commit may be waited for."""
+"""An iteration, in which a commit may be waited for."""
 
 STRETCH_S = 1.5
 """How much longer than `PATIENCE_S` messages may wait at a stretch."""

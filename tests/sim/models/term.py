@@ -177,7 +177,7 @@ class Candidate(NamedTuple):
         to_init: the ids that are not inited yet.
         produced: records of its transaction that Kafka has taken.
         known: the progress that it knows.
-        turn: the id of its next transaction.
+        next_id: the id of its next transaction.
     """
 
     machine: Machine
@@ -185,7 +185,7 @@ class Candidate(NamedTuple):
     to_init: frozenset[int] = frozenset()
     produced: int = 0
     known: int = 0
-    turn: int = 0
+    next_id: int = 0
 
     @property
     def token(self) -> str:
@@ -199,8 +199,8 @@ class Candidate(NamedTuple):
             return (Record(self.effect.index, Kind.MARK, self.token),)
         following = self.known + 1
         return (
-            Record(self.turn, Kind.MESSAGE, following),
-            Record(self.turn, Kind.PROGRESS, following),
+            Record(self.next_id, Kind.MESSAGE, following),
+            Record(self.next_id, Kind.PROGRESS, following),
         )
 
 
@@ -347,8 +347,8 @@ class TermModel:
             report = MarkReport(now_ms, token, candidate.effect.index, verdict)
             return self._notified(state, index, candidate, report)
         if verdict is TransactionState.COMMITTED:
-            known, turn = candidate.known + 1, (candidate.turn + 1) % IDS
-            candidate = candidate._replace(known=known, turn=turn)
+            known, next_id = candidate.known + 1, (candidate.next_id + 1) % IDS
+            candidate = candidate._replace(known=known, next_id=next_id)
         return self._notified(state, index, candidate, TransactionReport(now_ms, token, verdict))
 
     def _notified(self, state: State, index: int, candidate: Candidate, event: Event) -> State:

@@ -342,13 +342,13 @@ FORWARDING = {
         "after it was (cancelled|delivered)",
         ("cancel_or_other_due", "changes"),
     ),
-    "turns over what it cannot take": Mutant(
+    "spins over what it cannot take": Mutant(
         "a due that has passed shortens the rest of a leader that lacks something of V",
         turns_over_what_it_cannot_take,
         "without a rest",
         ("unreadable_alone", "media"),
     ),
-    "turns at the due of released halves": Mutant(
+    "spins at the due of released halves": Mutant(
         "the due of a half that a release has let go shortens a leader's rest",
         turns_at_the_due_of_released_halves,
         "without a rest",

@@ -100,9 +100,9 @@ def look_on(
     """
     mutant, began = MUTANTS[hunted.name], time.monotonic()
     choices = [Choice(profile=profile, nodes=mutant.nodes) for profile in mutant.profiles]
-    turns = [Choice(nodes=mutant.nodes), *(choices * 4)]
+    rotation = [Choice(nodes=mutant.nodes), *(choices * 4)]
     for seed in itertools.count(hunted.seeds + 1):
-        choice = turns[seed % len(turns)]
+        choice = rotation[seed % len(rotation)]
         with mutant():
             outcome = run_seed(choice, seed)
         took_s = time.monotonic() - began

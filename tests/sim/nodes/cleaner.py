@@ -48,7 +48,7 @@ RESTART_AFTER_S = 10.0
 LETTER_BYTES = 1_048_588
 
 LEAST_REST_S = 0.000_5
-"""The duration of a turn."""
+"""The duration of an iteration."""
 
 
 class Tasks:
@@ -134,7 +134,7 @@ class SimCleaner:
         self._row_keeper = RowKeeper(node.cleaner_reported, lambda: self.leadership.waiting, self)
 
     def start(self) -> None:
-        """Starts to turn."""
+        """Starts to run."""
         task = self.process.spawn(f"{self.node.name}-cleaner", self._run)
         task.on_error = self._failed
         self.process.spawn(f"{self.node.name}-topics", self._ask_for_topics)
@@ -165,7 +165,7 @@ class SimCleaner:
     # --- the clock that the cleaner sees
 
     def wall_ms(self) -> int:
-        """The wall clock; the time it shows within a turn bounds what may be delivered."""
+        """The wall clock; the time it shows within an iteration bounds what may be delivered."""
         now_ms = self.node.clock.wall_ms()
         self._turn_wall_ms = max(now_ms, self._turn_wall_ms)
         return now_ms
@@ -189,8 +189,8 @@ class SimCleaner:
                 self.leadership.remove(node)
             if self._world.set_back_from is not None:
                 self.leadership.set_back(self._world.set_back_from)
-            wait_s = self.leadership.turn(self._server_row())
-            self._world.checks.turned(self.node, self.leadership, wait_s)
+            wait_s = self.leadership.run_once(self._server_row())
+            self._world.checks.iterated(self.node, self.leadership, wait_s)
             self._write_row()
             self._signal.clear()
             wait_s = min(wait_s, self._row_news.wait_s(self.monotonic()))

@@ -412,8 +412,8 @@ class Site:
         """What the next transaction would do."""
         return self.forwarder.next_step(self.clock.now_ms, self.wheels.last_seqs())
 
-    def turn(self) -> Transacted | None:
-        """Takes a turn as the leader does: with a transaction, if something is to be committed."""
+    def run_once(self) -> Transacted | None:
+        """Runs an iteration as the leader does: with a transaction, if there is one to commit."""
         self.take_in()
         planned = self.plan()
         return self.transact(planned) if planned else None
@@ -424,10 +424,10 @@ class Site:
         situation = Situation(self.clock.now_ms, self.leads, self._heartbeats())
         return self.forwarder.transact(planned, situation, 1_000)
 
-    def rest(self, turns: int = 20) -> None:
-        """Takes turns until nothing is left to do at once."""
-        for _ in range(turns):
-            if self.turn() is None:
+    def run_until_idle(self, most: int = 20) -> None:
+        """Runs iterations until nothing is left to do at once."""
+        for _ in range(most):
+            if self.run_once() is None:
                 return
         raise AssertionError("it never rests")
 

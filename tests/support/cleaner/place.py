@@ -80,7 +80,7 @@ class Place:
         hears_leader: a leader is heard all the time.
         peers_ahead_ms: how far the clocks of the others are ahead.
         answers: to fences.
-        turns_us: how long the turns took.
+        iterations_us: how long the iterations took.
         reads_s: so long it takes to read what is due.
         reading: it is being read.
     """
@@ -97,7 +97,7 @@ class Place:
         self.hears_leader = False
         self.peers_ahead_ms = 0
         self.answers: tuple[FenceAnswer, ...] = ()
-        self.turns_us: list[int] = []
+        self.iterations_us: list[int] = []
         self.reads_s = 0.0
         self.reading = False
         self._heard_ms: dict[str, int] = {}
@@ -156,8 +156,8 @@ class Place:
     def _run(self) -> None:
         while True:
             before_us = self.scheduler.now_us
-            wait_s = self.leadership.turn(self._server())
-            self.turns_us.append(self.scheduler.now_us - before_us)
+            wait_s = self.leadership.run_once(self._server())
+            self.iterations_us.append(self.scheduler.now_us - before_us)
             self.scheduler.sleep(max(LEAST_REST_S, wait_s))
 
     def _server(self) -> ServerStatus:

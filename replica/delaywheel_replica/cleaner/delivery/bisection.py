@@ -268,7 +268,7 @@ class _Lane:
         self._guard = guard
         self._clock = clock
         self._numbers = numbers
-        self._turn = 0
+        self._id_in_use = 0
         self._producer: TrialProducer | None = None
         self._stuck: set[int] = set()
 
@@ -333,7 +333,7 @@ class _Lane:
         """Runs one trial with messages of some topics, and perhaps samples beside them."""
         began = self._clock.monotonic()
         if self._producer is None:
-            self._producer = self._init(self._numbers[self._turn])
+            self._producer = self._init(self._numbers[self._id_in_use])
         producer = self._producer
         trial = Trial(TrialResult.UNGUARDED)
         if producer is not None:
@@ -392,8 +392,8 @@ class _Lane:
         """
         self._close()
         if stuck:
-            self._stuck.add(self._numbers[self._turn])
-        self._turn = (self._turn + 1) % len(self._numbers)
+            self._stuck.add(self._numbers[self._id_in_use])
+        self._id_in_use = (self._id_in_use + 1) % len(self._numbers)
 
     def _close(self) -> None:
         producer, self._producer = self._producer, None

@@ -197,7 +197,7 @@ class Forwarder:
         self._monotonic = monotonic
         self._watch = FloorWatch()
         self._missing = NO_FRAMES
-        self._turn = 0
+        self._next_id = 0
         self._forwarding = False
         self._reading = False
         # Up to which due all is done, where what follows cannot be taken though its time has come.
@@ -252,7 +252,7 @@ class Forwarder:
             halves_objection: Why no group can be asked about half messages; None: it can.
         """
         if self.ingress is not None and self._forwarding:
-            self.ingress.turn(self.state, node, heartbeats, halves_objection)
+            self.ingress.poll(self.state, node, heartbeats, halves_objection)
 
     def close(self) -> None:
         """Ends the term."""
@@ -333,7 +333,7 @@ class Forwarder:
         )
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
-        number, self._turn = self._turn, (self._turn + 1) % IDS
+        number, self._next_id = self._next_id, (self._next_id + 1) % IDS
         if planned is not None and planned.plan.look_up:
             self._producers.warm(planned.plan.look_up, WARM_MS)
         self._producers.begin(number)

@@ -1,7 +1,7 @@
 """The ingress during one term: reads records, joins the leader's transactions, hands over.
 
 Only the leader's thread calls this module, and nothing here waits: other threads find the topics
-and fetch the records. A turn is
+and fetch the records. An iteration is
 
 take what was read and answered -> plan -> transaction -> hand over what it announced
 
@@ -68,7 +68,7 @@ from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_replica.process.logs import get_logger
 
 READ_MOST: Final = 2_000
-"""Records that are read in one turn: less than 50 ms of work."""
+"""Records that are read in one iteration: less than 50 ms of work."""
 
 LAGS_REPORTED: Final = 200
 """How many of the greatest lags the status lists, and how many cut-off partitions."""
@@ -166,7 +166,7 @@ class Ingress:
             settings: The topics and limits.
             runner: Runs slow calls.
             clock: The clocks.
-            on_news: Called on other threads when there is something for the next turn.
+            on_news: Called on other threads when there is something for the next iteration.
         """
         self._kafka = kafka
         self._settings = settings
@@ -296,20 +296,20 @@ class Ingress:
             return unread_bound(state.ingress.values())
         if taken is not None and taken.step:
             return self._term.bound(taken.step)
-        if not self._is_bound_known:  # cached: each turn asks, and it visits all records
+        if not self._is_bound_known:  # cached: each iteration asks, and it visits all records
             self._bound, self._is_bound_known = self._term.bound(), True
         return self._bound
 
     # --- steps of the term
 
-    def turn(
+    def poll(
         self,
         state: ControlState,
         node: str,
         heartbeats: Mapping[str, Heartbeat],
         halves_objection: str | None = None,
     ) -> None:
-        """Takes in topics, records and answers that came since the last turn.
+        """Takes in topics, records and answers that came since the last call.
 
         Args:
             state: the committed control state.

@@ -72,9 +72,9 @@ class IngressReader:
         self._paused: set[IngressPartition] = set()
         self._refused: dict[str, str] = {}
         self._lags: dict[IngressPartition, int] = {}
-        self._lag_turn = _Turn()
+        self._lag_rotation = _Rotation()
         self._open = OpenTransactionWatch[IngressPartition](self._end_of)
-        self._quiet_turn = _Turn()
+        self._quiet_rotation = _Rotation()
 
     @property
     def cut_off(self) -> Mapping[IngressPartition, int]:
@@ -148,7 +148,7 @@ class IngressReader:
 
         Each call looks at some partitions, in turn.
         """
-        for at in self._lag_turn.next(self._positions):
+        for at in self._lag_rotation.next(self._positions):
             position = self._positions[at]
             with contextlib.suppress(KafkaException):
                 ends = self._consumer.get_watermark_offsets(TopicPartition(*at), cached=True)
@@ -245,7 +245,9 @@ class IngressReader:
     def _passed(self, read: set[IngressPartition]) -> list[Fetched]:
         """Returns partitions that advanced by markers and aborted records only; some in turn."""
         quiet = [
-            TopicPartition(*at) for at in self._quiet_turn.next(self._positions) if at not in read
+            TopicPartition(*at)
+            for at in self._quiet_rotation.next(self._positions)
+            if at not in read
         ]
         passed: list[Fetched] = []
         for reached in self._consumer.position(quiet) if quiet else []:
@@ -256,14 +258,14 @@ class IngressReader:
         return passed
 
 
-class _Turn:
+class _Rotation:
     """Takes the partitions in turn, `AT_ONCE` at a time, however many there are."""
 
     def __init__(self) -> None:
         self._begin = 0
 
     def next(self, partitions: Collection[IngressPartition]) -> list[IngressPartition]:
-        """Returns those whose turn it is."""
+        """Returns the next ones."""
         begin = self._begin if self._begin < len(partitions) else 0
         self._begin = begin + AT_ONCE
         return list(islice(partitions, begin, begin + AT_ONCE))

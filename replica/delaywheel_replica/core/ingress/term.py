@@ -90,10 +90,10 @@ class IngressTerm:
         self._abandoned: dict[IngressPartition, IngressRecord] = {}
         self._full: frozenset[IngressPartition] = frozenset()
         self._topic_ids: dict[str, str] = {}
-        # Whose turn it is: the room of a transaction does not always go to the same partitions.
-        self._turn = 0
+        # Who comes first: the room of a transaction does not always go to the same partitions.
+        self._plan_begin = 0
         # The same for the room of a hand-over.
-        self._hand_turn = 0
+        self._hand_begin = 0
         self._active: set[IngressPartition] = set()
         self._done: set[IngressPartition] = set()
         # How many partitions the latest plan looked at, if it left some out.
@@ -242,9 +242,9 @@ class IngressTerm:
         steps: dict[IngressPartition, IntakeStep] = {}
         settled: list[Settled] = []
         used_bytes = looked = 0
-        in_turn = self._in_turn(self._turn)
+        intakes = self._rotated(self._plan_begin)
         self._looked_at = None
-        for number, (at, intake) in enumerate(in_turn):
+        for number, (at, intake) in enumerate(intakes):
             if looked >= LOOKED_MOST:
                 self._looked_at = number
                 break
@@ -261,17 +261,17 @@ class IngressTerm:
             elif not len(intake) and not intake.record.announced:
                 self._active.discard(at)
         if self._looked_at is not None and not steps:
-            self._turn += self._looked_at  # the next plan looks at the others
+            self._plan_begin += self._looked_at  # the next plan looks at the others
         return TermStep(steps, tuple(settled), dict(self._abandoned), used_bytes)
 
-    def _in_turn(self, turn: int) -> list[tuple[IngressPartition, Intake]]:
+    def _rotated(self, begin: int) -> list[tuple[IngressPartition, Intake]]:
         intakes = [each for each in self._intakes.items() if each[0] in self._active]
-        begin = turn % len(intakes) if intakes else 0
+        begin = begin % len(intakes) if intakes else 0
         return intakes[begin:] + intakes[:begin]
 
     def committed(self, step: TermStep) -> None:
         """Notes that the transaction with the latest step is committed."""
-        self._turn += bool(step.settled) if self._looked_at is None else self._looked_at
+        self._plan_begin += bool(step.settled) if self._looked_at is None else self._looked_at
         for at in step.abandoned:
             self._abandoned.pop(at, None)
         for at, each in step.steps.items():
@@ -285,10 +285,10 @@ class IngressTerm:
         partitions would use up the room again and again.
         """
         if not any(self._intakes[at].waits_to_be_handed for at in self._active):
-            return []  # as in most turns
+            return []  # as in most iterations
         most, left_bytes = room if isinstance(room, TransactionRoom) else TransactionRoom(room)
         handed: list[Handed] = []
-        waiting = self._in_turn(self._hand_turn)
+        waiting = self._rotated(self._hand_begin)
         for left, (at, intake) in zip(range(len(waiting), 0, -1), waiting, strict=True):
             share = -(-(most - len(handed)) // left)
             taken = intake.to_hand(TransactionRoom(share, left_bytes))
@@ -296,7 +296,7 @@ class IngressTerm:
                 return []
             left_bytes -= sum(each.record.length_bytes for each in taken if each.record)
             handed += [Handed(at, each) for each in taken]
-        self._hand_turn += bool(handed)
+        self._hand_begin += bool(handed)
         return handed
 
     def answered(self, handed: Handed, answer: RecordAnswer) -> None:

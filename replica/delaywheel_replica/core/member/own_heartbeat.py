@@ -47,7 +47,7 @@ class OwnHeartbeat:
         self._current = current
         self._verifying = verifying
         self._count = 0
-        self._turn = 0
+        self._since_all = 0
 
     def heartbeat(self) -> Heartbeat:
         """Builds the node's current heartbeat, with the next order number."""
@@ -88,7 +88,7 @@ class OwnHeartbeat:
         hearing, now_ms = self._hearing, self._known.now_ms
         if not hearing.others:
             return []
-        carries_all, self._turn = self._turn == 0, (self._turn + 1) % ALL_EVERY
+        carries_all, self._since_all = self._since_all == 0, (self._since_all + 1) % ALL_EVERY
         alone = Gossip(self.heartbeat())
         whole = (
             replace(alone, others=tuple(hearing.heartbeats().values())) if carries_all else alone

@@ -114,12 +114,14 @@ class Decisions:
             tried: set[MessageKey] = set()
             while batch := self._open(tried):
                 try:
-                    turn = await self._copy(batch)
+                    examined = await self._copy(batch)
                 except Exception as error:  # noqa: BLE001 - it is named, and tried again
                     defect(error)
                     break
-                tried.update(turn)
-                copied = {key: batch[key] for key in turn if _has(self._copies, key, batch[key])}
+                tried.update(examined)
+                copied = {
+                    key: batch[key] for key in examined if _has(self._copies, key, batch[key])
+                }
                 self._cancelling.update(copied)
                 tasks.create_task(self._cancel(copied))
 
@@ -192,7 +194,7 @@ class Decisions:
         """Writes the copies; the cancels come after, as they alone would remove the messages.
 
         Returns:
-            The messages that had their turn.
+            The messages that were examined.
         """
         uncopied = {
             key: stands
@@ -201,7 +203,7 @@ class Decisions:
         }
         places = [(key[1] // 1000, stands.place) for key, stands in uncopied.items()]
         read = await self._queries.to_copy(places, COPIES_BYTES) if places else []
-        turn = batch.keys() - [*uncopied][len(read) :]
+        examined = batch.keys() - [*uncopied][len(read) :]
         copies = {
             key: replace(columns, due_ms=np.array([batch[key].to_ms], dtype=np.int64))
             for key, columns in zip(uncopied, read, strict=False)
@@ -210,7 +212,7 @@ class Decisions:
         for key, wrote in await self._submitted(copies, Kind.MESSAGES):
             if not wrote.failed:  # otherwise it is too late for this due: the leader puts it off
                 self._copies[key] = _Copy(batch[key].to_ms, wrote.wheel, wrote.seq)
-        return turn
+        return examined
 
     async def _cancel(self, copied: Mapping[MessageKey, Reschedule]) -> None:
         """Writes the cancels of messages whose copies are held, and reports both.

@@ -64,7 +64,7 @@ QUEUED_AT_MOST: Final = 2_048
 """They take some eight seconds."""
 _KEPT_MS: Final = 1_000
 """So long an attempt waits for the next call that names it, once the time of the last one is over,
-even if that was answered in part before: it keeps its turn."""
+even if that was answered in part before: it keeps its place."""
 _WRITTEN_S: Final = 5.0
 _AGAIN_S: Final = 0.2
 """How often a wish is announced again: what one transaction does not decide, it forgets."""
@@ -125,14 +125,14 @@ class _Attempt:
     Attributes:
         wanted: What they ask for.
         to_ms: The due that is asked for, or the nearest that is possible.
-        turn: Done once there is room for it.
+        admitted: Done once there is room for it.
         callers: Their calls, with the message's row in each.
         kept_until_ms: Until then it goes on without a caller.
     """
 
     wanted: _Wanted
     to_ms: int
-    turn: asyncio.Future[None]
+    admitted: asyncio.Future[None]
     callers: Waiters[tuple[AwaitedCall[_Answered], int]] = field(default_factory=Waiters)
     kept_until_ms: int = 0
 
@@ -280,7 +280,7 @@ class Reschedules:
         answered: _Answered = Refusal(Reason.RESCHEDULE_UNKNOWN)
         try:
             with self._counts.calls.timed("reschedule") as outcome:
-                await attempt.turn
+                await attempt.admitted
                 answered = await self._reschedule(attempt)
                 name = pb.RescheduleOutcome.Name(answered.outcome)
                 outcome.append(name.removeprefix("RESCHEDULE_OUTCOME_"))
@@ -306,11 +306,11 @@ class Reschedules:
             attempt = self._queue[0]
             id_ = attempt.wanted.named.id
             if not attempt.is_awaited:
-                attempt.turn.set_exception(RequestRefusedError(Reason.RESCHEDULES_BUSY))
+                attempt.admitted.set_exception(RequestRefusedError(Reason.RESCHEDULES_BUSY))
             elif leading is None or len(taken) < MOST or id_ in taken:
                 taken.add(id_)
                 self._under_way[attempt] = id_
-                attempt.turn.set_result(None)
+                attempt.admitted.set_result(None)
             else:
                 break
             self._queue.popleft()
@@ -490,7 +490,7 @@ def _at(id_: bytes, due_ms: int) -> Reference:
 
 def _over(attempt: _Attempt | None) -> Refusal:
     """The answer for a message whose caller's time is over: BUSY says that nothing will happen."""
-    goes_on = attempt is not None and (attempt.turn.done() or attempt.is_awaited)
+    goes_on = attempt is not None and (attempt.admitted.done() or attempt.is_awaited)
     return Refusal(Reason.RESCHEDULE_UNKNOWN if goes_on else Reason.RESCHEDULES_BUSY)
 
 

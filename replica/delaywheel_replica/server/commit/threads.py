@@ -36,7 +36,7 @@ class StoreThread:
         self._driver: Driver | None = None
         # Held by the working thread. A thread that finds it held leaves its job to the holder,
         # which looks again afterwards.
-        self._turn = threading.Lock()
+        self._working = threading.Lock()
         self._worker: int | None = None
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._has_ended = False
@@ -74,9 +74,9 @@ class StoreThread:
         """
         if self._driver is None or self._worker == threading.get_ident():
             return  # it begins with them, or continues with them
-        if here and self._turn.acquire(blocking=False):
+        if here and self._working.acquire(blocking=False):
             self._do(self._driver, len(self._jobs))
-        if self._jobs and not self._turn.locked():
+        if self._jobs and not self._working.locked():
             self._wakes.put(None)
 
     def _run(self) -> None:
@@ -84,24 +84,24 @@ class StoreThread:
         while not self._has_ended:
             self._wakes.get()
             self._do_rest(self._driver)
-        with self._turn:  # the holder of the turn ends it
+        with self._working:  # its holder finishes
             pass
         self._do_rest(self._driver)
 
     def _do_rest(self, driver: Driver) -> None:
-        while self._jobs:  # others may have done them before our turn
-            self._turn.acquire()
+        while self._jobs:  # others may have done them meanwhile
+            self._working.acquire()
             self._do(driver, len(self._jobs))
 
     def _do(self, driver: Driver, most: int) -> None:
-        """Carries out jobs while holding the turn, then releases it."""
+        """Carries out jobs while holding the lock, then releases it."""
         self._worker = threading.get_ident()
         try:
             for _ in range(most):
                 driver.do(self._jobs.popleft())
         finally:
             self._worker = None
-            self._turn.release()
+            self._working.release()
 
 
 class HeartbeatThread:

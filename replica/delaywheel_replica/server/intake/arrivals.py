@@ -102,8 +102,8 @@ class _Caller:
         self.is_late = False
 
 
-class _Turns:
-    """Callers that wait, in the order of their turns, which go round by sharer."""
+class _RoundRobin:
+    """Callers that wait, served in turn by sharer, and by caller within each."""
 
     def __init__(self) -> None:
         self._sharers: Final[OrderedDict[tuple[str, str], OrderedDict[_Caller, None]]] = (
@@ -142,8 +142,8 @@ class Arrivals:
         self._callers: Final[dict[CallOrigin, _Caller]] = {}
         self._read: Final[dict[Arrival, None]] = {}  # oldest first
         # Callers that wait and are below their bound, in the order of their turns.
-        self._prompt: Final = _Turns()
-        self._late: Final = _Turns()
+        self._prompt: Final = _RoundRobin()
+        self._late: Final = _RoundRobin()
         self._prompt_in_a_row = 0
         self.waiting = 0
 

@@ -205,7 +205,7 @@ class Reception:
                 arrival.on_refused = lambda: limit.reschedule(loop.time())
                 self._look_soon(loop)
                 if not arrival.is_read:
-                    await _turn(arrival, loop)
+                    await _admitted(arrival, loop)
                 message = await read()
                 arrived = True
                 return message
@@ -235,13 +235,13 @@ class Reception:
             self._look_soon(loop)
 
 
-async def _turn(arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
+async def _admitted(arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
     """Waits until a message may be read."""
-    turn: asyncio.Future[None] = loop.create_future()
+    may_read: asyncio.Future[None] = loop.create_future()
 
     def begin() -> None:
-        if not turn.done():
-            turn.set_result(None)
+        if not may_read.done():
+            may_read.set_result(None)
 
     arrival.on_read = begin
-    await turn
+    await may_read
