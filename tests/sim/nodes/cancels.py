@@ -24,6 +24,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision, directly_befor
 from delaywheel_replica.core.leader.halves import are_known
 from delaywheel_replica.core.leader.holders import holds_progress, knows_all
 from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing.awaited import Waiters
@@ -252,7 +253,8 @@ class Cancels:
         heard = heard_heartbeats(row, self._server.now_ms())
         registry = ControlState(wheels=status.wheels, lost=status.lost)
         reference = Reference(slot, id_, due_ms)
-        (found,) = self.scanner.find_many([reference], self._limits(), lost=status.lost)
+        limits = self._limits(row.heartbeat)
+        (found,) = self.scanner.find_many([reference], limits, lost=status.lost)
         found.complete = found.complete and knows_all(registry, row.heartbeat, heard)
         return found
 
@@ -269,14 +271,13 @@ class Cancels:
             return None
         return self.scanner.find_lone(
             [Reference(due_ms // 1000, id_, due_ms)],
-            self._limits(),
+            self._limits(self._server.driver.status().heartbeat),
             lost=status.lost,
             reschedules=status.reschedules,
         )
 
-    def _limits(self) -> dict[WheelId, int]:
-        wheels = self._server.driver.status().heartbeat.wheels
-        limits = {wheel: heartbeat.applied for wheel, heartbeat in wheels.items()}
+    def _limits(self, own: Heartbeat) -> dict[WheelId, int]:
+        limits = {wheel: heartbeat.applied for wheel, heartbeat in own.wheels.items()}
         open_wheel = self._server.store.wheel
         if open_wheel is not None:
             limits[open_wheel.wheel] = open_wheel.last_seq

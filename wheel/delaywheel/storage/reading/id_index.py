@@ -52,7 +52,14 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
-from delaywheel.storage.reading.ids import ROW_LENGTH_BYTES, FoundIds, IdRow, Ids, SoughtIds
+from delaywheel.storage.reading.ids import (
+    NONE_FOUND,
+    ROW_LENGTH_BYTES,
+    FoundIds,
+    IdRow,
+    Ids,
+    SoughtIds,
+)
 from delaywheel.storage.reading.places import Places
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 
@@ -102,7 +109,7 @@ class Look:
         missing: Frames that may be of any second, by wheel.
     """
 
-    rows: FoundIds = field(default_factory=lambda: FoundIds.joined([]))
+    rows: FoundIds = NONE_FOUND
     begun: list[IdRow] = field(default_factory=list)
     damaged: dict[int, set[tuple[WheelId, int]]] = field(default_factory=dict)
     missing: dict[WheelId, SeqSet] = field(default_factory=dict)
@@ -376,6 +383,7 @@ class _Journal:
         self._rows = np.empty(0, _UNREAD)  # grown by doubling; `_count` are valid
         self._slots = np.empty(0, np.uint32)  # of the rows; `_NO_SLOT` once they are taken
         self._count = 0
+        self._unread = 0  # of these, how many were not taken
         self._wheels: list[WheelId] = []
 
     def add(self, wheel: WheelId, seqs: NDArray[np.int64], rows: NDArray[Any]) -> list[int]:
@@ -390,15 +398,25 @@ class _Journal:
         added["row"], added["seq"], added["wheel"] = rows, seqs, self._wheels.index(wheel)
         self._slots[self._count : self._count + len(seqs)] = rows["slot"]
         self._count += len(seqs)
+        self._unread += len(seqs)
+        if self._unread <= self._most:
+            return []
         unread = self._slots[: self._count]
         unread = unread[unread != _NO_SLOT]
-        return np.unique(unread).tolist() if len(unread) > self._most else []
+        return [int(slot) for slot in np.unique(unread)]
 
     def take(self, slots: Collection[int]) -> list[tuple[WheelId, Places]]:
         """Removes the frames of some seconds, and returns them by wheel, ascending by seq."""
+        if not self._unread:
+            return []
         at = np.flatnonzero(np.isin(self._slots[: self._count], _numbers(slots)))
+        if not len(at):
+            return []
         taken = self._rows[at]
         self._slots[at] = _NO_SLOT
+        self._unread -= len(at)
+        if not self._unread:
+            self._count = 0
         by_wheel = [taken[taken["wheel"] == number] for number in np.unique(taken["wheel"])]
         return [
             (self._wheels[int(part["wheel"][0])], (part["seq"], part["row"])) for part in by_wheel
@@ -406,7 +424,7 @@ class _Journal:
 
     def clear(self) -> None:
         """Removes everything."""
-        self._count = 0
+        self._count = self._unread = 0
         self._wheels.clear()
 
     def _make_room(self, more: int) -> None:

@@ -108,17 +108,21 @@ class FoundIds:
     @staticmethod
     def joined(parts: Sequence["FoundIds"]) -> "FoundIds":
         """Joins rows; they keep their order."""
-        if len(parts) == 1:
-            return parts[0]
-        numbers = np.empty(0, np.int64)
+        parts = [part for part in parts if len(part)]
+        if len(parts) < 2:
+            return parts[0] if parts else NONE_FOUND
         return FoundIds(
-            np.concatenate([numbers, *(part.numbers for part in parts)]),
-            np.concatenate([np.empty(0, np.object_), *(part.wheels for part in parts)]),
-            np.concatenate([numbers, *(part.seqs for part in parts)]),
-            np.concatenate([numbers, *(part.rows for part in parts)]),
-            np.concatenate([numbers, *(part.kinds for part in parts)]),
-            np.concatenate([numbers, *(part.due_ms for part in parts)]),
+            np.concatenate([part.numbers for part in parts]),
+            np.concatenate([part.wheels for part in parts]),
+            np.concatenate([part.seqs for part in parts]),
+            np.concatenate([part.rows for part in parts]),
+            np.concatenate([part.kinds for part in parts]),
+            np.concatenate([part.due_ms for part in parts]),
         )
+
+
+_NONE = np.empty(0, np.int64)
+NONE_FOUND: Final = FoundIds(_NONE, np.empty(0, np.object_), _NONE, _NONE, _NONE, _NONE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -308,9 +312,13 @@ def _in_ranges(
     firsts: _Numbers, wanted: _Numbers
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yields rows whose number is wanted, and which of the wanted ones it is, some at a time."""
+    if not len(wanted):
+        return
     begins = firsts.searchsorted(wanted)
     lengths = firsts.searchsorted(wanted, side="right") - begins
     there = np.flatnonzero(lengths)
+    if not len(there):
+        return
     ends = np.cumsum(lengths[there])
     first, done = 0, 0
     while first < len(there):
