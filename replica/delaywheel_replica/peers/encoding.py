@@ -49,10 +49,9 @@ _MISSING_BEFORE: Final = 100
 _SEQS_BEFORE: Final = 512
 """How many frames of `lacking`, and of `Lacks`, are also listed one by one, for older releases."""
 
-# Every heartbeat names the same few wheels.
-_wheel = lru_cache(maxsize=4_096)(parse_wheel)
-# Most of what is reported about them does not change.
-_wheel_heartbeat = lru_cache(maxsize=4_096)(WheelHeartbeat)
+# Most of what is reported about wheels does not change; what is reported of an open one does, with
+# each heartbeat, so that the cache is always full: of entries of half a KiB.
+_wheel_heartbeat = lru_cache(maxsize=1_024)(WheelHeartbeat)
 
 
 def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each message
@@ -159,12 +158,14 @@ def decode_told(  # noqa: C901, PLR0911 - one for each message
             return _read_frames(wire.frames)
         case "applied":
             applied = wire.applied
-            return Applied(_wheel(applied.wheel), applied.storage, applied.boot, applied.prefix)
+            return Applied(
+                parse_wheel(applied.wheel), applied.storage, applied.boot, applied.prefix
+            )
         case "refused":
             return Refused(wire.refused.origin, wire.refused.upto)
         case "fetch":
             fetch = wire.fetch
-            return Fetch(fetch.request, _wheel(fetch.wheel), fetch.first_seq, fetch.last_seq)
+            return Fetch(fetch.request, parse_wheel(fetch.wheel), fetch.first_seq, fetch.last_seq)
         case "lacks":
             return _read_lacks(wire.lacks)
         case "promise":
@@ -229,13 +230,13 @@ def _read_heartbeat(wire: pb.Beat) -> Heartbeat:
         storage=wire.storage,
         boot=wire.boot,
         wall_ms=wire.wall_ms,
-        open=_wheel(wire.open) if wire.open else None,
-        spare=_wheel(wire.spare) if wire.spare else None,
+        open=parse_wheel(wire.open) if wire.open else None,
+        spare=parse_wheel(wire.spare) if wire.spare else None,
         last_number=wire.last_number,
         draining=wire.draining,
         complete=wire.complete,
         wheels={
-            _wheel(held.wheel): _wheel_heartbeat(
+            parse_wheel(held.wheel): _wheel_heartbeat(
                 held.applied,
                 held.high_watermark,
                 held.seal_slot,
@@ -252,7 +253,7 @@ def _read_heartbeat(wire: pb.Beat) -> Heartbeat:
         term=_read_term(wire.office) if wire.HasField("office") else None,
         heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in wire.heard},
         disk_out=wire.disk_out,
-        verifying=frozenset(map(_wheel, wire.verifying)),
+        verifying=frozenset(map(parse_wheel, wire.verifying)),
         stands=wire.stands,
         reached=_read_reached(wire.reached) if wire.HasField("reached") else None,
         control_version=wire.control_version or 1,
@@ -273,7 +274,7 @@ def _read_reached(wire: pb.Reached) -> Reached:
     return Reached(
         wire.set_backs,
         wire.due_ms,
-        Position(_wheel(at.wheel), at.seq, at.row) if wire.HasField("position") else None,
+        Position(parse_wheel(at.wheel), at.seq, at.row) if wire.HasField("position") else None,
     )
 
 
@@ -303,7 +304,7 @@ def _read_term(wire: pb.Office) -> LeaderTerm:
     return LeaderTerm(
         epoch=wire.epoch,
         fences=tuple(Fence(fence.origin, fence.upto) for fence in wire.fences),
-        fills={_wheel(wheel): seq for wheel, seq in wire.fills.items()},
+        fills={parse_wheel(wheel): seq for wheel, seq in wire.fills.items()},
         halves_objection=wire.halves_objection or None,
     )
 
@@ -313,7 +314,7 @@ def _read_lacks(wire: pb.Lacks) -> Lacks:
     first_seq, last_seq = wire.first_seq, wire.last_seq
     if not first_seq and wire.seqs:
         first_seq, last_seq = SeqSet.of(wire.seqs).spans[0]
-    return Lacks(wire.request, _wheel(wire.wheel), wire.storage, first_seq, last_seq)
+    return Lacks(wire.request, parse_wheel(wire.wheel), wire.storage, first_seq, last_seq)
 
 
 def _text(wheel: WheelId | None) -> str:
@@ -339,8 +340,8 @@ def _read_promise(wire: pb.Promise) -> FenceAnswer:
         node=wire.node,
         storage=wire.storage,
         fence=Fence(wire.fence.origin, wire.fence.upto),
-        applied={_wheel(wheel): seq for wheel, seq in wire.applied.items()},
-        incomplete=frozenset(map(_wheel, wire.incomplete)),
+        applied={parse_wheel(wheel): seq for wheel, seq in wire.applied.items()},
+        incomplete=frozenset(map(parse_wheel, wire.incomplete)),
         all_incomplete=wire.all_incomplete,
     )
 
@@ -389,7 +390,7 @@ def _read_frames(wire: pb.Frames) -> Frames:
     except ValueError as error:
         raise MalformedError(str(error)) from error
     return Frames(
-        WheelCard(_wheel(card.wheel), dict(card.members), card.min_insync, card.span_seconds),
+        WheelCard(parse_wheel(card.wheel), dict(card.members), card.min_insync, card.span_seconds),
         bundle,
         wire.request,
     )

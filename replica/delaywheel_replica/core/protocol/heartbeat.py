@@ -235,7 +235,7 @@ class FenceAnswer:
         return not self.all_incomplete and wheel not in self.incomplete
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=1_024)
 def _wheel_heartbeat(numbers: tuple[int, ...]) -> WheelHeartbeat:
     """Parses a wheel's entry; cached, since a status repeats the same numbers."""
     applied, high_watermark, seal_slot, seal_seq, ledger_seq, top_slot, *missing = numbers
