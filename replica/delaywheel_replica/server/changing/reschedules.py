@@ -299,6 +299,8 @@ class Reschedules:
 
         The leader decides no more than its records have room for; it would forget other wishes.
         """
+        if not self._queue:
+            return
         leading = self._view.cleaner.leading()
         taken = set(self._under_way.values())
         taken.update(id_ for id_, _ in (leading.reschedules if leading is not None else ()))
