@@ -17,8 +17,8 @@ message            direction           meaning
                                        the cleaner's row shows that it is committed
 ``SetBack``        server to cleaner   the operator wishes w to be set back to the clock; repeated
                                        in the same way
-``RescheduleWish`` server to cleaner   a message shall have another due; repeated until the
-                                       cleaner's row shows that it is decided
+``Reschedule-``    server to cleaner   a message shall have another due; repeated until the
+``Proposal``                           cleaner's row shows that it is decided
 ``Reschedule-``    server to cleaner   what was decided so is in frames; repeated until the
 ``Written``                            cleaner's row no longer shows it
 ``Stop-``          server to cleaner   finish the transaction, commit the close of the wheel if
@@ -45,7 +45,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
-    RescheduleWish,
+    RescheduleProposal,
     RescheduleWritten,
 )
 from delaywheel_replica.process.inheritance import LINK_FD_VARIABLE
@@ -228,7 +228,7 @@ Message: TypeAlias = (
     | AskTopic
     | NodeStorage
     | SetBack
-    | RescheduleWish
+    | RescheduleProposal
     | RescheduleWritten
     | StopRequested
     | Topics
@@ -379,7 +379,7 @@ def _document(message: Message) -> dict[str, Any]:
             document = {"type": "node", "node": message.node, "storage": message.storage}
         case SetBack():
             document = {"type": "set back", "set_backs": message.set_backs}
-        case RescheduleWish() | RescheduleWritten():
+        case RescheduleProposal() | RescheduleWritten():
             document = _reschedule_document(message)
         case Topics():
             document = {
@@ -481,9 +481,9 @@ def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
     )
 
 
-def _reschedule_document(message: RescheduleWish | RescheduleWritten) -> dict[str, Any]:
+def _reschedule_document(message: RescheduleProposal | RescheduleWritten) -> dict[str, Any]:
     document: dict[str, Any] = {"key": _key_document(message.key), "to_ms": message.to_ms}
-    if isinstance(message, RescheduleWish):
+    if isinstance(message, RescheduleProposal):
         looked = [[str(wheel), seq] for wheel, seq in message.looked]
         return document | {"type": "reschedule", "place": str(message.place), "looked": looked}
     return document | {
@@ -493,11 +493,11 @@ def _reschedule_document(message: RescheduleWish | RescheduleWritten) -> dict[st
     }
 
 
-def _reschedule(document: dict[str, Any]) -> RescheduleWish | RescheduleWritten:
+def _reschedule(document: dict[str, Any]) -> RescheduleProposal | RescheduleWritten:
     key, to_ms = _key(document["key"]), int(document["to_ms"])
     if document["type"] == "reschedule":
         looked = tuple(map(_frame, document["looked"]))
-        return RescheduleWish(key, to_ms, Position.parse(document["place"]), looked)
+        return RescheduleProposal(key, to_ms, Position.parse(document["place"]), looked)
     cancel = None if document["cancel"] is None else _frame(document["cancel"])
     return RescheduleWritten(key, to_ms, _frame(document["copy"]), cancel)
 

@@ -66,7 +66,7 @@ from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heart
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
-    RescheduleWish,
+    RescheduleProposal,
     RescheduleWritten,
 )
 from delaywheel_replica.core.protocol.status_files import (
@@ -140,7 +140,7 @@ class Leadership:
         self._forwarder: Forwarder | None = None
         self._server: ServerStatus | None = None
         self._uses: list[tuple[object, ...]] | None = None
-        self._wishes: dict[MessageKey, RescheduleWish] = {}
+        self._proposals: dict[MessageKey, RescheduleProposal] = {}
         self._written: dict[MessageKey, RescheduleWritten] = {}
         self._answers: tuple[FenceAnswer, ...] = ()
         self._fences: tuple[Fence, ...] = ()
@@ -221,10 +221,10 @@ class Leadership:
             self._set_back_from = set_backs
             self._commit_wanted = True
 
-    def reschedule(self, wish: RescheduleWish) -> None:
+    def reschedule(self, proposal: RescheduleProposal) -> None:
         """Notes a request for another due; callers repeat it until it is decided."""
-        if self._election.phase in IN_TERM and len(self._wishes) < MOST_RESCHEDULES:
-            self._wishes[wish.key] = wish
+        if self._election.phase in IN_TERM and len(self._proposals) < MOST_RESCHEDULES:
+            self._proposals[proposal.key] = proposal
             self._commit_wanted = True
 
     def rescheduled(self, written: RescheduleWritten) -> None:
@@ -480,7 +480,7 @@ class Leadership:
         self._fences, self._fills, self._floor_wait = (), {}, None
         self._replacements = {}
         self._set_back_from = None
-        self._wishes, self._written = {}, {}
+        self._proposals, self._written = {}, {}
 
     def _lead(self) -> float:
         forwarder, server = self._forwarder, self._server
@@ -541,11 +541,11 @@ class Leadership:
             in_term_ms=self._clock.monotonic_ms() - self._term_since_ms,
             replacements=self._replacements,
             set_back_from=self._set_back_from,
-            rescheduling=Rescheduling([*self._wishes.values()], [*self._written.values()]),
+            rescheduling=Rescheduling([*self._proposals.values()], [*self._written.values()]),
             halves_objection=self._candidacy.halves_objection,
         )
         # What this transaction does not decide or settle is announced again.
-        self._wishes, self._written = {}, {}
+        self._proposals, self._written = {}, {}
         since_ms, until_ms = self._clock.monotonic_ms(), self._election.waits_until_ms
         # Ends before the others stop hearing this leader: after that another node stands.
         heard_ms = until_ms - since_ms + CLEANER_FRESH_MS

@@ -54,7 +54,7 @@ from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.quorum import required_answers
-from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
+from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.handover.sending import Handover
 from delaywheel_replica.kafka_settings import (
@@ -308,7 +308,7 @@ class Cleaner:
                 self._leadership.remove(node)
             case SetBack():
                 self._leadership.set_back(message.set_backs)
-            case RescheduleWish():
+            case RescheduleProposal():
                 self._row_news.ask(self._clock.monotonic())
                 self._leadership.reschedule(message)
             case RescheduleWritten():

@@ -300,7 +300,7 @@ class Server:
             keep_moving,
             self._view,
             sights,
-            announce=self._link.send,
+            propose=self._link.send,
             next_change=self._hearing.next_change,
         )
         reschedules = Reschedules(
@@ -309,7 +309,7 @@ class Server:
             self._decisions,
             PassedChanges(self._passing.reschedule, Reason.RESCHEDULE_UNKNOWN),
             span=Span(config.span_seconds, config.max_clock_skew_ms),
-            announce=self._link.send,
+            propose=self._link.send,
             next_change=self._hearing.next_change,
             counts=self._counts,
         )

@@ -15,7 +15,7 @@ from delaywheel_replica.core.leader.rescheduling import (
     floor_below,
     nearer_due_ms,
     nodes_behind,
-    open_wishes,
+    open_proposals,
     passing,
     reschedule_records,
     to_move,
@@ -34,7 +34,7 @@ from delaywheel_replica.core.protocol.progress import Done, Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     GivenDue,
     Reschedule,
-    RescheduleWish,
+    RescheduleProposal,
     RescheduleWritten,
     known_due_ms,
     mark_of,
@@ -47,7 +47,7 @@ ID = b"i" * 16
 KEY = (ID, 50_000)
 TO_MS = 90_000
 PLACE = Position(A1, 3, 0)
-WISH = RescheduleWish(KEY, TO_MS, PLACE)
+PROPOSAL = RescheduleProposal(KEY, TO_MS, PLACE)
 NOW = Progress(10_000, None, {A1: 5}, floor=4)
 STATE = ControlState(progress=NOW)
 DECIDED = STATE.apply_all([reschedule_record(KEY, Reschedule(TO_MS, PLACE))])
@@ -60,43 +60,48 @@ def after(state: ControlState, progress: Progress = NOW, **reported: object) -> 
     return replace(state.apply_all(records), progress=progress)
 
 
-def test_a_wish_is_decided_once() -> None:
-    decided = after(STATE, wishes=[WISH])
+def test_a_proposal_is_decided_once() -> None:
+    decided = after(STATE, proposals=[PROPOSAL])
     assert decided.reschedules == {KEY: Reschedule(TO_MS, PLACE)}
     assert withdrawn(decided) == {KEY}
-    other = replace(WISH, to_ms=70_000)
-    assert after(decided, wishes=[other]).reschedules == decided.reschedules
-    both = after(STATE, wishes=[WISH, other])
+    other = replace(PROPOSAL, to_ms=70_000)
+    assert after(decided, proposals=[other]).reschedules == decided.reschedules
+    both = after(STATE, proposals=[PROPOSAL, other])
     assert both.reschedules == decided.reschedules
 
 
 @pytest.mark.parametrize(
-    ("wish", "progress"),
+    ("proposal", "progress"),
     [
-        (WISH, replace(NOW, due_ms=49_999)),
-        (replace(WISH, to_ms=10_001), NOW),
-        (replace(WISH, to_ms=KEY[1]), NOW),
-        (replace(WISH, place=Position(A1, 6, 0)), NOW),
-        (WISH, replace(NOW, ahead=(Done(60_000, None),))),
+        (PROPOSAL, replace(NOW, due_ms=49_999)),
+        (replace(PROPOSAL, to_ms=10_001), NOW),
+        (replace(PROPOSAL, to_ms=KEY[1]), NOW),
+        (replace(PROPOSAL, place=Position(A1, 6, 0)), NOW),
+        (PROPOSAL, replace(NOW, ahead=(Done(60_000, None),))),
     ],
     ids=["the old due", "the new due", "the same due", "beyond V", "done ahead"],
 )
-def test_what_is_not_decided(wish: RescheduleWish, progress: Progress) -> None:
-    assert not open_wishes(STATE, [wish], progress)
-    assert not after(STATE, progress, wishes=[wish]).reschedules
+def test_what_is_not_decided(proposal: RescheduleProposal, progress: Progress) -> None:
+    assert not open_proposals(STATE, [proposal], progress)
+    assert not after(STATE, progress, proposals=[proposal]).reschedules
 
 
 def test_a_due_that_is_touched_already_is_not_given() -> None:
-    back = RescheduleWish((ID, TO_MS), KEY[1], PLACE)
-    wishes = [back, *(RescheduleWish((ID, 60_000), to_ms, PLACE) for to_ms in (TO_MS, 70_000))]
-    assert open_wishes(DECIDED, wishes, NOW) == wishes[2:]
+    back = RescheduleProposal((ID, TO_MS), KEY[1], PLACE)
+    proposals = [
+        back,
+        *(RescheduleProposal((ID, 60_000), to_ms, PLACE) for to_ms in (TO_MS, 70_000)),
+    ]
+    assert open_proposals(DECIDED, proposals, NOW) == proposals[2:]
     # Nor do two requests in one transaction.
-    assert open_wishes(STATE, wishes[1:], NOW) == wishes[1:2]
+    assert open_proposals(STATE, proposals[1:], NOW) == proposals[1:2]
 
 
 def test_so_many_stand_at_once() -> None:
-    wishes = [replace(WISH, key=(number.to_bytes(16, "big"), 50_000)) for number in range(MOST + 9)]
-    assert len(after(STATE, wishes=wishes).reschedules) == MOST
+    proposals = [
+        replace(PROPOSAL, key=(number.to_bytes(16, "big"), 50_000)) for number in range(MOST + 9)
+    ]
+    assert len(after(STATE, proposals=proposals).reschedules) == MOST
 
 
 def test_a_record_goes_when_v_has_copy_and_cancel() -> None:
@@ -169,16 +174,16 @@ def test_what_is_written_at_a_due_that_nobody_chose_is_moved_once_w_is_set_back(
     later = replace(SET_BACK, due_ms=200_000)
     assert nearer_due_ms(stands, later, 200_050) == 200_050 + PUT_OFF_MS
     assert nearer_due_ms(stands, replace(SET_BACK, floor=300), 20_050) == 300_000
-    # A wish is decided though something is done ahead, and though no other finds room.
-    wish = RescheduleWish(key, to_ms, Position(A1, 7, 0))
+    # A proposal is decided though something is done ahead, and though no other finds room.
+    proposal = RescheduleProposal(key, to_ms, Position(A1, 7, 0))
     others = [
         reschedule_record((n.to_bytes(16, "big"), 10**9), Reschedule(10**9 + 1, PLACE))
         for n in range(MOST)
     ]
     state = state.apply_all(others)
-    other = RescheduleWish((b"k" * 16, 60_000), 70_000, PLACE)
-    assert open_wishes(state, [other, wish], SET_BACK) == [wish]
-    state = after(state, SET_BACK, wishes=[other, wish])
+    other = RescheduleProposal((b"k" * 16, 60_000), 70_000, PLACE)
+    assert open_proposals(state, [other, proposal], SET_BACK) == [proposal]
+    state = after(state, SET_BACK, proposals=[other, proposal])
     assert state.reschedules[key] == Reschedule(to_ms, Position(A1, 7, 0))
     assert not to_move(state.reschedules, SET_BACK)
     # The first record withdraws what passed, as before, and does not say of the due any more.
@@ -190,9 +195,9 @@ def test_a_caller_may_reschedule_what_was_put_off_as_any_message() -> None:
     state = after(DECIDED, past, absent=frozenset([KEY]))
     to_ms = state.reschedules[KEY].to_ms
     state = after(state, past, written=[replace(WRITTEN, to_ms=to_ms)])
-    wish = RescheduleWish((ID, to_ms), to_ms + 5_000, Position(A1, 7, 0))
-    state = after(state, past, wishes=[wish])
-    assert state.reschedules == {wish.key: Reschedule(wish.to_ms, wish.place)}
+    proposal = RescheduleProposal((ID, to_ms), to_ms + 5_000, Position(A1, 7, 0))
+    state = after(state, past, proposals=[proposal])
+    assert state.reschedules == {proposal.key: Reschedule(proposal.to_ms, proposal.place)}
 
 
 def test_the_floor_leaves_what_it_is_made_of() -> None:
@@ -245,9 +250,9 @@ def test_nothing_is_decided_before_every_node_knows_the_record(
     nodes = {"a": "disk-a", "b": "disk-b", "gone": REMOVED}
     state = replace(STATE, nodes={node: NodeRecord(disk, 1) for node, disk in nodes.items()})
     assert nodes_behind(state, heartbeats) == behind
-    reported = Rescheduling(wishes=[WISH])
+    reported = Rescheduling(proposals=[PROPOSAL])
     records = reschedule_records(state, NOW, reported, heartbeats, 10_000)
-    keys = [NEEDS_KEY, reschedule_record(WISH.key, None)[0]]
+    keys = [NEEDS_KEY, reschedule_record(PROPOSAL.key, None)[0]]
     assert [key for key, _ in records] == ([] if behind else keys)
     if not behind:
         # From the mark on no node is asked, and it is not written again.
@@ -256,17 +261,15 @@ def test_nothing_is_decided_before_every_node_knows_the_record(
         assert [key for key, _ in again] == keys[1:]
 
 
-def test_only_wishes_that_may_be_decided_are_looked_at_and_only_as_many_as_there_is_room_for() -> (
-    None
-):
-    later = replace(WISH, key=(b"j" * 16, 60_000))
-    too_late = replace(WISH, key=(b"k" * 16, 10_001))
-    assert open_wishes(STATE, [too_late, WISH, later], NOW) == [WISH, later]
-    assert open_wishes(DECIDED, [WISH, later], NOW) == [later]
-    assert open_wishes(STATE, [WISH], replace(NOW, ahead=(Done(60_000, None),))) == []
+def test_only_proposals_that_may_be_decided_and_have_room_are_looked_at() -> None:
+    later = replace(PROPOSAL, key=(b"j" * 16, 60_000))
+    too_late = replace(PROPOSAL, key=(b"k" * 16, 10_001))
+    assert open_proposals(STATE, [too_late, PROPOSAL, later], NOW) == [PROPOSAL, later]
+    assert open_proposals(DECIDED, [PROPOSAL, later], NOW) == [later]
+    assert open_proposals(STATE, [PROPOSAL], replace(NOW, ahead=(Done(60_000, None),))) == []
     keys = [(n.to_bytes(16, "big"), 60_000) for n in range(MOST - 1)]
     full = STATE.apply_all([reschedule_record(key, Reschedule(TO_MS, PLACE)) for key in keys])
-    assert open_wishes(full, [WISH, later], NOW) == [WISH]
+    assert open_proposals(full, [PROPOSAL, later], NOW) == [PROPOSAL]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from delaywheel_replica.core.protocol.progress import Done, Position
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
     Reschedule,
-    RescheduleWish,
+    RescheduleProposal,
     RescheduleWritten,
 )
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
@@ -79,7 +79,7 @@ def test_a_message_is_found_where_it_went_and_its_old_handle_says_so(server: Ser
     written = [m for m in server.cleaner.received if isinstance(m, RescheduleWritten)]
     assert written[-1].to_ms == to_ms
     wait_until("the record is gone", lambda: not server.cleaner.state.reschedules)
-    # A retry, a wish for another due, and a cancel all get the present due.
+    # A retry, a request for another due, and a cancel all get the present due.
     for again_ms in (to_ms, to_ms + 5_000):
         again = reschedule(server, handle, again_ms)
         assert (again.outcome, again.due_ms) == (reported.outcome, to_ms)
@@ -132,19 +132,19 @@ def refused(server: ServerProcess, handle: str, reason: Reason, timeout_s: float
     assert caught.value.code() is reason.code
 
 
-def test_while_what_was_done_early_is_to_come_nothing_is_wished(server: ServerProcess) -> None:
+def test_while_what_was_done_early_is_to_come_nothing_is_proposed(server: ServerProcess) -> None:
     handle = produce(server, in_ms(60_000))
-    wishes = [m for m in server.cleaner.received if isinstance(m, RescheduleWish)]
+    proposals = [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)]
     server.cleaner.commit_progress(ahead=(Done(in_ms(40_000), None),))
     try:
         refused(server, handle, Reason.RESCHEDULES_RESTING)
     finally:
         server.cleaner.commit_progress(ahead=())
-    assert [m for m in server.cleaner.received if isinstance(m, RescheduleWish)] == wishes
+    assert [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)] == proposals
     assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
 
 
-def test_what_was_put_off_ahead_is_wished_at_a_nearer_due_unless_it_was_cancelled(
+def test_what_was_put_off_ahead_is_proposed_at_a_nearer_due_unless_it_was_cancelled(
     server: ServerProcess,
 ) -> None:
     """W was set back once; the leader chose these dues before."""
@@ -163,18 +163,18 @@ def test_what_was_put_off_ahead_is_wished_at_a_nearer_due_unless_it_was_cancelle
     server.cleaner.commit_progress(set_backs=1, ahead=(Done(in_ms(90_000), None),))
     server.cleaner.commit(lambda state: replace(state, reschedules=stands))
     try:
-        wait_until("it is wished", lambda: (ids[0], due_ms) in wished(server))
-        assert wished(server)[ids[0], due_ms] == chosen_ms
-        assert (ids[1], due_ms) not in wished(server)
+        wait_until("it is proposed", lambda: (ids[0], due_ms) in proposed(server))
+        assert proposed(server)[ids[0], due_ms] == chosen_ms
+        assert (ids[1], due_ms) not in proposed(server)
     finally:
         server.cleaner.commit(lambda state: replace(state, reschedules={}))
         server.cleaner.commit_progress(ahead=())
 
 
-def wished(server: ServerProcess) -> dict[MessageKey, int]:
+def proposed(server: ServerProcess) -> dict[MessageKey, int]:
     """The dues that the server asked its cleaner for."""
-    wishes = [m for m in server.cleaner.received if isinstance(m, RescheduleWish)]
-    return {wish.key: wish.to_ms for wish in wishes}
+    proposals = [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)]
+    return {proposal.key: proposal.to_ms for proposal in proposals}
 
 
 def test_each_of_many_is_answered_and_who_asks_for_a_part_does_not_wait(
@@ -187,7 +187,7 @@ def test_each_of_many_is_answered_and_who_asks_for_a_part_does_not_wait(
     assert not [each.error for each in produced if each.HasField("error")]
     handles = [each.handle for each in produced]
     dues = [pb.NewDue(message=named(each), deliver_at_ms=to_ms) for each in [*handles, "x"]]
-    wishes = [m for m in server.cleaner.received if isinstance(m, RescheduleWish)]
+    proposals = [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)]
     in_part = server.stub.Reschedule(
         pb.RescheduleRequest(messages=dues, partly=True), timeout=30
     ).results
@@ -198,11 +198,11 @@ def test_each_of_many_is_answered_and_who_asks_for_a_part_does_not_wait(
     assert {each.outcome for each in results[:-1]} == {pb.RESCHEDULE_OUTCOME_RESCHEDULED}
     assert {each.due_ms for each in results[:-1]} == {to_ms}
     assert len({each.handle for each in results[:-1]}) == len(handles)
-    wished = {m.key for m in server.cleaner.received if isinstance(m, RescheduleWish)}
-    assert len(wished - {wish.key for wish in wishes}) == len(handles)
+    proposed = {m.key for m in server.cleaner.received if isinstance(m, RescheduleProposal)}
+    assert len(proposed - {proposal.key for proposal in proposals}) == len(handles)
 
 
-def test_while_as_many_stand_as_may_no_other_is_wished(server: ServerProcess) -> None:
+def test_while_as_many_stand_as_may_no_other_is_proposed(server: ServerProcess) -> None:
     handle = produce(server, in_ms(60_000))
     to_ms = in_ms(500_000)
     stand = {
@@ -227,12 +227,12 @@ def test_while_a_node_may_have_an_older_release_it_is_refused_and_that_node_name
 
     server.cleaner.commit(with_n2)
     handle, to_ms = produce(server, in_ms(60_000)), in_ms(90_000)
-    wishes = [m for m in server.cleaner.received if isinstance(m, RescheduleWish)]
+    proposals = [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)]
     with pytest.raises(grpc.RpcError, match="not heard since the start: n2") as caught:
         reschedule(server, handle, to_ms)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert Reason.RELEASE_TOO_OLD.advice in str(caught.value)
-    assert [m for m in server.cleaner.received if isinstance(m, RescheduleWish)] == wishes
+    assert [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)] == proposals
     # Once no such release can lead, it does not matter which nodes are away.
     server.cleaner.commit(lambda state: replace(state, needs=KNOWN_SINCE))
     assert reschedule(server, handle, to_ms).due_ms == to_ms
@@ -338,7 +338,7 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
     reschedules = Reschedules(
         *cast("Any", (view, sights, others, others)),
         span=Span(600, 0),
-        announce=never,
+        propose=never,
         next_change=never,
         counts=NodeCounts(),
     )

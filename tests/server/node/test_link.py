@@ -8,7 +8,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.progress import Position
-from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
+from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
 from delaywheel_replica.link import (
     AskPlace,
     AskTopic,
@@ -40,8 +40,8 @@ MESSAGES: list[Message] = [
     NodeStorage("n2", "7b0f"),
     NodeStorage("n2", None),
     SetBack(3),
-    RescheduleWish((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2)),
-    RescheduleWish((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2), ((WheelId("b", 2), 5),)),
+    RescheduleProposal((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2)),
+    RescheduleProposal((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2), ((WheelId("b", 2), 5),)),
     RescheduleWritten((bytes(16), 7), 9, (WheelId("a", 1), 4), (WheelId("b", 2), 5)),
     Topics(
         {"orders": TopicInfo(3, 1_000_000), "a": TopicInfo(1, None)},
@@ -181,21 +181,21 @@ def test_a_socket_that_nobody_expects_is_closed() -> None:
 
 def test_several_threads_send_whole_messages(ends: tuple[Link, Link]) -> None:
     one, other = ends
-    wishes = [
-        RescheduleWish((bytes([number]) * 16, number), 9, Position(WheelId("a", 1), 3, 2))
+    proposals = [
+        RescheduleProposal((bytes([number]) * 16, number), 9, Position(WheelId("a", 1), 3, 2))
         for number in range(4)
     ]
 
-    def send(wish: RescheduleWish) -> None:
+    def send(proposal: RescheduleProposal) -> None:
         for _ in range(50):
-            while not one.send(wish):
+            while not one.send(proposal):
                 time.sleep(0.001)
 
     received: list[Message] = []
-    with ThreadPoolExecutor(len(wishes)) as threads:
-        done = [threads.submit(send, wish) for wish in wishes]
+    with ThreadPoolExecutor(len(proposals)) as threads:
+        done = [threads.submit(send, proposal) for proposal in proposals]
         while len(received) < 200:
             received += other.receive()
         for each in done:
             each.result()
-    assert sorted(map(repr, received)) == sorted(map(repr, wishes * 50))
+    assert sorted(map(repr, received)) == sorted(map(repr, proposals * 50))

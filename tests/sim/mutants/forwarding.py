@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.storage.reading.cancels import CancelLook
-from delaywheel_replica.cleaner.delivery.wishes import WishSearch
+from delaywheel_replica.cleaner.delivery.proposals import ProposalSearch
 from delaywheel_replica.cleaner.due import reader as selection
 from delaywheel_replica.cleaner.due import seconds
 from delaywheel_replica.cleaner.due.reader import DueReader
@@ -157,8 +157,8 @@ def unreadable_originals_are_forgotten() -> list[Patch]:
     return [everywhere(rescheduling.overdue, lambda _: {})]
 
 
-def wishes_are_not_looked_at_again() -> list[Patch]:
-    return [instead(WishSearch, "uncancelled", lambda _, wishes: list(wishes))]
+def proposals_are_not_looked_at_again() -> list[Patch]:
+    return [instead(ProposalSearch, "uncancelled", lambda _, proposals: list(proposals))]
 
 
 def what_came_since_is_not_looked_at() -> list[Patch]:
@@ -336,9 +336,9 @@ FORWARDING = {
         "rescheduled and not settled",
         ("unreadable_original",),
     ),
-    "wishes are not looked at again": Mutant(
+    "proposals are not looked at again": Mutant(
         "the leader decides another due though a cancel was admitted since its server looked",
-        wishes_are_not_looked_at_again,
+        proposals_are_not_looked_at_again,
         "after it was (cancelled|delivered)",
         ("cancel_or_other_due", "changes"),
     ),

@@ -24,7 +24,7 @@ from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.quorum import required_answers
-from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
+from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.checking.held_up import WatchedDeadLetters
@@ -154,9 +154,9 @@ class SimCleaner:
         self.leadership.commit_soon()
         self._signal.set()
 
-    def hear(self, word: RescheduleWish | RescheduleWritten) -> None:
+    def hear(self, word: RescheduleProposal | RescheduleWritten) -> None:
         """Called when the server reports a message that gets another due."""
-        if isinstance(word, RescheduleWish):
+        if isinstance(word, RescheduleProposal):
             self.leadership.reschedule(word)
         else:
             self.leadership.rescheduled(word)

@@ -17,7 +17,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.reschedules import RescheduleWish, RescheduleWritten
+from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from sim.checking.truth import DATA
 from sim.machine.clocks import SimClock
@@ -253,7 +253,7 @@ class SimNode:
         if self.cleaner is not None:
             self.cleaner.commit_soon()
 
-    def send_to_cleaner(self, word: RescheduleWish | RescheduleWritten) -> None:
+    def send_to_cleaner(self, word: RescheduleProposal | RescheduleWritten) -> None:
         """Called when the server reports a message that gets another due."""
         if self.cleaner is not None:
             self.cleaner.hear(word)

@@ -1,6 +1,6 @@
 """Reschedules at a simulated server, as `delaywheel_replica.server.changing.reschedules` does them.
 
-The server sends a wish to the cleaner until it is decided; the leader writes the decision.
+The server sends a proposal to the cleaner until it is decided; the leader writes the decision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.reschedules import (
     Reschedule,
-    RescheduleWish,
+    RescheduleProposal,
     RescheduleWritten,
     mark_of,
 )
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
     from sim.nodes.server import SimServer
 
 LOOK_MS = 500
-"""As of the real server: meanwhile it repeats a wish by what it found."""
+"""As of the real server: meanwhile it repeats a proposal by what it found."""
 
 OnDecision = Callable[[CancelDecision], None]
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A wish that is not decided yet, and what was found when its second was last looked at."""
+    """A proposal that is not decided yet, and what was found when its second was last looked at."""
 
-    wish: RescheduleWish
+    proposal: RescheduleProposal
     found: Found
     looked_ms: int
     until_ms: int
@@ -60,30 +60,30 @@ class Reschedules:
         self._moves = Moves()
 
     def ask(self, key: Key, to_ms: int, on_answer: OnDecision) -> None:
-        """Handles a caller's wish for another due."""
+        """Handles a caller's request for another due."""
         found = self._cancels.find(key)
         decision = self._cancels.before_writing(key, found)
         if decision is not CancelDecision.WRITE:
             on_answer(CancelDecision.UNKNOWN if _is_open(decision) else decision)
             return
-        wish = RescheduleWish(key, to_ms, found.copies[0], tuple(found.looked.items()))
+        proposal = RescheduleProposal(key, to_ms, found.copies[0], tuple(found.looked.items()))
         now_ms = self._server.now_ms()
-        self._waiting.append(_Waiting(wish, found, now_ms, now_ms + WAIT_MS, on_answer))
+        self._waiting.append(_Waiting(proposal, found, now_ms, now_ms + WAIT_MS, on_answer))
         self.look()
 
     def look(self) -> None:
         """Called when something may be decided, or settled."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
-            key = each.wish.key
+            key = each.proposal.key
             if self._server.now_ms() - each.looked_ms >= LOOK_MS:
                 self._look_again(each)
             if self._cancels.before_writing(key, each.found) is not CancelDecision.WRITE:
                 self._look_again(each)
             decision = self._cancels.before_writing(key, each.found)
             if decision is CancelDecision.WRITE:
-                self._server.node.send_to_cleaner(each.wish)
-            # Once the wish was sent, it may have had an effect: the answer must be certain.
+                self._server.node.send_to_cleaner(each.proposal)
+            # Once the proposal was sent, it may have had an effect: the answer must be certain.
             is_open = _is_open(decision) or decision is CancelDecision.TOO_LATE
             if is_open and self._server.now_ms() < each.until_ms:
                 self._waiting.append(each)
@@ -99,14 +99,14 @@ class Reschedules:
         for move in self._moves.due(self._cancels.leading(), self._server.now_ms()):
             found = self._cancels.find(move.key)
             decision = self._cancels.before_writing(move.key, found)
-            wish = move.wish(found, decision, self._server.wall_ms())
-            if wish is not None:
-                self._server.node.send_to_cleaner(wish)
+            proposal = move.proposal(found, decision, self._server.wall_ms())
+            if proposal is not None:
+                self._server.node.send_to_cleaner(proposal)
 
     def _look_again(self, each: _Waiting) -> None:
-        each.found = self._cancels.find(each.wish.key)
+        each.found = self._cancels.find(each.proposal.key)
         each.looked_ms = self._server.now_ms()
-        each.wish = replace(each.wish, looked=tuple(each.found.looked.items()))
+        each.proposal = replace(each.proposal, looked=tuple(each.found.looked.items()))
 
     def _write_all(self) -> None:
         status = self._cancels.leading()

@@ -41,7 +41,7 @@ from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heart
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import (
     Reschedule,
-    RescheduleWish,
+    RescheduleProposal,
     RescheduleWritten,
 )
 from delaywheel_replica.core.protocol.status_files import (
@@ -243,7 +243,7 @@ class FakeCleaner:
                 known = self.state.nodes[message.node]
                 record = replace(known, storage=message.storage or REMOVED)
                 self.state = self.state.apply_all([node_record(message.node, record)])
-        elif isinstance(message, RescheduleWish):
+        elif isinstance(message, RescheduleProposal):
             with self._lock:
                 if message.key not in self.state.reschedules:
                     stands = Reschedule(message.to_ms, message.place)

@@ -38,7 +38,7 @@ from delaywheel_replica.cleaner.delivery.dead_letters import (
     Plan,
     condemn,
 )
-from delaywheel_replica.cleaner.delivery.wishes import WishSearch
+from delaywheel_replica.cleaner.delivery.proposals import ProposalSearch
 from delaywheel_replica.cleaner.due.given_up import Looked, LostFrames, joined
 from delaywheel_replica.cleaner.due.rows import DueRows, MessageOutcome
 from delaywheel_replica.cleaner.due.steps import Step
@@ -54,7 +54,7 @@ from delaywheel_replica.core.leader.floor import FloorWatch
 from delaywheel_replica.core.leader.pacing import CapLimits, Pace, first_pace
 from delaywheel_replica.core.leader.rescheduling import (
     Rescheduling,
-    open_wishes,
+    open_proposals,
     overdue,
     passing,
     withdrawn,
@@ -188,7 +188,7 @@ class Forwarder:
         self.held: str | None = None
         self._producers = producers
         self._reader = reader
-        self._wishes = WishSearch(reader)
+        self._proposals = ProposalSearch(reader)
         self._dead_letters = dead_letters
         self._names = names
         self._cluster = cluster
@@ -390,7 +390,9 @@ class Forwarder:
         known = situation.rescheduling
         return replace(
             known,
-            wishes=self._wishes.uncancelled(open_wishes(self.state, known.wishes, step.after)),
+            proposals=self._proposals.uncancelled(
+                open_proposals(self.state, known.proposals, step.after)
+            ),
             absent=frozenset(
                 (id_, due_ms)
                 for id_, due_ms in passing(self.state, step.after)

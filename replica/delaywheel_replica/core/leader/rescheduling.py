@@ -65,7 +65,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
     Reschedule,
-    RescheduleWish,
+    RescheduleProposal,
     RescheduleWritten,
 )
 
@@ -86,12 +86,12 @@ class Rescheduling:
     """What a leader knows about reschedules besides the control topic.
 
     Attributes:
-        wishes: Requests of which no cancel is admitted, and whose seconds could be read.
+        proposals: Requests of which no cancel is admitted, and whose seconds could be read.
         written: What frames express already.
         absent: Decided messages whose due this transaction passes without a copy <= V.
     """
 
-    wishes: Collection[RescheduleWish] = ()
+    proposals: Collection[RescheduleProposal] = ()
     written: Collection[RescheduleWritten] = ()
     absent: frozenset[MessageKey] = frozenset()
 
@@ -126,29 +126,29 @@ def reschedule_records(
             records.append(reschedule_record(key, None))
         elif then != stands:
             records.append(reschedule_record(key, then))
-    if situation.wishes and not nodes_behind(state, heartbeats):
-        records += _deciding(state.apply_all(records), situation.wishes, after)
+    if situation.proposals and not nodes_behind(state, heartbeats):
+        records += _deciding(state.apply_all(records), situation.proposals, after)
     return records
 
 
 def _deciding(
-    state: ControlState, wishes: Collection[RescheduleWish], after: Progress
+    state: ControlState, proposals: Collection[RescheduleProposal], after: Progress
 ) -> list[ControlRecord]:
     """Returns records that decide as many requests as there is room for."""
     records: list[ControlRecord] = []
-    for wish in open_wishes(state, wishes, after):
-        records += _ended_by(state, wish, after)
-        records.append(reschedule_record(wish.key, Reschedule(wish.to_ms, wish.place)))
+    for proposal in open_proposals(state, proposals, after):
+        records += _ended_by(state, proposal, after)
+        records.append(reschedule_record(proposal.key, Reschedule(proposal.to_ms, proposal.place)))
     if records and state.needs < KNOWN_SINCE:
         records.insert(0, needs_record(KNOWN_SINCE))
     return records
 
 
 def _ended_by(
-    state: ControlState, wish: RescheduleWish, after: Progress
+    state: ControlState, proposal: RescheduleProposal, after: Progress
 ) -> Iterator[ControlRecord]:
     """Yields the records that a request ends: its message gets no other due by them any more."""
-    id_, due_ms = wish.key
+    id_, due_ms = proposal.key
     for key, stands in state.reschedules.items():
         if key[0] == id_ and stands.to_ms == due_ms and stands.chosen_ms is not None:
             is_needed = bool(_still_passed(stands, after))
@@ -172,9 +172,9 @@ def nodes_behind(
     )
 
 
-def open_wishes(
-    state: ControlState, wishes: Collection[RescheduleWish], after: Progress
-) -> list[RescheduleWish]:
+def open_proposals(
+    state: ControlState, proposals: Collection[RescheduleProposal], after: Progress
+) -> list[RescheduleProposal]:
     """Returns the requests that a transaction to that progress may decide, within its room.
 
     So no cancels of other requests are looked for. What this transaction settles makes room in the
@@ -183,28 +183,28 @@ def open_wishes(
     moving = to_move(state.reschedules, after)
     room, touched = MOST - len(state.reschedules), _touched(state)
     may_be = []
-    for wish in wishes:
-        is_move = wish.key in moving
-        if (room > 0 or is_move) and _may_be_decided(state, wish, after, is_move=is_move):
-            dues = {wish.key, (wish.key[0], wish.to_ms)}
+    for proposal in proposals:
+        is_move = proposal.key in moving
+        if (room > 0 or is_move) and _may_be_decided(state, proposal, after, is_move=is_move):
+            dues = {proposal.key, (proposal.key[0], proposal.to_ms)}
             if touched.isdisjoint(dues):
-                may_be.append(wish)
+                may_be.append(proposal)
                 touched |= dues
                 room -= not is_move
     return may_be
 
 
 def _may_be_decided(
-    state: ControlState, wish: RescheduleWish, after: Progress, *, is_move: bool
+    state: ControlState, proposal: RescheduleProposal, after: Progress, *, is_move: bool
 ) -> bool:
-    (_, due_ms), to_ms = wish.key, wish.to_ms
+    (_, due_ms), to_ms = proposal.key, proposal.to_ms
     if state.progress is None or to_ms == due_ms:
         return False
     if after.ahead and not is_move:
         return False
     if min(due_ms, to_ms) <= after.due_ms + 1:  # of w + 1 a part may be done
         return False
-    return wish.place.seq <= state.progress.seq(wish.place.wheel)
+    return proposal.place.seq <= state.progress.seq(proposal.place.wheel)
 
 
 def _touched(state: ControlState) -> set[MessageKey]:

@@ -81,7 +81,7 @@ class Reschedule:
 
 
 @dataclass(frozen=True, slots=True)
-class RescheduleWish:
+class RescheduleProposal:
     """A request to give a message another due.
 
     Attributes:

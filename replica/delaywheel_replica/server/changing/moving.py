@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import nearer_due_ms, to_move
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleProposal
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.changing.sights import Sights, place_in
@@ -46,7 +46,9 @@ class NearerDue(NamedTuple):
         id_, due_ms = self.key
         return Reference(due_ms // 1000, id_, due_ms)
 
-    def wish(self, found: Found, decision: CancelDecision, now_ms: int) -> RescheduleWish | None:
+    def proposal(
+        self, found: Found, decision: CancelDecision, now_ms: int
+    ) -> RescheduleProposal | None:
         """Returns what to ask for; None if somebody has cancelled it, or given it another due.
 
         Args:
@@ -57,7 +59,7 @@ class NearerDue(NamedTuple):
         if decision is not CancelDecision.WRITE:
             return None
         to_ms = nearer_due_ms(self.stands, self.progress, now_ms)
-        return RescheduleWish(self.key, to_ms, place_in(found, self.progress))
+        return RescheduleProposal(self.key, to_ms, place_in(found, self.progress))
 
 
 class Moves:
@@ -85,7 +87,7 @@ async def keep_moving(
     view: NodeView,
     sights: Sights,
     *,
-    announce: Callable[[RescheduleWish], object],
+    propose: Callable[[RescheduleProposal], object],
     next_change: Callable[[], Awaitable[object]],
 ) -> None:
     """Asks while this node's cleaner leads, until the task is cancelled.
@@ -93,7 +95,7 @@ async def keep_moving(
     Args:
         view: What the parts know of the node.
         sights: Finds messages, and examines them.
-        announce: Sends a wish to the cleaner.
+        propose: Sends a proposal to the cleaner.
         next_change: Waits for a new progress or role in the cleaner's row.
     """
     moves = Moves()
@@ -103,9 +105,9 @@ async def keep_moving(
             try:
                 subject = await sights.find(move.reference)
                 decided = await sights.decide(subject)
-                wish = move.wish(subject.found, decided.decision, wall_ms())
-                if wish is not None:
-                    announce(wish)
+                proposal = move.proposal(subject.found, decided.decision, wall_ms())
+                if proposal is not None:
+                    propose(proposal)
             except RequestRefusedError as error:
                 reason = error.refusal.reason.value
                 _log.info("a message is not moved yet", reason=reason, due_ms=move.key[1])

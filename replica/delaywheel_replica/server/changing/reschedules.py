@@ -1,20 +1,20 @@
 """Other dues for pending messages: what the leader's node does (core/leader/rescheduling.py).
 
-Two independent parts. A message's wish is announced to the cleaner again and again, until a record
-decides the wish, or it is known that none will. And the leader's node writes what is decided,
-whichever node received the wish (decided.py).
+Two independent parts. A change is proposed to the cleaner again and again, until a record decides
+the proposal, or it is known that none will. And the leader's node writes what is decided,
+whichever node received the request (decided.py).
 
 | a message is | until | then |
 |---|---|---|
 | queued | fewer are under way, or have records, than may | looked up; dropped, if nobody waits |
-| looked up | with all that begin at the same time | answered; its wish is announced |
-| announced | a record decides it, or it is known that none will | answered |
+| looked up | with all that begin at the same time | answered; it is proposed |
+| proposed | a record decides it, or it is known that none will | answered |
 
 A message is in this table once for each due: whoever asks again joins its first attempt. The answer
-to a wish that would not be decided is known without announcing it: while what was done early is
+to a proposal that would not be decided is known without making it: while what was done early is
 still to come.
 
-| once the wish is announced | the answer is |
+| once it is proposed | the answer is |
 |---|---|
 | the record stands, or the mark is in the slot | RESCHEDULED, with the present due |
 | a cancel or a delivery is known, as for a cancel | that |
@@ -36,7 +36,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE, MOST, nodes_behind
 from delaywheel_replica.core.protocol.control import ControlState
-from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWish
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleProposal
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import about
 from delaywheel_replica.server.access.callers import Caller
@@ -67,7 +67,7 @@ _KEPT_MS: Final = 1_000
 even if that was answered in part before: it keeps its place."""
 _WRITTEN_S: Final = 5.0
 _AGAIN_S: Final = 0.2
-"""How often a wish is announced again: what one transaction does not decide, it forgets."""
+"""How often it is proposed again: what one transaction does not decide, it forgets."""
 _LOOK_MS: Final = 500
 """How often a caller that waits has its second looked at: the record shows most decisions, and the
 leader itself looks for cancels before it decides."""
@@ -85,7 +85,7 @@ _OUTCOMES: Final = {
     CancelDecision.NOT_FOUND: pb.RESCHEDULE_OUTCOME_NOT_FOUND,
 }
 _CERTAIN: Final = _OUTCOMES.keys() - {CancelDecision.TOO_LATE}
-"""Final even after a wish was announced: it may have been decided before it was too late."""
+"""Final even after it was proposed: it may have been decided before it was too late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class Reschedules:
         passed_on: PassedChanges[pb.NewDue, pb.MessageRescheduled],
         *,
         span: Span,
-        announce: Callable[[RescheduleWish], object],
+        propose: Callable[[RescheduleProposal], object],
         next_change: Callable[[], Awaitable[object]],
         counts: NodeCounts,
     ) -> None:
@@ -173,7 +173,7 @@ class Reschedules:
             decisions: Writes what is decided.
             passed_on: Passes messages on to the leader's node.
             span: How far ahead a due may be.
-            announce: Sends a wish to the cleaner.
+            propose: Sends a proposal to the cleaner.
             next_change: Waits for a new progress or role in the cleaner's row.
             counts: Counts what became of each message.
         """
@@ -183,7 +183,7 @@ class Reschedules:
         self._decisions = decisions
         self._passed_on = passed_on
         self._span = span
-        self._announce = announce
+        self._propose = propose
         self._next_change = next_change
         self._attempts: dict[_Wanted, _Attempt] = {}
         self._queue: deque[_Attempt] = deque()
@@ -297,7 +297,7 @@ class Reschedules:
     def _admit(self) -> None:
         """Lets attempts begin for which there is room, in the order in which they came.
 
-        The leader decides no more than its records have room for; it would forget other wishes.
+        The leader decides no more than its records have room for; it would forget other proposals.
         """
         if not self._queue:
             return
@@ -359,8 +359,8 @@ class Reschedules:
         )
 
     async def _decide(self, attempt: _Attempt, subject: Subject, there: Found) -> Decided:
-        """What became of the wish; `there` is what was found at the new due."""
-        wish: RescheduleWish | None = None
+        """What became of the proposal; `there` is what was found at the new due."""
+        proposal: RescheduleProposal | None = None
         looked_ms = monotonic_ms()
         try:
             async with asyncio.timeout(WAIT_S):
@@ -372,13 +372,13 @@ class Reschedules:
                     if decision is CancelDecision.WRITE:
                         if attempt.to_ms == subject.key[1]:  # perhaps since an earlier attempt
                             return Decided(CancelDecision.RESCHEDULED, attempt.to_ms)
-                        wish = wish or await self._wish(subject, attempt.to_ms, there)
-                        self._announce(replace(wish, looked=tuple(subject.found.looked.items())))
+                        proposal = proposal or await self._proposal(subject, attempt.to_ms, there)
+                        self._propose(replace(proposal, looked=tuple(subject.found.looked.items())))
                         await self._decisions.news(subject.key, _AGAIN_S)
-                    elif decision in _OUTCOMES and (wish is None or decision in _CERTAIN):
+                    elif decision in _OUTCOMES and (proposal is None or decision in _CERTAIN):
                         return decided
                     else:
-                        _check_goes_on(decision, was_announced=wish is not None)
+                        _check_goes_on(decision, was_proposed=proposal is not None)
                         await self._next_change()
                     now_ms = monotonic_ms()
                     if now_ms - looked_ms >= _LOOK_MS:
@@ -387,7 +387,7 @@ class Reschedules:
         except TimeoutError:
             pass
         raise RequestRefusedError(
-            Reason.NOT_UP_TO_DATE if wish is None else Reason.RESCHEDULE_UNKNOWN
+            Reason.NOT_UP_TO_DATE if proposal is None else Reason.RESCHEDULE_UNKNOWN
         )
 
     async def _moved_before(self, id_: bytes, due_ms: int) -> Decided:
@@ -406,8 +406,8 @@ class Reschedules:
         is_known = decided.decision in _OUTCOMES or decided.moved_ms is not None
         return decided if is_known else Decided(CancelDecision.TOO_LATE)
 
-    async def _wish(self, subject: Subject, to_ms: int, there: Found) -> RescheduleWish:
-        """Returns a wish to announce, unless it is known that it would not be decided."""
+    async def _proposal(self, subject: Subject, to_ms: int, there: Found) -> RescheduleProposal:
+        """Returns the proposal, unless it is known that it would not be decided."""
         self._check_releases()
         if self._may_be_half(subject.key[1]) and await self._sights.is_half(subject):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
@@ -415,7 +415,7 @@ class Reschedules:
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
         await self._check_free(subject.reference.id, to_ms, there)
-        return RescheduleWish(subject.key, to_ms, self._sights.place(subject.found))
+        return RescheduleProposal(subject.key, to_ms, self._sights.place(subject.found))
 
     def _may_be_half(self, due_ms: int) -> bool:
         """Whether a message is due so soon that it may be a half, by any two nodes' clocks."""
@@ -506,9 +506,9 @@ def _result(answered: _Answered | Decided | None) -> pb.MessageRescheduled:
     return answered
 
 
-def _check_goes_on(decision: CancelDecision, *, was_announced: bool) -> None:
+def _check_goes_on(decision: CancelDecision, *, was_proposed: bool) -> None:
     """Refuses if waiting for the next progress cannot show a caller more than is known now."""
     if decision is CancelDecision.NO_LEADER:
-        raise RequestRefusedError(Reason.RESCHEDULE_UNKNOWN if was_announced else Reason.NO_LEADER)
-    if decision is CancelDecision.UNKNOWN and not was_announced:
+        raise RequestRefusedError(Reason.RESCHEDULE_UNKNOWN if was_proposed else Reason.NO_LEADER)
+    if decision is CancelDecision.UNKNOWN and not was_proposed:
         raise RequestRefusedError(Reason.NOT_UP_TO_DATE)

@@ -14,7 +14,7 @@ from typing import Final, Protocol, Self
 from delaywheel.identity import WheelId
 from delaywheel.storage.reading.cancels import BEGIN_BYTES, Budget, CancelLook
 from delaywheel_replica.core.leader.rescheduling import MOST
-from delaywheel_replica.core.protocol.reschedules import MessageKey, RescheduleWish
+from delaywheel_replica.core.protocol.reschedules import MessageKey, RescheduleProposal
 
 FRAMES_AT_ONCE: Final = 512
 BYTES_AT_ONCE: Final = 4 << 20
@@ -29,7 +29,7 @@ class CancelsPort(Protocol):
 
 
 @dataclass(slots=True)
-class _SecondOfWishes:
+class _SecondOfProposals:
     """The messages of one second that are examined together."""
 
     keys: frozenset[MessageKey]
@@ -37,9 +37,9 @@ class _SecondOfWishes:
     is_whole: bool = False
 
     @classmethod
-    def of(cls, slot: int, wishes: Mapping[MessageKey, RescheduleWish]) -> Self:
-        begins = {id_[:BEGIN_BYTES] for id_, _ in wishes}
-        return cls(frozenset(wishes), CancelLook(slot, begins, _all_looked(wishes.values())))
+    def of(cls, slot: int, proposals: Mapping[MessageKey, RescheduleProposal]) -> Self:
+        begins = {id_[:BEGIN_BYTES] for id_, _ in proposals}
+        return cls(frozenset(proposals), CancelLook(slot, begins, _all_looked(proposals.values())))
 
     @property
     def uncancelled(self) -> Collection[MessageKey]:
@@ -48,18 +48,18 @@ class _SecondOfWishes:
         return self.keys - {(row.id, row.due_ms) for row in self.look.rows}
 
 
-class WishSearch:
+class ProposalSearch:
     """Looks for cancels of messages that are to be rescheduled. For one thread."""
 
     def __init__(self, cancels: CancelsPort) -> None:
         self._cancels = cancels
-        self._seconds: dict[int, _SecondOfWishes] = {}  # the next one to examine is the first
+        self._seconds: dict[int, _SecondOfProposals] = {}  # the next one to examine is the first
 
-    def uncancelled(self, wishes: Sequence[RescheduleWish]) -> list[RescheduleWish]:
+    def uncancelled(self, proposals: Sequence[RescheduleProposal]) -> list[RescheduleProposal]:
         """Returns the requests without an admitted cancel, as far as known."""
-        wanted: dict[int, dict[MessageKey, RescheduleWish]] = {}
-        for wish in wishes:
-            wanted.setdefault(wish.key[1] // 1000, {})[wish.key] = wish
+        wanted: dict[int, dict[MessageKey, RescheduleProposal]] = {}
+        for proposal in proposals:
+            wanted.setdefault(proposal.key[1] // 1000, {})[proposal.key] = proposal
         self._begin(wanted)
         budget = Budget(FRAMES_AT_ONCE, BYTES_AT_ONCE)
         found: set[MessageKey] = set()
@@ -70,24 +70,24 @@ class WishSearch:
             second = self._seconds[slot] = self._seconds.pop(slot)
             second.is_whole = self._cancels.look_for_cancels(second.look, budget)
             found.update(second.uncancelled)
-        return [wish for wish in wishes if wish.key in found]
+        return [proposal for proposal in proposals if proposal.key in found]
 
-    def _begin(self, wanted: Mapping[int, Mapping[MessageKey, RescheduleWish]]) -> None:
-        for slot, wishes in wanted.items():
+    def _begin(self, wanted: Mapping[int, Mapping[MessageKey, RescheduleProposal]]) -> None:
+        for slot, proposals in wanted.items():
             second = self._seconds.get(slot)
-            if second is None or second.keys.isdisjoint(wishes):
+            if second is None or second.keys.isdisjoint(proposals):
                 self._seconds.pop(slot, None)
-                self._seconds[slot] = _SecondOfWishes.of(slot, wishes)
-            elif second.is_whole and not second.keys.issuperset(wishes):
-                self._seconds[slot] = _SecondOfWishes.of(slot, wishes)
+                self._seconds[slot] = _SecondOfProposals.of(slot, proposals)
+            elif second.is_whole and not second.keys.issuperset(proposals):
+                self._seconds[slot] = _SecondOfProposals.of(slot, proposals)
         forgotten = [slot for slot in self._seconds if slot not in wanted]
         for slot in forgotten[: max(0, len(self._seconds) - MOST)]:
             del self._seconds[slot]
 
 
-def _all_looked(wishes: Iterable[RescheduleWish]) -> dict[WheelId, int]:
+def _all_looked(proposals: Iterable[RescheduleProposal]) -> dict[WheelId, int]:
     """Returns up to where the server has looked for cancels of each of them."""
-    first, *others = (dict(wish.looked) for wish in wishes)
+    first, *others = (dict(proposal.looked) for proposal in proposals)
     return {
         wheel: min(seq, *(other.get(wheel, 0) for other in others)) if others else seq
         for wheel, seq in first.items()

@@ -1,4 +1,4 @@
-"""Wishes for other dues: examined together, in pieces, and those without a second first."""
+"""Proposals of other dues: examined together, in pieces, and those without a second first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.storage.reading.cancels import FINDING_FRAMES, Budget, CancelLook
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel_replica.cleaner.delivery import wishes as wishing
-from delaywheel_replica.cleaner.delivery.wishes import FRAMES_AT_ONCE, WishSearch
+from delaywheel_replica.cleaner.delivery import proposals as proposing
+from delaywheel_replica.cleaner.delivery.proposals import FRAMES_AT_ONCE, ProposalSearch
 from delaywheel_replica.core.protocol.progress import Position
-from delaywheel_replica.core.protocol.reschedules import RescheduleWish
+from delaywheel_replica.core.protocol.reschedules import RescheduleProposal
 from support.due.leader import START_MS, Leader, message
 from support.due.wheels import Sent, Wheels, wheels_in_memory
 
@@ -36,9 +36,11 @@ class Counting:
         """For each search, how many were read."""
         self.looks = 0
 
-    def search(self, wishes: WishSearch, wished: list[RescheduleWish]) -> list[RescheduleWish]:
+    def search(
+        self, proposals: ProposalSearch, proposed: list[RescheduleProposal]
+    ) -> list[RescheduleProposal]:
         self.frames.append(0)
-        return wishes.uncancelled(wished)
+        return proposals.uncancelled(proposed)
 
     def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
         before = budget.frames
@@ -48,8 +50,8 @@ class Counting:
         return is_whole
 
 
-def wish_of(sent: Sent, looked: tuple[tuple[WheelId, int], ...] = ()) -> RescheduleWish:
-    return RescheduleWish((sent.id, sent.due_ms), sent.due_ms + 60_000, AT, looked)
+def proposal_of(sent: Sent, looked: tuple[tuple[WheelId, int], ...] = ()) -> RescheduleProposal:
+    return RescheduleProposal((sent.id, sent.due_ms), sent.due_ms + 60_000, AT, looked)
 
 
 def cancels(wheels: Wheels, count: int, due_ms: int = LATER_MS) -> None:
@@ -58,19 +60,19 @@ def cancels(wheels: Wheels, count: int, due_ms: int = LATER_MS) -> None:
         wheels.cancel(A1, [message(due_ms, 10_000 + number)])
 
 
-def test_a_seconds_cancels_are_read_once_for_all_who_wish(wheels: Wheels) -> None:
+def test_a_seconds_cancels_are_read_once_for_all_proposals(wheels: Wheels) -> None:
     sent = [message(LATER_MS + n, n) for n in range(100)]
     wheels.write(A1, sent)
     cancels(wheels, 200)
     wheels.cancel(A1, [sent[7], sent[9]])
-    wished = [wish_of(each) for each in sent]
+    proposed = [proposal_of(each) for each in sent]
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        found = counting.search(wishes := WishSearch(counting), wished)
-        assert found == [wish for n, wish in enumerate(wished) if n not in {7, 9}]
+        found = counting.search(proposals := ProposalSearch(counting), proposed)
+        assert found == [proposal for n, proposal in enumerate(proposed) if n not in {7, 9}]
         assert counting.frames == [201 + FINDING_FRAMES]
-        assert counting.search(wishes, wished[:3]) == wished[:3]
+        assert counting.search(proposals, proposed[:3]) == proposed[:3]
         assert counting.frames[1] == 0
 
 
@@ -93,16 +95,16 @@ def test_rows_of_an_index_are_read_once_for_all_seconds(
         wheels.cancel(A1, [sent[17]])
         leader.forward(START_MS + 2_000)
         # The server has looked further for later seconds.
-        wished = [wish_of(each, ((A1, 50 + n),)) for n, each in enumerate(sent)]
+        proposed = [proposal_of(each, ((A1, 50 + n),)) for n, each in enumerate(sent)]
         monkeypatch.setattr(WheelReader, "rows", counted)
         counting = Counting(leader)
-        found = counting.search(WishSearch(counting), wished)
-    assert found == [wish for n, wish in enumerate(wished) if n != 17]
+        found = counting.search(ProposalSearch(counting), proposed)
+    assert found == [proposal for n, proposal in enumerate(proposed) if n != 17]
     assert len(reads) == 1
 
 
 def test_only_what_came_since_the_server_looked_is_read(wheels: Wheels) -> None:
-    """From the earliest look of all who wish, in each wheel; a new wheel as a whole."""
+    """From the earliest look of all proposals, in each wheel; a new wheel as a whole."""
     first, second, third = (message(LATER_MS + n, n) for n in range(3))
     wheels.write(A1, [first, second, third])
     cancels(wheels, 100)
@@ -112,44 +114,49 @@ def test_only_what_came_since_the_server_looked_is_read(wheels: Wheels) -> None:
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        assert counting.search(WishSearch(counting), [wish_of(first, late)]) == [
-            wish_of(first, late)
+        assert counting.search(ProposalSearch(counting), [proposal_of(first, late)]) == [
+            proposal_of(first, late)
         ]
         assert counting.frames == [0]
-        wished = [wish_of(first, late), wish_of(second, early), wish_of(third, late)]
-        assert counting.search(wishes := WishSearch(counting), wished) == [wished[0], wished[2]]
+        proposed = [proposal_of(first, late), proposal_of(second, early), proposal_of(third, late)]
+        assert counting.search(proposals := ProposalSearch(counting), proposed) == [
+            proposed[0],
+            proposed[2],
+        ]
         assert counting.frames[1] == 2
         wheels.cancel(B1, [third])
         leader.forward(START_MS + 1_100)
-        assert counting.search(wishes, wished) == [wished[0]]
+        assert counting.search(proposals, proposed) == [proposed[0]]
         # Who did not say where it looked is looked at from the beginning.
-        assert counting.search(WishSearch(counting), [*wished[:2], wish_of(third)]) == [wished[0]]
+        assert counting.search(ProposalSearch(counting), [*proposed[:2], proposal_of(third)]) == [
+            proposed[0]
+        ]
         assert counting.frames[-1] > 100
 
 
 def test_many_cancels_are_read_in_turns_and_keep_no_other_second_waiting(
     wheels: Wheels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wishing, "FRAMES_AT_ONCE", 64)
+    monkeypatch.setattr(proposing, "FRAMES_AT_ONCE", 64)
     many, few = message(LATER_MS, 1), message(LATER_MS + 5_000, 2)
     wheels.write(A1, [many, few])
     cancels(wheels, 300)
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        wishes, first = WishSearch(counting), dict[RescheduleWish, int]()
+        proposals, first = ProposalSearch(counting), dict[RescheduleProposal, int]()
         for number in range(20):
-            for wish in counting.search(wishes, [wish_of(many), wish_of(few)]):
-                first.setdefault(wish, number)
-        assert first[wish_of(few)] <= 1, "the second without cancels is known at once"
-        assert first[wish_of(many)] >= 4, "the other one takes several searches"
+            for proposal in counting.search(proposals, [proposal_of(many), proposal_of(few)]):
+                first.setdefault(proposal, number)
+        assert first[proposal_of(few)] <= 1, "the second without cancels is known at once"
+        assert first[proposal_of(many)] >= 4, "the other one takes several searches"
         assert max(counting.frames) <= 64 + FINDING_FRAMES
 
 
-def test_who_wishes_while_a_second_is_read_is_looked_at_next(
+def test_what_is_proposed_while_a_second_is_read_is_looked_at_next(
     wheels: Wheels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wishing, "FRAMES_AT_ONCE", 64)
+    monkeypatch.setattr(proposing, "FRAMES_AT_ONCE", 64)
     first, later, gone = (message(LATER_MS + n, n) for n in range(3))
     wheels.write(A1, [first, later, gone])
     wheels.cancel(A1, [gone])
@@ -157,20 +164,20 @@ def test_who_wishes_while_a_second_is_read_is_looked_at_next(
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        wishes = WishSearch(counting)
-        assert counting.search(wishes, [wish_of(first)]) == []
-        everyone = [wish_of(first), wish_of(later), wish_of(gone)]
-        found = set[RescheduleWish]()
+        proposals = ProposalSearch(counting)
+        assert counting.search(proposals, [proposal_of(first)]) == []
+        everyone = [proposal_of(first), proposal_of(later), proposal_of(gone)]
+        found = set[RescheduleProposal]()
         for _ in range(20):
-            found.update(counting.search(wishes, everyone))
+            found.update(counting.search(proposals, everyone))
         assert found == set(everyone[:2])
 
 
-def test_what_is_wished_no_more_is_forgotten(wheels: Wheels) -> None:
+def test_what_is_proposed_no_more_is_forgotten(wheels: Wheels) -> None:
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
-        wishes = WishSearch(counting := Counting(leader))
+        proposals = ProposalSearch(counting := Counting(leader))
         for number in range(3 * FRAMES_AT_ONCE):
             sent = message(LATER_MS + 1000 * number, number)
-            assert counting.search(wishes, [wish_of(sent)])
-        assert len(wishes._seconds) <= 257  # what it holds on to, whatever is asked
+            assert counting.search(proposals, [proposal_of(sent)])
+        assert len(proposals._seconds) <= 257  # what it holds on to, whatever is asked
