@@ -312,7 +312,7 @@ class Leadership:
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
             fills=self._fills,
-            vote_wish=self._election.vote_wish,
+            prevote_request=self._election.prevote_request,
             stands=self._election.phase in CANDIDATE and self._candidacy.is_answered,
             ingress_slot=unread_bound(self._shown.ingress.values())
             if forwarder is None

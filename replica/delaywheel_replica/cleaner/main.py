@@ -356,7 +356,7 @@ class Cleaner:
             unavailable_topics=unavailable[:TOPICS_NAMED],
             fences=view.fences,
             fills=view.fills,
-            vote_wish=view.vote_wish,
+            prevote_request=view.prevote_request,
             stands=view.stands,
             unreadable=view.unreadable,
             lost=view.state.lost,

@@ -7,7 +7,12 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import ControlState, Leader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence
-from delaywheel_replica.core.protocol.status_files import FloorWait, Role, Standstill, VoteWish
+from delaywheel_replica.core.protocol.status_files import (
+    FloorWait,
+    PrevoteRequest,
+    Role,
+    Standstill,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class View:
     unreadable: FrameSet = NO_FRAMES
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, int] = field(default_factory=dict)
-    vote_wish: VoteWish | None = None
+    prevote_request: PrevoteRequest | None = None
     stands: bool = False
     ingress_slot: int | None = None
     floor_wait: FloorWait | None = None

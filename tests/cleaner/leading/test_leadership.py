@@ -57,13 +57,13 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_it_asks_and_with_a_vote_it_leads(place: Place) -> None:
-    took_s = place.until(lambda: place.view.vote_wish is not None)
+    took_s = place.until(lambda: place.view.prevote_request is not None)
     assert took_s >= MIN_SILENCE_MS / 1000
     assert place.view.role is Role.STANDBY
     place.agrees = {"c"}
     place.until(lambda: place.view.role is Role.LEADING)
     view = place.view
-    assert view.vote_wish is None
+    assert view.prevote_request is None
     assert view.leader is not None
     assert (view.leader.node, view.leader.epoch) == ("a", view.epoch)
     assert place.leadership.counters["elections"] == 1
@@ -77,14 +77,14 @@ def test_without_a_vote_it_disturbs_nobody(place: Place) -> None:
 def test_who_hears_too_few_does_not_even_ask(place: Place) -> None:
     place.heard.clear()
     place.agrees = {"b", "c"}
-    place.never(lambda: place.view.vote_wish is not None, for_s=10)
+    place.never(lambda: place.view.prevote_request is not None, for_s=10)
 
 
 def test_while_a_leader_is_heard_nobody_asks_and_then_soon(place: Place) -> None:
     place.hears_leader = True
-    place.never(lambda: place.view.vote_wish is not None, for_s=10)
+    place.never(lambda: place.view.prevote_request is not None, for_s=10)
     place.hears_leader = False  # reported as never heard: its connection broke
-    assert place.until(lambda: place.view.vote_wish is not None) < MIN_SILENCE_MS / 1000
+    assert place.until(lambda: place.view.prevote_request is not None) < MIN_SILENCE_MS / 1000
 
 
 def test_a_standby_turns_less_often_while_a_leader_is_heard(place: Place) -> None:
@@ -259,7 +259,7 @@ def test_a_clock_that_leaves_the_others_hands_over_at_once(place: Place) -> None
     place.never(lambda: not place.in_term(), for_s=2)
     place.peers_ahead_ms = 600
     assert place.until(lambda: not place.in_term()) < 0.3
-    place.never(lambda: place.view.vote_wish is not None, for_s=10)
+    place.never(lambda: place.view.prevote_request is not None, for_s=10)
     place.peers_ahead_ms = 0
     place.until(place.in_term)
 

@@ -91,8 +91,8 @@ def asking() -> Election:
 
 
 def with_votes(election: Election, now_ms: int, *nodes: str) -> ElectionTick:
-    wish = election.vote_wish
-    round_ = 0 if wish is None else wish.round
+    request = election.prevote_request
+    round_ = 0 if request is None else request.round
     return tick(now_ms, votes=frozenset(nodes), vote_round=round_)
 
 
@@ -299,9 +299,9 @@ def end(election: Election, reason: EndReason, now_ms: int) -> None:
 def stands_at(election: Election, from_ms: int, **reported: Any) -> int:
     """When a machine, ticked every 10 ms, stands again; the nodes it asks agree at once."""
     for now_ms in range(from_ms, from_ms + 5 * MAX_SILENCE_MS, 10):
-        wish = election.vote_wish
-        if wish is not None:
-            reported |= {"votes": frozenset("bcde"), "vote_round": wish.round}
+        request = election.prevote_request
+        if request is not None:
+            reported |= {"votes": frozenset("bcde"), "vote_round": request.round}
         if election.step(tick(now_ms, **reported)):
             return now_ms
     pytest.fail("it never stands")
@@ -345,14 +345,14 @@ def test_hearing_a_leader_puts_the_standing_off() -> None:
 
 def test_who_asks_in_vain_begins_a_new_round() -> None:
     election = asking()
-    first = election.vote_wish
+    first = election.prevote_request
     assert election.step(tick(START_MS + ASKING_MS - 1)) == []
-    assert election.vote_wish == first
+    assert election.prevote_request == first
     assert election.step(tick(START_MS + ASKING_MS)) == []
-    assert (election.phase, election.vote_wish) == (ElectionPhase.STANDBY, None)
+    assert (election.phase, election.prevote_request) == (ElectionPhase.STANDBY, None)
     for now_ms in (START_MS + ASKING_MS + 10, START_MS + ASKING_MS + 10 + 2 * RANK_MS):
         election.step(tick(now_ms))
-    second = election.vote_wish
+    second = election.prevote_request
     assert first is not None
     assert second is not None
     assert second.round == first.round + 1

@@ -63,14 +63,14 @@ def run_until(
 
 
 def asks(election: Election) -> bool:
-    return election.vote_wish is not None
+    return election.prevote_request is not None
 
 
 def votes_for(election: Election, names: str) -> dict[str, Any]:
     """Lets these nodes agree to the present question."""
-    wish = election.vote_wish
-    assert wish is not None
-    return {"votes": frozenset(names), "vote_round": wish.round}
+    request = election.prevote_request
+    assert request is not None
+    return {"votes": frozenset(names), "vote_round": request.round}
 
 
 def stands(election: Election) -> bool:
@@ -114,13 +114,13 @@ def keep_leading(election: Election, from_ms: int, to_ms: int, **more: Any) -> N
 def test_who_hears_nobody_asks_after_the_silence_and_stands_with_enough_votes() -> None:
     election, at_ms = asking()
     assert MIN_SILENCE_MS <= at_ms <= MIN_SILENCE_MS + STAGGER_MS
-    wish = election.vote_wish
-    assert wish is not None
-    assert wish.silence_ms == MIN_SILENCE_MS
+    request = election.prevote_request
+    assert request is not None
+    assert request.silence_ms == MIN_SILENCE_MS
     assert election.step(tick(at_ms + 100)) == []
-    voted = tick(at_ms + 200, votes=frozenset({"c"}), vote_round=wish.round)
+    voted = tick(at_ms + 200, votes=frozenset({"c"}), vote_round=request.round)
     assert election.step(voted) == [InitProducers("r-1")]
-    assert election.vote_wish is None
+    assert election.prevote_request is None
 
 
 @pytest.mark.parametrize(("votes", "enough"), [("", False), ("b", False), ("bc", True)])
@@ -258,9 +258,9 @@ def test_having_stood_counts_as_having_heard_a_leader() -> None:
     election.step(InitFailed(at_ms, election.token, TransactionState.UNKNOWN))
     again_ms = run_until(election, asks, from_ms=at_ms)
     assert 2 * MIN_SILENCE_MS <= again_ms - at_ms <= 2 * MIN_SILENCE_MS + STAGGER_MS
-    wish = election.vote_wish
-    assert wish is not None
-    assert wish.silence_ms == 2 * MIN_SILENCE_MS
+    request = election.prevote_request
+    assert request is not None
+    assert request.silence_ms == 2 * MIN_SILENCE_MS
 
 
 def test_a_leader_that_is_heard_ends_the_wait_after_a_failure() -> None:

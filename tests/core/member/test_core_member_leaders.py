@@ -7,7 +7,7 @@ from delaywheel_replica.core.node.events import WriteStatus
 from delaywheel_replica.core.protocol.heartbeat import Heard, LeaderTerm
 from delaywheel_replica.core.protocol.messages import Gossip, Vote, VoteAsk
 from delaywheel_replica.core.protocol.progress import Reached
-from delaywheel_replica.core.protocol.status_files import Role, VoteWish
+from delaywheel_replica.core.protocol.status_files import PrevoteRequest, Role
 from support.core.member_talk import heartbeat_of, messages, spare_of
 from support.core.member_world import FakeNode, FakeStore, state_of
 
@@ -95,9 +95,9 @@ def test_seals_follow_the_newest_leaders_clock_also_when_it_is_relayed() -> None
     assert node.status().heartbeat.wheels[A1].seal_slot == (wall_ms + 100) // 1000 - 120
 
 
-def test_votes_are_asked_for_while_wished_and_counted_for_the_round() -> None:
+def test_votes_are_asked_for_while_requested_and_counted_for_the_round() -> None:
     node = FakeNode("a")
-    node.cleaner_reports(node.cleaner(vote_wish=VoteWish(1, 1_000)))
+    node.cleaner_reports(node.cleaner(prevote_request=PrevoteRequest(1, 1_000)))
     assert messages(node, VoteAsk) == [("b", VoteAsk(1, 1_000)), ("c", VoteAsk(1, 1_000))]
     node.tick()
     assert len(messages(node, VoteAsk)) == 2
@@ -105,7 +105,7 @@ def test_votes_are_asked_for_while_wished_and_counted_for_the_round() -> None:
     node.receive("c", Vote(2))
     status = node.status()
     assert (status.votes, status.vote_round) == (frozenset({"b"}), 1)
-    node.cleaner_reports(node.cleaner(vote_wish=VoteWish(2, 1_000)))
+    node.cleaner_reports(node.cleaner(prevote_request=PrevoteRequest(2, 1_000)))
     status = node.status()
     assert (status.votes, status.vote_round) == (frozenset(), 2)
     node.cleaner_reports(node.cleaner())

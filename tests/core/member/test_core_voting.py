@@ -2,7 +2,7 @@
 
 from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.protocol.messages import Vote, VoteAsk
-from delaywheel_replica.core.protocol.status_files import VoteWish
+from delaywheel_replica.core.protocol.status_files import PrevoteRequest
 
 ASK = VoteAsk(1, 1_000)
 
@@ -68,7 +68,7 @@ def test_who_stands_agrees_with_nobody() -> None:
 def test_of_two_that_ask_at_once_the_later_in_order_gives_way() -> None:
     first, second = Prevote("a", 0), Prevote("b", 0)
     for voting in (first, second):
-        assert voting.wished(VoteWish(1, 1_000))
+        assert voting.requested(PrevoteRequest(1, 1_000))
     assert second.voted("c", Vote(1))
     assert not agrees(first, "b", 5_000)
     assert agrees(second, "a", 5_000)
@@ -77,7 +77,7 @@ def test_of_two_that_ask_at_once_the_later_in_order_gives_way() -> None:
     assert not second.voted("c", Vote(1))
     assert first.voted("b", Vote(1))
     assert first.votes == {"b"}
-    assert second.wished(VoteWish(2, 1_000))
+    assert second.requested(PrevoteRequest(2, 1_000))
     assert second.ask() == VoteAsk(2, 1_000)
 
 
@@ -85,11 +85,11 @@ def test_votes_of_another_round_do_not_count() -> None:
     voting = Prevote("a", 0)
     assert voting.round == 0
     assert not voting.voted("b", Vote(0))
-    voting.wished(VoteWish(3, 1_000))
-    assert not voting.wished(VoteWish(3, 1_000))
+    voting.requested(PrevoteRequest(3, 1_000))
+    assert not voting.requested(PrevoteRequest(3, 1_000))
     assert not voting.voted("b", Vote(2))
     assert voting.voted("b", Vote(3))
     assert not voting.voted("b", Vote(3))
-    voting.wished(None)
+    voting.requested(None)
     assert voting.votes == frozenset()
     assert voting.ask() is None

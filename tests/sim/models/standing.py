@@ -125,7 +125,7 @@ class Standing:
 
     def _vote(self, candidate: Candidate) -> None:
         voting = candidate.voting
-        voting.wished(candidate.election.vote_wish)
+        voting.requested(candidate.election.prevote_request)
         ask = voting.ask()
         for other in self.candidates:
             if other is candidate or other.starts_ms > self.now_ms:

@@ -243,7 +243,7 @@ class SimCleaner:
                 kafka_error=view.error,
                 fences=view.fences,
                 fills=view.fills,
-                vote_wish=view.vote_wish,
+                prevote_request=view.prevote_request,
                 stands=view.stands,
                 unreadable=view.unreadable,
                 lost=view.state.lost,

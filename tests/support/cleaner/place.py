@@ -161,7 +161,7 @@ class Place:
             self.scheduler.sleep(max(LEAST_REST_S, wait_s))
 
     def _server(self) -> ServerStatus:
-        now_ms, wish = self.clock.monotonic_ms(), self.view.vote_wish
+        now_ms, request = self.clock.monotonic_ms(), self.view.prevote_request
         self._heard_ms |= dict.fromkeys(self.heard, now_ms)
         wall_ms = self.clock.wall_ms() + self.peers_ahead_ms
         return ServerStatus(
@@ -174,8 +174,8 @@ class Place:
             },
             leader_heard_ms=now_ms if self.hears_leader else None,
             answers=self.answers,
-            votes=frozenset() if wish is None else frozenset(self.agrees),
-            vote_round=0 if wish is None else wish.round,
+            votes=frozenset() if request is None else frozenset(self.agrees),
+            vote_round=0 if request is None else request.round,
         )
 
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:

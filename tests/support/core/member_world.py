@@ -63,9 +63,9 @@ from delaywheel_replica.core.protocol.messages import (
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
+    PrevoteRequest,
     Role,
     ServerStatus,
-    VoteWish,
 )
 from support.wheels.copies import bundled, copy_of
 
@@ -323,7 +323,7 @@ class FakeNode:
         control_offset: int = 1,
         fences: tuple[Fence, ...] = (),
         fills: dict[WheelId, int] | None = None,
-        vote_wish: VoteWish | None = None,
+        prevote_request: PrevoteRequest | None = None,
         unreadable: FrameSet = NO_FRAMES,
         lost: FrameSet = NO_FRAMES,
     ) -> CleanerStatus:
@@ -344,7 +344,7 @@ class FakeNode:
             wheels=wheels or {},
             fences=fences,
             fills=fills or {},
-            vote_wish=vote_wish,
+            prevote_request=prevote_request,
             unreadable=unreadable,
             lost=lost,
         )

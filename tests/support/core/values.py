@@ -23,10 +23,10 @@ from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     FloorWait,
     PeerSight,
+    PrevoteRequest,
     Role,
     ServerStatus,
     Standstill,
-    VoteWish,
 )
 
 NODES = ("a", "b", "c", "d", "e")
@@ -171,7 +171,7 @@ cleaner_statuses = st.builds(
     unavailable_topics=st.lists(st.text(max_size=8), max_size=3).map(tuple),
     fences=st.lists(fences, max_size=2).map(tuple),
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),
-    vote_wish=st.none() | st.builds(VoteWish, st.integers(1, 9), times_ms),
+    prevote_request=st.none() | st.builds(PrevoteRequest, st.integers(1, 9), times_ms),
     stands=st.booleans(),
     call_since_ms=st.none() | st.integers(0, 2**40),
     unreadable=frame_sets,

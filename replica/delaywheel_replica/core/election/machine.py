@@ -60,7 +60,7 @@ from delaywheel_replica.core.election.events import (
     Stop,
     TransactionReport,
 )
-from delaywheel_replica.core.protocol.status_files import VoteWish
+from delaywheel_replica.core.protocol.status_files import PrevoteRequest
 from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, Action, TransactionState
 
 MIN_SILENCE_MS = 1_000
@@ -184,11 +184,11 @@ class Election:
         return max(self._silence_ms, min(MAX_SILENCE_MS, PATIENCE * longest_ms))
 
     @property
-    def vote_wish(self) -> VoteWish | None:
+    def prevote_request(self) -> PrevoteRequest | None:
         """The vote that this node wants from the others now."""
         if self._phase is not ElectionPhase.ASKING:
             return None
-        return VoteWish(self._round, self._silence_ms)
+        return PrevoteRequest(self._round, self._silence_ms)
 
     def step(self, event: Event) -> list[Effect]:
         """Takes one event; returns the effects, to be carried out in order.

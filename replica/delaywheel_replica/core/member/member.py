@@ -299,7 +299,7 @@ class Member:
         known.leader_clock_ms = self._leader_clock_ms()
         self._current.tick()
         cleaner = known.living_cleaner
-        self._prevote.wished(None if cleaner is None else cleaner.vote_wish)
+        self._prevote.requested(None if cleaner is None else cleaner.prevote_request)
         self._peers.promise_away(self._mirrors.unwritable())
         return [
             *self._current.pushes(),
@@ -402,7 +402,7 @@ class Member:
         effects: list[Effect] = []
         if stood != _standing(known):
             effects += self._own_heartbeat.gossip()  # standing should not wait for the tick
-        if self._prevote.wished(None if status is None else status.vote_wish):
+        if self._prevote.requested(None if status is None else status.prevote_request):
             effects += self._peers.ask_votes()
         if status is None:
             return effects

@@ -186,7 +186,9 @@ class PeerMessages:
         known = self._known
         cleaner = known.living_cleaner
         stands = known.term is not None or (
-            cleaner is not None and cleaner.role is Role.CANDIDATE and cleaner.vote_wish is None
+            cleaner is not None
+            and cleaner.role is Role.CANDIDATE
+            and cleaner.prevote_request is None
         )
         vote = self._prevote.asked(sender, ask, known.now_ms, stands=stands)
         return [] if vote is None else [Send(sender, vote), WriteStatus()]

@@ -18,7 +18,7 @@ one gives way, and a node that asks without success blocks the others no longer 
 from dataclasses import dataclass
 
 from delaywheel_replica.core.protocol.messages import Vote, VoteAsk
-from delaywheel_replica.core.protocol.status_files import VoteWish
+from delaywheel_replica.core.protocol.status_files import PrevoteRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Prevote:
         self._leader: str | None = None
         self._leader_ms: int | None = None
         self._given: _Given | None = None
-        self._wish: VoteWish | None = None
+        self._request: PrevoteRequest | None = None
         self._gave_way = False
         self.votes: frozenset[str] = frozenset()
 
@@ -51,7 +51,7 @@ class Prevote:
     @property
     def round(self) -> int:
         """The round of voting that `votes` belong to; 0: none."""
-        return 0 if self._wish is None else self._wish.round
+        return 0 if self._request is None else self._request.round
 
     def leader_heard(self, node: str, now_ms: int) -> None:
         """Notes that a node itself claims to lead."""
@@ -68,25 +68,25 @@ class Prevote:
         self._leader = self._leader_ms = self._quiet_since_ms = None
         return True
 
-    def wished(self, wish: VoteWish | None) -> bool:
-        """Notes the cleaner's wish for votes; returns whether a new round begins."""
-        if wish == self._wish:
+    def requested(self, request: PrevoteRequest | None) -> bool:
+        """Notes the cleaner's request for votes; returns whether a new round begins."""
+        if request == self._request:
             return False
-        self._wish = wish
+        self._request = request
         self._gave_way = False
         self.votes = frozenset()
-        return wish is not None
+        return request is not None
 
     def ask(self) -> VoteAsk | None:
         """Returns what to ask the other nodes now."""
-        wish = self._wish
-        if wish is None or self._gave_way:
+        request = self._request
+        if request is None or self._gave_way:
             return None
-        return VoteAsk(wish.round, wish.silence_ms)
+        return VoteAsk(request.round, request.silence_ms)
 
     def voted(self, sender: str, vote: Vote) -> bool:
         """Counts another node's vote; returns whether it is new."""
-        is_asked = self._wish is not None and not self._gave_way
+        is_asked = self._request is not None and not self._gave_way
         if not is_asked or vote.round != self.round or sender in self.votes:
             return False
         self.votes |= {sender}
@@ -112,13 +112,13 @@ class Prevote:
             if given.round == ask.round:
                 return Vote(ask.round)
         self._given = _Given(sender, ask.round, now_ms)
-        if self._wish is not None:
+        if self._request is not None:
             self._gave_way = True
             self.votes = frozenset()
         return Vote(ask.round)
 
     def _is_asking_before(self, sender: str) -> bool:
-        return self._wish is not None and not self._gave_way and self._node < sender
+        return self._request is not None and not self._gave_way and self._node < sender
 
     def _is_quiet(self, silence_ms: int, now_ms: int) -> bool:
         since_ms = self._quiet_since_ms

@@ -36,7 +36,7 @@ class Role(StrEnum):
     LEADING = "leading"
 
 
-class VoteWish(NamedTuple):
+class PrevoteRequest(NamedTuple):
     """A standby's question whether the others hear no leader either.
 
     Attributes:
@@ -208,7 +208,7 @@ class CleanerStatus:
         unavailable_topics: Topics whose messages become dead letters until they answer again.
         fences: Promises that it wants of every member, while it leads.
         fills: Reported by a term as `fills`.
-        vote_wish: Set while it asks for votes.
+        prevote_request: Set while it asks for votes.
         stands: It is a candidate, and Kafka has answered it.
         call_since_ms: Since when, by the monotonic clock, it has waited for a transaction to end;
             None: it does not, or not for long.
@@ -252,7 +252,7 @@ class CleanerStatus:
     unavailable_topics: tuple[str, ...] = ()
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, Natural] = field(default_factory=dict)
-    vote_wish: VoteWish | None = None
+    prevote_request: PrevoteRequest | None = None
     stands: bool = False
     call_since_ms: int | None = None
     unreadable: FrameSet = NO_FRAMES
