@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState, Spare
 from delaywheel_replica.core.node.shared_state import Registry
-from delaywheel_replica.core.wheels.own_wheels import NodeFileWishes, next_state
+from delaywheel_replica.core.wheels.own_wheels import NodeFileInputs, next_state
 from support.core.member_world import record_of, state_of
 from support.core.values import NODES
 
@@ -26,49 +26,49 @@ def registry_of(*wheels: WheelId) -> Registry:
 
 def test_nothing_to_do_is_the_same_state() -> None:
     state = state_of("a", last_number=2, open=A1, spare=spare_of(A2))
-    assert next_state(state, NodeFileWishes(in_hand=A1, registry=registry_of(A1, A2))) == state
+    assert next_state(state, NodeFileInputs(in_hand=A1, registry=registry_of(A1, A2))) == state
 
 
 def test_a_spare_is_opened_only_when_it_was_saved_and_none_is_in_hand() -> None:
     state = state_of("a", last_number=1, spare=spare_of(A1))
-    opened = next_state(state, NodeFileWishes())
+    opened = next_state(state, NodeFileInputs())
     assert (opened.open, opened.spare) == (A1, None)
-    assert next_state(state, NodeFileWishes(may_open=False)) == state
-    assert next_state(state, NodeFileWishes(draining=True)) == state
+    assert next_state(state, NodeFileInputs(may_open=False)) == state
+    assert next_state(state, NodeFileInputs(draining=True)) == state
     in_hand = replace(state, open=WheelId("a", 9))
-    assert next_state(in_hand, NodeFileWishes(in_hand=WheelId("a", 9))) == in_hand
-    adopted = next_state(state_of("a"), NodeFileWishes(registry=registry_of(A1)))
+    assert next_state(in_hand, NodeFileInputs(in_hand=WheelId("a", 9))) == in_hand
+    adopted = next_state(state_of("a"), NodeFileInputs(registry=registry_of(A1)))
     assert (adopted.open, adopted.spare) == (None, spare_of(A1))
 
 
 def test_a_promise_about_own_wheels_waits_for_the_one_in_hand() -> None:
     state = state_of("a", last_number=2, open=A1, spare=spare_of(A2))
-    wishes = NodeFileWishes(fences={"a": 2, "b": 3}, in_hand=A1)
-    held_back = next_state(state, wishes)
+    inputs = NodeFileInputs(fences={"a": 2, "b": 3}, in_hand=A1)
+    held_back = next_state(state, inputs)
     assert held_back.fenced == {"b": 3}
     assert held_back.spare is not None
-    free = next_state(held_back, replace(wishes, in_hand=None))
+    free = next_state(held_back, replace(inputs, in_hand=None))
     assert free.fenced == {"a": 2, "b": 3}
     assert (free.open, free.spare) == (None, None)
 
 
 def test_a_promise_above_all_own_numbers_uses_them_up() -> None:
-    state = next_state(state_of("a", last_number=1), NodeFileWishes(fences={"a": 5}))
+    state = next_state(state_of("a", last_number=1), NodeFileInputs(fences={"a": 5}))
     assert state.last_number == 5
-    assert next_state(state, NodeFileWishes(registry=registry_of(A2))) == state
+    assert next_state(state, NodeFileInputs(registry=registry_of(A2))) == state
 
 
 def test_a_spares_seal_never_goes_back() -> None:
     state = state_of("a", last_number=2, open=A1, spare=spare_of(A2, 50))
-    assert next_state(state, NodeFileWishes(in_hand=A1, spare_slot=49)) == state
-    moved = next_state(state, NodeFileWishes(in_hand=A1, spare_slot=51))
+    assert next_state(state, NodeFileInputs(in_hand=A1, spare_slot=49)) == state
+    moved = next_state(state, NodeFileInputs(in_hand=A1, spare_slot=51))
     assert moved.spare == spare_of(A2, 51)
 
 
 numbers = st.integers(1, 4)
 own_wheels = st.builds(WheelId, st.just("a"), numbers)
-wishes = st.builds(
-    NodeFileWishes,
+inputs = st.builds(
+    NodeFileInputs,
     fences=st.dictionaries(st.sampled_from(NODES[:2]), numbers),
     registry=st.none() | st.lists(own_wheels).map(lambda wheels: registry_of(*wheels)),
     draining=st.booleans(),
@@ -77,14 +77,14 @@ wishes = st.builds(
 )
 
 
-@given(st.lists(wishes, min_size=1, max_size=12), st.data())
+@given(st.lists(inputs, min_size=1, max_size=12), st.data())
 def test_a_number_is_opened_once_promises_stand_and_seals_rise(
-    all_wishes: list[NodeFileWishes], data: st.DataObject
+    all_inputs: list[NodeFileInputs], data: st.DataObject
 ) -> None:
     state: NodeState = state_of("a")
     opened: list[int] = []
     in_hand: WheelId | None = None
-    for each in all_wishes:
+    for each in all_inputs:
         before, state = state, next_state(state, replace(each, in_hand=in_hand))
         if state.open is not None and state.open != before.open:
             opened.append(state.open.number)

@@ -86,7 +86,7 @@ class NodeFile:
         if self._pending.has(Save):
             return effects
         before = self._known.state
-        after = own.next_state(before, self._wishes(is_tick=is_tick))
+        after = own.next_state(before, self._inputs(is_tick=is_tick))
         if after == before:
             return effects
         if before.spare is not None and after.open == before.spare.wheel:
@@ -134,9 +134,9 @@ class NodeFile:
             self._has_to_leave = False
             self._open_after_ms = self._known.now_ms + OPEN_AGAIN_MS
 
-    def _wishes(self, *, is_tick: bool) -> own.NodeFileWishes:
+    def _inputs(self, *, is_tick: bool) -> own.NodeFileInputs:
         known = self._known
-        return own.NodeFileWishes(
+        return own.NodeFileInputs(
             fences=self._fencing.wanted,
             registry=known.registry,
             in_hand=self._current.wheel,

@@ -35,7 +35,7 @@ SPARE_SEAL_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class NodeFileWishes:
+class NodeFileInputs:
     """What node.json depends on besides the durable state.
 
     Attributes:
@@ -59,23 +59,23 @@ class NodeFileWishes:
     ahead_slot: int | None = None
 
 
-def next_state(state: NodeState, wishes: NodeFileWishes) -> NodeState:
+def next_state(state: NodeState, inputs: NodeFileInputs) -> NodeState:
     """Returns the state that should be durable; the same object if nothing has to be saved."""
-    after = _promised(state, wishes)
-    if wishes.in_hand is None and after.open is not None:
+    after = _promised(state, inputs)
+    if inputs.in_hand is None and after.open is not None:
         after = replace(after, open=None)
     spare = after.spare
     if spare is not None and (
-        is_over(after, spare.wheel, wishes.registry) or is_ahead(spare.seal_slot, wishes.ahead_slot)
+        is_over(after, spare.wheel, inputs.registry) or is_ahead(spare.seal_slot, inputs.ahead_slot)
     ):
         after = replace(after, spare=None)
-    if not wishes.draining:
-        after = _opened(after, state.spare, wishes)
-        after = _adopted(after, wishes.registry)
-    if wishes.spare_slot is not None:
-        after = _sealed(after, wishes.spare_slot)
-    if wishes.incomplete is not None:
-        after = replace(after, all_incomplete=False, incomplete=wishes.incomplete)
+    if not inputs.draining:
+        after = _opened(after, state.spare, inputs)
+        after = _adopted(after, inputs.registry)
+    if inputs.spare_slot is not None:
+        after = _sealed(after, inputs.spare_slot)
+    if inputs.incomplete is not None:
+        after = replace(after, all_incomplete=False, incomplete=inputs.incomplete)
     return after
 
 
@@ -119,12 +119,12 @@ def spare_slot(
     ).slot
 
 
-def _promised(state: NodeState, wishes: NodeFileWishes) -> NodeState:
+def _promised(state: NodeState, inputs: NodeFileInputs) -> NodeState:
     """Fences own wheels only once they accept nothing more, since the answer reports their ends."""
     raised = {
         node: upto
-        for node, upto in sorted(wishes.fences.items())
-        if upto > state.fenced.get(node, 0) and not _is_held_back(state, node, upto, wishes)
+        for node, upto in sorted(inputs.fences.items())
+        if upto > state.fenced.get(node, 0) and not _is_held_back(state, node, upto, inputs)
     }
     if not raised:
         return state
@@ -135,15 +135,15 @@ def _promised(state: NodeState, wishes: NodeFileWishes) -> NodeState:
     )
 
 
-def _is_held_back(state: NodeState, node: str, upto: int, wishes: NodeFileWishes) -> bool:
-    in_hand = wishes.in_hand
+def _is_held_back(state: NodeState, node: str, upto: int, inputs: NodeFileInputs) -> bool:
+    in_hand = inputs.in_hand
     return node == state.node and in_hand is not None and in_hand.number <= upto
 
 
-def _opened(state: NodeState, saved: Spare | None, wishes: NodeFileWishes) -> NodeState:
+def _opened(state: NodeState, saved: Spare | None, inputs: NodeFileInputs) -> NodeState:
     """Opens only a durable spare: what was reported of the spare, above all its seal, must bind."""
     spare = state.spare
-    is_free = wishes.in_hand is None and state.open is None and wishes.may_open
+    is_free = inputs.in_hand is None and state.open is None and inputs.may_open
     if spare is None or spare != saved or not is_free:
         return state
     return replace(state, open=spare.wheel, spare=None)
