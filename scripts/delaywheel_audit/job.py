@@ -30,7 +30,7 @@ from delaywheel_audit.kafka.plan import Plan
 from delaywheel_audit.kafka.source import register, ship_package
 from delaywheel_audit.matching.findings import is_error
 from delaywheel_audit.matching.ingress import COLUMNS as INGRESS_COLUMNS
-from delaywheel_audit.matching.ingress import SCHEMA, Asked, wishes, with_ingress
+from delaywheel_audit.matching.ingress import SCHEMA, Asked, ingress_requests, with_ingress
 from delaywheel_audit.matching.letters import COLUMNS as LETTER_COLUMNS
 from delaywheel_audit.matching.matching import in_range
 from delaywheel_audit.matching.reconcile import Books, Inputs, Say, outcomes_of, reconcile
@@ -349,7 +349,7 @@ class _Run:
                 "its word"
             )
         self._say(f"Kafka: {_size(plan):,} offsets of ingress topics")
-        asked = wishes(place.read(self._spark, plan, INGRESS_COLUMNS), settled)
+        asked = ingress_requests(place.read(self._spark, plan, INGRESS_COLUMNS), settled)
         return Asked(asked, is_used=True, has_all=has_all)
 
     def _note(self, line: str) -> None:

@@ -50,12 +50,12 @@ WITHDRAWN = st.builds(Withdrawn, st.binary(min_size=16, max_size=16), st.integer
 MESSAGE = Delayed(bytes(16), 7, "orders", 3, 9, b"key", b"value", encode_headers([("h", b"x")]))
 
 
-def through(number: int, wishes: list[Delayed] | list[Withdrawn]) -> tuple[Head, Columns]:
+def through(number: int, requests: list[Delayed] | list[Withdrawn]) -> tuple[Head, Columns]:
     """A server's result for a batch."""
-    batch = b"".join(encode(number, wishes))
+    batch = b"".join(encode(number, requests))
     head = Head.parse(batch[: HEAD.size])
     assert head.length_bytes == len(batch) - HEAD.size
-    assert head.length_bytes <= sum(map(length_bytes, wishes))
+    assert head.length_bytes <= sum(map(length_bytes, requests))
     return head, decode(head, batch[HEAD.size :])
 
 
@@ -77,18 +77,18 @@ def messages_in(columns: Columns) -> list[Delayed]:
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(DELAYED, min_size=1, max_size=9))
-def test_messages_come_out_as_they_went_in(number: int, wishes: list[Delayed]) -> None:
-    head, columns = through(number, wishes)
-    assert (head.number, head.kind, head.records) == (number, Kind.MESSAGES, len(wishes))
-    assert messages_in(columns) == wishes
+def test_messages_come_out_as_they_went_in(number: int, requests: list[Delayed]) -> None:
+    head, columns = through(number, requests)
+    assert (head.number, head.kind, head.records) == (number, Kind.MESSAGES, len(requests))
+    assert messages_in(columns) == requests
 
 
 @given(st.lists(WITHDRAWN, min_size=1, max_size=9))
-def test_cancels_come_out_as_they_went_in(wishes: list[Withdrawn]) -> None:
-    head, columns = through(1, wishes)
+def test_cancels_come_out_as_they_went_in(requests: list[Withdrawn]) -> None:
+    head, columns = through(1, requests)
     assert head.kind is Kind.CANCELS
     found = zip(columns.ids, columns.due_ms, strict=True)
-    assert [Withdrawn(id_.tobytes(), int(due_ms)) for id_, due_ms in found] == wishes
+    assert [Withdrawn(id_.tobytes(), int(due_ms)) for id_, due_ms in found] == requests
 
 
 @given(

@@ -63,7 +63,7 @@ _CONTENTS: Final = (
 )
 
 Part: TypeAlias = bytes | memoryview
-Wish: TypeAlias = Delayed | Withdrawn | HalfCommit
+HandedRequest: TypeAlias = Delayed | Withdrawn | HalfCommit
 
 
 class Head(NamedTuple):
@@ -94,32 +94,32 @@ class Head(NamedTuple):
         return self.length_bytes + self.records * RECORD_BYTES
 
 
-def kind_of(wish: Wish) -> Kind:
+def kind_of(request: HandedRequest) -> Kind:
     """Returns the kind of the frame that a record becomes."""
-    if isinstance(wish, Delayed):
+    if isinstance(request, Delayed):
         return Kind.MESSAGES
-    return Kind.CANCELS if isinstance(wish, Withdrawn) else Kind.COMMITS
+    return Kind.CANCELS if isinstance(request, Withdrawn) else Kind.COMMITS
 
 
-def length_bytes(wish: Wish) -> int:
+def length_bytes(request: HandedRequest) -> int:
     """Returns the cost of a record, in bytes."""
-    if not isinstance(wish, Delayed):
+    if not isinstance(request, Delayed):
         return RECORD_BYTES
-    return RECORD_BYTES + len(wish.key or b"") + len(wish.value or b"") + len(wish.headers)
+    return RECORD_BYTES + len(request.key or b"") + len(request.value or b"") + len(request.headers)
 
 
-def encode(number: int, wishes: Sequence[Wish]) -> list[Part]:
+def encode(number: int, requests: Sequence[HandedRequest]) -> list[Part]:
     """Encodes a batch as parts to send in order.
 
     Args:
         number: the number of the batch.
-        wishes: its records, at least one, all of one kind.
+        requests: its records, at least one, all of one kind.
     """
-    parts = [_column([wish.due_ms for wish in wishes], "<i8"), b"".join(w.id for w in wishes)]
-    messages = [wish for wish in wishes if isinstance(wish, Delayed)]
+    parts = [_column([each.due_ms for each in requests], "<i8"), b"".join(r.id for r in requests)]
+    messages = [request for request in requests if isinstance(request, Delayed)]
     if messages:
         parts += _contents(messages)
-    head = HEAD.pack(sum(map(len, parts)), number, kind_of(wishes[0]), len(wishes))
+    head = HEAD.pack(sum(map(len, parts)), number, kind_of(requests[0]), len(requests))
     return [head, *parts]
 
 

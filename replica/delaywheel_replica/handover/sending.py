@@ -26,8 +26,8 @@ from delaywheel_replica.handover.batches import (
     BATCH_BYTES,
     FORMAT,
     UNANSWERED_BYTES,
+    HandedRequest,
     Part,
-    Wish,
     encode,
     kind_of,
     length_bytes,
@@ -105,7 +105,7 @@ class Handover:
             self._batches = (self._batches + 1) & 0xFFFF_FFFF
             self._unanswered[self._batches] = batch
             self._unanswered_bytes += batch.length_bytes
-            self._unsent += encode(self._batches, [_wish(each) for each in batch.records])
+            self._unsent += encode(self._batches, [_request(each) for each in batch.records])
         self._go_on()
 
     def answers(self) -> list[tuple[Handed, RecordAnswer]]:
@@ -172,11 +172,11 @@ class Handover:
         self._socket.close()
 
 
-def _wish(record: Handed) -> Wish:
-    wish = record.taken.wish
-    if not isinstance(wish, Delayed | Withdrawn | HalfCommit):
+def _request(record: Handed) -> HandedRequest:
+    request = record.taken.request
+    if not isinstance(request, Delayed | Withdrawn | HalfCommit):
         raise TypeError(f"{record.at} {record.taken.offset} is nothing for a server")
-    return wish
+    return request
 
 
 def _batches(records: Sequence[Handed]) -> Iterator[_Batch]:
@@ -185,10 +185,10 @@ def _batches(records: Sequence[Handed]) -> Iterator[_Batch]:
         batch: list[Handed] = []
         batch_bytes = 0
         for record in records:
-            wish = _wish(record)
-            if kind_of(wish) is not kind:
+            request = _request(record)
+            if kind_of(request) is not kind:
                 continue
-            length = length_bytes(wish)
+            length = length_bytes(request)
             if batch and batch_bytes + length > BATCH_BYTES:
                 yield _Batch(tuple(batch), batch_bytes)
                 batch, batch_bytes = [], 0

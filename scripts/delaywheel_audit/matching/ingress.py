@@ -32,7 +32,7 @@ COLUMNS = "topic,partition,offset,timestamp_ms,headers"
 
 _NOTHING_TOO_LARGE = 1 << 62
 
-_Wish: TypeAlias = tuple[bytearray, int, str, str, int, int]
+_RequestRow: TypeAlias = tuple[bytearray, int, str, str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ class Asked:
         return self.is_used
 
 
-def wishes(records: DataFrame, settled: Mapping[IngressPartition, IngressRecord]) -> DataFrame:
+def ingress_requests(
+    records: DataFrame, settled: Mapping[IngressPartition, IngressRecord]
+) -> DataFrame:
     """Returns the requests in settled records: `SCHEMA`.
 
     Args:
@@ -62,16 +64,16 @@ def wishes(records: DataFrame, settled: Mapping[IngressPartition, IngressRecord]
     """
     ends = {at: (record.next_offset, dict(record.levels_ms)) for at, record in settled.items()}
 
-    def parse(rows: Iterable[Row]) -> Iterator[_Wish]:
+    def parse(rows: Iterable[Row]) -> Iterator[_RequestRow]:
         for row in rows:
             next_offset, levels_ms = ends.get((row["topic"], row["partition"]), (0, {}))
             if row["offset"] < next_offset:
-                yield from _wish_of(row, levels_ms)
+                yield from _request_of(row, levels_ms)
 
     return records.sparkSession.createDataFrame(records.rdd.mapPartitions(parse), SCHEMA)
 
 
-def _wish_of(row: Row, levels_ms: Mapping[str, int]) -> Iterator[_Wish]:
+def _request_of(row: Row, levels_ms: Mapping[str, int]) -> Iterator[_RequestRow]:
     # Imported here: executors of a cluster, which import this module, do not have it.
     from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace  # noqa: PLC0415
     from delaywheel_replica.core.ingress.reading import (  # noqa: PLC0415
@@ -88,9 +90,10 @@ def _wish_of(row: Row, levels_ms: Mapping[str, int]) -> Iterator[_Wish]:
         for each in row["headers"]
     ]
     rules = IngressRules(levels_ms, _NOTHING_TOO_LARGE, frozenset())
-    wish = read(CommittedRecord(place, sent_ms, None, None, headers), rules)
-    if isinstance(wish, Delayed):
-        yield bytearray(wish.id), wish.due_ms, wish.topic, str(place), place.offset, sent_ms
+    request = read(CommittedRecord(place, sent_ms, None, None, headers), rules)
+    if isinstance(request, Delayed):
+        at = str(place), place.offset, sent_ms
+        yield bytearray(request.id), request.due_ms, request.topic, *at
 
 
 def with_ingress(

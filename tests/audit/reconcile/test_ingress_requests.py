@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS
-from delaywheel_audit.matching.ingress import wishes
+from delaywheel_audit.matching.ingress import ingress_requests
 from delaywheel_replica.core.ingress.place import IngressPlace, message_id
 from delaywheel_replica.core.protocol.control import IngressRecord
 
@@ -37,7 +37,9 @@ def test_what_records_ask_for(spark: SparkSession) -> None:
         " headers array<struct<name: string, value: binary>>",
     )
     settled = IngressRecord("id", 4, NO_SEQS, {"old": 7_000})
-    found = wishes(records, {("in", 0): settled, ("in", 1): replace(settled, next_offset=0)})
+    found = ingress_requests(
+        records, {("in", 0): settled, ("in", 1): replace(settled, next_offset=0)}
+    )
     assert [tuple(row) for row in found.orderBy("offset").collect()] == [
         (bytearray(message_id(IngressPlace("in", 0, 0), DUE)), DUE + 5, "orders", "in/0/0", 0, DUE),
         (

@@ -88,11 +88,11 @@ def test_one_that_is_due_later_goes_to_the_ingress_topic_and_is_the_same_message
     )
     place = IngressPlace(NAMES.ingress, 0, 7)
     taken = CommittedRecord(place, NOW_MS, record.key, record.value, record.headers)
-    wish = read(taken, IngressRules({}, 1_000, frozenset()))
-    assert isinstance(wish, Delayed)
-    assert (wish.id, wish.due_ms, wish.topic) == (message.id, later_ms, "orders")
-    assert (wish.partition, wish.timestamp_ms) == (3, NOW_MS)
-    assert wish.headers == encode_headers(OWN)
+    request = read(taken, IngressRules({}, 1_000, frozenset()))
+    assert isinstance(request, Delayed)
+    assert (request.id, request.due_ms, request.topic) == (message.id, later_ms, "orders")
+    assert (request.partition, request.timestamp_ms) == (3, NOW_MS)
+    assert request.headers == encode_headers(OWN)
     told = json.loads(outcome.value or b"")
     assert (told["outcome"], told["id"], told["topic"]) == ("committed", message.id.hex(), "orders")
 
@@ -183,9 +183,9 @@ def test_what_the_ingress_topic_does_not_take_is_a_dead_letter_of_its_message(
     assert again.topic == NAMES.ingress
     place = IngressPlace(NAMES.ingress, 0, 7)
     taken = CommittedRecord(place, NOW_MS, again.key, again.value, again.headers)
-    wish = read(taken, IngressRules({}, 1_000, frozenset()))
-    assert isinstance(wish, Delayed)
-    assert (wish.due_ms, wish.topic) == (NOW_MS + 60_000, "orders")
+    request = read(taken, IngressRules({}, 1_000, frozenset()))
+    assert isinstance(request, Delayed)
+    assert (request.due_ms, request.topic) == (NOW_MS + 60_000, "orders")
 
 
 def test_a_cancel_beats_a_commit_in_the_same_transaction(wheels: Wheels) -> None:

@@ -306,8 +306,8 @@ def test_commits_count_as_cancels_where_a_server_takes_none(clock: ManualClock) 
     """What was refused first may never be handed over again: any row shows that it is over."""
     way, handing = Way(), Handing(lambda: way, clock)
     cancel, commit = (
-        Handed(("in", 0), RecordUnderWay(0, wish, None))
-        for wish in (Withdrawn(IDS[0], NOW_MS), HalfCommit(IDS[1], NOW_MS))
+        Handed(("in", 0), RecordUnderWay(0, request, None))
+        for request in (Withdrawn(IDS[0], NOW_MS), HalfCommit(IDS[1], NOW_MS))
     )
 
     def hand_over(record: Handed, answer: RecordAnswer) -> None:

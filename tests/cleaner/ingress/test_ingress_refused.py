@@ -20,7 +20,7 @@ def run_for(site: Site, seconds: float) -> int:
         site.run_once()
         server = site.server
         while server is not None and server.waiting:
-            is_message = isinstance(server.waiting[0].taken.wish, Delayed)
+            is_message = isinstance(server.waiting[0].taken.request, Delayed)
             handed += server.answer(RecordAnswer.NOT_NOW if is_message else RecordAnswer.HELD, 1)
     return handed
 

@@ -119,14 +119,14 @@ class World:
 
     def take(self, node: Node, handed: Handed, answer: RecordAnswer) -> RecordAnswer:
         """The server's handling of a record; UNKNOWN may hide either outcome."""
-        wish, record = handed.taken.wish, handed.taken.record
-        assert isinstance(wish, Delayed | HalfCommit)
+        request, record = handed.taken.request, handed.taken.record
+        assert isinstance(request, Delayed | HalfCommit)
         assert record is not None
-        if wish.due_ms // 1000 < node.seal:
+        if request.due_ms // 1000 < node.seal:
             return RecordAnswer.SEALED
         is_lost = answer is RecordAnswer.UNKNOWN and self.random.random() < 0.5
-        if isinstance(wish, Delayed) and answer is not RecordAnswer.NOT_NOW and not is_lost:
-            node.wheel.add((record.place, wish.id, wish.due_ms))
+        if isinstance(request, Delayed) and answer is not RecordAnswer.NOT_NOW and not is_lost:
+            node.wheel.add((record.place, request.id, request.due_ms))
         return answer
 
     def transact(self, node: Node, *, trouble: bool) -> None:
@@ -235,13 +235,13 @@ def test_each_record_has_one_end(seed: int) -> None:
     assert len(records) > 20
     for record in records:
         ends = world.delivered[record.place] + world.dead[record.place]
-        wishes = [read(record, rules) for rules in RULES]
-        is_commit = any(isinstance(wish, HalfCommit) for wish in wishes)
+        requests = [read(record, rules) for rules in RULES]
+        is_commit = any(isinstance(request, HalfCommit) for request in requests)
         if is_commit and not world.dead[record.place]:
             assert ends == 0, (record, "a commit is no message")
             continue
         assert ends == 1, (record, world.delivered[record.place], world.dead[record.place])
         if world.dead[record.place]:
-            assert any(isinstance(wish, Unfit) for wish in wishes), record
+            assert any(isinstance(request, Unfit) for request in requests), record
         else:
-            assert any(isinstance(wish, Delayed) for wish in wishes), record
+            assert any(isinstance(request, Delayed) for request in requests), record

@@ -20,9 +20,9 @@ from delaywheel_replica.core.ingress.reading import (
     HalfAnswered,
     HalfCommit,
     IngressRules,
+    RecordRequest,
     Unfit,
     UnfitReason,
-    Wish,
     Withdrawn,
     read,
 )
@@ -40,7 +40,9 @@ TO = (ingress.TOPIC, b"orders")
 SOON = (ingress.DELAY_MS, b"500")
 
 
-def wish(*headers: tuple[str, bytes | None], rules: IngressRules = RULES, **changed: Any) -> Wish:
+def request_of(
+    *headers: tuple[str, bytes | None], rules: IngressRules = RULES, **changed: Any
+) -> RecordRequest:
     """The request in a record with these headers."""
     record = CommittedRecord(PLACE, SENT_MS, b"key", b"value", headers)
     return read(record._replace(**changed), rules)
@@ -48,14 +50,14 @@ def wish(*headers: tuple[str, bytes | None], rules: IngressRules = RULES, **chan
 
 def delayed(*headers: tuple[str, bytes | None], **changed: Any) -> Delayed:
     """The same for a record that can be delayed."""
-    found = wish(*headers, **changed)
+    found = request_of(*headers, **changed)
     assert isinstance(found, Delayed), found
     return found
 
 
 def reason(*headers: tuple[str, bytes | None], **changed: Any) -> UnfitReason:
     """Why a record cannot be delayed."""
-    found = wish(*headers, **changed)
+    found = request_of(*headers, **changed)
     assert isinstance(found, Unfit), found
     return found.reason
 
@@ -180,7 +182,7 @@ def test_a_topic_leads_where_it_may() -> None:
 
     def outcome(
         topic: bytes, place: IngressPlace = PLACE, *headers: tuple[str, bytes | None]
-    ) -> Wish:
+    ) -> RecordRequest:
         asked = headers or (SOON, (ingress.TOPIC, topic))
         return read(CommittedRecord(place, SENT_MS, b"key", b"value", asked), limited)
 
@@ -195,10 +197,10 @@ def test_a_topic_leads_where_it_may() -> None:
     assert isinstance(outcome(b"", other, *cancel), Withdrawn)
 
 
-def half(*more: tuple[str, bytes | None], rules: IngressRules = WITH_HALVES) -> Wish:
+def half(*more: tuple[str, bytes | None], rules: IngressRules = WITH_HALVES) -> RecordRequest:
     """The request in a record of a half, some of whose headers are others."""
     said = {"dw-half": b"shop", ingress.ID: ID, ingress.DELIVER_AT: b"%d" % SENT_MS}
-    return wish(TO, *{**said, **dict(more)}.items(), rules=rules)
+    return request_of(TO, *{**said, **dict(more)}.items(), rules=rules)
 
 
 def test_a_half_and_its_commit() -> None:
@@ -246,20 +248,23 @@ COMMITTING = (ingress.COMMIT, ID)
         (UnfitReason.HEADER_RESERVED, half(("dw-half-topic", b"orders"))),
         (UnfitReason.HALF_INVALID, half((ingress.ANSWER, b"perhaps"))),
         (UnfitReason.HALF_INVALID, half((ingress.ANSWER, None))),
-        (UnfitReason.HALF_INVALID, wish(SOON, (ingress.ANSWER, b"undecided"))),
+        (UnfitReason.HALF_INVALID, request_of(SOON, (ingress.ANSWER, b"undecided"))),
         (UnfitReason.FORBIDDEN, half((ingress.ANSWER, b"undecided"), rules=LIMITED)),
         (UnfitReason.ID_INVALID, half((ingress.COMMIT, b"mine"))),
-        (UnfitReason.HALF_INVALID, wish(TO, SOON, ("dw-half", b"g"), rules=WITH_HALVES)),
-        (UnfitReason.HALF_INVALID, wish(TO, SOON, ("dw-half-deliver-at", b"1"), rules=WITH_HALVES)),
+        (UnfitReason.HALF_INVALID, request_of(TO, SOON, ("dw-half", b"g"), rules=WITH_HALVES)),
+        (
+            UnfitReason.HALF_INVALID,
+            request_of(TO, SOON, ("dw-half-deliver-at", b"1"), rules=WITH_HALVES),
+        ),
     ],
 )
-def test_no_half_or_commit(expected: UnfitReason, found: Wish) -> None:
+def test_no_half_or_commit(expected: UnfitReason, found: RecordRequest) -> None:
     assert isinstance(found, Unfit)
     assert found.reason is expected
 
 
 def test_a_due_in_seconds_is_refused_with_what_was_sent_and_what_is_wanted() -> None:
-    found = wish(TO, (ingress.DELIVER_AT, b"1764100000"))
+    found = request_of(TO, (ingress.DELIVER_AT, b"1764100000"))
     assert isinstance(found, Unfit)
     assert found.detail == "dw-deliver-at b'1764100000': Unix milliseconds have 12 to 14 digits"
 
@@ -275,13 +280,15 @@ def test_a_delay_needs_a_timestamp() -> None:
 
 
 def test_a_detail_is_short() -> None:
-    found = wish(TO, (ingress.LEVEL, b"x" * 10_000))
+    found = request_of(TO, (ingress.LEVEL, b"x" * 10_000))
     assert isinstance(found, Unfit)
     assert len(found.detail) < 100
 
 
 def test_a_cancel_needs_id_and_due_alone() -> None:
-    assert wish((ingress.CANCEL, ID), (ingress.DELIVER_AT, long(SENT_MS))) == Withdrawn(ID, SENT_MS)
+    assert request_of((ingress.CANCEL, ID), (ingress.DELIVER_AT, long(SENT_MS))) == Withdrawn(
+        ID, SENT_MS
+    )
 
 
 DELIVERED: Headers = [

@@ -172,9 +172,9 @@ def test_w_is_set_back_to_the_clock_as_often_as_the_operator_says() -> None:
     assert found.progress == ahead.progress.set_back(NOW_MS)
     after = ahead.apply_all(found.all_records)
     assert look(after, heartbeat(open_=A1, spare=A2), set_back_from=0).progress == after.progress
-    for wish in (None, 1):
+    for count in (None, 1):
         assert (
-            look(ahead, heartbeat(open_=A1, spare=A2), set_back_from=wish).progress
+            look(ahead, heartbeat(open_=A1, spare=A2), set_back_from=count).progress
             == ahead.progress
         )
 

@@ -152,10 +152,10 @@ async def ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 def delayed(number: int, size: int = 10) -> Handed:
     """A record that becomes a message."""
-    wish = Delayed(
+    request = Delayed(
         number.to_bytes(16, "big"), 9_000, "orders", ABSENT, ABSENT, None, bytes(size), b""
     )
-    return Handed(AT, RecordUnderWay(number, wish, None))
+    return Handed(AT, RecordUnderWay(number, request, None))
 
 
 def withdrawn(number: int) -> Handed:
@@ -166,16 +166,16 @@ def withdrawn(number: int) -> Handed:
 def half(number: int, due_ms: int) -> Handed:
     """A record that becomes a half message."""
     headers = encode_headers([(HALF_GROUP, b"shop")])
-    wish = Delayed(
+    request = Delayed(
         number.to_bytes(16, "big"), due_ms, "orders", ABSENT, ABSENT, None, b"v", headers
     )
-    return Handed(AT, RecordUnderWay(number, wish, None))
+    return Handed(AT, RecordUnderWay(number, request, None))
 
 
 def commit(number: int, of: int, due_ms: int) -> Handed:
     """A record that commits one."""
-    wish = HalfCommit(of.to_bytes(16, "big"), due_ms)
-    return Handed(AT, RecordUnderWay(number, wish, None))
+    request = HalfCommit(of.to_bytes(16, "big"), due_ms)
+    return Handed(AT, RecordUnderWay(number, request, None))
 
 
 async def until(holds: Callable[[], object]) -> None:
@@ -525,10 +525,10 @@ def raw(ends: Ends) -> socket.socket:
 
 
 async def test_a_batch_that_comes_byte_by_byte(ends: Ends) -> None:
-    wish = delayed(1).taken.wish
-    assert isinstance(wish, Delayed)
+    request = delayed(1).taken.request
+    assert isinstance(request, Delayed)
     with raw(ends) as ours:
-        for byte in b"".join(encode(7, [wish])):
+        for byte in b"".join(encode(7, [request])):
             assert not ends.asked
             ours.send(bytes((byte,)))
             await asyncio.sleep(0)
@@ -539,10 +539,10 @@ async def test_a_batch_that_comes_byte_by_byte(ends: Ends) -> None:
 
 
 async def test_half_a_batch_is_none(ends: Ends) -> None:
-    wish = delayed(1).taken.wish
-    assert isinstance(wish, Delayed)
+    request = delayed(1).taken.request
+    assert isinstance(request, Delayed)
     ours = raw(ends)
-    ours.send(b"".join(encode(7, [wish]))[:-1])
+    ours.send(b"".join(encode(7, [request]))[:-1])
     ours.close()
     task = asyncio.current_task()
     await until(lambda: asyncio.all_tasks() == {task})

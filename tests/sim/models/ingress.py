@@ -308,8 +308,8 @@ class IngressModel:
     def _term(self, epoch: int, intake: Intake) -> Term:
         """Merges terms with the same knowledge, also of details outside of their keys."""
         term = Term.of(epoch, intake)
-        wishes = tuple((each.wish, each.record) for each in intake._taken)
-        known = (term, intake._inherited, repr(wishes))
+        requests = tuple((each.request, each.record) for each in intake._taken)
+        known = (term, intake._inherited, repr(requests))
         return self._terms.setdefault(known, term)
 
 
@@ -357,8 +357,8 @@ def _with(state: State, index: int, term: Term | None) -> State:
 
 
 def _message(taken: RecordUnderWay) -> Message:
-    assert isinstance(taken.wish, Delayed)
-    return taken.offset, taken.wish.due_ms // 1000
+    assert isinstance(taken.request, Delayed)
+    return taken.offset, taken.request.due_ms // 1000
 
 
 def _committed(record: IngressRecord) -> tuple[int, SeqSet]:

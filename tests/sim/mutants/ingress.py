@@ -10,7 +10,7 @@ from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.core.ingress import partition, reading
 from delaywheel_replica.core.ingress.moment import Moment
 from delaywheel_replica.core.ingress.partition import Intake, begun, unread_bound
-from delaywheel_replica.core.ingress.reading import CommittedRecord, IngressRules, Wish
+from delaywheel_replica.core.ingress.reading import CommittedRecord, IngressRules, RecordRequest
 from delaywheel_replica.core.ingress.underway import IntakeStep, RecordAnswer, RecordUnderWay, Stage
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import IngressRecord
@@ -84,7 +84,7 @@ def due_from_the_clock() -> list[Patch]:
         clock_ms[0] = moment.now_ms
         return plan(self, moment, **rest)
 
-    def read_now(record: CommittedRecord, rules: IngressRules) -> Wish:
+    def read_now(record: CommittedRecord, rules: IngressRules) -> RecordRequest:
         is_timed = record.timestamp_ms > 0 and clock_ms[0] > 0
         return read(record._replace(timestamp_ms=clock_ms[0]) if is_timed else record, rules)
 

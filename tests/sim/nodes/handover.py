@@ -17,7 +17,7 @@ from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.handover.answers import encode_answers, take_answers
 from delaywheel_replica.handover.batches import HEAD, UNANSWERED_BYTES, Head, decode, encode
-from delaywheel_replica.handover.sending import _Batch, _batches, _wish
+from delaywheel_replica.handover.sending import _Batch, _batches, _request
 from delaywheel_replica.server.commit.committer import Outcome, Request
 from delaywheel_replica.server.commit.own_halves import halves_among
 from delaywheel_replica.server.intake import handover as real
@@ -73,7 +73,7 @@ class SimHandover:
         for batch in _batches(records):
             self._batches += 1
             self._unanswered[self._batches] = batch
-            parts = encode(self._batches, [_wish(each) for each in batch.records])
+            parts = encode(self._batches, [_request(each) for each in batch.records])
             at_us = self._scheduler.now_us + draw_us(self._random, self._world.handover_us)
             self._arrives_us = max(at_us, self._arrives_us)
             server = self._server

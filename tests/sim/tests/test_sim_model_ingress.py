@@ -22,10 +22,10 @@ def unbound(_self: Intake, _step: IntakeStep | None = None) -> None:
     """Floor and seals advance without limit."""
 
 
-def doubtless(taken: RecordUnderWay, wish: partition._Request, moment: Moment) -> Unfit | None:
+def doubtless(taken: RecordUnderWay, request: partition._Request, moment: Moment) -> Unfit | None:
     """Which server may have a record is forgotten."""
     taken.perhaps_held = False
-    return unfit(taken, wish, moment)
+    return unfit(taken, request, moment)
 
 
 @pytest.mark.parametrize("model", INGRESSES, ids=name_of)

@@ -264,22 +264,22 @@ class PretendedServer:
         self.closed = True
 
     def _write(self, handed: Handed) -> None:
-        wish = handed.taken.wish
-        if isinstance(wish, Delayed):
+        request = handed.taken.request
+        if isinstance(request, Delayed):
             row = Sent(
-                wish.due_ms,
-                wish.id,
-                wish.topic,
-                wish.key,
-                wish.value,
-                tuple(decode_headers(wish.headers)),
-                wish.partition,
-                wish.timestamp_ms,
+                request.due_ms,
+                request.id,
+                request.topic,
+                request.key,
+                request.value,
+                tuple(decode_headers(request.headers)),
+                request.partition,
+                request.timestamp_ms,
             )
             self._wheels.write(self._wheel, [row], now_ms=self._clock.now_ms)
         else:
             assert handed.taken.slot is not None
-            row = Sent(wish.due_ms, wish.id)  # type: ignore[union-attr]
+            row = Sent(request.due_ms, request.id)  # type: ignore[union-attr]
             self._wheels.cancel(self._wheel, [row], now_ms=self._clock.now_ms)
 
 

@@ -134,7 +134,7 @@ class Handing:
         """Notes since when no record of a kind was taken or refused for its own reason."""
         kinds: tuple[Kind, ...] = (Delayed, Withdrawn)
         for kind in kinds if answers else ():
-            heard = {answer for handed, answer in answers if kind_of(handed.taken.wish) is kind}
+            heard = {answer for handed, answer in answers if kind_of(handed.taken.request) is kind}
             if heard - {RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN}:
                 self._refused_since.pop(kind, None)
             elif RecordAnswer.NOT_NOW in heard:

@@ -42,9 +42,9 @@ def letter(names: KafkaNames, settled: Dies, most_bytes: int) -> list[Record]:
         settled: the record, and why it is unfit.
         most_bytes: limit of the dead-letter topic for one record.
     """
-    record, wish = settled.taken.record, settled.taken.wish
+    record, request = settled.taken.record, settled.taken.request
     assert record is not None
-    key = None if isinstance(wish, Unfit | DeletedRecords) else (wish.id, wish.due_ms)
+    key = None if isinstance(request, Unfit | DeletedRecords) else (request.id, request.due_ms)
     *whole, smallest = _letters(names, record, settled.unfit)
     fitting = next((each for each in whole if batch_bytes(each) <= most_bytes), smallest)
     return [fitting, dead_outcome(names, record.place, settled.unfit.reason.value, key)]

@@ -249,7 +249,7 @@ class HandoverPort(Protocol):
     def hand(self, records: Sequence[Handed]) -> None:
         """Sends records without blocking; each gets one answer.
 
-        A `Delayed` wish becomes a message, a `Withdrawn` one a cancel.
+        A `Delayed` request becomes a message, a `Withdrawn` one a cancel.
         """
 
     def answers(self) -> list[tuple[Handed, RecordAnswer]]:

@@ -13,9 +13,9 @@ Kind: TypeAlias = type[Delayed] | type[Withdrawn]
 """The kind of a handed-over record: a server may accept cancels while it accepts no messages."""
 
 
-def kind_of(wish: object) -> Kind:
-    """Returns the kind of a record, by its wish; commits count as cancels, since both are rows."""
-    return Withdrawn if isinstance(wish, Withdrawn | HalfCommit) else Delayed
+def kind_of(request: object) -> Kind:
+    """Returns the kind of a record, by its request; a commit counts as a cancel: both are rows."""
+    return Withdrawn if isinstance(request, Withdrawn | HalfCommit) else Delayed
 
 
 @dataclass(frozen=True, slots=True)

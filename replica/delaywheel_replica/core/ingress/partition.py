@@ -355,24 +355,24 @@ class Intake:
 
     def _settled(self, taken: RecordUnderWay, moment: Moment) -> Settled | None:
         """Returns how a record that is not held can be settled now; None if it cannot."""
-        wish = taken.wish
-        match wish:
+        request = taken.request
+        match request:
             case DeletedRecords():
-                return Gone(taken, wish)
+                return Gone(taken, request)
             case HalfAnswered():
-                return Answered(taken, wish)
-        return None if taken.stage is Stage.HANDED else self._decided(taken, wish, moment)
+                return Answered(taken, request)
+        return None if taken.stage is Stage.HANDED else self._decided(taken, request, moment)
 
-    def _decided(self, taken: RecordUnderWay, wish: _Request, moment: Moment) -> Settled | None:
+    def _decided(self, taken: RecordUnderWay, request: _Request, moment: Moment) -> Settled | None:
         """Returns how a record can be settled that no server is asked about now."""
-        unfit = _unfit(taken, wish, moment)
+        unfit = _unfit(taken, request, moment)
         if unfit is not None:
             return Dies(taken, unfit)
         if _is_for_the_wheel(taken, moment) or _waits_for_halves(taken, moment):
             return None
-        if taken.perhaps_held or not isinstance(wish, Delayed) or wish.due_ms > moment.now_ms:
+        if taken.perhaps_held or not isinstance(request, Delayed) or request.due_ms > moment.now_ms:
             return None
-        return None if wish.topic in moment.blocked else Goes(taken, wish)
+        return None if request.topic in moment.blocked else Goes(taken, request)
 
     def _take_back(
         self, most: dict[Kind, int], draft: _Draft, spans: SeqSet
@@ -393,7 +393,7 @@ class Intake:
         begin = draft.next_offset
         for taken in islice(self._taken, draft.passed, None) if most else ():
             first, begin = begin, taken.offset + 1
-            kind = kind_of(taken.wish)
+            kind = kind_of(taken.request)
             if kind not in most or taken.stage is not Stage.ANNOUNCED:
                 continue
             if most[kind]:
@@ -418,7 +418,7 @@ class Intake:
             if taken.stage is not Stage.READ:
                 before = taken
                 continue
-            if not _can_be_handed(taken, moment) or most.get(kind_of(taken.wish)) == 0:
+            if not _can_be_handed(taken, moment) or most.get(kind_of(taken.request)) == 0:
                 before = None
                 continue
             first = taken.offset
@@ -433,7 +433,7 @@ class Intake:
                     return found, spans
             before = taken
             found.append(taken)
-            if (kind := kind_of(taken.wish)) in most:
+            if (kind := kind_of(taken.request)) in most:
                 most[kind] -= 1
         return found, spans if run is None else spans.with_span(*run)
 
@@ -462,39 +462,39 @@ def unread_bound(records: Iterable[IngressRecord]) -> int | None:
     return REST if any(record.announced for record in records) else None
 
 
-def _unfit(taken: RecordUnderWay, wish: _Request, moment: Moment) -> Unfit | None:
+def _unfit(taken: RecordUnderWay, request: _Request, moment: Moment) -> Unfit | None:
     """Returns why a record that is not held becomes a dead letter; None if it does not."""
     if taken.perhaps_held:
-        is_known = not isinstance(wish, Unfit) and wish.due_ms // 1000 >= moment.floor
+        is_known = not isinstance(request, Unfit) and request.due_ms // 1000 >= moment.floor
         return None if is_known else Unfit(UnfitReason.WHEEL_LOST, "It may have been accepted")
     is_refused = taken.stage is Stage.REFUSED
-    if isinstance(wish, Unfit):
-        return wish
-    if isinstance(wish, Withdrawn) and (is_refused or _is_late(taken, moment)):
+    if isinstance(request, Unfit):
+        return request
+    if isinstance(request, Withdrawn) and (is_refused or _is_late(taken, moment)):
         return Unfit(UnfitReason.DUE_TOO_OLD, "The message to cancel is gone by now")
-    if taken.stage is Stage.READ and (unfit := _not_taken(wish, moment)) is not None:
+    if taken.stage is Stage.READ and (unfit := _not_taken(request, moment)) is not None:
         return unfit
     if is_refused and taken.answer is RecordAnswer.FULL:
-        return Unfit(UnfitReason.SLOT_FULL, f"Second {wish.due_ms // 1000}")
+        return Unfit(UnfitReason.SLOT_FULL, f"Second {request.due_ms // 1000}")
     return None
 
 
-def _not_taken(wish: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | None:
+def _not_taken(request: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | None:
     """Returns why a record is not accepted at this moment; None if it may be."""
-    if _is_half_refused(wish, moment):
+    if _is_half_refused(request, moment):
         return Unfit(UnfitReason.HALVES_UNAVAILABLE, moment.halves_objection or "")
-    return _too_far(wish, moment)
+    return _too_far(request, moment)
 
 
-def _too_far(wish: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | None:
+def _too_far(request: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | None:
     """Returns why a record is due too late to be accepted; None if it is not."""
-    due_ms = wish.due_ms
+    due_ms = request.due_ms
     held_ms = due_ms - moment.now_ms
-    is_half = isinstance(wish, Delayed) and wish.is_half
-    if (is_half or isinstance(wish, HalfCommit)) and held_ms > LONGEST_HOLD_MS + CLOCKS_DIFFER_MS:
+    is_half = isinstance(request, HalfCommit) or (isinstance(request, Delayed) and request.is_half)
+    if is_half and held_ms > LONGEST_HOLD_MS + CLOCKS_DIFFER_MS:
         return Unfit(UnfitReason.HALF_INVALID, f"No half is held for {held_ms:,} ms")
-    if isinstance(wish, Delayed):
-        due_ms = max(due_ms, wish.half_due_ms)
+    if isinstance(request, Delayed):
+        due_ms = max(due_ms, request.half_due_ms)
     if due_ms > moment.span_end_ms:
         return Unfit(UnfitReason.DUE_BEYOND_SPAN, f"A due of {due_ms} ms")
     return None
@@ -503,16 +503,16 @@ def _too_far(wish: Delayed | Withdrawn | HalfCommit, moment: Moment) -> Unfit | 
 def _can_be_handed(taken: RecordUnderWay, moment: Moment) -> bool:
     """Whether a record in stage READ may be announced; a due message need not be."""
     slot = taken.slot
-    if _waits_for_halves(taken, moment) or _is_half_refused(taken.wish, moment):
+    if _waits_for_halves(taken, moment) or _is_half_refused(taken.request, moment):
         return False
-    if isinstance(taken.wish, Delayed) and taken.wish.due_ms <= moment.now_ms:
+    if isinstance(taken.request, Delayed) and taken.request.due_ms <= moment.now_ms:
         return _is_for_the_wheel(taken, moment)
     return (
         slot is not None
-        and isinstance(taken.wish, Delayed | Withdrawn | HalfCommit)
+        and isinstance(taken.request, Delayed | Withdrawn | HalfCommit)
         and moment.least_slot is not None
         and slot >= moment.least_slot
-        and taken.wish.due_ms <= moment.span_end_ms
+        and taken.request.due_ms <= moment.span_end_ms
     )
 
 
@@ -521,11 +521,11 @@ def _is_void(taken: RecordUnderWay, moment: Moment) -> bool:
 
     Or there is no half: none was ever accepted, and none is now.
     """
-    wish = taken.wish
-    if not isinstance(wish, HalfCommit) or taken.stage is Stage.HANDED:
+    request = taken.request
+    if not isinstance(request, HalfCommit) or taken.stage is Stage.HANDED:
         return False
     has_no_half = not moment.takes_halves and moment.halves_objection is not None
-    return has_no_half or taken.stage is Stage.REFUSED or wish.due_ms <= moment.now_ms
+    return has_no_half or taken.stage is Stage.REFUSED or request.due_ms <= moment.now_ms
 
 
 def _waits_for_halves(taken: RecordUnderWay, moment: Moment) -> bool:
@@ -533,15 +533,15 @@ def _waits_for_halves(taken: RecordUnderWay, moment: Moment) -> bool:
     return not moment.takes_halves and _is_about_half(taken)
 
 
-def _is_half_refused(wish: object, moment: Moment) -> bool:
+def _is_half_refused(request: object, moment: Moment) -> bool:
     """Whether a half is not begun, as no group could be asked about it."""
-    is_half = isinstance(wish, Delayed) and wish.is_half
+    is_half = isinstance(request, Delayed) and request.is_half
     return is_half and moment.halves_objection is not None
 
 
 def _is_about_half(taken: RecordUnderWay) -> bool:
-    wish = taken.wish
-    return isinstance(wish, HalfCommit) or (isinstance(wish, Delayed) and wish.is_half)
+    request = taken.request
+    return isinstance(request, HalfCommit) or (isinstance(request, Delayed) and request.is_half)
 
 
 def _is_for_the_wheel(taken: RecordUnderWay, moment: Moment) -> bool:
@@ -552,8 +552,8 @@ def _is_for_the_wheel(taken: RecordUnderWay, moment: Moment) -> bool:
     """
     slot = taken.slot
     return (
-        isinstance(taken.wish, Delayed)
-        and taken.wish.has_own_id
+        isinstance(taken.request, Delayed)
+        and taken.request.has_own_id
         and taken.stage in (Stage.READ, Stage.ANNOUNCED)
         and Delayed not in moment.most
         and moment.least_slot is not None

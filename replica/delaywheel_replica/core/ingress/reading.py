@@ -151,7 +151,7 @@ class Unfit(NamedTuple):
     detail: str
 
 
-Wish: TypeAlias = Delayed | Withdrawn | HalfCommit | HalfAnswered | Unfit
+RecordRequest: TypeAlias = Delayed | Withdrawn | HalfCommit | HalfAnswered | Unfit
 
 
 class _UnfitError(Exception):
@@ -160,7 +160,7 @@ class _UnfitError(Exception):
         self.unfit = Unfit(reason, detail)
 
 
-def read(record: CommittedRecord, rules: IngressRules) -> Wish:
+def read(record: CommittedRecord, rules: IngressRules) -> RecordRequest:
     """Returns the request in a record."""
     if record.headers is None:
         return Unfit(UnfitReason.HEADER_INVALID, "A header's name is not UTF-8")
@@ -206,7 +206,7 @@ def _answered(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> Ha
 
 
 _ANSWERS: Final[Mapping[bytes | None, HalfAnswer]] = {each.encode(): each for each in HalfAnswer}
-_MEANINGS: Final[Mapping[str, Callable[[CommittedRecord, _Asked, IngressRules], Wish]]] = {
+_MEANINGS: Final[Mapping[str, Callable[[CommittedRecord, _Asked, IngressRules], RecordRequest]]] = {
     ingress.ANSWER: _answered,
     ingress.COMMIT: _committed,
     ingress.CANCEL: _withdrawn,

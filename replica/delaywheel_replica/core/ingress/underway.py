@@ -12,8 +12,8 @@ from delaywheel_replica.core.ingress.reading import (
     CommittedRecord,
     Delayed,
     HalfAnswered,
+    RecordRequest,
     Unfit,
-    Wish,
 )
 from delaywheel_replica.core.protocol.control import IngressRecord
 
@@ -61,7 +61,7 @@ class RecordUnderWay:
 
     Attributes:
         offset: where it lies; for deleted records, the last offset.
-        wish: what it requests.
+        request: what it requests.
         record: the record as read; None: deleted.
         stage: how far it has come.
         answer: the server's answer, once the record is refused.
@@ -69,7 +69,7 @@ class RecordUnderWay:
     """
 
     offset: int
-    wish: Wish | DeletedRecords
+    request: RecordRequest | DeletedRecords
     record: CommittedRecord | None
     stage: Stage = Stage.READ
     answer: RecordAnswer | None = None
@@ -78,9 +78,9 @@ class RecordUnderWay:
     @property
     def slot(self) -> int | None:
         """Returns the slot that it goes to; None if it goes to none."""
-        if isinstance(self.wish, Unfit | DeletedRecords | HalfAnswered):
+        if isinstance(self.request, Unfit | DeletedRecords | HalfAnswered):
             return None
-        return self.wish.due_ms // 1000
+        return self.request.due_ms // 1000
 
     @property
     def held_bytes(self) -> int:
