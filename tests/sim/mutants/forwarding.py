@@ -97,14 +97,14 @@ def takes_before_it_holds_v() -> list[Patch]:
     ]
 
 
-def turns_over_what_it_cannot_take() -> list[Patch]:
+def spins_over_what_it_cannot_take() -> list[Patch]:
     def next_due_ms(self: DueReader) -> int | None:
         return self._window.next_due_ms(self._progress.due_ms)
 
     return [instead(DueReader, "next_due_ms", next_due_ms)]
 
 
-def turns_at_the_due_of_released_halves() -> list[Patch]:
+def spins_at_the_due_of_released_halves() -> list[Patch]:
     def next_due_ms(self: Second, after_ms: int) -> int | None:
         return self._runs.next_due_ms(after_ms)
 
@@ -343,15 +343,15 @@ FORWARDING = {
         ("cancel_or_other_due", "changes"),
     ),
     "spins over what it cannot take": Mutant(
-        "a due that has passed shortens the rest of a leader that lacks something of V",
-        turns_over_what_it_cannot_take,
-        "without a rest",
+        "a due that has passed shortens the pause of a leader that lacks something of V",
+        spins_over_what_it_cannot_take,
+        "without a pause",
         ("unreadable_alone", "media"),
     ),
     "spins at the due of released halves": Mutant(
-        "the due of a half that a release has let go shortens a leader's rest",
-        turns_at_the_due_of_released_halves,
-        "without a rest",
+        "the due of a half that a release has let go shortens a leader's pause",
+        spins_at_the_due_of_released_halves,
+        "without a pause",
         ("halves_released_late", "halves"),
     ),
     "what came since is not looked at": Mutant(
