@@ -121,7 +121,7 @@ def _exhaust(jobs: int) -> int:
 
 
 def _hunt(names: list[str], minutes: float, jobs: int) -> int:
-    """Hunts mutants and reports what each took."""
+    """Hunts mutants and reports what each took; one that crashes a run shows no check."""
     missed = 0
     for hunted in hunt(names, minutes=minutes, jobs=jobs):
         took = f"{hunted.name:<44} {hunted.seeds:>4} seeds {hunted.took_s:5.0f} s "
@@ -129,7 +129,9 @@ def _hunt(names: list[str], minutes: float, jobs: int) -> int:
             missed += 1
             print(f"{took} NOT FOUND")
             continue
-        print(f"{took} {'' if hunted.is_as_expected else '(otherwise) '}{hunted.why[:110]}")
+        missed += hunted.has_crashed
+        how = "CRASHED " if hunted.has_crashed else "" if hunted.is_as_expected else "(otherwise) "
+        print(f"{took} {how}{hunted.why[:110]}")
         sys.stdout.flush()
     print(f"{len(names) - missed} of {len(names)} mutants found")
     return 1 if missed else 0

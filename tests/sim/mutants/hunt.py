@@ -21,6 +21,8 @@ from sim.mutants.catalogue import MUTANTS
 from sim.plans.run import Choice, Outcome, run_seed
 
 FIRST_ROUND_S = 15.0
+CRASH = "Traceback (most recent call last)"
+"""Is in the violation that an exception leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ class Hunted:
         """Whether the check that is meant for it has found it."""
         text = "\n".join(() if self.outcome is None else self.outcome.violations)
         return re.search(MUTANTS[self.name].symptom, text) is not None
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether an exception that is not meant for it has ended the run, and no check."""
+        violations = () if self.outcome is None else self.outcome.violations
+        return not self.is_as_expected and any(CRASH in text for text in violations)
 
 
 def hunt(names: Iterable[str], *, minutes: float, jobs: int) -> Iterator[Hunted]:

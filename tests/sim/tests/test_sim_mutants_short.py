@@ -1,11 +1,17 @@
 """Hunts some mutants; ``scripts/sim --mutants`` hunts all of them."""
 
 import time
+from dataclasses import replace
+from math import inf
 
 import pytest
 
+from delaywheel_replica.cleaner.leadership import Leadership
+from local.sim import _hunt
 from sim.drills.catalogue import DRILLS
+from sim.mutants.catalogue import MUTANTS
 from sim.mutants.hunt import Hunted, fails, hunt, look_on
+from sim.mutants.mutant import Mutant, instead
 from sim.plans.run import Choice
 
 QUICK = (
@@ -57,6 +63,29 @@ def test_a_hunt_tells_of_each_mutant_once() -> None:
     found = list(hunt(names, minutes=1, jobs=1))
     assert [hunted.name for hunted in found] == names
     assert all(hunted.why for hunted in found)
+
+
+def test_a_mutant_that_crashes_a_run_is_not_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exception shows nothing of what a check would have seen."""
+
+    def crashes(_: Leadership) -> None:
+        raise KeyError("not a check")
+
+    mutant = Mutant("is broken", lambda: [instead(Leadership, "view", crashes)], "seen by a check")
+    monkeypatch.setitem(MUTANTS, "is broken", mutant)
+    hunted = look_on(
+        Hunted("is broken"), seconds=PATIENCE_S, until=inf, fails_anyway=lambda *_: False
+    )
+    monkeypatch.setattr("local.sim.hunt", lambda *_, **__: [hunted])
+    assert _hunt(["is broken"], minutes=1, jobs=1) == 1
+    printed = capsys.readouterr().out
+    assert "CRASHED KeyError: 'not a check'" in printed
+    assert "0 of 1 mutants found" in printed
+    meant = replace(mutant, symptom="KeyError: 'not a check'")
+    monkeypatch.setitem(MUTANTS, "is broken", meant)
+    assert _hunt(["is broken"], minutes=1, jobs=1) == 0
 
 
 def test_a_hunt_without_time_misses_them() -> None:
