@@ -253,7 +253,7 @@ async def test_a_half_that_is_handed_over_after_its_commit_is_let_go_once_it_is_
 async def test_a_commit_that_was_surely_not_written_lets_no_half_go_that_comes_later(
     ends: Ends, reason: Reason, writes: int
 ) -> None:
-    """Whoever was told so may roll it back."""
+    """Its caller was told that nothing was committed, and may roll the half back."""
     due_ms = wall_ms() + 60_000
     handover = ends.begin()
     answered = Answered(handover)
