@@ -279,7 +279,8 @@ def _connected(context: ssl.SSLContext, host: str, port: int, timeout_s: float) 
     """
     failure = OSError(f"{host} has no address")
     for family, kind, number, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        line = context.wrap_socket(socket.socket(family, kind, number), server_hostname=host)
+        with socket.socket(family, kind, number) as plain:  # `line` takes its descriptor over
+            line = context.wrap_socket(plain, server_hostname=host)
         line.settimeout(timeout_s)
         try:
             line.connect(address)
