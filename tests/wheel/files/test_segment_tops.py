@@ -1,4 +1,4 @@
-"""Which index segments are opened, and which a sweep deletes while their rows are rewritten."""
+"""Which index segments a sweep deletes while their rows are rewritten."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from delaywheel.storage.files import index as index_module
-from delaywheel.storage.files.index import IndexReader, IndexWriter, list_segments
+from delaywheel.storage.files.index import IndexWriter, list_segments
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW, decode_rows, index_rows
-from sim.machine.disk import SimulatedDisk, SimulatedFile
+from sim.machine.disk import SimulatedDisk
 
 FOLDER = Path("/data/wheels/a.1")
 
@@ -49,26 +49,3 @@ def test_segments_are_deleted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> Non
     deleting = writer.delete_below(99, noted.append, Undeletable())
     assert (next(deleting), noted, list_segments(disk, FOLDER)) == (0, [1], [1, 2, 3])
     assert (list(deleting), noted, list_segments(disk, FOLDER)) == ([1, 2], [1, 2, 3], [3])
-
-
-def test_a_reader_that_is_segments_behind_opens_the_last_one_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """On a slow disk each one on the way kept a group of callers waiting."""
-    monkeypatch.setattr(index_module, "ROWS_PER_SEGMENT", 4)
-    disk, ones, opened = SimulatedDisk(), np.ones(4, np.int64), list[str]()
-    rows = index_rows(10 * ones, 0 * ones, 8 * ones, ones, kind=Kind.MESSAGES)
-    writer, reader = IndexWriter(disk, FOLDER), IndexReader(disk, FOLDER)
-    writer.append(rows)
-    assert reader.last_seq() == 4
-    for _ in range(9):
-        writer.append(rows)
-    real = disk.open_read
-
-    def open_read(path: Path) -> SimulatedFile:
-        opened.append(path.name)
-        return real(path)
-
-    monkeypatch.setattr(disk, "open_read", open_read)
-    assert (reader.last_seq(), opened) == (40, ["index.9"])
-    assert (reader.last_seq(), opened) == (40, ["index.9"])

@@ -267,7 +267,12 @@ class IndexReader:
 
     def _open_last(self, above: int = -1) -> bool:
         """Opens the last segment, if it is above one that is full: not each on the way there."""
-        segments = list_segments(self._disk, self._folder)
+        try:
+            segments = list_segments(self._disk, self._folder)
+        except OSError as error:
+            if above < 0 or not is_medium_error(error):
+                raise
+            segments = [above + 1]  # without the list: one after the other
         return bool(segments) and segments[-1] > above and self._open(segments[-1])
 
     def _open(self, segment: int) -> bool:
