@@ -37,13 +37,13 @@ from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.changing.cancel_many import CancelMany
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.decided import Decisions
+from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.id_checks import IdChecks
 from delaywheel_replica.server.changing.moving import keep_moving
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
-from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.cluster.operator import (
@@ -251,8 +251,8 @@ class Server:
         )
         self._passing = Passing(self._view, self._certificates)
         writing = Writing(self._driver)
-        sights = Sights(self._view, self._queries, self._passing, places)
-        id_checks = IdChecks(self._view, self._queries, sights.moment, self._counts)
+        finder = MessageFinder(self._view, self._queries, self._passing, places)
+        id_checks = IdChecks(self._view, self._queries, finder.moment, self._counts)
         halves = OwnHalves()
         accepting = Accepting(
             refusal=self.refusal,
@@ -280,14 +280,14 @@ class Server:
             on_status=partial(self._heard_cleaner, fates, history),
         )
         self._cancel_groups = CancelGroups(
-            sights,
+            finder,
             writing,
             ask=self._link.send,
             next_change=self._hearing.next_change,
             counts=self._counts,
         )
         passed_on = PassedChanges(self._passing.cancel, Reason.CANCEL_UNKNOWN)
-        cancels = Cancels(sights, self._cancel_groups, passed_on)
+        cancels = Cancels(finder, self._cancel_groups, passed_on)
         cancel_many = CancelMany(self._view, self._search, self._cancel_groups, self._passing)
         self._decisions = Decisions(
             self._view,
@@ -299,13 +299,13 @@ class Server:
         self._keep_moving = partial(
             keep_moving,
             self._view,
-            sights,
+            finder,
             propose=self._link.send,
             next_change=self._hearing.next_change,
         )
         reschedules = Reschedules(
             self._view,
-            sights,
+            finder,
             self._decisions,
             PassedChanges(self._passing.reschedule, Reason.RESCHEDULE_UNKNOWN),
             span=Span(config.span_seconds, config.max_clock_skew_ms),
@@ -315,7 +315,7 @@ class Server:
         )
         half_commits = HalfCommits(
             config.node_id,
-            sights,
+            finder,
             self._passing,
             commits,
             self._halves_refusals.of_commits,

@@ -22,9 +22,9 @@ from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
 from delaywheel_replica.server.changing.cancels import Cancels
+from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import PassedChanges
-from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
@@ -152,16 +152,16 @@ class Site:
     async def serving(self) -> AsyncIterator[Cancels]:
         """The part of a node that cancels."""
         view = node_view(self.status, cleaner=self.cleaner)
-        sights = Sights(
+        finder = MessageFinder(
             view, cast("Queries", self), cast("Passing", self), cast("AskedPlaces", self)
         )
         groups = CancelGroups(
-            sights, cast("Writing", self), ask=lambda _: None, next_change=self.next_change
+            finder, cast("Writing", self), ask=lambda _: None, next_change=self.next_change
         )
         running = asyncio.create_task(groups.run())
         try:
             passed_on = PassedChanges(Passing(view).cancel, Reason.CANCEL_UNKNOWN)
-            yield Cancels(sights, groups, passed_on)
+            yield Cancels(finder, groups, passed_on)
         finally:
             running.cancel()
 

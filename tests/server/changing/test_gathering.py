@@ -22,8 +22,8 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing import gathering, waiting
 from delaywheel_replica.server.changing.awaited import SWEPT_AT_LEAST, within_s_of
+from delaywheel_replica.server.changing.finder import DecisionBasis
 from delaywheel_replica.server.changing.gathering import CancelGroups
-from delaywheel_replica.server.changing.sights import DecisionBasis
 from delaywheel_replica.server.changing.waiting import (
     AskedGroup,
     Caller,

@@ -18,8 +18,8 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.server.changing import id_checks
+from delaywheel_replica.server.changing.finder import DecisionBasis
 from delaywheel_replica.server.changing.id_checks import IdChecks
-from delaywheel_replica.server.changing.sights import DecisionBasis
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference

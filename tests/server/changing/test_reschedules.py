@@ -333,10 +333,10 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
 
     leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
     view = SimpleNamespace(cleaner=leading)
-    sights = SimpleNamespace(find=never, elsewhere=leads_here)
+    finder = SimpleNamespace(find=never, elsewhere=leads_here)
     others = SimpleNamespace()
     reschedules = Reschedules(
-        *cast("Any", (view, sights, others, others)),
+        *cast("Any", (view, finder, others, others)),
         span=Span(600, 0),
         propose=never,
         next_change=never,

@@ -24,12 +24,12 @@ from delaywheel_replica.peers.states import (
 )
 from delaywheel_replica.server.access.callers import ANYBODY
 from delaywheel_replica.server.changing.cancels import Cancels
+from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import (
     CALLS_AT_ONCE,
     PassedChanges,
 )
-from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.node.calls_to_nodes import PASSED, Passing, Silent
@@ -157,9 +157,9 @@ def view_of(
 
 def cancels_of(view: NodeView, passing: Passing) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
-    sights = Sights(view, object.__new__(Queries), passing, object.__new__(AskedPlaces))
+    finder = MessageFinder(view, object.__new__(Queries), passing, object.__new__(AskedPlaces))
     passed_on = PassedChanges(passing.cancel, Reason.CANCEL_UNKNOWN)
-    return Cancels(sights, object.__new__(CancelGroups), passed_on)
+    return Cancels(finder, object.__new__(CancelGroups), passed_on)
 
 
 async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]) -> None:
@@ -177,13 +177,15 @@ async def test_what_a_node_passed_on_is_answered_where_it_arrives(
 ) -> None:
     node, address = leader
     view = view_of(address)
-    sights = Sights(view, object.__new__(Queries), Passing(view), object.__new__(AskedPlaces))
+    finder = MessageFinder(
+        view, object.__new__(Queries), Passing(view), object.__new__(AskedPlaces)
+    )
 
     async def ask(_: str) -> str:
         return "the leader's node"
 
-    assert await sights.elsewhere(passed=False, call=ask) == "the leader's node"
-    assert await sights.elsewhere(passed=True, call=ask) is None
+    assert await finder.elsewhere(passed=False, call=ask) == "the leader's node"
+    assert await finder.elsewhere(passed=True, call=ask) is None
     assert not node.passed
 
 

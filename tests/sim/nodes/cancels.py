@@ -28,7 +28,7 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing.awaited import Waiters
-from delaywheel_replica.server.changing.sights import DecisionBasis
+from delaywheel_replica.server.changing.finder import DecisionBasis
 from delaywheel_replica.server.changing.waiting import (
     Decided,
     PendingCancel,
@@ -196,7 +196,7 @@ class Cancels:
         return confirmed
 
     def _is_cancelled(self, key: Key) -> bool:
-        """Whether columns say so: see `Sights.confirm_lone`."""
+        """Whether columns say so: see `MessageFinder.confirm_lone`."""
         moment, lone = self.moment(), self._find_lone(key)
         if lone is None or moment.progress is None or not lone.is_lone[0]:
             return False

@@ -16,9 +16,9 @@ from delaywheel_replica.server.changing.awaited import (
     parsed,
     within_s_of,
 )
+from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import PassedChanges, change_permitted
-from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Answered
 from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
@@ -41,11 +41,11 @@ class Cancels:
 
     def __init__(
         self,
-        sights: Sights,
+        finder: MessageFinder,
         groups: CancelGroups,
         passed_on: PassedChanges[pb.MessageRef, pb.MessageCancelled],
     ) -> None:
-        self._sights = sights
+        self._finder = finder
         self._groups = groups
         self._passed_on = passed_on
 
@@ -70,7 +70,7 @@ class Cancels:
         within_s = within_s_of(left_s)
 
         async def cancel(rows: Sequence[int]) -> Sequence[Answered | pb.MessageCancelled | None]:
-            passed_on = await self._sights.elsewhere(
+            passed_on = await self._finder.elsewhere(
                 passed=caller.is_node,
                 call=lambda address: self._passed_on.ask(
                     address,
@@ -88,7 +88,7 @@ class Cancels:
             )
 
         results: Sequence[Answered | pb.MessageCancelled | None]
-        results = await change_permitted(self._sights, caller, references, cancel)
+        results = await change_permitted(self._finder, caller, references, cancel)
         check_some(results)
         return pb.CancelResponse(results=map(_result, results))
 

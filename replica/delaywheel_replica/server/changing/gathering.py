@@ -42,7 +42,7 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, DecisionBasis, Sights
+from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, DecisionBasis, MessageFinder
 from delaywheel_replica.server.changing.waiting import (
     Answered,
     AskedGroup,
@@ -90,7 +90,7 @@ class CancelGroups:
 
     def __init__(
         self,
-        sights: Sights,
+        finder: MessageFinder,
         writing: Writing,
         *,
         ask: Callable[[CommitSoon], object],
@@ -100,7 +100,7 @@ class CancelGroups:
         """Prepares; `run` works.
 
         Args:
-            sights: Examines messages.
+            finder: Finds messages, and examines them.
             writing: Writes cancels.
             ask: Asks the cleaner to commit soon.
             next_change: Waits for a new progress or role in the cleaner's row.
@@ -108,7 +108,7 @@ class CancelGroups:
         """
         self._counts = counts or NodeCounts()
         self._counts.cancel_load = lambda: (self.kept, self.age_ms(), self.waits_ms())
-        self._sights = sights
+        self._finder = finder
         self._writing = writing
         self._ask = ask
         self._next_change = next_change
@@ -169,8 +169,8 @@ class CancelGroups:
 
     async def known(self, references: Sequence[Reference]) -> list[Answered]:
         """Decides by what is known, without writing anything."""
-        subjects = await self._sights.find_many(references)
-        moment = self._sights.moment()
+        subjects = await self._finder.find_many(references)
+        moment = self._finder.moment()
         results: list[Answered] = []
         doubtful: list[tuple[Subject, CancelDecision]] = []
         for subject in subjects:
@@ -182,7 +182,7 @@ class CancelGroups:
             if decided.decision in _TO_CONFIRM:
                 doubtful.append((subject, decided.decision))
         if doubtful:
-            confirmed = iter(await self._sights.confirm(doubtful))
+            confirmed = iter(await self._finder.confirm(doubtful))
             results = [
                 next(confirmed)[1]
                 if isinstance(each, Decided) and each.decision in _TO_CONFIRM
@@ -281,7 +281,7 @@ class CancelGroups:
 
         async def resolve() -> None:
             try:
-                self._settle(pending, await self._sights.resolve(pending.subject))
+                self._settle(pending, await self._finder.resolve(pending.subject))
             finally:
                 self._resolving -= 1
                 self._settle(pending, Decided(CancelDecision.UNKNOWN))
@@ -336,17 +336,17 @@ class CancelGroups:
         )
         asked = [(group, at) for group in batch for at in range(len(group))]
         named = [named for group in batch for named in group.named]
-        lone, _ = await self._sights.find_lone(named)
-        are_written = self._sights.moment().are_written(lone)
+        lone, _ = await self._finder.find_lone(named)
+        are_written = self._finder.moment().are_written(lone)
         others = np.flatnonzero(~are_written).tolist()
         cohort = self._cohort(asked, lone, np.flatnonzero(are_written))
         if cohort is not None:
             self._start(self._write_cohort(cohort))
-        subjects = await self._sights.find_many([named[row] for row in others]) if others else []
+        subjects = await self._finder.find_many([named[row] for row in others]) if others else []
         self._spent("looked_up", len(asked), taken_ms)
         to_write: list[PendingCancel] = []
         for begin in range(0, len(others), DECIDED_AT_ONCE):
-            moment = self._sights.moment()
+            moment = self._finder.moment()
             for number in range(begin, min(begin + DECIDED_AT_ONCE, len(others))):
                 pending = self._begin(*asked[others[number]], subjects[number], moment)
                 if pending is not None:
@@ -434,7 +434,7 @@ class CancelGroups:
 
         async def ask() -> None:
             try:
-                is_none = await self._sights.nobody_has(pending.subject.named)
+                is_none = await self._finder.nobody_has(pending.subject.named)
                 decision = CancelDecision.NOT_FOUND if is_none else CancelDecision.UNKNOWN
                 self._settle(pending, Decided(decision))
             finally:
@@ -474,7 +474,7 @@ class CancelGroups:
             return
         for row, refusal in written.failed.items():
             await self._settle_of(cohort, np.array([row]), _not_written(refusal))
-        progress = self._sights.moment().progress
+        progress = self._finder.moment().progress
         cohort.place = Position(written.wheel, written.seq, 0)
         cohort.written_ms = monotonic_ms()
         cohort.set_backs = 0 if progress is None else progress.set_backs
@@ -577,7 +577,7 @@ class CancelGroups:
     async def _decide(self) -> None:
         """Decides what the present progress covers; confirmations are one look for all."""
         await self._decide_cohorts()
-        moment = self._sights.moment()
+        moment = self._finder.moment()
         if moment.progress is None:
             return
         doubtful: list[tuple[PendingCancel, CancelDecision]] = []
@@ -599,7 +599,7 @@ class CancelGroups:
 
         Confirmations of several small ones are one look.
         """
-        moment = self._sights.moment()
+        moment = self._finder.moment()
         if (progress := moment.progress) is None:
             return
         to_confirm: list[Cohort] = []
@@ -635,7 +635,7 @@ class CancelGroups:
                 waited_ms = begun_ms - cohort.written_ms
                 self._counts.cancel_stages["taken"] += waited_ms * len(open_)
                 cohort.written_ms = 0
-        confirmed = await self._sights.confirm_lone(pinned)
+        confirmed = await self._finder.confirm_lone(pinned)
         if confirmed is None:
             return
         self._spent("confirmed", len(pinned), begun_ms)
@@ -652,7 +652,7 @@ class CancelGroups:
             if pending.written_ms:
                 self._counts.cancel_stages["taken"] += begun_ms - pending.written_ms
                 pending.written_ms = 0
-        confirmed = await self._sights.confirm(
+        confirmed = await self._finder.confirm(
             [(pending.subject, decision) for pending, decision in doubtful]
         )
         self._spent("confirmed", len(doubtful), begun_ms)

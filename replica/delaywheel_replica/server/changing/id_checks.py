@@ -52,7 +52,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.holders import holds_progress
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.changing.sights import DECIDED_AT_ONCE, DecisionBasis
+from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, DecisionBasis
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference

@@ -14,7 +14,7 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleProposal
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.changing.sights import Sights, place_in
+from delaywheel_replica.server.changing.finder import MessageFinder, place_in
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.answering import defect
@@ -85,7 +85,7 @@ class Moves:
 
 async def keep_moving(
     view: NodeView,
-    sights: Sights,
+    finder: MessageFinder,
     *,
     propose: Callable[[RescheduleProposal], object],
     next_change: Callable[[], Awaitable[object]],
@@ -94,7 +94,7 @@ async def keep_moving(
 
     Args:
         view: What the parts know of the node.
-        sights: Finds messages, and examines them.
+        finder: Finds messages, and examines them.
         propose: Sends a proposal to the cleaner.
         next_change: Waits for a new progress or role in the cleaner's row.
     """
@@ -103,8 +103,8 @@ async def keep_moving(
         await next_change()
         for move in moves.due(view.cleaner.leading(), monotonic_ms()):
             try:
-                subject = await sights.find(move.reference)
-                decided = await sights.decide(subject)
+                subject = await finder.find(move.reference)
+                decided = await finder.decide(subject)
                 proposal = move.proposal(subject.found, decided.decision, wall_ms())
                 if proposal is not None:
                     propose(proposal)

@@ -40,7 +40,7 @@ from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right, Rights
 from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, AwaitedCall
-from delaywheel_replica.server.changing.sights import Sights
+from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.waiting import Decided
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.answering import defect
@@ -282,7 +282,7 @@ _NOT_FOUND: Final = Decided(CancelDecision.NOT_FOUND)
 
 
 async def change_permitted(
-    sights: Sights,
+    finder: MessageFinder,
     caller: Caller,
     references: Sequence[Reference | Refusal],
     change: Callable[[Sequence[int]], Awaitable[Sequence[_Result | Refusal | None]]],
@@ -290,12 +290,12 @@ async def change_permitted(
     """Changes the messages that a caller may change; returns what became of each, in order.
 
     Args:
-        sights: Finds messages.
+        finder: Finds messages.
         caller: Who asks.
         references: What is named; a refusal stays what it is.
         change: Changes the messages of these rows; returns what became of each.
     """
-    judged = await _permitted(sights, caller, references)
+    judged = await _permitted(finder, caller, references)
     rows = [row for row, each in enumerate(judged) if isinstance(each, Reference)]
     results: list[_Result | Refusal | Decided | None] = [
         None if isinstance(each, Reference) else each for each in judged
@@ -307,7 +307,7 @@ async def change_permitted(
 
 
 async def _permitted(
-    sights: Sights, caller: Caller, references: Sequence[Reference | Refusal]
+    finder: MessageFinder, caller: Caller, references: Sequence[Reference | Refusal]
 ) -> list[Permitted]:
     """Returns, for each message in order, the message if it may be changed."""
     rights = caller.rights
@@ -317,17 +317,17 @@ async def _permitted(
     rows = [row for row, each in enumerate(judged) if isinstance(each, Reference)]
     named = [each for each in references if isinstance(each, Reference)]
     unknown: list[tuple[int, Reference]] = []
-    all_topics = await sights.topics_of(named)
+    all_topics = await finder.topics_of(named)
     for row, reference, topics in zip(rows, named, all_topics, strict=True):
         if topics is None:
             judged[row] = Refusal(Reason.NOT_UP_TO_DATE)
-        elif sights.is_deleted(reference):
+        elif finder.is_deleted(reference):
             judged[row] = Decided(CancelDecision.TOO_LATE)
         elif not topics:
             unknown.append((row, reference))
         elif refusal := _refusal(caller, rights, topics):
             judged[row] = refusal
-    asked = [sights.nobody_has(reference) for _, reference in unknown[:_ASKED_ABOUT]]
+    asked = [finder.nobody_has(reference) for _, reference in unknown[:_ASKED_ABOUT]]
     have_none = await asyncio.gather(*asked)
     have_none += [False] * (len(unknown) - len(have_none))
     for (row, _), is_none in zip(unknown, have_none, strict=True):

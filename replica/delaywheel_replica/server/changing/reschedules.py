@@ -49,8 +49,8 @@ from delaywheel_replica.server.changing.awaited import (
     within_s_of,
 )
 from delaywheel_replica.server.changing.decided import Decisions
+from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.passed_on import PassedChanges, change_permitted
-from delaywheel_replica.server.changing.sights import Sights
 from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
@@ -156,7 +156,7 @@ class Reschedules:
     def __init__(
         self,
         view: NodeView,
-        sights: Sights,
+        finder: MessageFinder,
         decisions: Decisions,
         passed_on: PassedChanges[pb.NewDue, pb.MessageRescheduled],
         *,
@@ -169,7 +169,7 @@ class Reschedules:
 
         Args:
             view: What the parts know of the node.
-            sights: Finds messages, and examines them.
+            finder: Finds messages, and examines them.
             decisions: Writes what is decided.
             passed_on: Passes messages on to the leader's node.
             span: How far ahead a due may be.
@@ -179,7 +179,7 @@ class Reschedules:
         """
         self._counts = counts
         self._view = view
-        self._sights = sights
+        self._finder = finder
         self._decisions = decisions
         self._passed_on = passed_on
         self._span = span
@@ -209,7 +209,7 @@ class Reschedules:
 
         async def reschedule(rows: Sequence[int]) -> Sequence[_Answered | None]:
             messages = [request.messages[row] for row in rows]
-            passed_on: Sequence[_Answered | None] | None = await self._sights.elsewhere(
+            passed_on: Sequence[_Answered | None] | None = await self._finder.elsewhere(
                 passed=caller.is_node,
                 call=lambda address: self._passed_on.ask(
                     address, messages, within_s, partly=request.partly
@@ -226,7 +226,7 @@ class Reschedules:
             )
 
         named = [each if isinstance(each, Refusal) else each.named for each in wanted]
-        results = await change_permitted(self._sights, caller, named, reschedule)
+        results = await change_permitted(self._finder, caller, named, reschedule)
         check_some(results)
         return pb.RescheduleResponse(results=map(_result, results))
 
@@ -340,7 +340,7 @@ class Reschedules:
     async def _reschedule(self, attempt: _Attempt) -> pb.MessageRescheduled:
         wanted = attempt.wanted
         subject, other = await asyncio.gather(
-            self._sights.find(wanted.named), self._sights.find(_at(wanted.named.id, attempt.to_ms))
+            self._finder.find(wanted.named), self._finder.find(_at(wanted.named.id, attempt.to_ms))
         )
         decision, moved_ms = await self._decide(attempt, subject, other.found)
         if decision is CancelDecision.TOO_LATE and not subject.found.copies:
@@ -365,7 +365,7 @@ class Reschedules:
         try:
             async with asyncio.timeout(WAIT_S):
                 while attempt.is_awaited:
-                    decided = await self._sights.decide(subject)
+                    decided = await self._finder.decide(subject)
                     decision = decided.decision
                     if decision is CancelDecision.RESCHEDULED:
                         return decided
@@ -383,7 +383,7 @@ class Reschedules:
                     now_ms = monotonic_ms()
                     if now_ms - looked_ms >= _LOOK_MS:
                         looked_ms = now_ms
-                        await self._sights.look_for_cancels(subject)
+                        await self._finder.look_for_cancels(subject)
         except TimeoutError:
             pass
         raise RequestRefusedError(
@@ -396,10 +396,10 @@ class Reschedules:
         Then the message is at the due that is asked for once more. No other message is: a due that
         an id has already is refused to a message with another one.
         """
-        there = await self._sights.find(_at(id_, due_ms))
+        there = await self._finder.find(_at(id_, due_ms))
         if not there.found.copies:
             return Decided(CancelDecision.TOO_LATE)
-        decided = await self._sights.decide(there)
+        decided = await self._finder.decide(there)
         is_pending = decided.decision in {CancelDecision.WRITE, CancelDecision.TOO_LATE}
         if is_pending and not there.found.cancels:
             return Decided(CancelDecision.RESCHEDULED, due_ms)
@@ -409,13 +409,13 @@ class Reschedules:
     async def _proposal(self, subject: Subject, to_ms: int, there: Found) -> RescheduleProposal:
         """Returns the proposal, unless it is known that it would not be decided."""
         self._check_releases()
-        if self._may_be_half(subject.key[1]) and await self._sights.is_half(subject):
+        if self._may_be_half(subject.key[1]) and await self._finder.is_half(subject):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
-        progress = self._sights.moment().progress
+        progress = self._finder.moment().progress
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
         await self._check_free(subject.reference.id, to_ms, there)
-        return RescheduleProposal(subject.key, to_ms, self._sights.place(subject.found))
+        return RescheduleProposal(subject.key, to_ms, self._finder.place(subject.found))
 
     def _may_be_half(self, due_ms: int) -> bool:
         """Whether a message is due so soon that it may be a half, by any two nodes' clocks."""
@@ -427,7 +427,7 @@ class Reschedules:
         if written is not None and written.to_ms == moved_ms:
             wheel, _ = written.copy  # nearly always: a node's status costs
         elif moved_ms == subject.key[1] or (open_ := self._view.status().heartbeat.open) is None:
-            wheel = self._sights.place(subject.found).wheel
+            wheel = self._finder.place(subject.found).wheel
         else:
             wheel = open_
         return f"{wheel}:{moved_ms // 1000}:{subject.reference.id.hex()}"
@@ -459,7 +459,7 @@ class Reschedules:
             if monotonic_ms() >= until_ms:
                 raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
             await self._next_change()
-            there = (await self._sights.find(_at(id_, to_ms))).found
+            there = (await self._finder.find(_at(id_, to_ms))).found
 
     async def _until_written(self, key: MessageKey, moved_ms: int) -> int:
         """Waits until the message can be found at its new due; the decision stands anyway.

@@ -153,8 +153,8 @@ class Together(Generic[_Asked, _Found]):
             self._looking = None
 
 
-class Sights:
-    """Examines messages until they are decided. For the event loop's thread."""
+class MessageFinder:
+    """Finds messages, and examines them until they are decided. For the event loop's thread."""
 
     def __init__(
         self, view: NodeView, queries: Queries, passing: Passing, places: AskedPlaces
