@@ -19,7 +19,7 @@ from delaywheel_replica.core.protocol.control import REMOVED, ControlState, Node
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
+from delaywheel_replica.core.protocol.status_files import KnownPeer, ServerStatus
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
 A1 = WheelId("a", 1)
@@ -40,7 +40,7 @@ def reported(
 def row(
     own: Heartbeat, *others: Heartbeat, now_ms: int, ago_ms: int = 0, **more: Any
 ) -> ServerStatus:
-    peers = {other.node: PeerSight(other, now_ms - ago_ms) for other in others}
+    peers = {other.node: KnownPeer(other, now_ms - ago_ms) for other in others}
     return ServerStatus(own, pid=1, monotonic_ms=now_ms, peers=peers, **more)
 
 

@@ -90,8 +90,8 @@ def test_no_answer_after_writing_is_ever_untrue(seqs: list[int]) -> None:
         real = truth((start, *run), cancels)
         for before, seen in pairwise((start, *run)):
             for known in (None, before):
-                sight = view(progress=seen, before=known, cancels=cancels)
-                decision = after_writing(sight)
+                found = view(progress=seen, before=known, cancels=cancels)
+                decision = after_writing(found)
                 decided.add(decision)
                 if decision is CancelDecision.CANCELLED:
                     assert real != "delivered", run
@@ -117,14 +117,14 @@ def test_a_decision_for_many_is_that_for_each() -> None:
             are_cancelled(dues_ms, progress),
         )
         for row, due_ms in enumerate(dues_ms.tolist()):
-            sight = view(due_ms=due_ms, now_ms=now_ms, progress=progress, complete=False)
+            found = view(due_ms=due_ms, now_ms=now_ms, progress=progress, complete=False)
             if written[row]:
-                assert before_writing(sight) is CancelDecision.WRITE
+                assert before_writing(found) is CancelDecision.WRITE
             if cancelled[row]:
-                sight.cancels = [Position(A1, progress.seq(A1), 0)]
-                assert after_writing(sight) is CancelDecision.CANCELLED
-                sight.confirmed = False
-                assert after_writing(sight) is CancelDecision.CONFIRM
+                found.cancels = [Position(A1, progress.seq(A1), 0)]
+                assert after_writing(found) is CancelDecision.CANCELLED
+                found.confirmed = False
+                assert after_writing(found) is CancelDecision.CONFIRM
         decided[0] += int(written.sum())
         decided[1] += int(cancelled.sum())
     assert all(decided)
@@ -185,10 +185,10 @@ def test_no_answer_is_untrue_when_w_was_set_back(seqs: list[int]) -> None:
         for before, seen in pairwise(run[1:]):
             for readable, known in product((True, False), (None, before)):
                 copies = [COPY] if readable else []
-                sight = view(
+                found = view(
                     progress=seen, before=known, cancels=cancels, copies=copies, readable=readable
                 )
-                decision = after_writing(sight)
+                decision = after_writing(found)
                 decided.add((readable, decision))
                 if decision is CancelDecision.CANCELLED:
                     assert real != "delivered", run
@@ -220,8 +220,8 @@ def test_no_answer_is_untrue_when_w_was_set_back(seqs: list[int]) -> None:
 def test_after_writing(
     counted: bool, progress: Progress | None, complete: bool, decision: CancelDecision
 ) -> None:
-    seen = view(progress=progress, cancels=[Position(A1, 1, 0)], complete=complete)
-    assert after_writing(seen) is decision
+    found = view(progress=progress, cancels=[Position(A1, 1, 0)], complete=complete)
+    assert after_writing(found) is decision
     assert not counted or decision in {CancelDecision.CANCELLED, CancelDecision.UNKNOWN}
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel_replica.core.leader.failure_detector import SILENT_MS, ages_ms, silent_nodes
-from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
+from delaywheel_replica.core.protocol.status_files import KnownPeer, ServerStatus
 from support.core.values import heartbeat
 
 NOW_MS = 1_000_000
@@ -20,7 +20,7 @@ def server(own: str, hearing: Hearing) -> ServerStatus:
         pid=1,
         monotonic_ms=NOW_MS,
         peers={
-            node: PeerSight(
+            node: KnownPeer(
                 heartbeat(node, heard=hearing.get(node)),
                 None if node not in hearing[own] else NOW_MS - hearing[own][node],
             )

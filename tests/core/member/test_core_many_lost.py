@@ -113,7 +113,7 @@ def given_up(node: Node, progress: Progress) -> ControlState:
     assert len(json.dumps(to_json(row))) < 3_000
     heartbeats = {
         "a": row.heartbeat,
-        **{peer: sight.heartbeat for peer, sight in row.peers.items()},
+        **{peer: known.heartbeat for peer, known in row.peers.items()},
     }
     situation = Situation(
         node.wall_ms, "a", heartbeats, row.answers, row.looked_for, row.lacks, in_term_ms=0

@@ -140,7 +140,7 @@ class Members(RuleBasedStateMachine):
         node.tick(10)
         status = node.status()
         heartbeats = {name: status.heartbeat} | {
-            n: sight.heartbeat for n, sight in status.peers.items()
+            n: known.heartbeat for n, known in status.peers.items()
         }
         state = self.control
         results = {

@@ -44,7 +44,7 @@ def test_a_beat_that_was_relayed_first_is_news_again_when_it_comes_directly() ->
     mine = reported("b", 5)
     assert hear(ears, "c", reported("c", 1), 0, mine)[1:] == [HeartbeatNews(mine, is_direct=False)]
     assert ears.direct("b") is None
-    assert ears.sights()["b"].heard_ms is None
+    assert ears.known_peers()["b"].heard_ms is None
     assert hear(ears, "b", mine, 1) == [HeartbeatNews(mine, is_direct=True)]
     assert ears.direct("b") is mine
 

@@ -189,7 +189,7 @@ def test_no_floor_that_a_peer_reports_deletes_anything(floor: int) -> None:
     status = node.status()
     assert status.heartbeat.floor is None
     now_slot = node.wall_ms // 1000
-    assert all((sight.heartbeat.floor or 0) < now_slot for sight in status.peers.values())
+    assert all((known.heartbeat.floor or 0) < now_slot for known in status.peers.values())
 
 
 def test_fences_for_wheels_that_nobody_knows_are_not_promised() -> None:

@@ -22,7 +22,7 @@ from delaywheel_replica.core.protocol.status_files import (
     SERVER_FRESH_MS,
     CleanerStatus,
     IngressStatus,
-    PeerSight,
+    KnownPeer,
     Role,
     ServerStatus,
 )
@@ -78,7 +78,7 @@ def test_rows_have_room_for_thousands_of_wheels(tmp_path: Path) -> None:
         wheel: WheelHeartbeat(10**9, 10**9, 10**10, 10**9, 10**9, 10**10) for wheel in wheels
     }
     reported_heartbeat = replace(heartbeat("a", open_=wheels[-1], wheels=reported), node=node)
-    others = {name: PeerSight(replace(reported_heartbeat, node=name), 1) for name in "bcd"}
+    others = {name: KnownPeer(replace(reported_heartbeat, node=name), 1) for name in "bcd"}
     server = ServerStatus(reported_heartbeat, 1, 1, others)
     RowWriter(tmp_path / "server.row").write(to_json(server))
     assert RowReader(tmp_path / "server.row", partial(from_json, ServerStatus)).read() == server

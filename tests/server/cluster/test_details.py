@@ -21,7 +21,7 @@ from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     FloorWait,
     IngressStatus,
-    PeerSight,
+    KnownPeer,
     Role,
     ServerStatus,
     Standstill,
@@ -137,7 +137,7 @@ def test_what_only_this_node_holds_is_counted_as_far_as_it_is_pending(data: Path
     own = heartbeat("a", wheels={wheel: wheel_heartbeat(3)})
     for of_b, messages in ((0, 2), (1, 2), (2, 1), (3, 0)):
         other = heartbeat("b", wheels={wheel: wheel_heartbeat(of_b)})
-        status = ServerStatus(own, 1, 50_000, peers={"b": PeerSight(other, None)})
+        status = ServerStatus(own, 1, 50_000, peers={"b": KnownPeer(other, None)})
         assert alone_messages(PosixDisk(), data, cleaner, status) == messages
 
 

@@ -19,7 +19,7 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat, LeaderTerm
 from delaywheel_replica.core.protocol.progress import MOST_AHEAD, Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
-    PeerSight,
+    KnownPeer,
     Role,
     ServerStatus,
 )
@@ -114,13 +114,11 @@ class Place:
         return self.cleaner.status
 
     def status(self) -> ServerStatus:
-        sights = {
-            node: PeerSight(reported, 50_000 - self.heard_ago_ms)
+        peers = {
+            node: KnownPeer(reported, 50_000 - self.heard_ago_ms)
             for node, reported in self.peers.items()
         }
-        return ServerStatus(
-            heartbeat("a", wheels={A1: wheel_heartbeat(7)}), 1, 50_000, peers=sights
-        )
+        return ServerStatus(heartbeat("a", wheels={A1: wheel_heartbeat(7)}), 1, 50_000, peers=peers)
 
     def states(self) -> dict[str, PeerState]:
         return {

@@ -13,7 +13,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.control import REMOVED, ControlState, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
-from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
+from delaywheel_replica.core.protocol.status_files import KnownPeer, ServerStatus
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.wheels.messages import BASE_SLOT, columns_of, message
@@ -35,7 +35,7 @@ def reported(
     in_sync: str = "a",
 ) -> pb.Replica:
     """The report of node a, which writes wheel a.1, about b's copy."""
-    peers = {} if other is None else {"b": PeerSight(other, NOW_MS - heard_ago_ms)}
+    peers = {} if other is None else {"b": KnownPeer(other, NOW_MS - heard_ago_ms)}
     status = ServerStatus(own, 1, NOW_MS, peers=peers)
     registered = {A1: record or wheel_record_of("a", "b")}
     control = replace(control or ControlState(), wheels=registered)

@@ -10,7 +10,7 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.core.protocol.heartbeat import LeaderTerm
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
-    PeerSight,
+    KnownPeer,
     Role,
     ServerStatus,
 )
@@ -33,7 +33,7 @@ def reasons(
     terms = {"a": LeaderTerm(7, halves_objection=objection) if is_leader else None}
     terms["b"] = None if is_leader else LeaderTerm(7, halves_objection=objection)
     own, other = (replace(heartbeat(node), term=term) for node, term in terms.items())
-    status = ServerStatus(own, 1, NOW_MS, peers={"b": PeerSight(other, NOW_MS - 100)})
+    status = ServerStatus(own, 1, NOW_MS, peers={"b": KnownPeer(other, NOW_MS - 100)})
     cleaner = CleanerView(CleanerStatus("a", "boot", 1, 0, 0, Role.STANDBY, needs=needs))
     view = node_view(lambda: status, cleaner=cleaner)
     refusals = HalvesRefusals(view, are_wanted=are_wanted)

@@ -13,7 +13,7 @@ from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
-    PeerSight,
+    KnownPeer,
     Role,
     ServerStatus,
 )
@@ -43,8 +43,10 @@ def heartbeat_of(node: str, storage: str | None = None, **wheels: WheelHeartbeat
 
 
 def status_of(own: Heartbeat, *peers: Heartbeat, heard_ago_ms: int = 0) -> ServerStatus:
-    sights = {heartbeat.node: PeerSight(heartbeat, NOW_MS - heard_ago_ms) for heartbeat in peers}
-    return ServerStatus(own, 1, NOW_MS, peers=sights)
+    known_peers = {
+        heartbeat.node: KnownPeer(heartbeat, NOW_MS - heard_ago_ms) for heartbeat in peers
+    }
+    return ServerStatus(own, 1, NOW_MS, peers=known_peers)
 
 
 def cleaner_of(records: dict[WheelId, int | None], **changes: object) -> CleanerStatus:

@@ -15,7 +15,7 @@ from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as rpc
 from delaywheel_replica.core.protocol.heartbeat import LeaderTerm
-from delaywheel_replica.core.protocol.status_files import PeerSight, ServerStatus
+from delaywheel_replica.core.protocol.status_files import KnownPeer, ServerStatus
 from delaywheel_replica.peers.states import (
     Connection,
     PeerReason,
@@ -149,7 +149,7 @@ def view_of(
     """Node n1, which hears n2."""
     term = LeaderTerm(7) if leads else None
     reported = replace(heartbeat("n2"), term=term, complete=is_complete)
-    other = PeerSight(reported, NOW_MS - heard_ago_ms)
+    other = KnownPeer(reported, NOW_MS - heard_ago_ms)
     status = ServerStatus(heartbeat("n1"), 1, NOW_MS, peers={"n2": other})
     state = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", client_address=address)
     return node_view(lambda: status, peers=lambda: {"n2": state})

@@ -197,8 +197,8 @@ def test_wheels_watermark_and_peers() -> None:
 
 def test_a_peer_that_has_nothing_of_the_open_wheel_is_behind_by_all_of_it() -> None:
     status = server_status()
-    for sight in status.peers.values():
-        sight.heartbeat.wheels.clear()  # type: ignore[attr-defined]  # a dict, for tests
+    for known in status.peers.values():
+        known.heartbeat.wheels.clear()  # type: ignore[attr-defined]  # a dict, for tests
     assert labelled(scrape(server=status), "peer_lag_frames") == {("b",): 20}
     assert labelled(scrape(server=status), "mirror_lag_frames") == {}
 

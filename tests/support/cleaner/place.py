@@ -22,7 +22,7 @@ from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
-from delaywheel_replica.core.protocol.status_files import PeerSight, Role, ServerStatus
+from delaywheel_replica.core.protocol.status_files import KnownPeer, Role, ServerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
 from sim.kafka.ports import SimKafkaClient
@@ -169,7 +169,7 @@ class Place:
             pid=1,
             monotonic_ms=now_ms,
             peers={
-                node: PeerSight(replace(self.heartbeats[node], wall_ms=wall_ms), heard_ms)
+                node: KnownPeer(replace(self.heartbeats[node], wall_ms=wall_ms), heard_ms)
                 for node, heard_ms in sorted(self._heard_ms.items())
             },
             leader_heard_ms=now_ms if self.hears_leader else None,

@@ -22,7 +22,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress, Reache
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     FloorWait,
-    PeerSight,
+    KnownPeer,
     PrevoteRequest,
     Role,
     ServerStatus,
@@ -113,7 +113,7 @@ server_statuses = st.builds(
     pid=st.integers(1, 99),
     monotonic_ms=times_ms,
     peers=st.dictionaries(
-        node_ids, st.builds(PeerSight, heartbeats, st.none() | times_ms), max_size=2
+        node_ids, st.builds(KnownPeer, heartbeats, st.none() | times_ms), max_size=2
     ),
     leader_heard_ms=st.none() | times_ms,
     answers=st.lists(answers, max_size=2).map(tuple),

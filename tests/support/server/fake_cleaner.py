@@ -272,7 +272,7 @@ class FakeCleaner:
 
     def _register_all(self, status: ServerStatus) -> None:
         """Waits until all are received."""
-        heartbeats = [status.heartbeat, *(sight.heartbeat for sight in status.peers.values())]
+        heartbeats = [status.heartbeat, *(known.heartbeat for known in status.peers.values())]
         if len(heartbeats) == self.nodes:
             self.members = {heartbeat.node: heartbeat.storage for heartbeat in heartbeats}
             for heartbeat in heartbeats:

@@ -21,7 +21,7 @@ from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     IngressStatus,
-    PeerSight,
+    KnownPeer,
     Role,
     ServerStatus,
     UnansweredHalves,
@@ -79,7 +79,7 @@ def server_status() -> ServerStatus:
         "b", open_=B1, spare=B2, wheels={A2: wheel_heartbeat(18), B1: wheel_heartbeat(9)}
     )
     return ServerStatus(
-        own, 1, MONOTONIC_MS - 100, peers={"b": PeerSight(other, MONOTONIC_MS - 1_000)}
+        own, 1, MONOTONIC_MS - 100, peers={"b": KnownPeer(other, MONOTONIC_MS - 1_000)}
     )
 
 

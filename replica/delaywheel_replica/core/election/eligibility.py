@@ -58,9 +58,9 @@ BROKER_CLOCK_MS = 60_000
 def heard_heartbeats(server: ServerStatus, now_ms: int) -> dict[str, Heartbeat]:
     """Returns the newest heartbeats of the other nodes that are heard directly."""
     return {
-        node: sight.heartbeat
-        for node, sight in sorted(server.peers.items())
-        if sight.heard_ms is not None and now_ms - sight.heard_ms < HEARD_MS
+        node: known.heartbeat
+        for node, known in sorted(server.peers.items())
+        if known.heard_ms is not None and now_ms - known.heard_ms < HEARD_MS
     }
 
 

@@ -67,9 +67,9 @@ def _heard_by(server: ServerStatus, node: str, now_ms: int) -> dict[str, int]:
     """Returns the nodes that a node heard directly, with how long before its newest heartbeat."""
     if node == server.heartbeat.node:
         return {
-            peer: max(0, now_ms - sight.heard_ms)
-            for peer, sight in server.peers.items()
-            if sight.heard_ms is not None
+            peer: max(0, now_ms - known.heard_ms)
+            for peer, known in server.peers.items()
+            if known.heard_ms is not None
         }
-    sight = server.peers.get(node)
-    return {} if sight is None else {peer: h.ago_ms for peer, h in sight.heartbeat.heard.items()}
+    known = server.peers.get(node)
+    return {} if known is None else {peer: h.ago_ms for peer, h in known.heartbeat.heard.items()}

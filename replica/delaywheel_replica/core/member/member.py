@@ -204,7 +204,7 @@ class Member:
             heartbeat=self._own_heartbeat.heartbeat(),
             pid=pid,
             monotonic_ms=now_ms,
-            peers=self._hearing.sights(),
+            peers=self._hearing.known_peers(),
             leader_heard_ms=self._prevote.leader_heard_ms,
             answers=(*own_answers, *self._fencing.answers()),
             votes=self._prevote.votes,

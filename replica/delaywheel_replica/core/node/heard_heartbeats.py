@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from delaywheel_replica.core.node.events import MemberConfig
 from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat
 from delaywheel_replica.core.protocol.messages import Gossip
-from delaywheel_replica.core.protocol.status_files import PeerSight
+from delaywheel_replica.core.protocol.status_files import KnownPeer
 
 HEARD_MS = 1_000
 """A node that sent nothing directly for this long is not heard."""
@@ -147,10 +147,10 @@ class HeardHeartbeats:
             and peer.heard_ms is not None
         }
 
-    def sights(self) -> dict[str, PeerSight]:
+    def known_peers(self) -> dict[str, KnownPeer]:
         """Returns what is known of each other node, for the status."""
         return {
-            node: PeerSight(peer.newest, peer.heard_ms)
+            node: KnownPeer(peer.newest, peer.heard_ms)
             for node in self.others
             if (peer := self._peers.get(node)) is not None
         }

@@ -49,7 +49,7 @@ class PrevoteRequest(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PeerSight:
+class KnownPeer:
     """What is known of another node.
 
     Attributes:
@@ -87,7 +87,7 @@ class ServerStatus:
     heartbeat: Heartbeat
     pid: int
     monotonic_ms: int
-    peers: Mapping[str, PeerSight] = field(default_factory=dict)
+    peers: Mapping[str, KnownPeer] = field(default_factory=dict)
     leader_heard_ms: int | None = None
     answers: tuple[FenceAnswer, ...] = ()
     votes: frozenset[str] = frozenset()
@@ -99,7 +99,7 @@ class ServerStatus:
     @property
     def heartbeats(self) -> dict[str, Heartbeat]:
         """The newest heartbeat of each node heard since this one started, including its own."""
-        others = {node: sight.heartbeat for node, sight in self.peers.items()}
+        others = {node: known.heartbeat for node, known in self.peers.items()}
         return {**others, self.heartbeat.node: self.heartbeat}
 
     def is_fresh(self, now_monotonic_ms: int) -> bool:

@@ -42,8 +42,8 @@ _PIECES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Sight:
-    """What is known of one node.
+class _KnownMember:
+    """What is known of a node that may be a member.
 
     Attributes:
         heartbeat: Its newest.
@@ -66,19 +66,19 @@ def replicas_of(
         status: The status of this node's server.
         in_sync: The members that the node's open wheel waits for; none: it has none.
     """
-    sights = _sights(status)
+    known_members = _known_members(status)
     found = {}
     for wheel, record in control.wheels.items():
         waited_for = in_sync if wheel == status.heartbeat.open and in_sync else None
-        looks = _Looks(control, wheel, record, sights, waited_for)
+        looks = _Looks(control, wheel, record, known_members, waited_for)
         found[wheel] = [looks.at(node) for node in sorted(record.members)]
     return found
 
 
-def _sights(status: ServerStatus) -> dict[str, _Sight]:
+def _known_members(status: ServerStatus) -> dict[str, _KnownMember]:
     heard, ages = heartbeats_heard(status), ages_ms(status, status.monotonic_ms)
     return {
-        node: _Sight(heartbeat, ages[node], node in heard)
+        node: _KnownMember(heartbeat, ages[node], node in heard)
         for node, heartbeat in status.heartbeats.items()
         if node in ages
     }
@@ -92,17 +92,17 @@ class _Looks:
         control: ControlState,
         wheel: WheelId,
         record: WheelRecord,
-        sights: Mapping[str, _Sight],
+        known_members: Mapping[str, _KnownMember],
         waited_for: Collection[str] | None,
     ) -> None:
         self._control = control
         self._wheel = wheel
         self._record = record
-        self._sights = sights
+        self._known_members = known_members
         self._waited_for = waited_for
         self._holders = control.holders(record)
         reported = [
-            s.heartbeat.wheels[wheel] for s in sights.values() if wheel in s.heartbeat.wheels
+            s.heartbeat.wheels[wheel] for s in known_members.values() if wheel in s.heartbeat.wheels
         ]
         ends = [max(heartbeat.applied, heartbeat.high_watermark) for heartbeat in reported]
         self._end = max(ends, default=0) if record.closed_at is None else record.closed_at
@@ -110,30 +110,30 @@ class _Looks:
     def at(self, node: str) -> pb.Replica:
         """Returns the state of one member."""
         replica = pb.Replica(node=node)
-        sight = self._sights.get(node)
-        has_folder = sight is not None and sight.heartbeat.storage == self._holders.get(node)
-        if sight is not None:
-            replica.told_ago_ms = sight.reported_ago_ms
+        known = self._known_members.get(node)
+        has_folder = known is not None and known.heartbeat.storage == self._holders.get(node)
+        if known is not None:
+            replica.told_ago_ms = known.reported_ago_ms
         if node not in self._holders:
             replica.state = pb.REPLICA_STATE_GONE
             return replica
-        if sight is None or not has_folder:
+        if known is None or not has_folder:
             replica.state = pb.REPLICA_STATE_AWAY
             return replica
-        held = min(held_prefix(self._control, self._wheel, sight.heartbeat), self._end)
+        held = min(held_prefix(self._control, self._wheel, known.heartbeat), self._end)
         replica.held_seq, replica.lag_frames = held, self._end - held
         if not replica.lag_frames:
             replica.lag_ms = 0
-        replica.state = self._state(node, sight, lags=held < self._end)
+        replica.state = self._state(node, known, lags=held < self._end)
         return replica
 
-    def _state(self, node: str, sight: _Sight, *, lags: bool) -> pb.ReplicaState.ValueType:
-        if not sight.is_heard:
+    def _state(self, node: str, known: _KnownMember, *, lags: bool) -> pb.ReplicaState.ValueType:
+        if not known.is_heard:
             return pb.REPLICA_STATE_AWAY
         if not lags if self._waited_for is None else node in self._waited_for:
             return pb.REPLICA_STATE_IN_SYNC
-        reported = sight.heartbeat.wheels.get(self._wheel)
-        if lags and (not sight.heartbeat.complete or (reported is not None and reported.missing)):
+        reported = known.heartbeat.wheels.get(self._wheel)
+        if lags and (not known.heartbeat.complete or (reported is not None and reported.missing)):
             return pb.REPLICA_STATE_INCOMPLETE
         return pb.REPLICA_STATE_BEHIND
 

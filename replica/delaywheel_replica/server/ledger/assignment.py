@@ -143,8 +143,8 @@ def _is_lost(
     node = wheel.node
     if node not in cleaner.control.remaining(record):
         return True
-    sight = status.peers.get(node)
-    if sight is not None and sight.heartbeat.storage != record.members[node]:
+    known = status.peers.get(node)
+    if known is not None and known.heartbeat.storage != record.members[node]:
         return True
     age_ms = ages_ms(status, status.monotonic_ms).get(node, heard_for_ms)
     return min(age_ms, heard_for_ms) >= LOST_MS

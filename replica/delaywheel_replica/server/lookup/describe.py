@@ -115,7 +115,7 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
 
 def _newest(wheel: WheelId, status: ServerStatus, *, of_all: bool) -> WheelHeartbeat:
     """Returns the best-informed report of a wheel: its origin's, or that of the best holder."""
-    others = [sight.heartbeat for sight in status.peers.values()] if of_all else []
+    others = [known.heartbeat for known in status.peers.values()] if of_all else []
     heartbeats = [status.heartbeat, *others]
     reported = [heartbeat.wheels[wheel] for heartbeat in heartbeats if wheel in heartbeat.wheels]
     nothing = WheelHeartbeat(0, 0, 0, 0, 0, -1)

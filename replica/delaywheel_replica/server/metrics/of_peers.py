@@ -45,8 +45,8 @@ def _peer_lags(scrape: Scrape) -> Values:
     if reported is None or server is None or server.heartbeat.open is None:
         return []
     lags = {}
-    for peer, sight in server.peers.items():
-        theirs = sight.heartbeat.wheels.get(server.heartbeat.open)
+    for peer, known in server.peers.items():
+        theirs = known.heartbeat.wheels.get(server.heartbeat.open)
         lags[peer] = reported.applied - (
             0 if theirs is None else min(theirs.prefix, reported.applied)
         )
@@ -59,7 +59,7 @@ def _mirror_lags(scrape: Scrape) -> Values:
     if server is None:
         return []
     return by_label(
-        {peer: _behind(server.heartbeat, sight.heartbeat) for peer, sight in server.peers.items()}
+        {peer: _behind(server.heartbeat, known.heartbeat) for peer, known in server.peers.items()}
     )
 
 
@@ -76,9 +76,9 @@ def _heard_ages(scrape: Scrape) -> Values:
     return by_label(
         {
             peer: None
-            if sight.heard_ms is None
-            else max(0, scrape.monotonic_ms - sight.heard_ms) / 1e3
-            for peer, sight in scrape.server.peers.items()
+            if known.heard_ms is None
+            else max(0, scrape.monotonic_ms - known.heard_ms) / 1e3
+            for peer, known in scrape.server.peers.items()
         }
     )
 
