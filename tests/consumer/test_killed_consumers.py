@@ -40,7 +40,7 @@ SHORT_SESSIONS = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000"}
 RATE = 25
 KEYS = 50
 EVERY_S = 5.0
-"""How often a topic is made anew."""
+"""How often a topic is recreated."""
 PARTITIONS = 3
 PATIENCE_S = float(os.environ.get("DELAYWHEEL_DRILL_PATIENCE_S", "120"))
 
@@ -166,7 +166,7 @@ def check_writes(kafka: KafkaBroker, plan: Plan, sent: int) -> None:
 
 
 class Remaking:
-    """Deletes a topic again and again, and makes it anew.
+    """Deletes a topic again and again, and recreates it.
 
     Every second time its group has passed all of it before. A consumer that starts while there is
     no topic stops, and is started again.
@@ -205,7 +205,7 @@ class Remaking:
 
 
 @pytest.mark.timeout(DRILL_S + 6 * PATIENCE_S)
-def test_records_of_a_topic_that_is_made_anew_are_handled(
+def test_records_of_a_topic_that_is_recreated_are_handled(
     kafka: KafkaBroker, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = make_plan(kafka, cluster, tmp_path, ordered=False)
@@ -241,7 +241,7 @@ def test_records_of_a_topic_that_is_made_anew_are_handled(
     assert all(plan.dies(number) for number in dead)
     handled = Path(plan.handled).read_bytes().splitlines()
     again = len(handled) - len(set(handled))
-    reported = f"{sent} messages, {kills} kills, made anew {len(remaking.is_whole)} times"
+    reported = f"{sent} messages, {kills} kills, recreated {len(remaking.is_whole)} times"
     with capsys.disabled():
         print(f"\n{reported}; {again} handler calls more than the plan's")  # noqa: T201
     assert len(remaking.is_whole) >= DRILL_S // EVERY_S // 2

@@ -158,7 +158,7 @@ def test_failed_installation_is_said_and_tried_again(tree: Tree) -> None:
     assert tree.installs == 1
 
 
-def test_environment_of_another_folder_is_made_anew(tree: Tree, tmp_path: Path) -> None:
+def test_environment_of_another_folder_is_recreated(tree: Tree, tmp_path: Path) -> None:
     tree.source()
     shutil.copytree(tree.folder, tmp_path / "copy", symlinks=True)
     copy = Tree.__new__(Tree)

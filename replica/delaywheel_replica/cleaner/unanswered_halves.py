@@ -16,10 +16,10 @@ all if the letters cannot be read.
 
 Leaders write letters, and operators, who replay those that were dead letters. So where none waits,
 and this leader has written none for two looks that saw the end of the topic, it rests: there is no
-client, and for `REST_LOOKS` nothing is asked of Kafka. A new term is looked at anew, as another node
+client, and for `REST_LOOKS` nothing is asked of Kafka. A new term is looked at again, as another node
 may have led in between.
 
-A topic that was made anew has other letters at the same offsets: what was known of the former one is
+A topic that was recreated has other letters at the same offsets: what was known of the former one is
 forgotten, and so it is where there is none. Its letters went with it.
 
 How far a group has read only a client of that group can ask safely (decision 137). It is kept while

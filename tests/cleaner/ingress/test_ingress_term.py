@@ -453,7 +453,7 @@ def test_a_transaction_without_room_is_not_a_full_one(
     assert not planned.taken.is_full
 
 
-def test_a_broken_hand_over_is_made_anew_and_nothing_of_it_goes_directly(site: Site) -> None:
+def test_a_broken_hand_over_is_recreated_and_nothing_of_it_goes_directly(site: Site) -> None:
     site.topics.send(*asked(2_000))
     site.run_once()
     first = site.server
@@ -611,7 +611,7 @@ def test_what_kafka_deleted_is_reported(site: Site) -> None:
     assert site.forwarder.counters["ingress_deleted"] == 2
 
 
-def test_a_topic_that_is_made_anew_begins_anew(site: Site) -> None:
+def test_a_topic_that_is_recreated_begins_anew(site: Site) -> None:
     site.topics.send(*asked(5_000))
     site.topics.send(*asked())
     site.run_once()

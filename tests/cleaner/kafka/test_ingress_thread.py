@@ -99,7 +99,7 @@ def test_a_partition_that_is_cut_off_is_reported(
     reader.close()
 
 
-def test_nothing_is_read_of_a_topic_that_was_made_anew(
+def test_nothing_is_read_of_a_topic_that_was_recreated(
     kafka: KafkaBroker, settings: KafkaSettings, topic: str
 ) -> None:
     former = topic_ids(AdminClient(settings.admin()), [topic])

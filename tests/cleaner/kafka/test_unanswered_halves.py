@@ -119,7 +119,7 @@ def test_what_a_group_has_not_read_waits_and_what_it_has_read_does_not(
     assert found() == [], "another node leads"
 
 
-def test_a_topic_that_is_made_anew_has_other_letters(kafka: KafkaBroker, letters: Letters) -> None:
+def test_a_topic_that_is_recreated_has_other_letters(kafka: KafkaBroker, letters: Letters) -> None:
     """At offsets that were read in the former one, and that nobody waits for any more."""
     counting, admin = letters.counting(), AdminClient({**letters.client})
     create_topic(kafka.address, letters.topic)

@@ -45,7 +45,7 @@ class LongTopic:
     def read_to_end(self, timeout_s: float) -> list[StoredRecord]:
         del timeout_s
         if self.fails:
-            raise ControlUnreadable("it was made anew")
+            raise ControlUnreadable("it was recreated")
         end = self.position + self._at_once
         self._unread += self._records[self.position : end]
         self.position = min(end, len(self._records))

@@ -41,7 +41,7 @@ def send(kafka: FakeKafka, name: str, count: int, *, partition: int = 0) -> list
 
 @pytest.mark.parametrize("anew", [5, 20, 50])
 @pytest.mark.parametrize("meets", ["while it reads", "when it is assigned"])
-def test_a_topic_that_was_made_anew_is_read_from_its_beginning(anew: int, meets: str) -> None:
+def test_a_topic_that_was_recreated_is_read_from_its_beginning(anew: int, meets: str) -> None:
     kafka = FakeKafka(partitions=1)
     consumer = start(kafka)
     assert len(send(kafka, "old", 20)) == len(handle(consumer))
@@ -59,7 +59,7 @@ def test_a_topic_that_was_made_anew_is_read_from_its_beginning(anew: int, meets:
     assert handle(consumer) == []
 
 
-def test_no_record_of_a_topic_that_was_made_anew_has_two_outcomes() -> None:
+def test_no_record_of_a_topic_that_was_recreated_has_two_outcomes() -> None:
     kafka = FakeKafka(partitions=1)
     consumer = start(kafka)
     assert len(send(kafka, "old", 5)) == len(handle(consumer))

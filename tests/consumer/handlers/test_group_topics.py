@@ -190,7 +190,7 @@ def test_several_members_keep_the_order_in_all_topics_of_a_pattern(
 
 
 @pytest.mark.kafka
-def test_a_named_topic_whose_absence_was_seen_is_read_once_it_is_made_anew(
+def test_a_named_topic_whose_absence_was_seen_is_read_once_it_is_recreated(
     kafka: KafkaBroker, cluster: str, orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client's own settings would let it look again after five minutes."""

@@ -87,7 +87,7 @@ def test_what_a_former_topic_announced_is_reported_once() -> None:
     assert term.plan(NOW, room=9) == TermStep()
 
 
-def test_a_topic_made_anew_may_have_fewer_partitions() -> None:
+def test_a_topic_recreated_may_have_fewer_partitions() -> None:
     """Announced records of the former topic are reported, and hold up nothing."""
     announced = IngressRecord("id", 7, SeqSet.of([8]))
     term = IngressTerm({AT: announced, THIRD: announced}, RULES)

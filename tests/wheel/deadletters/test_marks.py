@@ -54,7 +54,7 @@ def test_what_was_marked_is_known_again(
     assert not marks.obsolete
 
 
-def test_marks_of_a_topic_that_was_made_anew_or_of_deleted_letters_are_obsolete() -> None:
+def test_marks_of_a_topic_that_was_recreated_or_of_deleted_letters_are_obsolete() -> None:
     marks = Marks(ID, {0: 10})
     (old,) = make_marks("other", [LetterPlace(0, 20)], LetterState.REPLAYED, at_ms=1, to=None)
     (gone,) = make_marks(

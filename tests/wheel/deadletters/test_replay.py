@@ -202,7 +202,7 @@ def test_by_time_only_what_lies_there_is_read(letters: Letters) -> None:
         assert [each.value for each, _ in dead.letters(Selection(to_ms=base_ms + 1))] == [b"0"]
 
 
-def test_a_topic_that_is_made_anew_has_no_marks(letters: Letters) -> None:
+def test_a_topic_that_is_recreated_has_no_marks(letters: Letters) -> None:
     letters.write(4)
     with letters.open() as dead:
         assert dead.replay(Selection()).done == 4
@@ -279,7 +279,7 @@ def test_a_letter_without_its_value_is_made_whole_or_refused(letters: Letters) -
     for number, (place, timestamp, omitted) in enumerate(
         (
             (f"{source}/0/0", b"77000", b"value,headers,key"),
-            (f"{source}/0/0", b"78000", b"value"),  # the topic was made anew since
+            (f"{source}/0/0", b"78000", b"value"),  # the topic was recreated since
             (f"{source}/0/9", b"77000", b"value"),
             ("nowhere/0/0", b"77000", b"value"),
             ("?", b"77000", b"value"),

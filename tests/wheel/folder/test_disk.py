@@ -125,7 +125,7 @@ def test_a_mapped_array_is_shared(place: Place) -> None:
     assert file.size() == 80
     file.close()
     again = disk.map_array(data / "array", dtype, 5, writable=True)
-    assert again.tolist() == [0] * 5, "made anew"
+    assert again.tolist() == [0] * 5, "recreated"
 
 
 def test_a_mapped_array_lies_on_no_medium(tmp_path: Path) -> None:

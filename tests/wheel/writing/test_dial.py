@@ -98,7 +98,7 @@ def test_a_floor_further_on_than_the_dial_is_long_empties_it() -> None:
     assert len(DialView(disk, DATA).rows()) == 0
 
 
-def test_a_dial_of_another_size_is_made_anew() -> None:
+def test_a_dial_of_another_size_is_recreated() -> None:
     disk = SimulatedDisk()
     append(new_wheel(disk, DATA, dial=Dial(disk, DATA, 10)), [message(1)])
     Dial(disk, DATA, 20)

@@ -101,7 +101,7 @@ class Counts:
         failed_commits: Transactions that failed, or may have.
         produced: Records that handlers have written beside the outcomes of theirs.
         restarts: Partitions that were read from their beginning since their offsets went back: the
-            topic was made anew, or has lost its end.
+            topic was recreated, or has lost its end.
     """
 
     done: int = 0
@@ -435,7 +435,7 @@ class Book:
         return in_hand
 
     def going_back(self, fetched: Iterable[FetchedRecords]) -> set[Partition]:
-        """Returns partitions of which a record lies before what was read: they begin anew."""
+        """Returns partitions of which a record lies before what was read: they begin again."""
         found: set[Partition] = set()
         positions: dict[Partition, int] = {}
         for one in fetched:

@@ -70,7 +70,7 @@ class GroupOptions(TypedDict, total=False):
         retry_topic: The name of the group's topic of retries, and how it is created: `GroupTopic`.
         dead_topic: The same for dead letters.
         events: What the program does when something happens: `ConsumerEvents`.
-        rebalances: How the group gives partitions out. `eager`: all are given up and assigned anew
+        rebalances: How the group gives partitions out. `eager`: all are given up and reassigned
             (Kafka's classic protocol, `range`). `cooperative`: only those that move are given up
             (classic, `cooperative-sticky`). `consumer`: so do they, and the broker decides
             (KIP-848, Kafka 4). All members of a group need the same; `ordered` needs `eager`,

@@ -82,7 +82,7 @@ class Origins:
 
 
 def _is_of(message: Message, origin: Origin) -> bool:
-    """Whether a record is the one that the letter is of: a topic may have been made anew."""
+    """Whether a record is the one that the letter is of: a topic may have been recreated."""
     kind, timestamp_ms = message.timestamp()
     return origin.timestamp_ms is None or kind == 0 or timestamp_ms == origin.timestamp_ms
 

@@ -123,7 +123,7 @@ class Spending:
         return rates
 
     def _forget(self, now_s: float) -> None:
-        """Drops those that count for nothing; if there are none, all begin anew."""
+        """Drops those that count for nothing; if there are none, all begin again."""
         self._rates = {
             name: rates
             for name, rates in self._rates.items()

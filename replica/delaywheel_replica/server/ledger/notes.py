@@ -6,7 +6,7 @@ For each wheel that this node has files of:
 
 - up to where its files and gaps are in place, so that names are looked for no further back;
 - up to where any node reported it as published or given up: the floor waits for these reports, and
-  nodes that are all started anew would remember none of them;
+  nodes that are all restarted would remember none of them;
 - a gap that was decided while the place was away. That decision is durable before it is reported:
   from then on the frames may be deleted.
 

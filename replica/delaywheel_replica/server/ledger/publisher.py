@@ -488,7 +488,7 @@ class Books:
         return found
 
     def _remind(self) -> None:
-        """Reports again what was reported before nodes were started anew."""
+        """Reports again what was reported before nodes were restarted."""
         reported = self._member.reported()
         for wheel, seq in self._notes.reported.items():
             if seq > reported.get(wheel, seq):

@@ -514,7 +514,7 @@ class Store:
             raise failure
 
     def _registered(self, wheel: WheelId, record: WheelRecord) -> WheelMeta:
-        """Returns the identity of a wheel from the control topic; its frames are examined anew."""
+        """Returns the identity of a wheel from the control topic; its frames are examined again."""
         return WheelMeta(
             wheel,
             record.members,

@@ -60,7 +60,7 @@ class Commits:
         self._refused: tuple[Settlement, Mapping[str, int]] | None = None
         self._confirmed: tuple[int, AbstractSet[str]] = (0, frozenset())
         self.is_outdated = False
-        """Whether a topic was made anew: what is settled cannot be told from what is gone."""
+        """Whether a topic was recreated: what is settled cannot be told from what is gone."""
         self.last_s = 0.0
         self.next_s = 0.0
 
@@ -236,7 +236,7 @@ class Commits:
     def _is_confirmed(self) -> bool:
         """Whether what was fetched is of the topics that its offsets are to be committed for.
 
-        The client goes on in a topic that is made anew, at the old offset. Committed for the old
+        The client goes on in a topic that is recreated, at the old offset. Committed for the old
         one, its records would be read from the beginning once more, and have two outcomes.
         """
         self.is_outdated = False

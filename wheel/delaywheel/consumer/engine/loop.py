@@ -36,7 +36,7 @@ _FETCH_S = 0.1
 _FETCH_BESIDE_SUSPECTS_S = 0.005
 """Each of them waits for the commit of the one before."""
 _LOOK_S = 5.0
-"""How long a topic that was made anew may be read at the old offsets, and how soon one is seen that
+"""How long a topic that was recreated may be read at the old offsets, and how soon one is seen that
 a pattern matches."""
 
 
@@ -324,7 +324,7 @@ class Engine:
             self._state.notify()
 
     def _look(self) -> None:
-        """Looks for troubles, and begins anew in topics that were made anew.
+        """Looks for troubles, and begins again in topics that were recreated.
 
         The client would go on in them at the old offsets.
         """

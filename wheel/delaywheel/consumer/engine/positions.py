@@ -44,7 +44,7 @@ class Positions:
         self._begun_with: dict[str, int] = {}
 
     def are_of_other_topics(self, topics: Mapping[str, ConsumedTopic]) -> bool:
-        """Whether one of our topics was made, or made anew, since its positions were found."""
+        """Whether one of our topics was created, or recreated, since its positions were found."""
         return any(
             one.topic not in self._topics or _is_another(self._topics[one.topic], topics[one.topic])
             for one in self._state.ours
@@ -94,7 +94,7 @@ class Positions:
                 continue
             why = None
             if _is_another(ConsumedTopic(passed.topic_id, 0), topics.get(partition.topic)):
-                why = "the topic was made anew"
+                why = "the topic was recreated"
             elif passed.offset > ends[partition]:
                 why = f"it ends at {ends[partition]}"
             elif partition in went_back:
@@ -104,7 +104,7 @@ class Positions:
                 positions[partition] = None
                 self._state.book.counts.restarts += 1
         kept = set()
-        if self._broker.is_incremental:  # others of our partitions are not found anew
+        if self._broker.is_incremental:  # others of our partitions are not found again
             kept = {one.topic for one in set(self._state.ours) - set(partitions)}
         self._topics = {
             **{name: one for name, one in topics.items() if name not in kept},
@@ -172,5 +172,5 @@ class Positions:
 
 
 def _is_another(before: ConsumedTopic | None, now: ConsumedTopic | None) -> bool:
-    """Whether a topic was deleted and made anew; not if Kafka does not say its id."""
+    """Whether a topic was deleted and recreated; not if Kafka does not say its id."""
     return before is not None and now is not None and "" != before.id != now.id != ""

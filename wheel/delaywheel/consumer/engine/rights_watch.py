@@ -13,7 +13,7 @@
 | then | what was withheld |
 |---|---|
 | the right is there again | goes on where it stood: what is held is kept |
-| the topic could not even be described: the client has dropped it | is assigned anew |
+| the topic could not even be described: the client has dropped it | is reassigned |
 
 The trouble ends at the first look at which no right is missing, if nothing was refused since the
 look before, and no transaction since the last one that was committed.

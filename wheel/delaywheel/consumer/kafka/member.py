@@ -83,7 +83,7 @@ from delaywheel.transactional import OpenTransactionWatch, transactional
 _LOG = logging.getLogger("delaywheel.consumer")
 
 TOPICS_EVERY_MS: Final = 10_000
-"""How often the client looks for topics that were made anew, and for new partitions.
+"""How often the client looks for topics that were recreated, and for new partitions.
 
 Its own five minutes are how long a group reads nothing of a topic whose absence it has seen.
 """

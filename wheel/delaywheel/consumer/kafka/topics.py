@@ -112,7 +112,7 @@ def first_since(admin: AdminClient, at: Partition, since_ms: int) -> int:
 def _offsets(admin: AdminClient, wanted: Mapping[Partition, OffsetSpec]) -> dict[Partition, int]:
     """Returns the offsets that are asked for.
 
-    When a partition's leader was elected anew, `list_offsets` asks with the former epoch, and is
+    When a partition's leader was elected again, `list_offsets` asks with the former epoch, and is
     refused, until the client's metadata is a quarter of an hour old. So what is refused is asked
     again once the client has looked.
     """

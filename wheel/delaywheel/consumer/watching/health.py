@@ -3,7 +3,7 @@
 | trouble | begins | ends |
 |---|---|---|
 | KAFKA_AWAY | a question is not answered | it is answered |
-| COMMIT_FAILED | a transaction is not committed | one is, or the partitions are assigned anew |
+| COMMIT_FAILED | a transaction is not committed | one is, or the partitions are reassigned |
 | NO_TOPIC | a topic is deleted, or a pattern matches none | it is there, or one |
 | TOPIC_UNREAD | the group's topics for one that a pattern matches are refused | they are not |
 |   | refused, or it is gone |

@@ -363,7 +363,7 @@ class SegmentTops:
                 durable when this returns.
             undeletable: What could not be deleted before.
         """
-        # Listed anew each time: meanwhile the wheel may have been cut, and what was last be gone.
+        # Listed again each time: meanwhile the wheel may have been cut, and what was last be gone.
         while len(segments := list_segments(self._disk, self._folder)) > 1:
             segment = segments[0]
             top = self._known_top(segment)

@@ -21,7 +21,7 @@ frames are appended                              new index rows; those of second
                                                  asked about
 a frame of a kept second cannot be read          reading; it is listed as damaged, and tried again
                                                  whenever the second is asked about
-a damaged frame was repaired, or its row moved   that; the second is read anew
+a damaged frame was repaired, or its row moved   that; the second is read again
 rows became holes, or holes were filled          the set of holes differs; nothing is kept
 a new row is a hole, or all zeros                its length; nothing is kept, since the frame may
                                                  lie in any second's file
@@ -31,7 +31,7 @@ for long                                         kept
 a second is deleted                              nothing: it is not asked about any more, and goes
                                                  as the least recently asked for
 a file that was read goes bad                    nothing: what was read stays true
-reading fails                                    the error; the second is read anew
+reading fails                                    the error; the second is read again
 ===============================================  =================================================
 
 "Nothing is kept" costs each second that is asked about again one more scan, as without an index.
@@ -68,7 +68,7 @@ MOST_BYTES: Final = 64 << 20
 SECOND_BYTES: Final = 512
 """About what a second takes in memory beside its rows."""
 NEW_ROWS_AT_MOST: Final = 1 << 16
-"""So many new rows of a wheel are examined; beyond, the seconds are read anew."""
+"""So many new rows of a wheel are examined; beyond, the seconds are read again."""
 UNREAD_AT_MOST: Final = 1 << 16
 """So many frames of seconds that are kept may be unread."""
 _SPARED: Final = 7 / 8
@@ -238,7 +238,7 @@ class IdIndex:
             self.missing.pop(wheel, None)
 
     def _note_rows(self, reader: WheelReader, first_seq: int, last_seq: int) -> bool:
-        """Notes new frames of seconds that are kept; False if these must be read anew."""
+        """Notes new frames of seconds that are kept; False if these must be read again."""
         if not self._seconds or last_seq < first_seq:
             return True
         rows = reader.rows(first_seq, last_seq)

@@ -96,7 +96,7 @@ from delaywheel.storage.writing.restoring import Restored, move_rows, restoring
 from delaywheel.storage.writing.table_writer import SlotTable
 
 _LEFT_IN_PLACE = frozenset({errno.ENOENT, errno.ENOSPC, errno.EDQUOT})
-"""A slot file that was deleted, or for which there is no space, is not written anew."""
+"""A slot file that was deleted, or for which there is no space, is not written again."""
 
 
 class MirrorWheel:

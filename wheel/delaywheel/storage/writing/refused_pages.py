@@ -3,7 +3,7 @@
 A page that cannot be read cannot be written in part either: the kernel would have to read the rest
 of it first. So frames that share such a page cannot be repaired one by one, and nothing can be
 appended behind them. They are kept here until all frames of the page have come from other copies;
-then the whole file is written anew, and replaces the old one.
+then the whole file is rewritten, and replaces the old one.
 
 Until then the old file stays: the medium may return the page after all. A file that is larger than
 `MOST_BYTES` stays in any case. So does one with an unreadable page while the index has holes whose
