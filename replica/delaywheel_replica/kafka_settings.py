@@ -169,7 +169,7 @@ class KafkaSettings:
         """The batch size for ingress topics: at least Kafka's default for topics."""
         return max(self.max_record_bytes, DEFAULT_TOPIC_BYTES)
 
-    def misfit(self) -> str | None:
+    def unusable(self) -> str | None:
         """Returns a setting that the client library accepts but the service cannot work with."""
         name = "queue.buffering.max.kbytes"
         queue_bytes = int(self.client.get(name, DEFAULT_QUEUE_KBYTES)) * 1024

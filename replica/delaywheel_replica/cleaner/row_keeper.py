@@ -97,7 +97,7 @@ class RowNews:
 def _without_haste(view: View) -> View:
     """Returns the values whose changes are reported at once: not those of most transactions.
 
-    The slot that seals must not pass is not urgent either: seals rest from the moment at which this
+    The slot that seals must not pass is not urgent either: seals are frozen from when this
     node begins to lead.
     """
     state = replace(view.state, progress=None, ingress={})

@@ -15,8 +15,8 @@ this node to know, leaves what was known before: of one group, as senders name g
 all if the letters cannot be read.
 
 Leaders write letters, and operators, who replay those that were dead letters. So where none waits,
-and this leader has written none for two looks that saw the end of the topic, it rests: there is no
-client, and for `REST_LOOKS` nothing is asked of Kafka. A new term is looked at again, as another node
+and this leader has written none for two looks that saw the end of the topic, it is idle: there is no
+client, and for `IDLE_LOOKS` nothing is asked of Kafka. A new term is looked at again, as another node
 may have led in between.
 
 A topic that was recreated has other letters at the same offsets: what was known of the former one is
@@ -50,8 +50,8 @@ GROUPS_AT_MOST: Final = 20
 _ANSWER_S: Final = 5.0
 _QUIET_LOOKS: Final = 2
 """A letter may not be shown yet when its transaction is known to be committed."""
-REST_LOOKS: Final = 12
-"""How many looks are left out at rest: so much later what an operator replays is seen."""
+IDLE_LOOKS: Final = 12
+"""How many looks are left out while idle: so much later what an operator replays is seen."""
 _BATCH: Final = 500
 _END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name
 
@@ -98,7 +98,7 @@ class UnansweredLetters:
         self._known_id: str | None = None
         # What `written` was at the last looks, all of which found no letter.
         self._quiet: list[Hashable] = []
-        self._rested = 0
+        self._left_out = 0
         self._pause = pause
         self._consumer: Consumer | None = None
         self._places: list[TopicPartition] = []
@@ -136,11 +136,11 @@ class UnansweredLetters:
             self._forget()
             return
         written = self._written()
-        if self._quiet == [written] * _QUIET_LOOKS and self._rested < REST_LOOKS:
-            self._rested += 1
+        if self._quiet == [written] * _QUIET_LOOKS and self._left_out < IDLE_LOOKS:
+            self._left_out += 1
             self._close()
             return
-        self._rested = 0
+        self._left_out = 0
         if (topic_id := self._topic_id()) != self._known_id:
             self._forget()
             self._known_id = topic_id

@@ -82,7 +82,7 @@ class ChildOutput:
         self._process, self._log = process, log
         self.read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
-        self._rest = b""
+        self._unfinished = b""
         self._held, self._held_s = "", 0.0
 
     @property
@@ -99,9 +99,9 @@ class ChildOutput:
         if not self._log.as_json:  # for people it is what it is
             os.write(sys.stderr.fileno(), come)
             return
-        lines, _, self._rest = (self._rest + come).rpartition(b"\n")
-        if ended or len(self._rest) > _READ_BYTES:
-            lines, self._rest = lines + b"\n" + self._rest, b""
+        lines, _, self._unfinished = (self._unfinished + come).rpartition(b"\n")
+        if ended or len(self._unfinished) > _READ_BYTES:
+            lines, self._unfinished = lines + b"\n" + self._unfinished, b""
         for line in lines.decode(errors="replace").splitlines():
             if (
                 self._held.startswith(_FAILED)

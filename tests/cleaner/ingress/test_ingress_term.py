@@ -21,7 +21,7 @@ from delaywheel_replica.core.ingress.place import message_id
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, IngressRecord, ingress_record
-from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.seal import FROZEN
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, AllGoes, Site, asked
 from support.due.wheels import Sent, Wheels
@@ -506,7 +506,7 @@ def test_a_new_leader_hands_over_what_was_announced_and_delivers_it_once(site: S
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)
     site.lead("b")
-    assert site.slot() == REST
+    assert site.slot() == FROZEN
     site.take_in()
     assert site.slot() == NOW + 5
     assert site.server is not None

@@ -234,7 +234,7 @@ def test_letters_that_this_leader_has_not_written_are_seen_soon() -> None:
     for _ in range(4):
         counting.look()
     counting.letters = {"shop": [_Letter(0, 0, WRITTEN_MS)]}
-    for _ in range(unanswered_halves.REST_LOOKS):
+    for _ in range(unanswered_halves.IDLE_LOOKS):
         counting.look()
     assert counting.found == (waits("shop", 1),)
 

@@ -33,7 +33,7 @@ from delaywheel_replica.core.protocol.control import (
     IngressRecord,
     ingress_record,
 )
-from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.seal import FROZEN
 
 SENT_MS = 1_900_000_000_000
 SENT = SENT_MS // 1000
@@ -421,9 +421,9 @@ def test_a_cancel_is_handed_over_or_comes_too_late() -> None:
 
 def test_floor_and_seals_rest_until_what_was_announced_is_read() -> None:
     intake = Intake(ANNOUNCED, RULES)
-    assert intake.bound() == REST
+    assert intake.bound() == FROZEN
     intake.read([record(0)], 1)
-    assert intake.bound() == REST
+    assert intake.bound() == FROZEN
     intake.read([record(1)], 2)
     assert intake.bound() == SENT + 60
 
@@ -474,7 +474,7 @@ def test_a_partition_that_lost_its_end_is_read_to_it_and_the_rest_is_reported() 
     assert (intake.least_end, intake.is_done) == (9, False)
     intake.read([record(1)], 2)
     intake.ends(4)
-    assert intake.bound() == REST, "what can still be read is waited for"
+    assert intake.bound() == FROZEN, "what can still be read is waited for"
     intake.read([record(2), record(3), record(4), record(7)], 8)
     assert (intake.position, intake.is_done) == (9, True)
     assert intake.bound() == SENT + 60

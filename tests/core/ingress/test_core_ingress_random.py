@@ -25,7 +25,7 @@ from delaywheel_replica.core.ingress.reading import (
 from delaywheel_replica.core.ingress.term import Handed, IngressTerm
 from delaywheel_replica.core.ingress.underway import Dies, Goes, RecordAnswer
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
-from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.seal import FROZEN
 
 BEGIN = 1_900_000_000
 LATE_S = 20
@@ -181,7 +181,7 @@ class World:
         bound = None if node.term is None else node.term.bound()
         slot = self.now - LATE_S
         node.seal = max(node.seal, slot if bound is None else min(slot, bound))
-        if bound not in (None, REST) and node.seal > bound:
+        if bound not in (None, FROZEN) and node.seal > bound:
             node.seal = max(self.floor, bound)  # another wheel
 
     def trouble(self) -> None:

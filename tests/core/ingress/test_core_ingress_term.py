@@ -22,7 +22,7 @@ from delaywheel_replica.core.ingress.term import (
 )
 from delaywheel_replica.core.ingress.underway import DeletedRecords, Gone, IntakeStep, RecordAnswer
 from delaywheel_replica.core.protocol.control import IngressRecord
-from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.seal import FROZEN
 
 SENT_MS = 1_900_000_000_000
 SENT = SENT_MS // 1000
@@ -71,7 +71,7 @@ def test_new_partitions_begin_and_known_ones_go_on() -> None:
 def test_a_partition_that_nobody_finds_is_waited_for() -> None:
     announced = IngressRecord("id", 7, SeqSet.of([8]))
     term = IngressTerm({AT: announced, BESIDE: IngressRecord("id", 3)}, RULES)
-    assert term.bound() == REST
+    assert term.bound() == FROZEN
     term.found("in", "another", 2)  # what was announced of the former topic is nowhere any more
     assert term.bound() is None
 

@@ -6,7 +6,7 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.seal import FROZEN
 from delaywheel_replica.core.protocol.status_files import Role
 from support.core.member_world import FakeNode, record_of
 
@@ -46,7 +46,7 @@ def sealed_by_now(node: FakeNode) -> int:
 
 def test_seals_rest_while_what_was_announced_is_not_read(node: FakeNode) -> None:
     before = seals(node)
-    live(node, A1, A2, slot=REST)
+    live(node, A1, A2, slot=FROZEN)
     assert seals(node) == before
     assert node.status().heartbeat.named == (A1, A2)
 

@@ -126,12 +126,12 @@ async def test_what_was_reported_long_ago_refuses_nothing_unasked(
     known.learn(Topics({"a": TopicInfo(2, limit)}, checked_at_ms=NOW_MS))
     later = NOW_MS + topics_module.FRESH_FOR_MS
     monkeypatch.setattr(topics_module, "_monotonic_ms", lambda: later)
-    for now, misfit in (
+    for now, mismatch in (
         (TopicInfo(3, limit), batch("a", partition=2)),
         (TopicInfo(2, limit + 1), batch("a", value=bytes(11))),
     ):
         asked.names.clear()
-        judged = asyncio.ensure_future(refused(known, misfit))
+        judged = asyncio.ensure_future(refused(known, mismatch))
         await asyncio.sleep(0)
         assert asked.names == ["a"]
         known.learn(Topics({"a": now}, checked_at_ms=later))

@@ -111,7 +111,7 @@ class SimProducer:
             if code is not Code.CONCURRENT:
                 self._epoch = epoch
                 return _ended(Call.INIT, code)
-            if not self._rest(INIT_RETRY_S, deadline_us):
+            if not self._pause(INIT_RETRY_S, deadline_us):
                 return _ended(Call.INIT, Code.TIMED_OUT)
 
     def begin(self) -> None:
@@ -207,7 +207,7 @@ class SimProducer:
             code, taken = line.ask(request, self._left_s(deadline_us)) or (Code.TIMED_OUT, 0)
             self._queue = self._queue[taken:]
             if code is Code.CONCURRENT:
-                code = Code.OK if self._rest(BUSY_RETRY_S, deadline_us) else Code.TIMED_OUT
+                code = Code.OK if self._pause(BUSY_RETRY_S, deadline_us) else Code.TIMED_OUT
             if code is Code.NO_ANSWER:
                 self._line.scheduler.sleep(max(0.0, self._left_s(deadline_us)))
                 code = Code.TIMED_OUT
@@ -238,7 +238,7 @@ class SimProducer:
             code = code or Code.TIMED_OUT
             if code is not Code.CONCURRENT:
                 return self._keep(_ended(call, code, retried=retried))
-            if not self._rest(BUSY_RETRY_S, deadline_us):
+            if not self._pause(BUSY_RETRY_S, deadline_us):
                 return _ended(call, Code.TIMED_OUT)
 
     def _keep(self, ended: KafkaCallEnd) -> KafkaCallEnd:
@@ -253,7 +253,7 @@ class SimProducer:
     def _left_s(self, deadline_us: int) -> float:
         return (deadline_us - self._line.scheduler.now_us) / US_PER_S
 
-    def _rest(self, seconds: float, deadline_us: int) -> bool:
+    def _pause(self, seconds: float, deadline_us: int) -> bool:
         """Waits before a retry; False: no time was left for that."""
         left_s = self._left_s(deadline_us)
         self._line.scheduler.sleep(max(0.0, min(seconds, left_s)))

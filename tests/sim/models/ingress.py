@@ -366,7 +366,7 @@ def _committed(record: IngressRecord) -> tuple[int, SeqSet]:
 
 
 def _bounded(slot: int, bound: int | None) -> int:
-    """REST lies below every slot of a real clock; here slots begin at 0."""
+    """FROZEN lies below every slot of a real clock; here slots begin at 0."""
     if bound is None:
         return slot
     return -LATE_WINDOW if bound == 0 else min(slot, bound)

@@ -14,7 +14,7 @@ from delaywheel_replica.core.ingress.reading import CommittedRecord, IngressRule
 from delaywheel_replica.core.ingress.underway import IntakeStep, RecordAnswer, RecordUnderWay, Stage
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import IngressRecord
-from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.seal import FROZEN
 from sim.kafka.ingress import SimIngress
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
@@ -60,7 +60,7 @@ def floor_past_unread() -> list[Patch]:
 
     def found(self: Intake, step: IntakeStep | None = None) -> int | None:
         slot = bound(self, step)
-        return None if slot == REST else slot
+        return None if slot == FROZEN else slot
 
     return [instead(Intake, "bound", found), everywhere(unread_bound, lambda _: None)]
 

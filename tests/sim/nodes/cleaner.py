@@ -47,7 +47,7 @@ RESTART_AFTER_S = 10.0
 
 LETTER_BYTES = 1_048_588
 
-LEAST_REST_S = 0.000_5
+LEAST_PAUSE_S = 0.000_5
 """The duration of an iteration."""
 
 
@@ -194,7 +194,7 @@ class SimCleaner:
             self._write_row()
             self._signal.clear()
             wait_s = min(wait_s, self._row_news.wait_s(self.monotonic()))
-            self._signal.wait(max(LEAST_REST_S, wait_s))
+            self._signal.wait(max(LEAST_PAUSE_S, wait_s))
 
     def _stamp(self) -> None:
         while True:
@@ -205,7 +205,7 @@ class SimCleaner:
         while True:
             pause_s = self._topics.round()
             self._topics_wanted.clear()
-            self._topics_wanted.wait(max(LEAST_REST_S, pause_s))
+            self._topics_wanted.wait(max(LEAST_PAUSE_S, pause_s))
 
     def _server_row(self) -> ServerStatus | None:
         """The living server's status; that of an earlier server goes through the real reader."""

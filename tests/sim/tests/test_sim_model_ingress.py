@@ -10,7 +10,7 @@ from delaywheel_replica.core.ingress.moment import Kind, Moment
 from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.reading import Unfit
 from delaywheel_replica.core.ingress.underway import IntakeStep, RecordAnswer, RecordUnderWay, Stage
-from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.seal import FROZEN
 from sim.models.catalogue import INGRESSES, exhausted, name_of
 from sim.models.ingress import IngressModel
 
@@ -74,7 +74,7 @@ def test_a_floor_that_does_not_wait_for_unread_records_is_found() -> None:
 
     def unaware(self: Intake, step: IntakeStep | None = None) -> int | None:
         found = bound(self, step)
-        return None if found == REST else found
+        return None if found == FROZEN else found
 
     with patch.object(Intake, "bound", unaware):
         assert exhausted(IngressModel()).found.wrong == "a dead letter"

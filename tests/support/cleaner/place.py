@@ -33,7 +33,7 @@ from support.core.values import heartbeat
 
 NAMES = KafkaNames("c")
 NODES = ("a", "b", "c")
-LEAST_REST_S = 0.000_5
+LEAST_PAUSE_S = 0.000_5
 TERMS = {Role.RESTING, Role.LEADING}
 
 
@@ -158,7 +158,7 @@ class Place:
             before_us = self.scheduler.now_us
             wait_s = self.leadership.run_once(self._server())
             self.iterations_us.append(self.scheduler.now_us - before_us)
-            self.scheduler.sleep(max(LEAST_REST_S, wait_s))
+            self.scheduler.sleep(max(LEAST_PAUSE_S, wait_s))
 
     def _server(self) -> ServerStatus:
         now_ms, request = self.clock.monotonic_ms(), self.view.prevote_request

@@ -82,7 +82,7 @@ def _refused(settings: KafkaSettings) -> str | None:
         return str(exception.args[0].str())
     except (TypeError, ValueError) as error:
         return str(error)  # for instance a setting that takes a function
-    return settings.misfit()
+    return settings.unusable()
 
 
 def _refused_alone(servers: str, name: str, value: str) -> str | None:

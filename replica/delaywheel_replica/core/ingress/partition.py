@@ -85,7 +85,7 @@ from delaywheel_replica.core.ingress.underway import (
     Stage,
 )
 from delaywheel_replica.core.protocol.control import IngressRecord
-from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.seal import FROZEN
 
 SPANS_MOST: Final = 200
 """Spans of announced offsets in one control record; a record that would add one more waits."""
@@ -323,7 +323,7 @@ class Intake:
         if not record.announced:
             return None
         if record.announced.last >= self.position:
-            return REST
+            return FROZEN
         return min(
             self._announced_slots() if step is None else self._slots_after(step), default=None
         )
@@ -459,7 +459,7 @@ def begun(record: IngressRecord | None, topic_id: str, rules: IngressRules) -> I
 
 def unread_bound(records: Iterable[IngressRecord]) -> int | None:
     """Returns the `Intake.bound` of all partitions together while no leader reads them."""
-    return REST if any(record.announced for record in records) else None
+    return FROZEN if any(record.announced for record in records) else None
 
 
 def _unfit(taken: RecordUnderWay, request: _Request, moment: Moment) -> Unfit | None:

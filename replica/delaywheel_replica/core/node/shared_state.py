@@ -13,7 +13,7 @@ from delaywheel_replica.core.node.events import DiskState, MemberConfig
 from delaywheel_replica.core.protocol.control import ControlState, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, Reached
-from delaywheel_replica.core.protocol.seal import REST
+from delaywheel_replica.core.protocol.seal import FROZEN
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 
 
@@ -114,7 +114,7 @@ class Known:
         It stops where an announced ingress record may have to be taken again.
         """
         term = self.term
-        if term is None or term.progress is None or term.ingress_slot == REST:
+        if term is None or term.progress is None or term.ingress_slot == FROZEN:
             return None
         # Not the own clock, which may just have jumped: w was checked before it was moved.
         due_ms = term.progress.due_ms
@@ -141,7 +141,7 @@ class Known:
             return None
         slots = [self.wall_ms // 1000] if progress.ahead else []
         term = self.term
-        if term is not None and term.ingress_slot not in (None, REST):
+        if term is not None and term.ingress_slot not in (None, FROZEN):
             slots.append(term.ingress_slot)
         return max(progress.floor, min(slots)) if slots else None
 

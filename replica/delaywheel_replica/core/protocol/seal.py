@@ -15,8 +15,8 @@ Invariants:
 
 from dataclasses import dataclass
 
-REST = 0
-"""A slot below every floor and every seal: if they must not pass it, they do not move."""
+FROZEN = 0
+"""A slot below every floor and every seal: those that must not pass it do not move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def next_seal(
     Args:
         seal: The one given before; at first (slot of the registration, 0).
         own_clock_ms: This node's wall clock.
-        leader_clock_ms: The leader's; None while no leader is heard: then the seal rests.
+        leader_clock_ms: The leader's; None while no leader is heard: then the seal does not move.
         last_seq: The last seq this origin has written.
         late_window_s: How long after its due a slot still accepts frames.
     """

@@ -215,7 +215,7 @@ class CleanerStatus:
         unreadable: Frames that it could not read.
         lost: Frames that are committed as lost.
         ingress_slot: While this node leads, the seals of its wheels must not pass this slot,
-            so that they accept again what was announced; 0: they rest; None: no limit.
+            so that they accept again what was announced; 0: they do not move; None: no limit.
         ingress: How far it takes in the ingress topics; None: it does not lead, or has none.
         reschedules: Messages that have another due by now, while frames do not express it yet.
         needs: The version of control records that a leader must know.

@@ -17,7 +17,7 @@ MESSAGES_AT_MOST: Final = 1_000
 _ANSWERING_S: Final = 0.2, 1.0
 """What is left of a caller's time for the answer's way: a fifth of it, within these bounds. Who
 hears nothing in time leaves the node, with all other calls."""
-_REST_S: Final = 0.1
+_GRACE_S: Final = 0.1
 """So long others are waited for once some are decided: two or three transactions."""
 PASSED_ON_S: Final = 2.0
 """So long a call of another node waits for the first decision: that one does not make many at once
@@ -93,7 +93,7 @@ class AwaitedCall(Generic[_Result]):
                 if may_end is not None:
                     await asyncio.wait([self.some], timeout=first_s)
                 while may_end is not None and not self.done.done():
-                    await asyncio.wait([self.done], timeout=_REST_S)
+                    await asyncio.wait([self.done], timeout=_GRACE_S)
                     if may_end():
                         return True
                 await self.done

@@ -29,7 +29,7 @@ So these hold:
   What is under way at the same time, or was acknowledged by another node since its last heartbeat,
   is not seen, and is decided at the due.
 
-The thread of lookups gets a few seconds and ids at a time, with a rest between: cancels wait for no
+The thread of lookups gets a few seconds and ids at a time, with pauses between: cancels wait for no
 more than these. A message waits for `WAIT_S` at most; a second that took longer to read is in
 memory for those who ask next. A message that does not ask costs nothing.
 
@@ -74,7 +74,7 @@ _IDS_AT_ONCE: Final = 1_000
 _SECONDS_AT_ONCE: Final = 8
 """What the thread of lookups is given at once: cancels wait for no more."""
 _AGAIN_S: Final = 0.05
-_REST_S: Final = 0.01
+_PAUSE_MOST_S: Final = 0.01
 """What comes between: as long as the look took, but no longer."""
 _READ_AT_ONCE: Final = 256
 _PREPARED_AT_ONCE: Final = 500
@@ -202,7 +202,7 @@ class IdChecks:
                     if wanted:
                         began_s = time.monotonic()
                         await self._look_for(wanted)
-                        await asyncio.sleep(min(time.monotonic() - began_s, _REST_S))
+                        await asyncio.sleep(min(time.monotonic() - began_s, _PAUSE_MOST_S))
         finally:
             self._looking = None
 

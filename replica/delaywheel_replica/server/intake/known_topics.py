@@ -104,7 +104,7 @@ class KnownTopics:
         """Returns topics of which too little is known to judge their messages. For any thread."""
         found = self._known_of(batch)
         old = [known if known and not known.is_fresh else None for known in found]
-        numbers = {number for number, _, _ in _misfits(batch, old)}
+        numbers = {number for number, _, _ in _mismatches(batch, old)}
         if self._refuses_absent:
             numbers.update(number for number, known in enumerate(found) if known is None)
         names = [batch.columns.topics[number] for number in sorted(numbers)]
@@ -146,7 +146,7 @@ class KnownTopics:
         """
         found = self._known_of(batch)
         fresh = [known if known and known.is_fresh else None for known in found]
-        for _, rows, refusal in _misfits(batch, fresh):
+        for _, rows, refusal in _mismatches(batch, fresh):
             batch.refuse(rows, refusal)
         for number, name in enumerate(batch.columns.topics):
             if found[number] is not None:
@@ -250,7 +250,7 @@ def _is_fresh(checked_at_ms: int | None) -> bool:
     return checked_at_ms is not None and _monotonic_ms() - checked_at_ms < FRESH_FOR_MS
 
 
-def _misfits(
+def _mismatches(
     batch: RequestBatch, found: "Sequence[_KnownTopic | None]"
 ) -> Iterator[tuple[int, NDArray[np.intp], Refusal]]:
     """Returns the messages that each topic refuses, and why; compares whole columns.

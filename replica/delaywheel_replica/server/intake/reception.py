@@ -41,7 +41,7 @@ from delaywheel_replica.server.intake.arrivals import Arrival, ArrivalBounds, Ar
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _LOOK_S: Final = 0.05
-_LOOK_AT_REST_S: Final = 10.0
+_IDLE_LOOK_S: Final = 10.0
 """How often arrivals are looked at, while a call waits for its turn and while none does."""
 
 _IDLE_S: Final = 1.0
@@ -221,7 +221,7 @@ class Reception:
 
     def _look_soon(self, loop: asyncio.AbstractEventLoop) -> None:
         """Has arrivals looked at while there are any: often while a call waits."""
-        after_s = _LOOK_S if self._arrivals.waiting else _LOOK_AT_REST_S
+        after_s = _LOOK_S if self._arrivals.waiting else _IDLE_LOOK_S
         if self._look is not None:
             if self._look.when() <= loop.time() + after_s:
                 return

@@ -59,7 +59,7 @@ READ_S: Final = 2.0
 """And for at most this long."""
 # Shorter waits are those for the disk, and for the interpreter's lock in passing.
 _WAITED_S: Final = 0.002
-_REST_S: Final = 0.01
+_PAUSE_MOST_S: Final = 0.01
 # This many callers may wait for their turn.
 _WAITING: Final = 8
 _SLOT_BEYOND: Final = 1 << 32
@@ -251,7 +251,7 @@ class SearchPace:
         used_s, passed_s = time.thread_time(), time.monotonic()
         waited_s = (passed_s - self._passed_s) - (used_s - self._used_s)
         if waited_s > _WAITED_S:
-            time.sleep(min(waited_s, _REST_S))
+            time.sleep(min(waited_s, _PAUSE_MOST_S))
         self._used_s, self._passed_s = time.thread_time(), time.monotonic()
 
 
