@@ -144,7 +144,7 @@ async def test_a_message_that_is_due_soon_hastens_those_that_linger() -> None:
     assert [len(rows) for rows in service.sent] == [1, 2]
 
 
-async def test_a_caller_who_waits_hastens_what_lingers() -> None:
+async def test_a_caller_who_waits_expedites_what_lingers() -> None:
     go_on = Event()
     with FakeService(accept_once(go_on)) as service:
         async with AsyncClient(service.address, queue=Queue(linger=50.0)) as client:
@@ -164,7 +164,7 @@ async def test_a_caller_who_waits_hastens_what_lingers() -> None:
     assert [len(rows) for rows in service.sent] == [1] * 5
 
 
-async def test_a_caller_who_waits_for_room_hastens_what_lingers() -> None:
+async def test_a_caller_who_waits_for_room_expedites_what_lingers() -> None:
     queue = Queue(max_messages=1, linger=50.0)
     with FakeService() as service:
         async with AsyncClient(service.address, queue=queue) as client:

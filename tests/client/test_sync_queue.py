@@ -112,7 +112,7 @@ class TestProduceAsync:
             go_on.set()
         assert [len(rows) for rows in service.sent] == [1, 2]
 
-    def test_a_caller_who_waits_hastens_what_lingers(self) -> None:
+    def test_a_caller_who_waits_expedites_what_lingers(self) -> None:
         go_on = threading.Event()
         with (
             FakeService(accept_once(go_on)) as service,
@@ -131,7 +131,7 @@ class TestProduceAsync:
             client.produce_async("t", b"5", delay=SOON)
         assert [len(rows) for rows in service.sent] == [1] * 5
 
-    def test_a_caller_who_waits_for_room_hastens_what_lingers(self) -> None:
+    def test_a_caller_who_waits_for_room_expedites_what_lingers(self) -> None:
         queue = Queue(max_messages=1, linger=50.0)
         with FakeService() as service, Client(service.address, queue=queue) as client:
             for _ in range(3):

@@ -3,7 +3,7 @@
 | changed since the last write | written |
 |---|---|
 | anything but progress, ingress and lateness | at the next iteration |
-| progress, and a commit was requested within `HASTE_S` | at the next iteration |
+| progress, and a commit was requested within `PROMPT_S` | at the next iteration |
 | progress, or ingress | after `ROW_S`: a row costs both processes as much as the messages of a
 |   | transaction |
 | nothing, or only the lateness | after `QUIET_ROW_S` |
@@ -36,7 +36,7 @@ ROW_S = 0.1
 QUIET_ROW_S = 0.25
 """The longest time between rows: a quarter of the age at which a process counts as dead."""
 
-HASTE_S = 1.0
+PROMPT_S = 1.0
 """After a request for a commit, each commit is reported at once for this long."""
 
 STAMP_S = 0.2
@@ -67,7 +67,7 @@ class RowNews:
         self._urgent: View | None = None  # what of it is reported at once
         self._reported_s = 0.0
         self._is_new = False
-        self._asked_s = -HASTE_S
+        self._asked_s = -PROMPT_S
 
     def ask(self, now_s: float) -> None:
         """Notes a request for a commit."""
@@ -83,18 +83,18 @@ class RowNews:
         reported = replace(view, lateness_ms=0)
         is_new = reported != self._reported
         age_s = now_s - self._reported_s
-        in_haste = now_s - self._asked_s < HASTE_S
+        is_prompt = now_s - self._asked_s < PROMPT_S
         is_time = age_s >= QUIET_ROW_S or (
-            is_new and (age_s >= ROW_S or in_haste or _without_haste(reported) != self._urgent)
+            is_new and (age_s >= ROW_S or is_prompt or _urgent_part(reported) != self._urgent)
         )
         self._is_new = is_new and not is_time
         if is_time:
             self._reported, self._reported_s = reported, now_s
-            self._urgent = _without_haste(reported)
+            self._urgent = _urgent_part(reported)
         return is_time, is_new
 
 
-def _without_haste(view: View) -> View:
+def _urgent_part(view: View) -> View:
     """Returns the values whose changes are reported at once: not those of most transactions.
 
     The slot that seals must not pass is not urgent either: seals are frozen from when this

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delaywheel_replica.cleaner.row_keeper import (
-    HASTE_S,
+    PROMPT_S,
     QUIET_ROW_S,
     ROW_S,
     STAMP_S,
@@ -136,7 +136,7 @@ def test_after_a_request_for_a_commit_each_is_reported_at_once_for_a_while(
     assert said.run_once(0.001), "what was committed meanwhile too"
     assert not said.run_once(0.001), "nothing is new"
     assert said.run_once(0.001, commits=True)
-    said.run_once(HASTE_S)
+    said.run_once(PROMPT_S)
     assert not said.run_once(0.01, commits=True)
 
 

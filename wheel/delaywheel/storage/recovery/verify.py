@@ -1,8 +1,8 @@
 """Checks every frame of a data folder; reports what is wrong, and where.
 
 It only reads. While a node is writing, bytes behind the last row of its open wheel may belong to a
-group that is being written; everything else is checked as if at rest. The index of one wheel at a
-time is held in memory.
+group that is being written; everything else is checked as if nobody wrote. The index of one wheel
+at a time is held in memory.
 """
 
 from collections.abc import Iterator
