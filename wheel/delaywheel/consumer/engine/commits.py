@@ -212,8 +212,8 @@ class Commits:
             return None
         missing = wanted - self._known_topics
         for message, settlement in writers:
-            if lacking := sorted(missing & topics[message]):
-                self._fail_writer(message, settlement, f"topic {lacking[0]} does not exist")
+            if unknown := sorted(missing & topics[message]):
+                self._fail_writer(message, settlement, f"topic {unknown[0]} does not exist")
         return bool(missing)
 
     def _fail_writer(self, message: ReceivedMessage, settlement: Settlement, why: str) -> None:

@@ -77,14 +77,14 @@ class RightsWatch:
 
     def _withheld(self, missing: list[MissingRight]) -> frozenset[str]:
         topics = self._state.settings.topics
-        lacking = {one.topic for one in missing}
+        denied = {one.topic for one in missing}
         own = {topic for names in topics for topic in (names.source, *names.own)}
-        if lacking - own:  # the ingress topic
+        if denied - own:  # the ingress topic
             return frozenset(topics.read_topics)
         return frozenset(
             topic
             for names in topics
-            if lacking & {names.source, *names.own}
+            if denied & {names.source, *names.own}
             for topic in (names.source, names.retry)
         )
 

@@ -686,10 +686,10 @@ class MirrorWheel:
         return [place.seq for place in places if self._written_in_place(place) is None]
 
     def _rewrite(self, slot: int) -> list[FramePlace]:
-        """Replaces a slot's file if nothing that the medium does not return of it is lacking.
+        """Replaces a slot's file if nothing that the medium does not return of it is absent.
 
         Returns:
-            The refused frames that it has now. If others are lacking, they are missing then.
+            The refused frames that it has now. If others are absent, they are missing then.
         """
         path = layout.slot_path(self._folder, slot)
         places = self._refused.of_slot(slot)
@@ -701,10 +701,10 @@ class MirrorWheel:
         if unread and self._reader.holes_anywhere(self.last_seq, self._searched):
             return []  # the frame of such a row may lie there, and perhaps nowhere else
         seqs, rows = self._reader.slot_places(slot)
-        lacking = SeqSet.of(seqs[meeting(rows, unread)].tolist())
-        lacking -= SeqSet.of(place.seq for place in places)
-        if lacking:
-            self._note_missing(lacking - self._missing.seqs)
+        absent = SeqSet.of(seqs[meeting(rows, unread)].tolist())
+        absent -= SeqSet.of(place.seq for place in places)
+        if absent:
+            self._note_missing(absent - self._missing.seqs)
             return []
         for place in places:
             content[place.offset : place.offset + len(place.content)] = place.content

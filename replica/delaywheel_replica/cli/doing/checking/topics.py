@@ -121,9 +121,9 @@ def _forbidden(name: str, described: Any, wanted: Iterable[str]) -> Iterator[Che
     """Names what is not allowed; without it the rest cannot be relied on."""
     allowed = described.authorized_operations
     if allowed and AclOperation.ALL not in allowed:
-        lacking = ", ".join(each for each in wanted if _OPERATIONS[each] not in allowed)
-        if lacking:
-            yield fault(f"topic {name}", f"not allowed: {lacking}", f"grant {lacking} on it")
+        denied = ", ".join(each for each in wanted if _OPERATIONS[each] not in allowed)
+        if denied:
+            yield fault(f"topic {name}", f"not allowed: {denied}", f"grant {denied} on it")
 
 
 def _config_of(admin: AdminClient, name: str) -> Mapping[str, Any]:
