@@ -42,10 +42,11 @@ READY_FD_VARIABLE: Final = "DELAYWHEEL_READY_FD"
 ADDRESS_VARIABLE: Final = "DELAYWHEEL_ADDRESS"
 """Where the server listened before its restart: it tries to use the same port again."""
 
-ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "2"}
-"""glibc's settings, in the environment of the children.
+ALLOCATOR: Final = {"MALLOC_ARENA_MAX": "2", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+"""Settings of glibc and Arrow, in the environment of the children.
 
-Its arenas cause fragmentation: two are enough for processes with one busy thread.
+glibc's arenas cause fragmentation: two are enough for processes with one busy thread. And what
+Arrow frees goes to glibc, not into a reserve of its own (decision 232).
 """
 
 CLEANER_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
