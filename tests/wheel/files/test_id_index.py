@@ -306,3 +306,23 @@ def test_a_second_that_is_too_long_is_read_for_each_question() -> None:
         assert rows.numbers.tolist() == [0]
         assert index.length_bytes == 0
     assert (len(index), index.built) == (0, 2)
+
+
+def test_what_a_wheel_gains_is_found_though_the_last_second_of_all_is_asked_about() -> None:
+    """Anybody may name it: no message is due in 2106, but the index keeps that it has none."""
+    disk, last_slot = SimulatedDisk(), (1 << 32) - 1
+    wheel = new_wheel(disk, DATA)
+    reader = WheelReader(disk, DATA, wheel.wheel)
+    index = IdIndex(lambda _: reader)
+    sought = SoughtIds.of([message(number).id for number in (1, 2)])
+
+    def look(slot: int) -> list[int]:
+        index.follow({wheel.wheel: wheel.last_seq}, lambda _: NO_SEQS)
+        return sorted(index.look([slot], sought).rows.numbers.tolist())
+
+    slots = [BASE_SLOT, BASE_SLOT + 1, last_slot]
+    assert [look(slot) for slot in slots] == [[], [], []]
+    for number, slot in enumerate(slots[:2], 1):
+        wheel.append(columns_of([message(number, slot=slot)]), accepted_at_ms=ACCEPTED_AT_MS)
+    assert [look(slot) for slot in (BASE_SLOT, last_slot, BASE_SLOT + 1)] == [[0], [0], [0, 1]]
+    assert index.built == 3

@@ -50,6 +50,7 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.frames.format import NO_SLOT
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
 from delaywheel.storage.reading.ids import (
@@ -74,7 +75,6 @@ UNREAD_AT_MOST: Final = 1 << 16
 _SPARED: Final = 7 / 8
 """Of the bound, what is kept when seconds have to go: each time costs a pass through all rows."""
 
-_NO_SLOT: Final = (1 << 32) - 1
 _UNREAD: Final = np.dtype([("wheel", "<u4"), ("seq", "<i8"), ("row", INDEX_ROW)])
 
 
@@ -381,7 +381,7 @@ class _Journal:
     def __init__(self, most: int) -> None:
         self._most = most
         self._rows = np.empty(0, _UNREAD)  # grown by doubling; `_count` are valid
-        self._slots = np.empty(0, np.uint32)  # of the rows; `_NO_SLOT` once they are taken
+        self._slots = np.empty(0, np.int64)  # of the rows; `NO_SLOT` once they are taken
         self._count = 0
         self._unread = 0  # of these, how many were not taken
         self._wheels: list[WheelId] = []
@@ -402,7 +402,7 @@ class _Journal:
         if self._unread <= self._most:
             return []
         unread = self._slots[: self._count]
-        unread = unread[unread != _NO_SLOT]
+        unread = unread[unread != NO_SLOT]
         return [int(slot) for slot in np.unique(unread)]
 
     def take(self, slots: Collection[int]) -> list[tuple[WheelId, Places]]:
@@ -413,7 +413,7 @@ class _Journal:
         if not len(at):
             return []
         taken = self._rows[at]
-        self._slots[at] = _NO_SLOT
+        self._slots[at] = NO_SLOT
         self._unread -= len(at)
         if not self._unread:
             self._count = 0
@@ -429,9 +429,9 @@ class _Journal:
 
     def _make_room(self, more: int) -> None:
         """Makes room for this many, after dropping what was taken."""
-        kept = np.flatnonzero(self._slots[: self._count] != _NO_SLOT)
+        kept = np.flatnonzero(self._slots[: self._count] != NO_SLOT)
         room = 2 * (len(kept) + more)
-        rows, slots = np.empty(room, _UNREAD), np.empty(room, np.uint32)
+        rows, slots = np.empty(room, _UNREAD), np.empty(room, np.int64)
         rows[: len(kept)], slots[: len(kept)] = self._rows[kept], self._slots[kept]
         self._rows, self._slots, self._count = rows, slots, len(kept)
 
