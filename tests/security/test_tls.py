@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -21,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from delaywheel import Client, Tls
+from delaywheel.client.exchange.channel import tls_fault
 from delaywheel.errors import RefusedError, TimedOutError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.connection import ask
@@ -130,6 +132,40 @@ def test_a_host_that_refuses_on_one_of_its_addresses_is_told_what_is_wrong_on_th
     for _ in range(3):  # gRPC's own words are those of either
         assert_kept_out("the node wants TLS", node, None, "localhost")
         assert_kept_out("signed by nobody", node, Tls(other.file), "localhost")
+
+
+def test_an_address_of_a_family_that_the_machine_lacks_is_passed_over(
+    node: ServerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of IPv6 addresses, say, where the kernel was started without."""
+    assert node.address is not None
+    real, no_family = socket.getaddrinfo, 9_999
+    monkeypatch.setattr(
+        socket,
+        "getaddrinfo",
+        lambda *given, **named: (
+            [(no_family, *rest) for _, *rest in real(*given, **named)] + real(*given, **named)
+        ),
+    )
+    assert "the node wants TLS" in (tls_fault(node.address, None, 30) or "")
+
+
+def test_a_socket_that_cannot_speak_tls_is_closed(
+    good: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate cannot be compared with a host that has no name."""
+    made: list[socket.socket] = []
+
+    class Noted(socket.socket):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            made.append(self)
+
+    loopback = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: loopback)
+    monkeypatch.setattr(socket, "socket", Noted)
+    assert tls_fault(":1", Tls(good.file), 30) is None
+    assert [one.fileno() for one in made] == [-1]
 
 
 def test_a_plain_port_is_told(good: Authority, tmp_path: Path) -> None:

@@ -279,7 +279,12 @@ def _connected(context: ssl.SSLContext, host: str, port: int, timeout_s: float) 
     """
     failure = OSError(f"{host} has no address")
     for family, kind, number, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        with socket.socket(family, kind, number) as plain:  # `line` takes its descriptor over
+        try:
+            plain = socket.socket(family, kind, number)
+        except OSError as error:  # such as IPv6, where the machine has none
+            failure = error
+            continue
+        with plain:  # `line` takes its descriptor over
             line = context.wrap_socket(plain, server_hostname=host)
         line.settimeout(timeout_s)
         try:
