@@ -387,7 +387,7 @@ FORWARDING = {
     "the floor ignores spares": Mutant(
         "wheels that nothing was written to yet do not hold the floor back",
         floor_ignores_spares,
-        "is above|below|let through",
+        "is above|below",
         ("deaf_spare",),
     ),
     "the floor ignores seals": Mutant(
@@ -399,7 +399,7 @@ FORWARDING = {
     "the floor ignores the late window": Mutant(
         "slots are deleted when their last message is due",
         floor_ignores_the_late_window,
-        "is above|below|let through",
+        "is above|below",
         ("calm",),
     ),
     "the floor ignores what is not taken": Mutant(
