@@ -49,8 +49,8 @@ _MISSING_BEFORE: Final = 100
 _SEQS_BEFORE: Final = 512
 """How many frames of `lacking`, and of `Lacks`, are also listed one by one, for older releases."""
 
-# Most of what is reported about wheels does not change; what is reported of an open one does, with
-# each heartbeat, so that the cache is always full: of entries of half a KiB.
+# Most of what is reported about wheels does not change. What is reported about an open one does,
+# with each heartbeat: so the cache is always full, and an entry takes half a KiB.
 _wheel_heartbeat = lru_cache(maxsize=1_024)(WheelHeartbeat)
 
 

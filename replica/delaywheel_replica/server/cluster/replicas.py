@@ -102,7 +102,9 @@ class _Looks:
         self._waited_for = waited_for
         self._holders = control.holders(record)
         reported = [
-            s.heartbeat.wheels[wheel] for s in known_members.values() if wheel in s.heartbeat.wheels
+            known.heartbeat.wheels[wheel]
+            for known in known_members.values()
+            if wheel in known.heartbeat.wheels
         ]
         ends = [max(heartbeat.applied, heartbeat.high_watermark) for heartbeat in reported]
         self._end = max(ends, default=0) if record.closed_at is None else record.closed_at

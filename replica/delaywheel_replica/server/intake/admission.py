@@ -72,7 +72,7 @@ class Admission:
         """
         self._close = close
         self._readers: dict[CallOrigin, _Reader] = {}
-        self._full_looks = 0  # how many looks to come hurry, since callers are refused
+        self._full_looks = 0  # how many looks to come are less patient, since callers are refused
         self._looks = False
         self._max_bytes = max_bytes
         self._max_caller_bytes = max_caller_bytes
