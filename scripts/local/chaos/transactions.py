@@ -19,7 +19,7 @@ class OpenTransactions:
     def records(self) -> int:
         """Returns how many records are written and neither committed nor aborted.
 
-        None that could be counted, if the client has to learn first that the broker began anew.
+        None that could be counted, if the client has to learn first that the broker began again.
         """
         try:
             # In this order: a commit in between makes the answer too small, never too great.

@@ -611,7 +611,7 @@ def test_what_kafka_deleted_is_reported(site: Site) -> None:
     assert site.forwarder.counters["ingress_deleted"] == 2
 
 
-def test_a_topic_that_is_recreated_begins_anew(site: Site) -> None:
+def test_a_topic_that_is_recreated_begins_again(site: Site) -> None:
     site.topics.send(*asked(5_000))
     site.topics.send(*asked())
     site.run_once()

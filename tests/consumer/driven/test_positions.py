@@ -45,7 +45,7 @@ def test_a_topic_that_was_recreated_is_read_from_its_beginning(anew: int, meets:
     kafka = FakeKafka(partitions=1)
     consumer = start(kafka)
     assert len(send(kafka, "old", 20)) == len(handle(consumer))
-    kafka.make_anew()
+    kafka.recreate()
     sent = send(kafka, "new", anew)
     if meets == "when it is assigned":
         join(kafka, consumer)
@@ -63,7 +63,7 @@ def test_no_record_of_a_topic_that_was_recreated_has_two_outcomes() -> None:
     kafka = FakeKafka(partitions=1)
     consumer = start(kafka)
     assert len(send(kafka, "old", 5)) == len(handle(consumer))
-    kafka.make_anew()
+    kafka.recreate()
     sent = send(kafka, "new", 20)  # the client goes on among them, at offset 5
     for _ in range(40):
         consumer.run_once()

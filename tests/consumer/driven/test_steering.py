@@ -136,7 +136,7 @@ def test_a_paused_partition_stays_paused_wherever_it_is_read_on() -> None:
     kafka, consumer = filled()
     consumer.engine.pause([ONE], on=True)
     seek(consumer, ONE, 2)
-    kafka.make_anew()
+    kafka.recreate()
     for _ in range(3):
         consumer.run_once()
     kafka._append(ONE, None, b"anew", [])

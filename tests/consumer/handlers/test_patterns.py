@@ -176,7 +176,7 @@ def test_a_deleted_topic_that_is_assigned_holds_up_nothing(*, is_ordered: bool) 
 
 
 def test_the_id_of_a_topic_that_stays_is_that_of_its_positions() -> None:
-    """Made anew just before others were assigned, it must still be seen to be another one."""
+    """Recreated just before others were assigned, it must still be seen to be another one."""
     kafka = FakeKafka(partitions=1, is_incremental=True)
     consumer = DrivenConsumer(kafka, ["orders", "^new-"])
     assign(consumer, is_lost=True)
@@ -184,7 +184,7 @@ def test_the_id_of_a_topic_that_stays_is_that_of_its_positions() -> None:
     handle(consumer)
     kafka.more[NEW] = "of new"
     look(consumer)
-    kafka.make_anew()
+    kafka.recreate()
     send(kafka, kafka.source, b"3", b"4", b"5")
     assign(consumer)
     look(consumer)

@@ -505,7 +505,7 @@ def test_what_was_deleted_behind_the_end_that_was_found_is_reported_with_it() ->
     assert deleted == [DeletedRecords(1, 1), DeletedRecords(2, 8, is_cut_off=True)]
 
 
-def test_a_topic_that_was_recreated_begins_anew() -> None:
+def test_a_topic_that_was_recreated_begins_again() -> None:
     assert begun(None, "id", RULES) == NEW
     assert begun(ANNOUNCED, "id", RULES) is ANNOUNCED
     assert begun(ANNOUNCED, "another", RULES) == replace(NEW, topic_id="another")

@@ -58,7 +58,7 @@ LATE_MS = 12_000
 DELETED = "deleted"
 """An excuse: retention was faster than the leader."""
 
-ANEW = "of a topic that was made anew"
+RECREATED = "of a topic that was recreated"
 CUT_OFF = "behind what was cut off"
 
 
@@ -91,7 +91,7 @@ class IngressChecks:
             place = IngressPlace(partition.topic, partition.number, offset)
             sent = self.book.by_place.get((topic_id, place))
             if sent is not None and sent.settled_us < 0:
-                sent.excuse = why if why == ANEW else sent.excuse or why
+                sent.excuse = why if why == RECREATED else sent.excuse or why
 
     # --- what a leader does
 

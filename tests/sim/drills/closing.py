@@ -251,7 +251,7 @@ def exchanged_in_turn(script: Script) -> None:
 
 @CLOSING(r"operator +replaces c", r"closes c\.1 at", r"fault +\d+\.\d+ kill_all", r"a +starts")
 def stopped_after_a_replacement(script: Script) -> None:
-    """A node is replaced, its leader publishes its wheel, and all nodes are started anew.
+    """A node is replaced, its leader publishes its wheel, and all nodes are restarted.
 
     The first frames of that wheel are deleted by then, and the last ones pending; the leader that
     published it has another disk.

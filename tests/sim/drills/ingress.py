@@ -176,22 +176,22 @@ def deleted_unread(script: Script) -> None:
     script.until_ms = 22_000
 
 
-@INGRESS(r"deletes the ingress topic", r"makes the ingress topic anew", r"delivers i\d+")
-def made_anew(script: Script) -> None:
+@INGRESS(r"deletes the ingress topic", r"recreates the ingress topic", r"delivers i\d+")
+def recreated(script: Script) -> None:
     """The topic is deleted and recreated: its offsets start again, and so does its reader."""
     script.stream(3_000, 9_000, 100, delay_ms=script.about(500, 3_000))
-    script.do(script.about(8_000, 700), "ingress_anew", ms=script.about(1_500, 3_000))
+    script.do(script.about(8_000, 700), "ingress_recreated", ms=script.about(1_500, 3_000))
     if script.random.random() < 0.5:
         script.do(script.about(9_000, 1_500), "kill_cleaner", node="a")
     script.stream(14_000, 22_000, 300, delay_ms=700)
     script.until_ms = 25_000
 
 
-@INGRESS(r"deletes the ingress topic", r"makes the ingress topic anew", r"delivers i\d+")
-def made_anew_and_filled(script: Script) -> None:
+@INGRESS(r"deletes the ingress topic", r"recreates the ingress topic", r"delivers i\d+")
+def recreated_and_filled(script: Script) -> None:
     """The new topic has more than was read of the former one before its leader can have looked."""
     script.stream(3_000, 3_300, 100, delay_ms=300)
-    script.do(script.about(8_000, 700), "ingress_anew", ms=script.about(1_500, 3_000))
+    script.do(script.about(8_000, 700), "ingress_recreated", ms=script.about(1_500, 3_000))
     # Senders wait until it exists again.
     script.stream(9_000, 12_000, 50, delay_ms=-500)
     script.stream(9_000, 18_000, 200, delay_ms=script.about(700, 2_000))

@@ -183,7 +183,7 @@ def unwritable_copy(script: Script) -> None:
 def refused_page(script: Script) -> None:
     """The page that refuses the next frame holds earlier ones, and both nodes must have all.
 
-    No single frame mends it, so the only mirror has to write the slot file anew.
+    No single frame mends it, so the only mirror has to rewrite the slot file.
     """
     script.cluster("ac", 2)
     due_ms = script.about(7_000, 900)

@@ -200,7 +200,7 @@ CLOSING = {
         ("lone",),
     ),
     "what was published is forgotten": Mutant(
-        "no node notes what was published, and nothing proves it once all were started anew",
+        "no node notes what was published, and nothing proves it once all were restarted",
         published_is_forgotten,
         "committed to be lost|not drained|are reported lost",
         ("stopped_after_a_replacement",),

@@ -130,7 +130,7 @@ def begins_at_the_former_offset() -> list[Patch]:
     return [everywhere(begun, begin)]
 
 
-def reads_on_in_one_made_anew() -> list[Patch]:
+def reads_on_in_a_recreated_one() -> list[Patch]:
     return [instead(SimIngress, "recreated", property(lambda _self: frozenset()))]
 
 
@@ -232,17 +232,17 @@ INGRESS = {
         "was not announced",
         ("unknown_ends",),
     ),
-    "a topic made anew goes on": Mutant(
+    "a recreated topic goes on": Mutant(
         "offsets of a deleted topic count for the one that was made in its place",
         begins_at_the_former_offset,
         r"is passed: it has no end|records are pending|is settled up to",
-        ("made_anew",),
+        ("recreated",),
     ),
-    "a topic made anew is not noticed": Mutant(
+    "a recreated topic is not noticed": Mutant(
         "a reader does not ask for a topic's id after a fetch",
-        reads_on_in_one_made_anew,
+        reads_on_in_a_recreated_one,
         r"delivered twice|is reported as deleted|WHEEL_LOST|is passed: it has no end|goes back",
-        ("made_anew_and_filled", "made_anew"),
+        ("recreated_and_filled", "recreated"),
     ),
     "the end is forgotten": Mutant(
         "a new leader reads on in a partition that another one found to be cut off",

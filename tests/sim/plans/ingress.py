@@ -103,8 +103,8 @@ def _ingress_deleted(stage: Stage) -> list[Action]:
     return stage.act("ingress_deleted", partition=partition, kept=stage.random.randrange(6))
 
 
-def _ingress_anew(stage: Stage) -> list[Action]:
-    return stage.act("ingress_anew", ms=stage.ms(1_500, 8_000))
+def _ingress_recreated(stage: Stage) -> list[Action]:
+    return stage.act("ingress_recreated", ms=stage.ms(1_500, 8_000))
 
 
 def _ingress_cut_off(stage: Stage) -> list[Action]:
@@ -127,7 +127,7 @@ def _at_moment(stage: Stage) -> list[Action]:
 OFTEN: tuple[Draw, ...] = (
     _cut_handover, _slow_handover, _ingress_deleted, _at_moment, _at_moment, _at_moment,
 )  # fmt: skip
-SELDOM: tuple[Draw, ...] = (_ingress_anew, _ingress_cut_off)
+SELDOM: tuple[Draw, ...] = (_ingress_recreated, _ingress_cut_off)
 
 
 def faults(random: Random, settings: Settings, until_ms: int) -> Iterator[Action]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from sim.checking.ingress import ANEW, CUT_OFF, DELETED
+from sim.checking.ingress import CUT_OFF, DELETED, RECREATED
 from sim.checking.ingress_book import PARTITIONS
 from sim.checking.moments import Moment
 from sim.kafka.log import Partition
@@ -42,21 +42,21 @@ def ingress_deleted(world: World, partition: int, kept: int) -> None:
 
 
 @_fault
-def ingress_anew(world: World, ms: int) -> None:
+def ingress_recreated(world: World, ms: int) -> None:
     """Deletes the topic, and recreates it a while later."""
     kafka, topic = world.kafka, world.names.ingress
     if not kafka.has(topic):
         return
     world.trace.add("kafka", "deletes the ingress topic")
     for log in kafka.partitions(topic):
-        world.ingress.excuses(_topic_id(world), log, range(len(log.log)), ANEW)
+        world.ingress.excuses(_topic_id(world), log, range(len(log.log)), RECREATED)
     kafka.delete(topic)
     world.later(ms, lambda: _make(world))
 
 
 def _make(world: World) -> None:
     if not world.kafka.has(world.names.ingress):
-        world.trace.add("kafka", "makes the ingress topic anew")
+        world.trace.add("kafka", "recreates the ingress topic")
         world.kafka.create(world.names.ingress, PARTITIONS)
 
 

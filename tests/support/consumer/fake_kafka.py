@@ -111,8 +111,8 @@ class FakeKafka:
         for member, partitions in given.items():
             member.join(list(partitions), was_lost=member in lost)
 
-    def make_anew(self) -> None:
-        """Deletes the source topic, and makes it again."""
+    def recreate(self) -> None:
+        """Deletes and recreates the source topic."""
         self.topic_id += "'"
         for number in range(self.partitions):
             self.logs.pop(Partition(self.source, number), None)

@@ -122,7 +122,7 @@ def test_no_half_of_a_transaction_is_kept(ingress: Ingress) -> None:
     assert [entry.value for entry in ingress.log.log] == [b"1"]
 
 
-def test_a_topic_that_is_made_anew_is_another_one(ingress: Ingress) -> None:
+def test_a_recreated_topic_is_another_one(ingress: Ingress) -> None:
     ids = []
     for _ in range(2):
         found = ingress.do(lambda: partitions_of(ingress.line, [TOPIC, "no topic"]))
