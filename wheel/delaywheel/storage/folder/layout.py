@@ -114,7 +114,7 @@ def slot_name(slot: int) -> str:
     return f"{slot}.slot"
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def slot_path(folder: Path, slot: int) -> Path:
     """Returns the path of a wheel's file of one slot."""
     return folder.joinpath("slots", hour_name(slot // SECONDS_PER_HOUR), slot_name(slot))

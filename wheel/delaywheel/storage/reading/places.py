@@ -312,7 +312,8 @@ class _RowsBehind:
             return
         end = self._count + missing
         if end > len(self._rows):
-            room = max(end, 2 * len(self._rows))
+            # They stay for as long as 65,536 frames take to come: little room is left unused.
+            room = max(end, len(self._rows) * 9 // 8)
             self._rows, self._slots = _grown(self._rows, room), _grown(self._slots, room)
         first_seq = self._first_seq + self._count
         self._rows[self._count : end] = self._index.raw_rows(first_seq, last_seq)
