@@ -213,9 +213,10 @@ class PassedChanges(Generic[NamedT, ResultT]):
     def _pump_in(self, wait_s: float, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
         loop = asyncio.get_running_loop()
         if line.timer is not None:
-            if line.timer.when() < loop.time() + wait_s + GATHERED_S:
+            # A call that has ended since is a whole step of it; two readings of the clock are not.
+            if line.timer.when() < loop.time() + wait_s + GATHERED_S / 2:
                 return
-            line.timer.cancel()  # calls have ended since
+            line.timer.cancel()
         line.timer = loop.call_later(wait_s, self._gathered, address, line)
 
     def _gathered(self, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
