@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delaywheel_replica.process.topic_counts import OTHERS
@@ -53,6 +53,7 @@ def test_what_is_reported_is_right_to_a_bucket(reported: list[list[tuple[int, in
 
 
 @given(st.lists(steps, max_size=20))
+@example([300, 900, [(2, 894)], 820, 75])  # between the seconds that its two bytes would be given
 def test_sums_are_those_of_the_seconds_and_bytes_those_of_the_messages(
     reported: list[list[tuple[int, int]] | int],
 ) -> None:

@@ -13,8 +13,8 @@ have quotas; all others share one.
 
 Invariants: done <= edge; edge is a multiple of the width; width < edge - done <= 2 * width once
 `read` has moved both; a row's sum is that of its numbers. When a bucket comes near, its messages
-are spread evenly over its seconds: the sum is exact, and the moment when one of them stops counting
-is off by less than a width.
+are spread evenly over its seconds, and their bytes with them: the sum is exact, and the moment when
+one of them stops counting is off by less than a width.
 """
 
 import threading
@@ -124,15 +124,18 @@ class PendingTopics:
         if done_slot <= self._done:
             return
         width, rows = self._width, len(self._rows)
-        tables = [self._messages] if self._bytes is None else [self._messages, self._bytes]
-        for table in tables:
-            table.finish(rows, self._done, done_slot)
+        self._messages.finish(rows, self._done, done_slot)
+        if self._bytes is not None:
+            self._bytes.finish(rows, self._done, done_slot)
         self._done = done_slot
         while self._edge - done_slot <= width:
-            begin = max(self._edge, done_slot)
-            slots = np.arange(begin, self._edge + width)
-            for table in tables:
-                table.come_near(rows, self._edge // width, slots)
+            bucket = self._edge // width
+            slots = np.arange(max(self._edge, done_slot), self._edge + width)
+            spread = _even(self._messages.take(rows, bucket), len(slots))
+            if self._bytes is not None:
+                lengths_bytes = self._bytes.take(rows, bucket)
+                self._bytes.come_near(slots, _along(lengths_bytes, spread))
+            self._messages.come_near(slots, spread)
             self._edge += width
 
 
@@ -165,17 +168,37 @@ class _Numbers:
         self.sums[:rows] -= self.near[:rows, gone].sum(axis=1, dtype=np.int64)
         self.near[:rows, gone] = 0
 
-    def come_near(self, rows: int, bucket: int, slots: NDArray[np.int64]) -> None:
-        """Spreads a bucket over its seconds; if none of them is left, it is dropped."""
+    def take(self, rows: int, bucket: int) -> NDArray[np.int64]:
+        """Empties a bucket; returns what each row had in it."""
         place = bucket % BUCKETS
-        counts = self.far[:rows, place].astype(np.int64)
+        taken = self.far[:rows, place].astype(np.int64)
         self.far[:rows, place] = 0
-        if not len(slots):
-            self.sums[:rows] -= counts
-            return
-        each, more = np.divmod(counts[:, None], len(slots))
-        spread = each + (np.arange(len(slots)) < more)
+        self.sums[:rows] -= taken
+        return taken
+
+    def come_near(self, slots: NDArray[np.int64], spread: NDArray[np.int64]) -> None:
+        """Adds to seconds what lay in a bucket, by row and second."""
+        rows = len(spread)
         self.near[:rows, slots % self.near.shape[1]] += spread.astype(self.near.dtype)
+        self.sums[:rows] += spread.sum(axis=1)
+
+
+def _even(numbers: NDArray[np.int64], seconds: int) -> NDArray[np.int64]:
+    """Spreads numbers evenly; what no second is left for is dropped."""
+    if not seconds:
+        return np.empty((len(numbers), 0), np.int64)
+    each, more = np.divmod(numbers[:, None], seconds)
+    spread: NDArray[np.int64] = each + (np.arange(seconds) < more)
+    return spread
+
+
+def _along(lengths_bytes: NDArray[np.int64], messages: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Spreads bytes as their messages are spread: where there are none, there are no bytes."""
+    until = messages.cumsum(axis=1)
+    each, more = np.divmod(lengths_bytes[:, None], np.maximum(until[:, -1:], 1))
+    ends = each * until + more * until // np.maximum(until[:, -1:], 1)
+    spread: NDArray[np.int64] = np.diff(ends, axis=1, prepend=0)
+    return spread
 
 
 def _add_at(
