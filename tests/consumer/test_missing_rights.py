@@ -9,7 +9,7 @@ from delaywheel.consumer.message import State
 from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Partition
 from support.consumer.driven import DrivenConsumer
-from support.consumer.fake_kafka import INGRESS, FakeBroker, FakeKafka
+from support.consumer.fake_kafka import INGRESS, FakeBroker, FakeKafka, Fault
 
 BESIDE = "beside"
 
@@ -95,6 +95,35 @@ def test_what_is_paused_and_withheld_is_handed_out_once_it_is_neither() -> None:
     consumer.engine.pause([at], on=False)
     run(consumer)
     assert kafka.offsets[at] == 5
+
+
+@pytest.mark.parametrize("is_rebalanced", [False, True])
+@pytest.mark.parametrize("fault", [Fault.UNKNOWN, Fault.FAILS])
+def test_a_transaction_in_doubt_waits_while_its_topic_is_hidden(
+    fault: Fault, *, is_rebalanced: bool
+) -> None:
+    """A member that only asked again and again would be put out of its group."""
+    kafka, consumer = two_topics(wait_for_rights="1h")
+    held = consumer.take(1)[0]
+    assert held.topic == kafka.source
+    held.dead("UNREADABLE")
+    consumer.broker.fault = fault
+    consumer.run_once()
+    kafka.denied = kafka.hidden = {kafka.source}
+    run(consumer)
+    if is_rebalanced:
+        topics = (kafka.source, kafka.retry, BESIDE, f"{BESIDE}-retry-g")
+        kafka.rebalance({consumer.broker: [Partition(topic, 0) for topic in topics]})
+        run(consumer)
+    assert kafka.source in consumer.engine.health.troubles[ConsumerTrouble.NOT_AUTHORIZED]
+    assert consumer.engine._state.must_recover is not is_rebalanced  # what is revoked is forgotten
+    kafka.denied = kafka.hidden = set()
+    run(consumer)
+    assert kafka.offsets[Partition(kafka.source, 0)] == 5
+    assert kafka.offsets[Partition(BESIDE, 0)] == 5
+    handled_again = is_rebalanced and fault is Fault.FAILS
+    assert len(kafka.committed_records) == (0 if handled_again else 1)
+    assert consumer.engine.health.is_well
 
 
 def test_a_topic_that_was_hidden_is_assigned_anew_and_not_called_deleted() -> None:

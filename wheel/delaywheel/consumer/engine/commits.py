@@ -351,32 +351,48 @@ class Commits:
                 self._cut_most = None
 
     def recover(self) -> None:
-        """Ends what the old producer had begun, and finds out whether that was committed."""
+        """Ends what the old producer had begun, and finds out whether that was committed.
+
+        Later, if Kafka says nothing about the topics of that for want of a right: nothing is handed
+        out until then, but a member of a group must go on fetching.
+        """
         state = self._state
+        if self._is_hidden(self._doubtful):
+            self._recover_at_s = time.monotonic() + LONGEST_BACKOFF_S
+            return
         if not self.renew() or self._doubtful is None:
             return
         cut = self._doubtful
         found = state.insist("no committed offsets", lambda: self._committed_now(cut))
-        if found is None:  # the end was asked for
-            state.must_recover = True
+        if found is None:  # the end was asked for, or a right is missing
             return
         told: Told = []
         with state.changed:
             self._doubtful = None
+            state.must_recover = False
             # One of them is enough: those of a topic that was deleted meanwhile are gone.
             if any(one is not None and one.transaction == cut.name for one in found.values()):
                 told = self._committed(cut)
             state.notify()
         state.teller.outcomes(told)
 
-    def _committed_now(self, cut: Cut) -> Mapping[Partition, Passed | None]:
+    def _is_hidden(self, cut: Cut | None) -> bool:
+        """Whether no topic in which this was to be committed may be described."""
+        return cut is not None and all(at.topic in self._state.unseen for at in cut.offsets)
+
+    def _committed_now(self, cut: Cut) -> Mapping[Partition, Passed | None] | None:
         """Returns what is committed where a cut was to be, as far as that may be asked."""
         self._rights.look_at_news()
+        if self._is_hidden(cut):
+            return None
         seen = [at for at in cut.offsets if at.topic not in self._state.unseen]
-        return self._state.broker.committed(seen or list(cut.offsets))
+        return self._state.broker.committed(seen)
 
     def renew(self) -> bool:
-        """Makes a new producer, which ends the old one's work; False: the end was asked for."""
+        """Makes a new producer, which ends the old one's work; False: the end was asked for.
+
+        What became of that work is still to be found out, by `recover`.
+        """
         state = self._state
 
         def renew() -> bool:
@@ -385,7 +401,7 @@ class Commits:
             return True
 
         is_renewed = state.insist("no transactional producer", renew) is not None
-        state.must_recover = not is_renewed
+        state.must_recover = not is_renewed or self._doubtful is not None
         self._recover_at_s = 0.0
         return is_renewed
 
