@@ -126,6 +126,32 @@ def test_a_transaction_in_doubt_waits_while_its_topic_is_hidden(
     assert consumer.engine.health.is_well
 
 
+def test_a_transaction_stays_in_doubt_where_a_rebalance_leaves_its_partition_alone() -> None:
+    """Else what it wrote is written again."""
+    more = {BESIDE: "1", f"{BESIDE}-retry-g": "2", f"{BESIDE}-dead-g": "3"}
+    kafka = FakeKafka(partitions=1, more=more, is_incremental=True)
+    consumer = DrivenConsumer(kafka, [kafka.source, BESIDE], wait_for_rights="1h")
+    own = [Partition(topic, 0) for topic in (kafka.source, kafka.retry)]
+    kafka.rebalance({consumer.broker: own})
+    kafka._append(own[0], None, b"0", [])
+    for _ in range(3):
+        consumer.run_once()
+    consumer.take(1)[0].dead("UNREADABLE")
+    consumer.broker.fault = Fault.UNKNOWN
+    consumer.run_once()
+    kafka.denied = kafka.hidden = {kafka.source}
+    run(consumer)
+    others = [Partition(topic, 0) for topic in (BESIDE, f"{BESIDE}-retry-g")]
+    kafka.rebalance({consumer.broker: [*own, *others]})
+    run(consumer)
+    assert consumer.engine._state.must_recover
+    kafka.denied = kafka.hidden = set()
+    run(consumer)
+    assert kafka.offsets[own[0]] == 1
+    assert len(kafka.committed_records) == 1
+    assert consumer.engine.health.is_well
+
+
 def test_a_topic_that_was_hidden_is_assigned_anew_and_not_called_deleted() -> None:
     kafka, consumer = two_topics(wait_for_rights="1h")
     subscribed = list(consumer.broker.subscribed)
