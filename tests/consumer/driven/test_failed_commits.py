@@ -250,3 +250,24 @@ def test_a_commit_comes_before_its_time_if_settled_records_take_the_room() -> No
     consumer.take()[0].done()
     consumer.run_once()
     assert consumer.engine.counts.done == 5
+
+
+def test_a_transaction_stays_in_doubt_where_a_rebalance_leaves_its_partition_alone() -> None:
+    """A new producer, as a rebalance needs one, does not say what the old one committed."""
+    kafka = FakeKafka(partitions=1, more={"beside": "1"}, is_incremental=True)
+    consumer = DrivenConsumer(kafka, [kafka.source, "beside"])
+    own = [Partition(topic, 0) for topic in (kafka.source, kafka.retry)]
+    kafka.rebalance({consumer.broker: own})
+    kafka.send(b"0")
+    for _ in range(3):
+        consumer.run_once()
+    consumer.take()[0].dead("BY_HAND")
+    for fault in (Fault.FAILS, Fault.UNKNOWN):  # the second one waits before it recovers
+        consumer.broker.fault = fault
+        consumer.run_once()
+        consumer.run_once()
+    kafka.rebalance({consumer.broker: [*own, Partition("beside", 0)]})
+    consumer.run_once()
+    consumer.run_often()
+    assert kafka.offsets[own[0]] == 1
+    assert len(kafka.committed_records) == 1
