@@ -201,6 +201,7 @@ WORKLOADS: Final = {
         senders=Senders(programs=4, clients=50),
     ),
     "highest": Workload(Highest(), "the highest rate that holds"),
+    "halves-100": Workload(Halves(100), "half messages and their commits, 100 a second"),
     "halves-300": Workload(Halves(300), "half messages and their commits, 300 a second"),
     "halves-2000": Workload(Halves(2_000), "half messages and their commits, 2,000 a second"),
     "short": Workload(Steady(2_000, (50, 500)), "lateness, due in 50 to 500 ms"),
