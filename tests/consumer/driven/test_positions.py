@@ -39,20 +39,20 @@ def send(kafka: FakeKafka, name: str, count: int, *, partition: int = 0) -> list
     return values
 
 
-@pytest.mark.parametrize("anew", [5, 20, 50])
+@pytest.mark.parametrize("records", [5, 20, 50])
 @pytest.mark.parametrize("meets", ["while it reads", "when it is assigned"])
-def test_a_topic_that_was_recreated_is_read_from_its_beginning(anew: int, meets: str) -> None:
+def test_a_topic_that_was_recreated_is_read_from_its_beginning(records: int, meets: str) -> None:
     kafka = FakeKafka(partitions=1)
     consumer = start(kafka)
     assert len(send(kafka, "old", 20)) == len(handle(consumer))
     kafka.recreate()
-    sent = send(kafka, "new", anew)
+    sent = send(kafka, "new", records)
     if meets == "when it is assigned":
         join(kafka, consumer)
     else:
         consumer.engine._look_at_s = 0.0
     assert set(sent) <= set(handle(consumer))
-    assert kafka.offsets[Partition(kafka.source, 0)] == anew
+    assert kafka.offsets[Partition(kafka.source, 0)] == records
     assert consumer.engine.counts.restarts == 1
     # And once is enough.
     join(kafka, consumer)

@@ -195,8 +195,9 @@ def _even(numbers: NDArray[np.int64], seconds: int) -> NDArray[np.int64]:
 def _along(lengths_bytes: NDArray[np.int64], messages: NDArray[np.int64]) -> NDArray[np.int64]:
     """Spreads bytes as their messages are spread: where there are none, there are no bytes."""
     until = messages.cumsum(axis=1)
-    each, more = np.divmod(lengths_bytes[:, None], np.maximum(until[:, -1:], 1))
-    ends = each * until + more * until // np.maximum(until[:, -1:], 1)
+    total = np.maximum(until[:, -1:], 1)
+    each, more = np.divmod(lengths_bytes[:, None], total)
+    ends = each * until + more * until // total
     spread: NDArray[np.int64] = np.diff(ends, axis=1, prepend=0)
     return spread
 

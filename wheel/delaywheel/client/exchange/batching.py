@@ -76,7 +76,7 @@ class Accumulator:
         Args:
             queue: The bounds.
             timeout_s: The client's timeout.
-            on_wait: Called on the thread of the first who waits for a batch: to `expedite` it.
+            on_wait: Called by the first caller that waits for a batch, to `expedite` it.
         """
         self._queue: Final = queue
         self._on_wait: Final = on_wait
