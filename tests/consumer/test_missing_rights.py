@@ -7,7 +7,7 @@ import pytest
 from delaywheel.consumer import ConsumerError, ConsumerReason, ConsumerTrouble
 from delaywheel.consumer.message import State
 from delaywheel.consumer.port import Start
-from delaywheel.consumer.records import Partition
+from delaywheel.consumer.records import Partition, Passed
 from support.consumer.driven import DrivenConsumer
 from support.consumer.fake_kafka import INGRESS, FakeBroker, FakeKafka, Fault
 
@@ -149,6 +149,30 @@ def test_a_transaction_stays_in_doubt_where_a_rebalance_leaves_its_partition_alo
     run(consumer)
     assert kafka.offsets[own[0]] == 1
     assert len(kafka.committed_records) == 1
+    assert consumer.engine.health.is_well
+
+
+def test_a_hidden_topic_that_is_assigned_keeps_no_other_waiting() -> None:
+    """Whoever assigns partitions may have rights that this member lacks."""
+    more = {BESIDE: "1", f"{BESIDE}-retry-g": "2", f"{BESIDE}-dead-g": "3"}
+    kafka = FakeKafka(partitions=1, more=more, is_incremental=True)
+    consumer = DrivenConsumer(kafka, [kafka.source, BESIDE], wait_for_rights="1h")
+    hidden, *others = (
+        Partition(topic, 0) for topic in (kafka.source, kafka.retry, BESIDE, f"{BESIDE}-retry-g")
+    )
+    for number in range(5):
+        kafka._append(hidden, None, b"%d" % number, [])
+        kafka._append(Partition(BESIDE, 0), None, b"%d" % number, [])
+    kafka.offsets[hidden], kafka.passed[hidden] = 2, Passed(2, "", 0, "")
+    kafka.denied = kafka.hidden = {kafka.source}
+    kafka.rebalance({consumer.broker: [hidden, *others]})
+    run(consumer)
+    assert kafka.offsets[Partition(BESIDE, 0)] == 5
+    assert kafka.source in consumer.engine.health.troubles[ConsumerTrouble.NOT_AUTHORIZED]
+    kafka.denied = kafka.hidden = set()
+    run(consumer)
+    assert [one.value for one in consumer.hand if one.topic == kafka.source] == [b"2", b"3", b"4"]
+    assert kafka.offsets[hidden] == 5
     assert consumer.engine.health.is_well
 
 

@@ -336,6 +336,7 @@ class Engine:
         self._lookout.look_at_hand()
         self._rights.look()
         if self._rights.joins_again:
+            self._begin_with_left_out()
             self._subscribe_again()
             return
         if self._patterns.look():
@@ -374,11 +375,25 @@ class Engine:
 
     def _assigned(self, partitions: Sequence[Partition]) -> None:
         state = self._state
+        positions: dict[Partition, int | None] = {}
         if self._broker.is_incremental:
             state.ours = [*(one for one in state.ours if one not in partitions), *partitions]
+            # The client cannot leave one out. What comes of those that the book does not have is
+            # dropped, and read again once they are begun with.
+            positions = dict.fromkeys(partitions)
         else:
             state.ours = list(partitions)
-        self._flow.read_from(self._begin_with(partitions))
+        self._flow.read_from(positions | self._begin_with(partitions))
+
+    def _begin_with_left_out(self) -> None:
+        """Takes in what could not even be described when it was assigned.
+
+        Where all partitions are assigned together, those that were left out come with the others.
+        """
+        left_out = set(self._state.ours) - set(self._book.partitions)
+        if left_out and self._broker.is_incremental:
+            self._begin_with(sorted(left_out))
+            self._flow.go_back(left_out)
 
     def _read_anew(self, went_back: AbstractSet[Partition] = frozenset()) -> None:
         """Begins again with all partitions: some are not what they were."""

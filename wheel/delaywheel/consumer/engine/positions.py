@@ -74,8 +74,7 @@ class Positions:
 
         A topic that does not exist is read where the group was in it, should it come back, until
         it is seen that it did. With `ordered` it is not read meanwhile: what is away is not known.
-        Nor is what these credentials may not describe, until they may: the group is joined again
-        then. Where partitions come one by one that is waited for, as none of them can be left out.
+        Nor is what these credentials may not describe, until they may.
 
         If a group begins at the end, that position is committed before it is used: later records
         are not skipped, even if this consumer dies at once.
@@ -118,8 +117,7 @@ class Positions:
     def _to_be_read(
         self, partitions: Sequence[Partition], topics: Mapping[str, ConsumedTopic]
     ) -> Sequence[Partition]:
-        if not self._broker.is_incremental:
-            partitions = [one for one in partitions if one.topic not in self._state.unseen]
+        partitions = [one for one in partitions if one.topic not in self._state.unseen]
         if self._state.order is None:
             return partitions
         names_of = self._state.settings.topics.names_of
