@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -13,6 +16,8 @@ import pytest
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.server.ledger import publisher as publish
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
+from delaywheel_replica.server.ledger.rows import rows_folder
+from sim.machine.disk import Fault, SimulatedDisk
 from support.server.server_process import wait_until
 from support.wheels.books import (
     ACCEPTED_AT_MS,
@@ -44,6 +49,49 @@ def test_while_the_place_is_away_nothing_is_reported_and_nothing_is_lost(bench: 
     assert (bench.books.state().failure, bench.books.state().failing_since_ms) == (None, None)
     assert bench.rows() == bench.all_written()
     assert bench.published == {WHEEL: 3}
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault("open"), Fault("read", error=errno.EUCLEAN), Fault("read", countdown=1)]
+)
+def test_rows_that_cannot_be_read_are_taken_from_the_frames(tmp_path: Path, fault: Fault) -> None:
+    """The place fills otherwise what no reading will end: the floor waits for it."""
+    disk = SimulatedDisk()
+    bench = Bench(Path("/data"), disk=disk, folder=tmp_path)
+    for number in (1, 2):
+        bench.write(message(number))
+    disk.faults += [replace(fault, path_part=".rows") for _ in range(9)]
+    assert bench.books.work()
+    assert bench.rows() == bench.all_written()
+    assert bench.published == {WHEEL: 2}
+    assert not bench.local_files()
+
+
+def test_rows_that_are_gone_are_taken_from_the_frames(bench: Bench) -> None:
+    bench.write(message(1))
+    bench.ledger.seal()
+    (name,) = bench.local_files()
+    bench.restart()
+    (rows_folder(bench.data, WHEEL) / name).unlink()
+    assert bench.books.work()
+    assert bench.rows() == bench.all_written()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_a_node_starts_without_notes_that_cannot_be_read(
+    tmp_path: Path, *, is_shared: bool
+) -> None:
+    disk = SimulatedDisk()
+    bench = Bench(Path("/data"), disk=disk, folder=tmp_path)
+    bench.is_shared = is_shared
+    bench.write(message(1))
+    bench.books.work()
+    bench.write(message(2))
+    disk.faults.append(Fault("read", error=errno.EBADMSG, path_part="books.json"))
+    bench.restart()
+    assert bench.books.work()
+    assert bench.rows() == bench.all_written()
+    assert bench.published == {WHEEL: 2}
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from typing import Annotated, Final, Self
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel_replica.core.protocol.codec import (
     ADDED,
     MalformedError,
@@ -106,7 +107,11 @@ class Notes:
     """The file, and its content. For one thread."""
 
     def __init__(self, disk: Disk, data: Path) -> None:
-        """Reads the file; one that cannot be parsed counts as absent."""
+        """Reads the file; one that cannot be read or parsed counts as absent.
+
+        Of a shared place, the names say it again; elsewhere a gap that was not in place yet is a
+        hole between the names.
+        """
         self._disk = disk
         self._path = data / "ledger" / "books.json"
         self._ballast = data / "ledger" / "ballast"
@@ -118,8 +123,10 @@ class Notes:
             content = decode(_Content, disk.read_file(self._path))
         except FileNotFoundError:
             return
-        except MalformedError as error:
-            _log.warning("books.json ignored", error=str(error))
+        except (OSError, MalformedError) as error:
+            if isinstance(error, OSError) and not is_medium_error(error):
+                raise
+            _log.error("books.json ignored", error=str(error))
             return
         self._placed = dict(content.placed)
         self._gaps = {gap.wheel: gap for gap in content.gaps}

@@ -20,13 +20,15 @@ counts                  uint32      messages of each frame; 0: it holds cancels
 topics                  JSON        a list of names
 ======================  ==========  ==============================================
 
-A file ends where a block is torn or its checksum is wrong: the rest is read from the frames.
+A file ends where a block is torn, its checksum is wrong, or the medium does not return it: the rest
+is read from the frames.
 """
 
 import json
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,8 +39,10 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
+from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.counts import NodeCounts
 
 _MAGIC: Final = b"DWlc"
@@ -47,6 +51,8 @@ _CHECKED_FROM: Final = 8
 _ROW_BYTES: Final = 8 + 16 + 4
 _FRAME_BYTES: Final = 4
 _NO_TOPICS: Final = b"[]"
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,17 +185,19 @@ def encode_block(block: Block) -> bytearray:
 
 def read_blocks(disk: Disk, path: Path) -> Iterator[Block]:
     """Yields a file's blocks up to the first damaged one, with one in memory at a time."""
-    file = disk.open_read(path)
     try:
-        size, at = file.size(), 0
-        while at + _HEAD.size <= size:
-            content = _whole_block(file, at, size)
-            if content is None:
-                return
-            yield _decode(content)
-            at += len(content)
-    finally:
-        file.close()
+        with closing(disk.open_read(path)) as file:
+            size, at = file.size(), 0
+            while at + _HEAD.size <= size:
+                content = _whole_block(file, at, size)
+                if content is None:
+                    return
+                yield _decode(content)
+                at += len(content)
+    except OSError as error:
+        if not (is_medium_error(error) or isinstance(error, FileNotFoundError)):
+            raise
+        _log.warning("ledger rows cannot be read", path=str(path), error=str(error))
 
 
 def _whole_block(file: File, at: int, size: int) -> bytes | None:
