@@ -9,7 +9,13 @@ import time
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.messages import Applied, Frames, Vote, VoteAsk, WheelCard
+from delaywheel_replica.core.protocol.messages import (
+    Applied,
+    Frames,
+    PrevoteRequest,
+    Vote,
+    WheelCard,
+)
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.framing import PREFACE, head_of
 from delaywheel_replica.peers.handshake import encode_answer
@@ -52,7 +58,7 @@ def ask(site: Site, number: int) -> None:
 
     def is_answered() -> bool:
         """It is asked again: until the peer knows that it was accepted, its answers are dropped."""
-        site.network.send("n2", VoteAsk(number, 1))
+        site.network.send("n2", PrevoteRequest(number, 1))
         site.network.send("n2", Frames(CARD, bundled([copy_of(number, b"frame")])))
         return {Vote(number), applied} <= {*site.from_("n2")}
 

@@ -18,10 +18,10 @@ from delaywheel_replica.core.protocol.messages import (
     Gossip,
     Lacks,
     PeerMessage,
+    PrevoteRequest,
     Promise,
     Refused,
     Vote,
-    VoteAsk,
     WheelCard,
 )
 from delaywheel_replica.peers.encoding import (
@@ -74,7 +74,7 @@ messages: st.SearchStrategy[PeerMessage] = st.one_of(
     st.builds(Fetch, seqs, wheel_ids, seqs, seqs),
     st.builds(Lacks, seqs, wheel_ids, texts, st.integers(1, 99), st.integers(1, 99)),
     st.builds(Promise, answers),
-    st.builds(VoteAsk, seqs, times_ms),
+    st.builds(PrevoteRequest, seqs, times_ms),
     st.builds(Vote, seqs),
 )
 

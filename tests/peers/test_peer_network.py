@@ -22,10 +22,10 @@ from delaywheel_replica.core.protocol.messages import (
     Gossip,
     Lacks,
     PeerMessage,
+    PrevoteRequest,
     Promise,
     Refused,
     Vote,
-    VoteAsk,
     WheelCard,
 )
 from delaywheel_replica.peers.encoding import encode, encode_in_parts
@@ -41,7 +41,7 @@ WHEEL = WheelId("n1", 1)
 CARD = WheelCard(WHEEL, {"n1": "disk-n1", "n2": "disk-n2"}, 2, 7200)
 ALL = (
     Gossip(heartbeat("n1", open_=WHEEL), (heartbeat("n3"),)),
-    VoteAsk(1, 1000),
+    PrevoteRequest(1, 1000),
     Vote(2),
     Promise(FenceAnswer("n1", "disk-n1", Fence("n2", 3), {WHEEL: 4})),
     Refused("n2", 3),

@@ -18,7 +18,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID as Usage
 from delaywheel import Tls
 from delaywheel.client.exchange.channel import tls_fault
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.messages import Frames, Gossip, Vote, VoteAsk, WheelCard
+from delaywheel_replica.core.protocol.messages import (
+    Frames,
+    Gossip,
+    PrevoteRequest,
+    Vote,
+    WheelCard,
+)
 from delaywheel_replica.peers.encryption import Cipher, Contexts, PeerSecurity, PeerTls
 from delaywheel_replica.peers.outbox import Outbox, StreamTally
 from delaywheel_replica.peers.sockets import Channel
@@ -83,11 +89,11 @@ def test_modes_that_connect(good: Authority, one: PeerTls, another: PeerTls) -> 
     with two(security(one, good), security(another, good)) as (a, b):
         a.wait_connected("n2")
         b.wait_connected("n1")
-        a.network.send("n2", VoteAsk(1, 1000))
+        a.network.send("n2", PrevoteRequest(1, 1000))
         b.network.send("n1", Vote(2))
         a.wait_for_messages(1)
         b.wait_for_messages(1)
-        assert (a.came, b.came) == ([("n2", Vote(2))], [("n1", VoteAsk(1, 1000))])
+        assert (a.came, b.came) == ([("n2", Vote(2))], [("n1", PrevoteRequest(1, 1000))])
 
 
 @pytest.mark.parametrize("mode", [OFF, ACCEPT])
@@ -148,11 +154,11 @@ def test_all_of_it_arrives_in_order(good: Authority) -> None:
         a.wait_connected("n2")
         a.network.send("n2", frames)
         for number in range(200):
-            a.network.send("n2", VoteAsk(number, number))
+            a.network.send("n2", PrevoteRequest(number, number))
         a.network.send("n2", frames)
         b.wait_for_messages(202)
-        asked = [message for message in b.from_("n1") if isinstance(message, VoteAsk)]
-        assert asked == [VoteAsk(number, number) for number in range(200)]
+        asked = [message for message in b.from_("n1") if isinstance(message, PrevoteRequest)]
+        assert asked == [PrevoteRequest(number, number) for number in range(200)]
         assert [m for m in b.from_("n1") if isinstance(m, Frames)] == [frames, frames]
 
 
@@ -313,7 +319,7 @@ def test_streams_are_opened_anew_and_what_was_revoked_ends(
         b.wait("opened anew, both ways", lambda: b.state("n1").counters.connects >= opened + 4)
 
         def arrives() -> bool:
-            a.network.send("n2", VoteAsk(1, 1000))
+            a.network.send("n2", PrevoteRequest(1, 1000))
             return bool(b.came)
 
         b.wait("messages arrive", arrives)
@@ -337,7 +343,7 @@ def test_which_grants_a_node_has_is_told_to_those_who_know_of_it(knows: bool) ->
 
         def told() -> bool:
             a.network.tell_access("new")
-            a.network.send("n2", VoteAsk(1, 1000))
+            a.network.send("n2", PrevoteRequest(1, 1000))
             return bool(b.came) and b.state("n1").access == ("new" if knows else "old")
 
         b.wait("it is heard", told)

@@ -47,7 +47,7 @@ class ToPeer(_message.Message):
     FETCH_FIELD_NUMBER: _builtins.int
     LACKS_FIELD_NUMBER: _builtins.int
     PROMISE_FIELD_NUMBER: _builtins.int
-    VOTE_ASK_FIELD_NUMBER: _builtins.int
+    PREVOTE_REQUEST_FIELD_NUMBER: _builtins.int
     VOTE_FIELD_NUMBER: _builtins.int
     ACCESS_FIELD_NUMBER: _builtins.int
     @_builtins.property
@@ -67,7 +67,7 @@ class ToPeer(_message.Message):
     @_builtins.property
     def promise(self) -> Global___Promise: ...
     @_builtins.property
-    def vote_ask(self) -> Global___VoteAsk: ...
+    def prevote_request(self) -> Global___PrevoteRequest: ...
     @_builtins.property
     def vote(self) -> Global___Vote: ...
     @_builtins.property
@@ -83,15 +83,15 @@ class ToPeer(_message.Message):
         fetch: Global___Fetch | None = ...,
         lacks: Global___Lacks | None = ...,
         promise: Global___Promise | None = ...,
-        vote_ask: Global___VoteAsk | None = ...,
+        prevote_request: Global___PrevoteRequest | None = ...,
         vote: Global___Vote | None = ...,
         access: Global___Access | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "applied", b"applied", "fetch", b"fetch", "frames", b"frames", "gossip", b"gossip", "hello", b"hello", "lacks", b"lacks", "message", b"message", "promise", b"promise", "refused", b"refused", "vote", b"vote", "vote_ask", b"vote_ask"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "applied", b"applied", "fetch", b"fetch", "frames", b"frames", "gossip", b"gossip", "hello", b"hello", "lacks", b"lacks", "message", b"message", "prevote_request", b"prevote_request", "promise", b"promise", "refused", b"refused", "vote", b"vote"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "applied", b"applied", "fetch", b"fetch", "frames", b"frames", "gossip", b"gossip", "hello", b"hello", "lacks", b"lacks", "message", b"message", "promise", b"promise", "refused", b"refused", "vote", b"vote", "vote_ask", b"vote_ask"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "applied", b"applied", "fetch", b"fetch", "frames", b"frames", "gossip", b"gossip", "hello", b"hello", "lacks", b"lacks", "message", b"message", "prevote_request", b"prevote_request", "promise", b"promise", "refused", b"refused", "vote", b"vote"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "gossip", "frames", "applied", "refused", "fetch", "lacks", "promise", "vote_ask", "vote", "access"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "gossip", "frames", "applied", "refused", "fetch", "lacks", "promise", "prevote_request", "vote", "access"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -135,14 +135,14 @@ class Hello(_message.Message):
         DESCRIPTOR: _descriptor.EnumDescriptor
         UNKNOWN: Hello._Stream.ValueType  # 0
         CONTROL: Hello._Stream.ValueType  # 1
-        """Gossip, VoteAsk, Vote, Promise, Refused."""
+        """Gossip, PrevoteRequest, Vote, Promise, Refused."""
         DATA: Hello._Stream.ValueType  # 2
         """Frames, Applied, Fetch, Lacks."""
 
     class Stream(_Stream, metaclass=_StreamEnumTypeWrapper): ...
     UNKNOWN: Hello.Stream.ValueType  # 0
     CONTROL: Hello.Stream.ValueType  # 1
-    """Gossip, VoteAsk, Vote, Promise, Refused."""
+    """Gossip, PrevoteRequest, Vote, Promise, Refused."""
     DATA: Hello.Stream.ValueType  # 2
     """Frames, Applied, Fetch, Lacks."""
 
@@ -927,7 +927,7 @@ class Promise(_message.Message):
 Global___Promise: _TypeAlias = Promise  # noqa: Y015
 
 @_typing.final
-class VoteAsk(_message.Message):
+class PrevoteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ROUND_FIELD_NUMBER: _builtins.int
@@ -946,7 +946,7 @@ class VoteAsk(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___VoteAsk: _TypeAlias = VoteAsk  # noqa: Y015
+Global___PrevoteRequest: _TypeAlias = PrevoteRequest  # noqa: Y015
 
 @_typing.final
 class Vote(_message.Message):

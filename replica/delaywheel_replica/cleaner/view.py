@@ -7,9 +7,9 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import ControlState, Leader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence
+from delaywheel_replica.core.protocol.messages import PrevoteRequest
 from delaywheel_replica.core.protocol.status_files import (
     FloorWait,
-    PrevoteRequest,
     Role,
     Standstill,
 )

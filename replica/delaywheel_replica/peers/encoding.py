@@ -32,10 +32,10 @@ from delaywheel_replica.core.protocol.messages import (
     Gossip,
     Lacks,
     PeerMessage,
+    PrevoteRequest,
     Promise,
     Refused,
     Vote,
-    VoteAsk,
     WheelCard,
 )
 from delaywheel_replica.core.protocol.progress import Position, Reached
@@ -99,9 +99,9 @@ def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each messa
             return pb.ToPeer(lacks=lacks).SerializeToString()
         case Promise():
             return pb.ToPeer(promise=_promise(message.answer)).SerializeToString()
-        case VoteAsk():
-            ask = pb.VoteAsk(round=message.round, silence_ms=message.silence_ms)
-            return pb.ToPeer(vote_ask=ask).SerializeToString()
+        case PrevoteRequest():
+            request = pb.PrevoteRequest(round=message.round, silence_ms=message.silence_ms)
+            return pb.ToPeer(prevote_request=request).SerializeToString()
         case Vote():
             return pb.ToPeer(vote=pb.Vote(round=message.round)).SerializeToString()
 
@@ -170,8 +170,8 @@ def decode_told(  # noqa: C901, PLR0911 - one for each message
             return _read_lacks(wire.lacks)
         case "promise":
             return Promise(_read_promise(wire.promise))
-        case "vote_ask":
-            return VoteAsk(wire.vote_ask.round, wire.vote_ask.silence_ms)
+        case "prevote_request":
+            return PrevoteRequest(wire.prevote_request.round, wire.prevote_request.silence_ms)
         case "vote":
             return Vote(wire.vote.round)
         case "access":

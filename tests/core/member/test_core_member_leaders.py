@@ -5,9 +5,9 @@ from dataclasses import replace
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import WriteStatus
 from delaywheel_replica.core.protocol.heartbeat import Heard, LeaderTerm
-from delaywheel_replica.core.protocol.messages import Gossip, Vote, VoteAsk
+from delaywheel_replica.core.protocol.messages import Gossip, PrevoteRequest, Vote
 from delaywheel_replica.core.protocol.progress import Reached
-from delaywheel_replica.core.protocol.status_files import PrevoteRequest, Role
+from delaywheel_replica.core.protocol.status_files import Role
 from support.core.member_talk import heartbeat_of, messages, spare_of
 from support.core.member_world import FakeNode, FakeStore, state_of
 
@@ -37,7 +37,7 @@ def test_a_leader_that_says_it_leads_no_more_is_gone_at_once() -> None:
     effects = node.receive("b", Gossip(ended))
     assert node.status().leader_heard_ms is None
     assert WriteStatus() in effects, "the cleaner waits for it"
-    node.receive("c", VoteAsk(1, 1_000))
+    node.receive("c", PrevoteRequest(1, 1_000))
     assert messages(node, Vote) == [("c", Vote(1))]
 
 
@@ -46,7 +46,7 @@ def test_a_candidate_is_waited_for_like_a_leader_until_it_says_that_it_failed() 
     node.tick(5_000)
     node.receive("b", Gossip(heartbeat_of("b", count=1, stands=True)))
     assert node.status().leader_heard_ms == node.now_ms
-    node.receive("c", VoteAsk(1, 1_000))
+    node.receive("c", PrevoteRequest(1, 1_000))
     assert messages(node, Vote) == []
     assert WriteStatus() in node.receive("b", Gossip(heartbeat_of("b", count=2)))
     assert node.status().leader_heard_ms is None
@@ -98,9 +98,12 @@ def test_seals_follow_the_newest_leaders_clock_also_when_it_is_relayed() -> None
 def test_votes_are_asked_for_while_requested_and_counted_for_the_round() -> None:
     node = FakeNode("a")
     node.cleaner_reports(node.cleaner(prevote_request=PrevoteRequest(1, 1_000)))
-    assert messages(node, VoteAsk) == [("b", VoteAsk(1, 1_000)), ("c", VoteAsk(1, 1_000))]
+    assert messages(node, PrevoteRequest) == [
+        ("b", PrevoteRequest(1, 1_000)),
+        ("c", PrevoteRequest(1, 1_000)),
+    ]
     node.tick()
-    assert len(messages(node, VoteAsk)) == 2
+    assert len(messages(node, PrevoteRequest)) == 2
     node.receive("b", Vote(1))
     node.receive("c", Vote(2))
     status = node.status()
@@ -111,7 +114,7 @@ def test_votes_are_asked_for_while_requested_and_counted_for_the_round() -> None
     node.cleaner_reports(node.cleaner())
     node.take_sent()
     node.tick()
-    assert messages(node, VoteAsk) == []
+    assert messages(node, PrevoteRequest) == []
     assert node.status().vote_round == 0
 
 
@@ -120,14 +123,14 @@ def test_a_node_in_term_or_on_its_way_gives_no_vote() -> None:
         node = FakeNode("a")
         node.tick(5_000)
         node.cleaner_reports(node.cleaner(role=role))
-        node.receive("b", VoteAsk(1, 1_000))
+        node.receive("b", PrevoteRequest(1, 1_000))
         assert messages(node, Vote) == []
 
 
 def test_a_vote_given_counts_as_a_leader_heard() -> None:
     node = FakeNode("a")
     node.tick(5_000)
-    node.receive("b", VoteAsk(1, 1_000))
+    node.receive("b", PrevoteRequest(1, 1_000))
     assert messages(node, Vote) == [("b", Vote(1))]
     assert node.status().leader_heard_ms == node.now_ms
 

@@ -1,14 +1,13 @@
 """Votes: when a node agrees that no leader is heard."""
 
 from delaywheel_replica.core.member.prevote import Prevote
-from delaywheel_replica.core.protocol.messages import Vote, VoteAsk
-from delaywheel_replica.core.protocol.status_files import PrevoteRequest
+from delaywheel_replica.core.protocol.messages import PrevoteRequest, Vote
 
-ASK = VoteAsk(1, 1_000)
+ASK = PrevoteRequest(1, 1_000)
 
 
 def agrees(
-    voting: Prevote, sender: str, now_ms: int, ask: VoteAsk = ASK, *, stands: bool = False
+    voting: Prevote, sender: str, now_ms: int, ask: PrevoteRequest = ASK, *, stands: bool = False
 ) -> bool:
     return voting.asked(sender, ask, now_ms, stands=stands) == Vote(ask.round)
 
@@ -57,7 +56,7 @@ def test_the_same_round_is_answered_again_without_blocking_others_for_longer() -
     assert agrees(voting, "a", 5_000)
     assert agrees(voting, "a", 5_900)
     assert voting.leader_heard_ms == 5_000
-    assert agrees(voting, "a", 5_950, VoteAsk(2, 1_000))
+    assert agrees(voting, "a", 5_950, PrevoteRequest(2, 1_000))
     assert voting.leader_heard_ms == 5_950
 
 
@@ -78,7 +77,7 @@ def test_of_two_that_ask_at_once_the_later_in_order_gives_way() -> None:
     assert first.voted("b", Vote(1))
     assert first.votes == {"b"}
     assert second.requested(PrevoteRequest(2, 1_000))
-    assert second.ask() == VoteAsk(2, 1_000)
+    assert second.ask() == PrevoteRequest(2, 1_000)
 
 
 def test_votes_of_another_round_do_not_count() -> None:

@@ -38,10 +38,10 @@ from delaywheel_replica.core.protocol.messages import (
     Gossip,
     Lacks,
     PeerMessage,
+    PrevoteRequest,
     Promise,
     Refused,
     Vote,
-    VoteAsk,
     WheelCard,
 )
 from delaywheel_replica.core.protocol.progress import Position, Reached
@@ -123,7 +123,7 @@ def frames_with(
         (Promise(FenceAnswer("c", "disk-c", Fence("b", 1))), "as b's own"),
         (Promise(FenceAnswer("b", "disk-b", Fence("a", 1), {B1: 4})), "of others' wheels"),
         (Promise(FenceAnswer("b", "disk-b", Fence("a", 1), {A1: HUGE})), "end of a.1"),
-        (VoteAsk(1, HUGE), "silence"),
+        (PrevoteRequest(1, HUGE), "silence"),
         (Vote(HUGE), "round"),
     ],
 )
@@ -366,7 +366,7 @@ hostile: st.SearchStrategy[PeerMessage] = st.one_of(
             st.booleans(),
         ),
     ),
-    st.builds(VoteAsk, numbers, numbers),
+    st.builds(PrevoteRequest, numbers, numbers),
     st.builds(Vote, numbers),
 )
 

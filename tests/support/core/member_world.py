@@ -57,13 +57,13 @@ from delaywheel_replica.core.protocol.messages import (
     Gossip,
     Lacks,
     PeerMessage,
+    PrevoteRequest,
     Promise,
     Refused,
 )
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
-    PrevoteRequest,
     Role,
     ServerStatus,
 )

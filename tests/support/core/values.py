@@ -18,12 +18,12 @@ from delaywheel_replica.core.protocol.heartbeat import (
     WheelHeartbeat,
 )
 from delaywheel_replica.core.protocol.histogram import Histogram
+from delaywheel_replica.core.protocol.messages import PrevoteRequest
 from delaywheel_replica.core.protocol.progress import Position, Progress, Reached
 from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     FloorWait,
     KnownPeer,
-    PrevoteRequest,
     Role,
     ServerStatus,
     Standstill,

@@ -1,8 +1,8 @@
 """A node that consists only of its peer network, as a process that can be killed and stopped.
 
-It answers: Frames with Applied, a VoteAsk with a Vote. Arguments: its id, its storage, and the
-members as JSON. It says "ready" when it listens. When its standard input ends its main thread ends,
-as by a defect: nothing is stopped.
+It answers: Frames with Applied, a PrevoteRequest with a Vote. Arguments: its id, its storage, and
+the members as JSON. It says "ready" when it listens. When its standard input ends its main thread
+ends, as by a defect: nothing is stopped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from delaywheel_replica.core.protocol.messages import Applied, Frames, PeerMessage, Vote, VoteAsk
+from delaywheel_replica.core.protocol.messages import (
+    Applied,
+    Frames,
+    PeerMessage,
+    PrevoteRequest,
+    Vote,
+)
 from delaywheel_replica.peers.network import PeerNetwork
 from support.peers.site import identity
 
@@ -67,7 +73,7 @@ def main(node: str, storage: str, members: dict[str, str]) -> None:
         if isinstance(message, Frames):
             applied = Applied(message.card.wheel, storage, "boot", message.frames.last_seq)
             network.send(peer, applied)
-        elif isinstance(message, VoteAsk):
+        elif isinstance(message, PrevoteRequest):
             network.send(peer, Vote(message.round))
 
     network = PeerNetwork(

@@ -60,7 +60,7 @@ from delaywheel_replica.core.election.events import (
     Stop,
     TransactionReport,
 )
-from delaywheel_replica.core.protocol.status_files import PrevoteRequest
+from delaywheel_replica.core.protocol.messages import PrevoteRequest
 from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, Action, TransactionState
 
 MIN_SILENCE_MS = 1_000

@@ -23,10 +23,10 @@ from delaywheel_replica.core.protocol.messages import (
     Gossip,
     Lacks,
     PeerMessage,
+    PrevoteRequest,
     Promise,
     Refused,
     Vote,
-    VoteAsk,
 )
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.fencing import answer
@@ -72,7 +72,7 @@ class PeerMessages:
                 return self._mirrors.fetch()
             case Promise():
                 return self._promised(sender, message.answer)
-            case VoteAsk():
+            case PrevoteRequest():
                 return self._asked_vote(sender, message)
             case Vote():
                 return [WriteStatus()] if self._prevote.voted(sender, message) else []
@@ -182,7 +182,7 @@ class PeerMessages:
         )
         return [Send(sender, lacks)]
 
-    def _asked_vote(self, sender: str, ask: VoteAsk) -> list[Effect]:
+    def _asked_vote(self, sender: str, ask: PrevoteRequest) -> list[Effect]:
         known = self._known
         cleaner = known.living_cleaner
         stands = known.term is not None or (

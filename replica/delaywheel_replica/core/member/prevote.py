@@ -17,8 +17,7 @@ one gives way, and a node that asks without success blocks the others no longer 
 
 from dataclasses import dataclass
 
-from delaywheel_replica.core.protocol.messages import Vote, VoteAsk
-from delaywheel_replica.core.protocol.status_files import PrevoteRequest
+from delaywheel_replica.core.protocol.messages import PrevoteRequest, Vote
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +76,9 @@ class Prevote:
         self.votes = frozenset()
         return request is not None
 
-    def ask(self) -> VoteAsk | None:
+    def ask(self) -> PrevoteRequest | None:
         """Returns what to ask the other nodes now."""
-        request = self._request
-        if request is None or self._gave_way:
-            return None
-        return VoteAsk(request.round, request.silence_ms)
+        return None if self._gave_way else self._request
 
     def voted(self, sender: str, vote: Vote) -> bool:
         """Counts another node's vote; returns whether it is new."""
@@ -92,30 +88,32 @@ class Prevote:
         self.votes |= {sender}
         return True
 
-    def asked(self, sender: str, ask: VoteAsk, now_ms: int, *, stands: bool) -> Vote | None:
+    def asked(
+        self, sender: str, request: PrevoteRequest, now_ms: int, *, stands: bool
+    ) -> Vote | None:
         """Returns the answer to another node's request for a vote, if this node agrees.
 
         Args:
             sender: The asking node.
-            ask: Its question.
+            request: Its question.
             now_ms: The monotonic clock.
             stands: Whether this node's cleaner leads, or is about to.
         """
         if stands or self._is_asking_before(sender):
             return None
-        if sender != self._leader and not self._is_quiet(ask.silence_ms, now_ms):
+        if sender != self._leader and not self._is_quiet(request.silence_ms, now_ms):
             return None
         given = self._given
-        if given is not None and now_ms - given.at_ms < ask.silence_ms:
+        if given is not None and now_ms - given.at_ms < request.silence_ms:
             if given.node != sender:
                 return None
-            if given.round == ask.round:
-                return Vote(ask.round)
-        self._given = _Given(sender, ask.round, now_ms)
+            if given.round == request.round:
+                return Vote(request.round)
+        self._given = _Given(sender, request.round, now_ms)
         if self._request is not None:
             self._gave_way = True
             self.votes = frozenset()
-        return Vote(ask.round)
+        return Vote(request.round)
 
     def _is_asking_before(self, sender: str) -> bool:
         return self._request is not None and not self._gave_way and self._node < sender

@@ -44,10 +44,10 @@ from delaywheel_replica.core.protocol.messages import (
     Gossip,
     Lacks,
     PeerMessage,
+    PrevoteRequest,
     Promise,
     Refused,
     Vote,
-    VoteAsk,
     WheelCard,
 )
 from delaywheel_replica.core.protocol.progress import Reached
@@ -108,7 +108,7 @@ def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for ea
             _check_number("last seq", message.last_seq, least=message.first_seq)
         case Promise():
             _check_answer(sender, message.answer)
-        case VoteAsk():
+        case PrevoteRequest():
             _check_number("silence", message.silence_ms)
         case Vote():
             _check_number("round", message.round)

@@ -12,11 +12,12 @@
 | Fetch | any to any | asks for frames by seq |
 | Lacks | holder to fetcher | it has none of these frames |
 | Promise | member to leader | answer to a fence in the leader's heartbeat |
-| VoteAsk, Vote | standby and others | whether others hear no leader either |
+| PrevoteRequest, Vote | standby and others | whether others hear no leader either |
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
@@ -130,12 +131,11 @@ class Promise:
     answer: FenceAnswer
 
 
-@dataclass(frozen=True, slots=True)
-class VoteAsk:
-    """Asks whether the receiver hears no leader.
+class PrevoteRequest(NamedTuple):
+    """A standby's question whether the others hear no leader either.
 
     Attributes:
-        round: The round of asking.
+        round: The asking node's round, ascending since its cleaner started.
         silence_ms: The receiver agrees if it has heard no leader for this long.
     """
 
@@ -153,4 +153,4 @@ class Vote:
 ABOUT_FRAMES = (Frames, Applied, Fetch, Lacks)
 """These may be long, or wait for a disk: they travel apart from messages that must be prompt."""
 
-PeerMessage = Gossip | Frames | Applied | Refused | Fetch | Lacks | Promise | VoteAsk | Vote
+PeerMessage = Gossip | Frames | Applied | Refused | Fetch | Lacks | Promise | PrevoteRequest | Vote

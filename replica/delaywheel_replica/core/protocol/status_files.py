@@ -9,7 +9,7 @@ nothing.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.codec import AtLeast, Natural, Positive
@@ -17,6 +17,7 @@ from delaywheel_replica.core.protocol.control import ControlState, Leader, NodeR
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.histogram import Histogram
+from delaywheel_replica.core.protocol.messages import PrevoteRequest
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 
@@ -34,18 +35,6 @@ class Role(StrEnum):
     CANDIDATE = "candidate"
     RESTING = "resting"
     LEADING = "leading"
-
-
-class PrevoteRequest(NamedTuple):
-    """A standby's question whether the others hear no leader either.
-
-    Attributes:
-        round: This node's round of asking, ascending since its cleaner started.
-        silence_ms: A node agrees if it has heard no leader for this long.
-    """
-
-    round: int
-    silence_ms: int
 
 
 @dataclass(frozen=True, slots=True)
