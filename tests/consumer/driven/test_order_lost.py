@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from delaywheel.consumer.order import Behind
 from delaywheel.consumer.records import Outgoing, Partition, Passed
 from support.consumer.driven import DrivenConsumer
 from support.consumer.fake_kafka import INGRESS, FakeKafka
@@ -75,7 +76,7 @@ def test_of_those_that_wait_for_a_record_only_the_next_is_examined(
     examined = 0
     admit = order.admit
 
-    def counted(*arguments: object) -> int | bool:
+    def counted(*arguments: object) -> Behind | None:
         nonlocal examined
         examined += 1
         return admit(*arguments)  # type: ignore[arg-type]

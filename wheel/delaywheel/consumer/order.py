@@ -1,4 +1,4 @@
-"""Keeps the order of each key's records over retries: decides whose turn it is.
+"""Keeps the order of each key's records over retries: decides which one comes next.
 
 A lane is a partition of the source topic together with the same partition of the retry topic; one
 consumer has both. For each lane it is known which records are *away*: sent to come back, and not
@@ -70,6 +70,17 @@ class Away(NamedTuple):
     key: bytes
 
 
+class Behind(NamedTuple):
+    """A record comes after an earlier one of its key.
+
+    Attributes:
+        until_ms: Park it until then; None: the earlier one is in hand here, and `settled` names
+            this one when it is to be examined again.
+    """
+
+    until_ms: int | None
+
+
 @dataclass(slots=True)
 class _KeyLane:
     order_topic: str
@@ -116,20 +127,15 @@ class KeyOrder:
                     len(offsets) * (ENTRY_BYTES + len(key)) for key, offsets in known.away.items()
                 )
 
-    def admit(self, message: ReceivedMessage, now_ms: int) -> int | bool:
-        """Decides whether it is this record's turn.
-
-        Returns:
-            True: Yes; it is in hand now. False: It is behind another one; `settled` names it when
-            it is to be examined again. A number: Park it until then.
-        """
+    def admit(self, message: ReceivedMessage, now_ms: int) -> Behind | None:
+        """Takes this record in hand, and returns None; or returns what it is behind."""
         lane, key = self._lane(message), message.key
         if lane is None or key is None:
-            return True
+            return None
         queue = lane.here.get(key)
         if queue is not None and queue[0] is not message:
             queue.append(message)
-            return False
+            return Behind(None)
         self._give_up(lane, message, key, now_ms)
         earlier = [
             due_ms
@@ -139,10 +145,10 @@ class KeyOrder:
         if earlier:
             last_ms = max(earlier)
             again_ms = min(max(AGAIN_MS, (now_ms - last_ms) // 2), LONGEST_AGAIN_MS)
-            return max(last_ms + 1, now_ms + again_ms)
+            return Behind(max(last_ms + 1, now_ms + again_ms))
         if queue is None:
             lane.here[key] = deque((message,))
-        return True
+        return None
 
     def _give_up(self, lane: _KeyLane, message: ReceivedMessage, key: bytes, now_ms: int) -> None:
         """Waits no longer for earlier records of the key that will not come any more."""

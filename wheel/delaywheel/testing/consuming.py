@@ -236,11 +236,10 @@ class MemoryConsumer:
     def _is_for_a_handler(self, message: ReceivedMessage) -> bool:
         """Whether a record is to be handed out now; if not, it is settled or held back."""
         now_ms = self._source.now_ms
-        admitted = self._order.admit(message, now_ms)
-        if admitted is False:
-            return False  # what it is behind names it when that is settled
-        if admitted is not True:
-            self._settle(message, self._policy.park(message, admitted))
+        behind = self._order.admit(message, now_ms)
+        if behind is not None:
+            if behind.until_ms is not None:
+                self._settle(message, self._policy.park(message, behind.until_ms))
             return False
         settlement = self._policy.at_hand_out(message, now_ms)
         if settlement is not None:

@@ -20,7 +20,7 @@ _SHARE: Final = 0.7
 # Details are reused for this long, and for this many times as long as it took to read them: a
 # caller that asks without end takes at most a tenth of the node's time with them.
 _DETAILS_AGE_S: Final = 0.25
-_DETAILS_PAUSE: Final = 10
+_DETAILS_PAUSE_FACTOR: Final = 10
 # How many callers at once may have all other nodes asked; each takes a connection to each.
 _ASKS: Final = 4
 
@@ -156,7 +156,7 @@ class FanOut:
             self._forget_details()
             raise
         took_s = loop.time() - began_s
-        loop.call_later(max(_DETAILS_AGE_S, took_s * _DETAILS_PAUSE), self._forget_details)
+        loop.call_later(max(_DETAILS_AGE_S, took_s * _DETAILS_PAUSE_FACTOR), self._forget_details)
         return answer
 
     def _forget_details(self) -> None:

@@ -21,7 +21,7 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.pending_topics import PendingTopics
 
-_PAUSES: Final = 4
+_PAUSE_FACTOR: Final = 4
 """It pauses this many times as long as it works, so that it uses a fifth of a core at most."""
 
 _log = get_logger(__name__)
@@ -77,5 +77,5 @@ class Census:
             for batch in reader.slot_batches(slot, last_seq):
                 if isinstance(batch, FrameBatch) and batch.kind is Kind.MESSAGES:
                     self._pending.add(batch.columns)
-            if self._ended.wait(_PAUSES * (time.thread_time() - began_s)):
+            if self._ended.wait(_PAUSE_FACTOR * (time.thread_time() - began_s)):
                 return

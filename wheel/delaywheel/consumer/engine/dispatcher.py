@@ -344,12 +344,12 @@ class Dispatcher:
 
     def _is_for_a_handler(self, message: ReceivedMessage, now_ms: int) -> bool:
         """Whether a record is to be handed out now; if not, it is settled here or held back."""
-        admitted = True if self._order is None else self._order.admit(message, now_ms)
-        if admitted is False:
-            self._book.hold_back(message)
-            return False
-        if admitted is not True:
-            self._note(message, self._state.policy.park(message, admitted))
+        behind = None if self._order is None else self._order.admit(message, now_ms)
+        if behind is not None:
+            if behind.until_ms is None:
+                self._book.hold_back(message)
+            else:
+                self._note(message, self._state.policy.park(message, behind.until_ms))
             return False
         settlement = self._state.policy.at_hand_out(message, now_ms)
         if settlement is not None:
