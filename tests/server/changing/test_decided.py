@@ -182,6 +182,27 @@ async def test_the_next_are_copied_while_cancels_are_written() -> None:
     assert (site.copies, site.cancels) == (3, 3)
 
 
+async def test_who_waits_hears_of_the_copy_before_the_cancel_is_written() -> None:
+    site, key = Site(), ((0).to_bytes(16, "big"), DUE_MS)
+    site.goes_on.clear()
+    site.decide(1)
+    async with site.running() as decisions:
+        await until(lambda: site.groups == [1])
+        waiting = asyncio.create_task(decisions.news(key, 60))
+        await asyncio.sleep(0)
+        assert decisions.copy(key) is None
+        site.goes_on.set()
+        await until(lambda: site.copies == 1)
+        site.goes_on.clear()
+        await until(waiting.done)
+        copy = decisions.copy(key)
+        assert copy is not None
+        assert (copy.to_ms, copy.wheel) == (TO_MS, OWN)
+        assert not site.reported
+        site.goes_on.set()
+        await until(lambda: len(site.reported) == 1)
+
+
 async def test_one_that_is_refused_holds_up_no_other_of_its_batch() -> None:
     site = Site(refuses=[RequestRefusedError(Reason.SLOT_FULL)])
     site.decide(3)

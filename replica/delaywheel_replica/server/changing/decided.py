@@ -12,7 +12,7 @@ written again.
 | a message is | until | then |
 |---|---|---|
 | decided | the batch before is copied | read and copied, with all that are decided by then |
-| copied | W members hold its copy | cancelled, beside the next batch |
+| copied | W members hold its copy | its callers are answered; cancelled, beside the next batch |
 | cancelled | W members hold that, or it is refused | reported; or cancelled at the next progress |
 """
 
@@ -49,8 +49,8 @@ COPIES_BYTES: Final = 4 << 20
 _log = get_logger(__name__)
 
 
-class _Copy(NamedTuple):
-    """A copy that is written: for this due, in this frame."""
+class Copy(NamedTuple):
+    """A copy that W members hold: for this due, in this frame."""
 
     to_ms: int
     wheel: WheelId
@@ -83,7 +83,7 @@ class Decisions:
         self._writing = writing
         self._report = report
         self._next_change = next_change
-        self._copies: dict[MessageKey, _Copy] = {}
+        self._copies: dict[MessageKey, Copy] = {}
         self._written: dict[MessageKey, RescheduleWritten] = {}
         self._cancelling: set[MessageKey] = set()
         self._progressed = asyncio.Event()
@@ -97,7 +97,7 @@ class Decisions:
             tasks.create_task(self._write_batches(tasks))
 
     async def _follow(self) -> None:
-        """Reports what is written, and wakes who waits for it, at each progress."""
+        """Reports what is written, and wakes who waits for a record, at each progress."""
         while True:
             leading = self._view.cleaner.leading()
             if leading is not None:
@@ -125,12 +125,12 @@ class Decisions:
                 self._cancelling.update(copied)
                 tasks.create_task(self._cancel(copied))
 
-    def written(self, key: MessageKey) -> RescheduleWritten | None:
-        """Returns the frames of a message whose record stands."""
-        return self._written.get(key)
+    def copy(self, key: MessageKey) -> Copy | None:
+        """Returns the copy of a message whose record stands: it can be found at that due."""
+        return self._copies.get(key)
 
     async def news(self, key: MessageKey, within_s: float) -> None:
-        """Waits until the record of a message changes, or is written; at most so long.
+        """Waits until the record of a message changes, or its copy is held; at most so long.
 
         Progress comes some forty times a second; nearly all of it is of other messages. So those
         that wait for it do not look at each.
@@ -211,7 +211,8 @@ class Decisions:
         }
         for key, wrote in await self._submitted(copies, Kind.MESSAGES):
             if not wrote.failed:  # otherwise it is too late for this due: the leader puts it off
-                self._copies[key] = _Copy(batch[key].to_ms, wrote.wheel, wrote.seq)
+                self._copies[key] = Copy(batch[key].to_ms, wrote.wheel, wrote.seq)
+                self._tell(key)
         return examined
 
     async def _cancel(self, copied: Mapping[MessageKey, Reschedule]) -> None:
@@ -233,7 +234,6 @@ class Decisions:
                         None if reasons else (cancelled.wheel, cancelled.seq),
                     )
                     self._report(written)
-                    self._tell(key)
         except Exception as error:  # noqa: BLE001 - it is named, and tried again
             defect(error)
         finally:
@@ -258,7 +258,7 @@ class Decisions:
 
 
 def _has(
-    known: Mapping[MessageKey, _Copy] | Mapping[MessageKey, RescheduleWritten],
+    known: Mapping[MessageKey, Copy] | Mapping[MessageKey, RescheduleWritten],
     key: MessageKey,
     stands: Reschedule,
 ) -> bool:

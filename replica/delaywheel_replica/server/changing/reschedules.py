@@ -351,7 +351,7 @@ class Reschedules:
             raise RequestRefusedError(
                 Reason.RESCHEDULE_UNKNOWN, "It was lost before it had another due"
             )
-        moved_ms = await self._until_written(subject.key, moved_ms)
+        moved_ms = await self._until_copied(subject.key, moved_ms)
         return pb.MessageRescheduled(
             outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
             due_ms=moved_ms,
@@ -423,9 +423,9 @@ class Reschedules:
 
     def _handle(self, subject: Subject, moved_ms: int) -> str:
         """Returns a handle of the message at the new due: any wheel finds it."""
-        written = self._decisions.written(subject.key)
-        if written is not None and written.to_ms == moved_ms:
-            wheel, _ = written.copy  # nearly always: a node's status costs
+        copy = self._decisions.copy(subject.key)
+        if copy is not None and copy.to_ms == moved_ms:
+            wheel = copy.wheel  # nearly always: a node's status costs
         elif moved_ms == subject.key[1] or (open_ := self._view.status().heartbeat.open) is None:
             wheel = self._finder.place(subject.found).wheel
         else:
@@ -461,24 +461,25 @@ class Reschedules:
             await self._next_change()
             there = (await self._finder.find(_at(id_, to_ms))).found
 
-    async def _until_written(self, key: MessageKey, moved_ms: int) -> int:
+    async def _until_copied(self, key: MessageKey, moved_ms: int) -> int:
         """Waits until the message can be found at its new due; the decision stands anyway.
+
+        Nobody waits for the cancel at the old one: the record says the same until then.
 
         Returns:
             The due by then: if one passed meanwhile, the leader has put it off.
         """
         try:
             async with asyncio.timeout(_WRITTEN_S):
-                while (
-                    self._decisions.written(key) is None
-                    and (stands := self._stands(key)) is not None
-                ):
+                while (stands := self._stands(key)) is not None:
                     moved_ms = stands.to_ms
+                    copy = self._decisions.copy(key)
+                    if copy is not None and copy.to_ms == moved_ms:
+                        break
                     await self._decisions.news(key, _AGAIN_S)
         except TimeoutError:
             _log.warning("a reschedule is decided, and not written yet", due_ms=key[1])
-        written = self._decisions.written(key)
-        return moved_ms if written is None else written.to_ms
+        return moved_ms
 
     def _stands(self, key: MessageKey) -> Reschedule | None:
         status = self._view.cleaner.status
