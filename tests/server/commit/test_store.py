@@ -3,6 +3,7 @@
 import errno
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -281,6 +282,26 @@ def test_a_file_that_cannot_be_deleted_keeps_no_other_and_is_tried_again_after_a
     now_ms[0] = 700_000
     list(store.delete_wheel(WHEEL))
     assert (list_wheels(disk, DATA), store.undeletable.paths) == ([], [])
+
+
+def test_a_folder_that_cannot_be_listed_keeps_no_other_and_is_tried_again_after_a_pause() -> None:
+    disk, now_ms = SimulatedDisk(), [0]
+    store = opened(disk)
+    store.undeletable = Undeletable(lambda: now_ms[0])
+    open_own(store)
+    slots = [BASE_SLOT + layout.SECONDS_PER_HOUR * hour for hour in range(3)]
+    write(store, *(slot - BASE_SLOT for slot in slots))
+    folders = [layout.slot_path(layout.wheel_folder(DATA, OWN), slot).parent for slot in slots]
+    refusal = Fault("read", error=errno.EUCLEAN, path_part=str(folders[1]))
+    disk.faults += [refusal, replace(refusal)]
+    done = slots[2] + layout.SECONDS_PER_HOUR
+    for now, swept in ((0, [slots[0], slots[2]]), (FIRST_PAUSE_MS - 1, []), (FIRST_PAUSE_MS, [])):
+        now_ms[0] = now
+        assert [slot for slot in store.sweep(done) if slot is not None] == swept
+        assert store.undeletable.paths == [folders[1]]
+    now_ms[0] = 3 * FIRST_PAUSE_MS
+    assert list(store.sweep(done)) == [slots[1]]
+    assert not store.undeletable.paths
 
 
 def test_a_file_that_somebody_else_deleted_is_reported_no_more() -> None:

@@ -346,7 +346,8 @@ def delete_slots_below(
     """Deletes the files of slots below ``floor``, and the folders of hours left empty.
 
     One by one, as the iterator is consumed: deleting a day's files may take a disk many seconds.
-    Those that cannot be deleted are passed over, with the folders of their hours.
+    Those that cannot be deleted are passed over, with the folders of their hours, and so are
+    folders that the medium cannot list.
     """
     slots = layout.slots_folder(folder)
     for name in disk.list_folder(slots):
@@ -355,9 +356,12 @@ def delete_slots_below(
             continue
         if hour * layout.SECONDS_PER_HOUR >= floor:
             break
+        files = undeletable.list_folder(disk, slots / name)
+        if files is None:
+            continue
         is_empty = (hour + 1) * layout.SECONDS_PER_HOUR <= floor
-        for slot in list_slots(disk, folder, hour * layout.SECONDS_PER_HOUR, floor):
-            if slot // layout.SECONDS_PER_HOUR != hour:
+        for slot in sorted(filter(None, map(layout.slot_of_name, files))):
+            if slot >= floor:
                 break
             if undeletable.delete(disk, slots / name / f"{slot}.slot"):
                 yield slot
