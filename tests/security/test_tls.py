@@ -359,6 +359,28 @@ def test_keys_that_nobody_could_connect_with_are_refused(tmp_path: Path) -> None
             Certificates.read(config, time.time())
 
 
+def test_a_key_that_no_library_knows_leaves_the_earlier_pair(renewed: Renewed) -> None:
+    """It ended the process, and soon the node: also that of each node that was given the pair."""
+    certificates = renewed.certificates
+    first = certificates.current
+    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp112r1")
+    files = ("-keyout", str(renewed.key), "-out", str(renewed.cert))
+    request = ("openssl", "req", "-x509", "-nodes", "-subj", "/CN=n", *curve)
+    subprocess.run((*request, *files), check=True, capture_output=True)
+    renewed.now_s += 2
+    assert certificates.current is first
+    assert "not supported" in (certificates.refused or "")
+
+
+def test_comments_in_a_file_of_authorities_may_be_in_any_encoding(renewed: Renewed) -> None:
+    ca = renewed.config.tls_ca
+    assert ca is not None
+    ca.write_bytes("# München\n".encode("latin-1") + "# Köln\n".encode() + ca.read_bytes())
+    renewed.now_s += 2
+    assert renewed.certificates.peer_context(is_dialled=True).cert_store_stats()["x509_ca"] == 1
+    assert renewed.certificates.refused is None
+
+
 def test_a_key_that_everybody_may_use_is_refused(good: Authority, tmp_path: Path) -> None:
     cert, key = good.sign("open", "localhost")
     key.chmod(0o644)

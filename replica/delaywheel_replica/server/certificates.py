@@ -73,7 +73,17 @@ class Certificates:
             CertificateError: One is not in order.
         """
         # Only here: a node without TLS starts sooner without it.
-        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+        from cryptography import x509  # noqa: PLC0415
+        from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+
+        try:
+            return cls._read(config, now_s)
+        except (UnsupportedAlgorithm, x509.DuplicateExtension, ValueError) as error:
+            raise CertificateError(f"tls_cert {config.tls_cert}: {error}") from error
+
+    @classmethod
+    def _read(cls, config: Config, now_s: float) -> Self:
+        from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - as above
 
         assert config.tls_cert is not None
         assert config.tls_key is not None
@@ -92,10 +102,7 @@ class Certificates:
                 f"tls_key {config.tls_key}: not the key of the certificate in {config.tls_cert}"
             )
         _check_kind(config.tls_cert, certificates[0])
-        try:
-            _check_peers(config, certificates[0])
-        except ValueError as error:
-            raise CertificateError(f"tls_cert {config.tls_cert}: {error}") from error
+        _check_peers(config, certificates[0])
         until_s = min(each.not_valid_after_utc.timestamp() for each in certificates)
         if now_s >= until_s:
             raise CertificateError(f"tls_cert {config.tls_cert}: expired {_day(until_s)}")
@@ -226,7 +233,8 @@ def _made_context(certificates: Certificates, role: _Role) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever is named is trusted, as in gRPC
-    context.load_verify_locations(cadata=certificates.node_ca.decode())
+    # It takes ASCII alone, and comments between certificates may be anything.
+    context.load_verify_locations(cadata=certificates.node_ca.decode("ascii", "ignore"))
     if role is _Role.DIALLED:
         context.num_tickets = 0  # the side that dialled takes anything that comes for the end
     return context
