@@ -14,7 +14,8 @@ import pytest
 from delaywheel.client import gathering
 from delaywheel.client.gathering import AioChanges, SyncChanges
 from delaywheel.client.named_changes import Again, Doubts
-from delaywheel.errors import TimedOutError
+from delaywheel.errors import RefusedError, TimedOutError
+from delaywheel.reasons import Reason
 
 Tell = Callable[[int, Any], None]
 
@@ -86,6 +87,38 @@ async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
     for each in (*waiting, *changes._tasks):
         each.cancel()
     changes._timer.cancel()
+
+
+async def test_what_a_client_cannot_have_answered_it_refuses_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many may be asked for at one moment; and once some are answered, others may go on."""
+    answered = asyncio.Event()
+
+    async def call(messages: Sequence[Any], _: float, tell: Tell, _doubtful: object) -> None:
+        await answered.wait()
+        for number in range(len(messages)):
+            tell(number, "done")
+
+    monkeypatch.setattr(gathering, "UNANSWERED_AT_MOST", 4)
+    changes = AioChanges(cast("Any", call))
+
+    def ask() -> asyncio.Task[Any]:
+        return asyncio.create_task(changes.change(cast("Any", 0), monotonic() + 60))
+
+    waiting = [ask() for _ in range(8)]
+    await asyncio.sleep(0)
+    monkeypatch.setattr(gathering, "LATE_S", 0.0)
+    with pytest.raises(RefusedError, match="waits for 8 already") as refused:
+        await asyncio.wait_for(ask(), 60)
+    assert refused.value.reason is Reason.BACKPRESSURE
+    assert refused.value.outcome_known
+    assert not any(task.done() for task in waiting)
+    answered.set()
+    async with asyncio.timeout(60):
+        assert await asyncio.gather(*waiting) == ["done"] * 8
+        assert await ask() == "done"
+    assert not changes._unanswered
 
 
 async def test_where_the_first_wait_for_long_the_last_go_first(

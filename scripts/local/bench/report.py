@@ -79,6 +79,10 @@ def _print_changed(changed: Mapping[str, Any]) -> None:
             f"produce by another program, at {name}: p50 {took['p50_ms']:.1f},"
             f" p99 {took['p99_ms']:.1f}, max {took['max_ms']:.0f} ms"
         )
+    if len(changed["took_by_outcome"]) > 1:
+        for outcome, took in changed["took_by_outcome"].items():
+            times = f"p50 {took['p50_ms']:.1f}, max {took['max_ms']:.0f} ms"
+            print(f"calls that ended with {outcome}: {times}")
     if changed["calm_after_s"] is not None:
         print(f"calls are quick again after {changed['calm_after_s']:.1f} s")
     if changed["cpu_us"] is not None:

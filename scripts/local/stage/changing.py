@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from random import Random
 from typing import Any, Final, Protocol
 
@@ -37,7 +38,7 @@ class Changed:
 
     Attributes:
         outcomes: How many had each outcome, or ended with which error.
-        times_ms: How long each took.
+        times_ms: How long each took, by outcome.
         produced_ms: How long each `produce` took.
         beside_ms: The same beside what is measured, if both are.
         seconds: How long the measurement lasted.
@@ -45,11 +46,15 @@ class Changed:
     """
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    times_ms: list[float] = field(default_factory=list)
+    times_ms: dict[str, list[float]] = field(default_factory=dict)
     produced_ms: list[float] = field(default_factory=list)
     beside_ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
     calm_after_s: float | None = None
+
+    def took(self, outcome: str, began_s: float) -> None:
+        """Notes how long a call took that has just ended."""
+        self.times_ms.setdefault(outcome, []).append((time.monotonic() - began_s) * 1000)
 
     def document(self) -> dict[str, Any]:
         """The figures as JSON values."""
@@ -57,7 +62,10 @@ class Changed:
             "per_s": round(sum(self.outcomes.values()) / max(self.seconds, 1e-9)),
             "seconds": self.seconds,
             "outcomes": dict(self.outcomes.most_common()),
-            "took": _quantiles(self.times_ms),
+            "took": _quantiles([*chain.from_iterable(self.times_ms.values())]),
+            "took_by_outcome": {
+                outcome: _quantiles(times_ms) for outcome, times_ms in self.times_ms.items()
+            },
             "produce_took": _quantiles(self.produced_ms),
             "produce_beside_took": _quantiles(self.beside_ms),
             "calm_after_s": self.calm_after_s,
@@ -303,7 +311,7 @@ async def _timed(call: Callable[[], Awaitable[str]], changed: Changed) -> None:
     except DelaywheelError as error:
         outcome = _name(error)
     changed.outcomes[outcome] += 1
-    changed.times_ms.append((time.monotonic() - began_s) * 1000)
+    changed.took(outcome, began_s)
 
 
 async def _by_handles(
@@ -318,7 +326,7 @@ async def _by_handles(
         async with slots:
             sent_s = time.monotonic()
             done = await client.cancel_many(handles=handles[begin : begin + _CALL])
-            changed.times_ms.append((time.monotonic() - sent_s) * 1000)
+            changed.took("CANCELLED", sent_s)
             changed.outcomes["CANCELLED"] += len(done.cancelled)
             changed.outcomes["unknown"] += len(done.unknown)
 

@@ -213,7 +213,8 @@ class AsyncClient:
     ) -> Cancelled:
         """Cancels a pending message; see `Client.cancel`.
 
-        Cancels that are awaited at the same time are sent together.
+        Cancels that are awaited at the same time are sent together. More than 8,192 of them are
+        refused at once, once the first has not been answered for a second (BACKPRESSURE).
         """
         self._check_open()
         message = message_ref(handle, id, deliver_at)

@@ -6,7 +6,9 @@ them makes some fifty calls a second on the node, instead of one for each, and f
 takes long: nobody waits for one of these calls to end.
 
 If more come than the service answers, the first would be sent shortly before their time is over,
-and all later ones as well: so once the first has waited for `LATE_S`, the last go first.
+and all later ones as well: so once the first has waited for `LATE_S`, the last go first. And what
+an event loop asks for beyond `UNANSWERED_AT_MOST` is refused at once then: a loop that has to keep
+all of them until their time is over has none left to answer any. At one moment it may ask for more.
 
 A call is answered in part, and no caller waits for what another one named: each is told as soon as
 its message is settled, and what is not is gathered again, after a back-off if it was refused. An
@@ -40,10 +42,13 @@ from delaywheel.client.named_changes import (
     OnSettled,
     outcome_of,
 )
-from delaywheel.errors import CallFailedError, DelaywheelError, TimedOutError
+from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
+from delaywheel.reasons import Reason
 
 LINGER_S: Final = 0.02
 LATE_S: Final = 1.0
+UNANSWERED_AT_MOST: Final = 8_192
+"""Of one client, once the first has been unanswered for `LATE_S`."""
 CALLS_AT_ONCE: Final = 32
 """A call waits for a commit, and costs nothing meanwhile."""
 _FEW: Final = 8
@@ -309,6 +314,8 @@ class AioChanges(Generic[NamedT, AnswerT]):
         self._backing_off: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
         self._obstacles: Final[dict[asyncio.Future[AnswerT | DelaywheelError], str]] = {}
         self._calls: Final[dict[asyncio.Future[AnswerT | DelaywheelError], tuple[Doubts, int]]] = {}
+        # When each was asked for, the first one first.
+        self._unanswered: Final[dict[asyncio.Future[AnswerT | DelaywheelError], float]] = {}
         self._tasks: Final[set[asyncio.Task[None]]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -318,12 +325,18 @@ class AioChanges(Generic[NamedT, AnswerT]):
         Raises:
             DelaywheelError: As of `Client.cancel` or `Client.reschedule`.
         """
+        now_s = monotonic()
+        if self._is_full(now_s):
+            raise RefusedError(
+                Reason.BACKPRESSURE, f"this client waits for {len(self._unanswered):,} already"
+            )
         loop = asyncio.get_running_loop()
         settled: asyncio.Future[AnswerT | DelaywheelError] = loop.create_future()
-        self._gathered[settled] = _One(message, deadline_s, monotonic())
+        self._unanswered[settled] = now_s
+        self._gathered[settled] = _One(message, deadline_s, now_s)
         self._pump()
         # The call gives up at the latest deadline of its messages; this is a later safeguard.
-        timer = loop.call_later(deadline_s - monotonic(), self._give_up, settled)
+        timer = loop.call_later(deadline_s - now_s, self._give_up, settled)
         try:
             result = await settled
         except BaseException:  # its task was cancelled, or the call has failed
@@ -331,9 +344,15 @@ class AioChanges(Generic[NamedT, AnswerT]):
             raise
         finally:
             timer.cancel()
+            del self._unanswered[settled]
             self._obstacles.pop(settled, None)
             self._calls.pop(settled, None)
         return outcome_of(result)
+
+    def _is_full(self, now_s: float) -> bool:
+        if len(self._unanswered) < UNANSWERED_AT_MOST:
+            return False
+        return now_s - next(iter(self._unanswered.values())) >= LATE_S
 
     def _give_up(self, settled: asyncio.Future[AnswerT | DelaywheelError]) -> None:
         if not settled.done():
