@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from local.loopback.kafka import KafkaBroker
 from local.loopback.kafka_jars import find_java
 from support.kafka.audit_topic import AuditTopic
-from support.process.spark import FEW_ROWS
+from support.process.spark import FEW_ROWS, spark_home_without_zip
 
 _JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss2m"
 
@@ -36,6 +36,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     patch = pytest.MonkeyPatch()
     patch.setenv("PYSPARK_PYTHON", sys.executable)
     patch.setenv("JAVA_HOME", str(Path(find_java()).resolve().parent.parent))
+    patch.setenv("SPARK_HOME", str(spark_home_without_zip(folder)))
     # The workers find what the tests find.
     patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     session = (
