@@ -79,6 +79,27 @@ def test_all_are_cancelled_unless_a_limit_is_given(command: Command, node: Scrip
     assert "NOT_ALL_EXAMINED" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "incomplete", "reason"),
+    [((), True, "NOT_ALL_EXAMINED"), ((pb.CANCEL_OUTCOME_TOO_LATE,), False, "NOT_ALL_CANCELLED")],
+)
+@pytest.mark.parametrize("flags", [(), ("--yes",)])
+def test_where_nothing_is_pending_the_exit_code_is_that_of_a_cancel(
+    command: Command,
+    node: ScriptedNode,
+    outcomes: tuple[pb.CancelOutcome.ValueType, ...],
+    reason: str,
+    flags: tuple[str, ...],
+    *,
+    incomplete: bool,
+) -> None:
+    results = [pb.CancelResult(handle=HANDLE, due_ms=17_000, outcome=each) for each in outcomes]
+    looked = pb.Looked(node="n1", incomplete=incomplete)
+    node.otherwise_many = answer(pb.CancelManyResponse(results=results, looked=looked))
+    ended = command("cancel", "--topic", "t", *flags)
+    assert (ended.code, reason in ended.err) == (1, True)
+
+
 def test_of_many_that_were_rescheduled_those_found_elsewhere_are_done(
     command: Command, node: ScriptedNode
 ) -> None:

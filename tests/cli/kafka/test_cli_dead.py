@@ -93,6 +93,8 @@ def test_letters_are_listed_counted_and_shown(dead: Dead) -> None:
     assert dead("list", "--counts").out.split()[:2] == ["topic", "reason"]
     rows = dead("list", "--ndjson").out.splitlines()
     assert len(rows) == 5
+    first = dead("list", "--ndjson", "--limit", "2")
+    assert (len(first.out.splitlines()), "there are more" in first.err) == (2, True)
     shown = dead("show", "0:2", "--json").document
     assert (shown["id"], shown["state"], b64decode(shown["value"])) == (ID, "waiting", b"v2")
     ended = dead("show", "0:77")

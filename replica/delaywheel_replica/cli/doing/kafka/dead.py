@@ -88,6 +88,8 @@ def list_letters(
         if as_ndjson:
             rows = islice(shown, limit)
             print_ndjson(printing.shape(*each, with_content=True) for each in rows)
+            if next(shown, None) is not None:
+                _print_more(limit)
             return
         first = [] if only_counts else list(islice(shown, limit))
         more = sum(1 for _ in shown)
@@ -112,9 +114,13 @@ def list_letters(
     else:
         print_prose(f"no such letters in {topic.name}")
     if more and not only_counts:
-        note(f"there are more: --limit {limit * 10}")
+        _print_more(limit)
     for group in groups:
         note(f"half messages that group {group} did not decide are elsewhere: --halves-of {group}")
+
+
+def _print_more(limit: int) -> None:
+    note(f"there are more: --limit {limit * 10}")
 
 
 def show(place: tuple[int, int], *, as_json: bool, **said: Unpack[LettersTopic]) -> None:

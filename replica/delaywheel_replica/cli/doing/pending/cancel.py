@@ -72,10 +72,16 @@ def cancel(  # noqa: PLR0913 - as many as the command has
         pending = sum(row.outcome == pb.CANCEL_OUTCOME_UNSPECIFIED for row in found.results)
         if not pending:
             _print(found, as_json=as_json, dry_run=True)
+            _check(found)
             return
         confirm(f"Cancel {counted(pending, 'message')}?", yes=yes)
     came_to = many.ask_for_all(dry_run=False)
     _print(came_to, as_json=as_json, dry_run=False)
+    _check(came_to)
+
+
+def _check(came_to: pb.CancelManyResponse) -> None:
+    """Raises if a message may be delivered, or may not have been seen."""
     not_cancelled = sum(
         row.outcome not in {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_RESCHEDULED}
         for row in came_to.results
