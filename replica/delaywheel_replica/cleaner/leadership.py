@@ -118,10 +118,6 @@ class Leadership:
         """Begins as a standby.
 
         Args:
-            config: The election machine's settings.
-            candidacy: Carries out its slow effects.
-            follower: Follows the control topic.
-            make_forwarder: Makes the forwarder of one term.
             clock: None: the machine's.
             on_dead: Called with the messages that were committed as dead letters.
         """

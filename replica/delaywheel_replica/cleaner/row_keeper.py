@@ -118,7 +118,6 @@ class RowKeeper:
         Args:
             put: Writes it; called by one thread at a time.
             waiting: Returns what the main thread waits for.
-            clock: The clocks.
         """
         self._put = put
         self._waiting = waiting

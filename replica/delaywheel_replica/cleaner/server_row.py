@@ -26,7 +26,6 @@ class ServerRow:
 
         Args:
             path: The row, which may not exist yet.
-            boot: The machine's boot id.
             since_ms: The monotonic clock when this process began.
         """
         self._row = RowReader(path, partial(from_json, ServerStatus, known=Unchanged()))

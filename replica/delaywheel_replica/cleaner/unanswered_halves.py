@@ -81,7 +81,6 @@ class UnansweredLetters:
         """Begins with nothing known.
 
         Args:
-            settings: Settings for reaching Kafka.
             is_leading: Whether this node leads: others count nothing.
             written: Returns what is another value once a letter was written, or another term began.
             topic_id: Returns Kafka's id of the topic; None: there is none, or it may not be seen.

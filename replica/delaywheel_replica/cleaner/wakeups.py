@@ -25,13 +25,7 @@ class Wakeups:
     """Waits for wake-ups. For the main thread only; `wake` may be called on any thread."""
 
     def __init__(self, link: Link, take: Callable[[Message], object], clock: Clock) -> None:
-        """Begins without a hand-over to watch.
-
-        Args:
-            link: The link to the server.
-            take: Called with each message of the link.
-            clock: The clocks.
-        """
+        """Begins without a hand-over to watch."""
         self._link = link
         self._take = take
         self._clock = clock

@@ -57,11 +57,8 @@ class Dialler:
         """Does nothing yet.
 
         Args:
-            peer: The peer to dial.
-            stream: The kind of stream.
             hello: The first message.
             max_bytes: How much may wait to be sent.
-            security: Says whether it is encrypted.
         """
         self._peer = peer
         self._security = security

@@ -79,7 +79,6 @@ class Cipher:
         """Nothing is sent yet.
 
         Args:
-            line: The connection.
             context: What this side shows, and whom it trusts.
             host: Which host the other side's certificate must name; None: this side was dialled.
         """
@@ -208,7 +207,6 @@ class PeerSecurity:
         """Returns a new connection to an address, encrypted if it is to be.
 
         Args:
-            dial: Makes a connection.
             address: Where to.
 
         Raises:

@@ -64,7 +64,6 @@ class PeerNetwork:
             on_disconnected: Called on the peers' threads after a connection broke on which the peer
                 was heard; perhaps more than once for one death.
             data_queue_bytes: The most bytes of frames that wait for one peer.
-            security: Says which connections are encrypted.
         """
         self._on_disconnected = on_disconnected
         self._is_stopping = False

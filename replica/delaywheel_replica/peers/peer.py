@@ -155,7 +155,6 @@ class Peer:
         """Checks a peer that opens a stream; returns why this node refuses it.
 
         Args:
-            stream: The kind of stream.
             theirs: The peer's report about itself.
             connection: That of the stream; ended when the peer opens another instead.
         """

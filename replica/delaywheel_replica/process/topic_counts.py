@@ -32,7 +32,6 @@ class TopicCounts:
         """Counts a batch.
 
         Args:
-            topics: The names.
             numbers: For each message the index of its topic.
         """
         if not len(numbers):

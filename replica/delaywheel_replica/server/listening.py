@@ -78,12 +78,7 @@ class GrpcListener:
         """Prepares.
 
         Args:
-            config: The node's configuration.
-            services: The services that answer.
-            counts: Counts refused calls.
             connections: The most connections of callers at each port.
-            access: Says who may make which call.
-            audit: Notes what they change, and who may not.
             certificates: This node's; None: callers speak plain text.
         """
         self._config = config

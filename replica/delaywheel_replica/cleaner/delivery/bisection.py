@@ -185,8 +185,6 @@ class Bisection:
         Args:
             make_producer: Makes a producer for one of the trials' ids.
             outcomes_topic: Receives the guards.
-            runner: Runs searches.
-            clock: Measures how long a search has taken.
             on_found: Called in the background when a search has ended.
         """
         self._runner = runner
@@ -204,7 +202,6 @@ class Bisection:
         """Finds which of these messages, or of their topics, make a transaction fail.
 
         Args:
-            rows: The messages.
             everywhere: Topics whose partitions are all to be tried, whichever of them these
                 messages go to, and how many there are.
         """

@@ -178,8 +178,6 @@ class DeadLetters:
         """Begins without known troubles.
 
         Args:
-            topics: What Kafka says about topics.
-            trials: Runs searches.
             compresses: The producers compress, so sizes are not known beforehand.
             batch_size_bytes: The largest batch that the producers make of several messages.
             ttl_header: The header that states a message's time to live; empty: none.
@@ -237,7 +235,6 @@ class DeadLetters:
         """Notes that a transaction with these messages failed: culprits are searched for.
 
         Args:
-            rows: The messages.
             since: When it began.
         """
         self._suspect = True
@@ -253,7 +250,6 @@ class DeadLetters:
         """Decides what to do with these messages now.
 
         Args:
-            rows: What is due.
             ahead: Topics of messages that will be due soon, queried now and then.
         """
         now = self._monotonic()

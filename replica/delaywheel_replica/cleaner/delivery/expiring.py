@@ -23,7 +23,6 @@ def find_expired(rows: DueRows, now_ms: int, ttl_header: str) -> Expired:
     """Returns the rows that have expired.
 
     Args:
-        rows: What is due.
         now_ms: The wall clock's time.
         ttl_header: The header that says so, for which rows were marked; empty: none.
     """

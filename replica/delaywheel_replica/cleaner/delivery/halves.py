@@ -68,7 +68,6 @@ def messages_of(step: Step, now_ms: int, names: KafkaNames) -> DueRows:
     Args:
         step: What is taken.
         now_ms: The leader's clock: what is due later goes to the ingress topic.
-        names: The names of our topics.
     """
     rows = step.messages
     halves = np.flatnonzero(rows.records["half"])

@@ -33,7 +33,6 @@ def find_unsuited(
     """Returns the rows that would be refused.
 
     Args:
-        rows: What is due.
         topics: What is known of their topics; nothing is known of others.
         compresses: The producers compress, so sizes are not known beforehand.
         now_ms: The wall clock.

@@ -216,7 +216,6 @@ class DestinationTopics:
         """Begins without answers; asks nothing before `run` or `round`.
 
         Args:
-            admin: Kafka.
             create: Create missing topics with this; None: never.
             on_news: Called on the asking thread when an answer changed.
             on_wanted: Called when there is something to ask at once.

@@ -75,9 +75,6 @@ def look_at(
     while, nodes said that they are missing them.
 
     Args:
-        disk: Where the wheels lie.
-        data: The data folder.
-        frames: The frames.
         now_ms: The leader's clock.
         unreadable_rows: Since when rows cannot be read; is brought up to date.
         floor: Slots below are finished.

@@ -57,8 +57,6 @@ class DueReader:
         """Reads nothing before `start`.
 
         Args:
-            disk: Where the data folder is.
-            data: The node's data folder.
             ttl_header: Messages that may have this header are marked; empty: none is.
             preload_thread: Whether the next second is loaded on a thread of its own.
         """

@@ -45,12 +45,7 @@ class Handing:
     """The hand-over during one term."""
 
     def __init__(self, make: MakeHandover, clock: Clock) -> None:
-        """Begins without a connection.
-
-        Args:
-            make: Makes a connection to the server.
-            clock: Times the pauses.
-        """
+        """Begins without a connection."""
         self._make = make
         self._clock = clock
         self._port: HandoverPort | None = None

@@ -38,7 +38,6 @@ def letter(names: KafkaNames, settled: Dies, most_bytes: int) -> list[Record]:
     """Returns the dead letter of a record, and its outcome.
 
     Args:
-        names: the names of our topics.
         settled: the record, and why it is unfit.
         most_bytes: limit of the dead-letter topic for one record.
     """
@@ -56,8 +55,6 @@ def dead_outcome(
     """Returns the outcome of a record that became a dead letter.
 
     Args:
-        names: the names of our topics.
-        origin: where the record lies.
         reason: why it is unfit.
         key: id and due, if known.
     """

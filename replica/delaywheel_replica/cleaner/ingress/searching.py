@@ -43,9 +43,6 @@ class TopicSearch:
         """Begins without a search.
 
         Args:
-            kafka: Where the topics are.
-            runner: Runs the searches.
-            clock: Times the searches.
             on_found: Called in the background when a search has ended.
         """
         self._kafka = kafka

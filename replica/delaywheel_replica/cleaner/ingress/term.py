@@ -161,11 +161,6 @@ class Ingress:
         """Begins with nothing read.
 
         Args:
-            kafka: Where the topics are.
-            make_handover: Makes the connection to this node's server.
-            settings: The topics and limits.
-            runner: Runs slow calls.
-            clock: The clocks.
             on_news: Called on other threads when there is something for the next iteration.
         """
         self._kafka = kafka
@@ -289,7 +284,6 @@ class Ingress:
         """Returns the slot that the floor and the leader's own seals must not pass; None: no limit.
 
         Args:
-            state: the committed control state.
             taken: the ingress part of a transaction to be committed; None: the committed state.
         """
         if self._term is None:
@@ -312,7 +306,6 @@ class Ingress:
         """Takes in topics, records and answers that came since the last call.
 
         Args:
-            state: the committed control state.
             node: this node.
             heartbeats: the latest of each node, including this one.
             halves_objection: why no group can be asked about a half; None: it can.

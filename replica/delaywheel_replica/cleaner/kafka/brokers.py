@@ -155,8 +155,6 @@ def ensure_topics(
     """Creates missing topics of ours; refuses invalid ones.
 
     Args:
-        admin: The client to ask.
-        settings: Names and sizes.
         brokers: How many brokers there are.
         has_wheels: This node holds messages. A control topic missing beside them was lost, or
             this is another Kafka: a new one would forward from nothing, so it is refused.
@@ -219,7 +217,6 @@ def control_warnings(
     """Returns warnings about risks to the control topic that do not prevent leading.
 
     Args:
-        name: The topic's name.
         copies: Its replication factor.
         brokers: How many brokers there are now; there may have been fewer when it was created.
         wanted: How many copies the operator wants; None: one a broker, three at most.

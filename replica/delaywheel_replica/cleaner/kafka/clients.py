@@ -38,7 +38,6 @@ class KafkaClients:
         """Connects when first asked.
 
         Args:
-            settings: Settings for reaching Kafka.
             replication_factor: Copies of our topics, if they have to be created.
             ingress_topics: Topics from which records are taken; None: none.
         """

@@ -62,7 +62,6 @@ class ControlFollower:
         """Begins with nothing read.
 
         Args:
-            kafka: Makes readers.
             clock: None: the machine's.
             restart_after_s: After this long without records, everything is read again.
         """

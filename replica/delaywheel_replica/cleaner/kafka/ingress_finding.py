@@ -60,7 +60,6 @@ def find_ingress(
     """Finds topics that records can be taken from.
 
     Args:
-        admin: The client to ask.
         wanted: The topics of the settings.
         also: Other topics, which are not created.
 

@@ -49,7 +49,6 @@ class IngressThread:
         """Begins to read once there are partitions.
 
         Args:
-            settings: Settings for reaching Kafka.
             ids_of: Asks Kafka for the ids of topics; missing topics are left out.
             on_news: Called on the thread when `poll` has something to return.
         """

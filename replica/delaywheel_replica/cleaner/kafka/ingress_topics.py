@@ -48,11 +48,7 @@ class IngressReader:
     """Reads partitions from given offsets on."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        """Prepares a consumer, which connects on first use.
-
-        Args:
-            settings: how to reach Kafka.
-        """
+        """Prepares a consumer, which connects on first use."""
         # "error": the library must not choose where to continue.
         self._consumer = Consumer(
             {

@@ -86,7 +86,6 @@ class PlaceFinder:
         """Begins without requests.
 
         Args:
-            settings: Settings for reaching Kafka.
             send: Sends to the server; False: the link is full, and the message is dropped.
             on_found: Called when there is something to report.
         """

@@ -21,7 +21,6 @@ def ask(server: Nodes, call: Callable[[DelayWheelStub], Answer]) -> Answer:
     """Calls the first of these nodes that can answer; the call may be made more than once.
 
     Args:
-        server: The nodes.
         call: Makes the call; it sets its own deadline.
 
     Raises:
@@ -36,7 +35,6 @@ def ask_admin(
     """Does the same for operator calls.
 
     Args:
-        server: The nodes.
         call: Makes the call; it sets its own deadline.
         changes: Whether the call changes something: a node without an answer may have done it.
 

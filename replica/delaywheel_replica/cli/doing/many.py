@@ -80,9 +80,7 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
     """Sends all lines of a file or pipe, and reports on each in order.
 
     Args:
-        client: Sends them.
         source: The descriptor to read from.
-        make: Makes the message of a line.
         as_ndjson: Whether standard output gets an object a line, also of what failed.
 
     Raises:

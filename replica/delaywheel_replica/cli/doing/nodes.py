@@ -124,7 +124,6 @@ def _wait_until_safe(server: Nodes, node: str, *, up_to_s: float, timeout_s: flo
     """Returns what it still waits for when the time is up; nothing: it is safe.
 
     Args:
-        server: The nodes.
         node: The node to be stopped; empty: no particular one, see `unsafe`.
         up_to_s: How long to wait.
         timeout_s: How long one look may take.

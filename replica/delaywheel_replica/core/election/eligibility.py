@@ -127,7 +127,6 @@ class Eligibility:
 
         Args:
             state: What is committed, as far as known here.
-            server: The newest status of this node's server.
             now_ms: The monotonic clock.
             wall_ms: The wall clock.
             broker: The brokers' clock, as last read.

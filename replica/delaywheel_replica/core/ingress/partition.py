@@ -135,7 +135,6 @@ class Intake:
         """Begins with nothing read.
 
         Args:
-            record: the committed control record.
             rules: what the cluster accepts now.
             only_announced: take only records that were announced before.
         """

@@ -33,7 +33,6 @@ def message_id(place: IngressPlace, timestamp_ms: int) -> bytes:
     """Returns the id of a record without one: 16 bytes, the same at every read.
 
     Args:
-        place: where the record lies.
         timestamp_ms: its timestamp, or `NO_TIMESTAMP`.
     """
     numbers = _PLACE.pack(place.partition, place.offset, timestamp_ms)

@@ -107,7 +107,6 @@ class IngressTerm:
         A topic that is recreated during this term is found by the next one.
 
         Args:
-            topic: its name.
             topic_id: Kafka's id of it.
             partitions: how many it has.
             only_announced: take only records that were announced before.
@@ -218,7 +217,6 @@ class IngressTerm:
         """Adds records that were read of a partition.
 
         Args:
-            at: the partition.
             records: committed records, in order.
             position: the offset after them.
             first_kept: Kafka has deleted everything before it; None: nothing unread was deleted.

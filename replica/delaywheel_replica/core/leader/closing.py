@@ -67,7 +67,6 @@ def wheels_to_close(
     highest number per node, so fencing it would fence the wheel in use.
 
     Args:
-        state: What is committed.
         heartbeats: The newest heartbeat of each node.
         silent: Nodes all of whose wheels are given up.
     """
@@ -114,7 +113,6 @@ def closing(
     """Returns how far the closing of a wheel has come.
 
     Args:
-        wheel: The wheel to close.
         state: What is committed, with what the same transaction has changed already.
         answers: At most one for each node and origin; a newer one replaces the older.
         heartbeats: The newest heartbeat of each node.
@@ -153,7 +151,6 @@ def fills_wanted(
     """Returns the records to commit before members may learn how far to fetch.
 
     Args:
-        state: What is committed.
         results: Results for the wheels that are to be closed.
     """
     return {

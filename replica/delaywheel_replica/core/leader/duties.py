@@ -188,12 +188,9 @@ def duties(
     """Returns what accompanies a transaction that moves the committed progress to `progress`.
 
     Args:
-        state: What is committed.
         progress: What is done after the transaction; its floor is ignored. For an idle
             commit, the committed one.
         watch: That of the previous call; a new leader's is empty.
-        cluster: How it is configured.
-        situation: What else is known.
     """
     progress = _set_back(_begun(state, progress, cluster, situation), state, situation)
     records = _replaced(state, situation)

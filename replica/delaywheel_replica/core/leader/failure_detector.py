@@ -45,7 +45,6 @@ def silent_nodes(
     could have.
 
     Args:
-        server: The newest status of this node's server.
         nodes: The nodes to judge.
         required: R of the cluster as configured.
         now_ms: The monotonic clock.

@@ -198,7 +198,6 @@ def wholly_below(
 
     Args:
         wheel: A registered one.
-        state: What is committed.
         floor: Every slot below is done.
         heartbeats: The newest heartbeat of each node.
     """

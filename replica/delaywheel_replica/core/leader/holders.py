@@ -106,7 +106,6 @@ def held_alone(
     Wheels that are not closed are left out: their nodes wait for W members with each frame.
 
     Args:
-        state: What is committed.
         heartbeats: The newest heartbeat of each node, silent ones too: their disks still count.
         without: A node that does not count.
 

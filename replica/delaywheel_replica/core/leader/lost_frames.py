@@ -57,7 +57,6 @@ def frames_lost(state: ControlState, ends: Mapping[WheelId, int], sought: Sought
     """Returns lost frames that are not recorded yet, as many as can be recorded quickly.
 
     Args:
-        state: What is committed.
         ends: For each registered wheel V, or T if that is known.
         sought: What is known of frames that were searched for.
     """
@@ -115,7 +114,6 @@ def frames_missing(
     """Returns frames that must exist but that no member shows; the first ones if many.
 
     Args:
-        state: What is committed.
         ends: For each registered wheel V, or T if that is known.
         heartbeats: The newest heartbeat of each node.
     """

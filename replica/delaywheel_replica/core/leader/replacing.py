@@ -28,7 +28,6 @@ def frames_at_risk(
     """Returns, for each wheel with copies on a storage, how many frames only that one may hold.
 
     Args:
-        state: What is committed.
         node: The node to be replaced or removed.
         heartbeats: The newest heartbeat of each node heard of.
     """

@@ -106,9 +106,7 @@ def reschedule_records(
     """Returns the records by which a transaction decides, puts off and settles.
 
     Args:
-        state: What is committed.
         after: The progress after the transaction, with the committed floor.
-        situation: What else is known.
         heartbeats: The newest of each node.
         now_ms: The leader's clock.
     """

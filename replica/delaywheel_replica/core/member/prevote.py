@@ -95,7 +95,6 @@ class Prevote:
 
         Args:
             sender: The asking node.
-            request: Its question.
             now_ms: The monotonic clock.
             stands: Whether this node's cleaner leads, or is about to.
         """

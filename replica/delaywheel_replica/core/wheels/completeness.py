@@ -53,7 +53,6 @@ class Completeness:
         """The wheels that are still incomplete.
 
         Args:
-            state: The durable state.
             registry: The registered wheels, read to the end after the boot.
             prefix: The seq up to which a wheel is held.
             own: The node's own wheels that were not opened, or only since it started.

@@ -138,12 +138,8 @@ class Mirrors:
         """Begins with no work under way.
 
         Args:
-            known: What the parts of the machine know.
-            hearing: What was heard of the others.
             promises: What must be refused.
-            inventory: What is held.
             current: The current own wheel, which is not one of these.
-            pending: What was requested of the store.
             verifying: Wheels of which nothing is known yet.
         """
         self._known = known

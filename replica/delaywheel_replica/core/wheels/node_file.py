@@ -111,7 +111,6 @@ class NodeFile:
         """Notes that an own wheel is no longer written, with what was last reported of it.
 
         Args:
-            wheel: The wheel.
             held: What the store holds of it; None: not known yet.
         """
         self._pending.done(LeaveWheel, wheel=wheel)

@@ -103,8 +103,6 @@ class Replication:
         """Begins before the first frame.
 
         Args:
-            config: The node's configuration.
-            wheel: The wheel.
             members: Node -> storage, as registered.
             min_insync: W, as registered.
             seal: The newest one reported for the wheel.

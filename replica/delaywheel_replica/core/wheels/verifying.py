@@ -41,7 +41,6 @@ class Verifying:
 
         Args:
             wheels: Those that were found at the start.
-            pending: What was requested of the store.
         """
         self.wheels = frozenset(wheels)
         self._pending = pending

@@ -46,7 +46,6 @@ class WatchedFile(Generic[_Content]):
 
         Args:
             name: The setting that names it.
-            path: Where it is.
             parse: Reads its content; raises ValueError, with what is wrong.
 
         Raises:

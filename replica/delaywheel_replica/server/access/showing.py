@@ -57,9 +57,7 @@ def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Searchable:
     """Returns where a search with a filter finds something.
 
     Args:
-        caller: Who searches.
         right: What is needed for what is done with the found.
-        asked: The filter.
 
     Raises:
         RefusedError: FORBIDDEN: nothing can be found.

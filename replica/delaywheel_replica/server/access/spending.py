@@ -169,7 +169,6 @@ class TopicRooms:
 
         Args:
             quota_of: Returns how to find a topic's quota now; None: no topic has one.
-            pending: Knows what is pending.
             done_slot: Returns the second before which all is done.
         """
         self._quota_of = quota_of

@@ -40,14 +40,6 @@ class CancelMany:
     def __init__(
         self, view: NodeView, search: Search, groups: CancelGroups, passing: Passing
     ) -> None:
-        """Prepares.
-
-        Args:
-            view: What the parts of the node know.
-            search: Finds messages.
-            groups: Cancels them.
-            passing: Forwards calls to the leader's node.
-        """
         self._view = view
         self._search = search
         self._groups = groups
@@ -60,7 +52,6 @@ class CancelMany:
         """Cancels a page of messages, or only returns them.
 
         Args:
-            request: Which.
             caller: Who asks: only what they may change is found.
 
         Raises:

@@ -55,7 +55,6 @@ class Cancels:
         """Cancels messages, or returns why not.
 
         Args:
-            request: Which messages.
             caller: Who asks; a node has judged its own caller.
             left_s: How long the caller waits; None: it does not say.
 

@@ -72,10 +72,6 @@ class Decisions:
         """Prepares; `run` writes.
 
         Args:
-            view: What the parts know of the node.
-            queries: Reads what is to be copied.
-            writing: Writes copies and cancels.
-            report: Sends a report to the cleaner.
             next_change: Waits for a new progress or role in the cleaner's row.
         """
         self._view = view

@@ -100,11 +100,7 @@ class CancelGroups:
         """Prepares; `run` works.
 
         Args:
-            finder: Finds messages, and examines them.
-            writing: Writes cancels.
-            ask: Asks the cleaner to commit soon.
             next_change: Waits for a new progress or role in the cleaner's row.
-            counts: Counts what became of each message.
         """
         self._counts = counts or NodeCounts()
         self._counts.cancel_load = lambda: (self.kept, self.age_ms(), self.waits_ms())

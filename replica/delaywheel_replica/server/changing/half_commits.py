@@ -55,9 +55,6 @@ class HalfCommits:
 
         Args:
             node: This node's id.
-            finder: Finds messages, for callers that may not send to all topics.
-            passing: Passes commits on to other nodes.
-            writing: Writes rows.
             refusal: Returns why the node takes no halves; None: it does.
             clock_skew_ms: By how much clocks may differ.
         """

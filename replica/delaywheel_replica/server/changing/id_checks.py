@@ -153,10 +153,7 @@ class IdChecks:
         """Begins with nothing to look for.
 
         Args:
-            view: What the parts of the node know.
-            queries: Looks messages up.
             moment: Returns what decisions are based on now.
-            counts: Counts the messages that were not checked.
         """
         self._view = view
         self._queries = queries

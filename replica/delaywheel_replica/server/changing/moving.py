@@ -93,9 +93,6 @@ async def keep_moving(
     """Asks while this node's cleaner leads, until the task is cancelled.
 
     Args:
-        view: What the parts know of the node.
-        finder: Finds messages, and examines them.
-        propose: Sends a proposal to the cleaner.
         next_change: Waits for a new progress or role in the cleaner's row.
     """
     moves = Moves()

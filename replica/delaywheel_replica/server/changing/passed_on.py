@@ -291,8 +291,6 @@ async def change_permitted(
     """Changes the messages that a caller may change; returns what became of each, in order.
 
     Args:
-        finder: Finds messages.
-        caller: Who asks.
         references: What is named; a refusal stays what it is.
         change: Changes the messages of these rows; returns what became of each.
     """

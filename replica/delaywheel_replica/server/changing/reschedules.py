@@ -168,14 +168,8 @@ class Reschedules:
         """Prepares.
 
         Args:
-            view: What the parts know of the node.
-            finder: Finds messages, and examines them.
-            decisions: Writes what is decided.
-            passed_on: Passes messages on to the leader's node.
             span: How far ahead a due may be.
-            propose: Sends a proposal to the cleaner.
             next_change: Waits for a new progress or role in the cleaner's row.
-            counts: Counts what became of each message.
         """
         self._counts = counts
         self._view = view

@@ -42,10 +42,6 @@ class FanOut:
         """Prepares to answer.
 
         Args:
-            config: The node's configuration.
-            view: What its parts know.
-            passing: Makes calls to the other nodes.
-            queries: Reads what this node holds.
             details: Reads from its disk what a description needs.
             address: Where callers reach the node.
             refusal: Why it accepts no messages now; None: it does.

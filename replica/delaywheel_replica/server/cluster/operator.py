@@ -97,8 +97,6 @@ class Operator:
         """Prepares for calls.
 
         Args:
-            view: What the parts of the node know.
-            passing: Makes calls to the leader's node.
             members: The nodes that this one's settings name.
             send: Sends to the cleaner; lost messages are repeated.
             pending: Counts the pending messages of frames that this node holds, as

@@ -63,7 +63,6 @@ def replicas_of(
 
     Args:
         control: What is committed.
-        status: The status of this node's server.
         in_sync: The members that the node's open wheel waits for; none: it has none.
     """
     known_members = _known_members(status)
@@ -152,7 +151,6 @@ class Lags:
         """Adds `lag_ms` to those members of a wheel that miss frames.
 
         Args:
-            wheel: The wheel's name.
             replicas: Its members.
             floor: Messages due in earlier seconds are finished.
         """

@@ -130,9 +130,6 @@ class Driver:
         """Begins with what the store has found.
 
         Args:
-            config: How the node takes part.
-            store: Its data folder.
-            outside: The driver's environment.
             message_bytes: The most bytes of frames in one message, unless it has a single frame.
             slice_at_most: The most frames or files in a time slice; None: as many as it allows.
         """
@@ -254,7 +251,6 @@ class Driver:
         """Steps the machine; the event is made from the clocks.
 
         Args:
-            event_at: Makes the event.
             here: The caller may wait for the disk.
         """
         outside = self._outside

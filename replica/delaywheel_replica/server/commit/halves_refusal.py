@@ -23,7 +23,6 @@ class HalvesRefusals:
         """Has heard nothing yet.
 
         Args:
-            view: Of the node.
             are_wanted: The settings want half messages.
             clock: A monotonic clock, in seconds.
         """

@@ -167,8 +167,6 @@ class CommitWriting:
 
         Args:
             own: The halves that this node accepted.
-            writing: Writes rows.
-            open_wheel: Returns the wheel that is written now.
         """
         self._own = own
         self._writing = writing

@@ -32,10 +32,7 @@ class PeerFrames:
         """Prepares for the first frames.
 
         Args:
-            store: The store that has the frames.
-            outside: Clock, queue and network.
             write_group: Writes the waiting group of callers, if there is one.
-            step: Steps the machine with an event.
             wrote: Called with the length of what was written.
             message_bytes: The most bytes of frames in one message, unless it has a single frame.
             batch_frames: The most frames in one message.

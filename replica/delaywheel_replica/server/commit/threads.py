@@ -111,7 +111,6 @@ class HeartbeatThread:
         """Does nothing before ``start``.
 
         Args:
-            path: The path of the status file.
             wake: Wakes the cleaner, so that it reads the status now.
         """
         self._row = RowWriter(path)

@@ -90,7 +90,6 @@ class LongWork:
         """Begins without work.
 
         Args:
-            store: The store with the files.
             now_ms: The monotonic clock.
             most_files: The most files in a step; None: as many as the time allows.
         """

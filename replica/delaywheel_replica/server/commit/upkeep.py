@@ -29,8 +29,6 @@ class Upkeep:
         """Does nothing before ``start``.
 
         Args:
-            look: Measures the free space.
-            checkpoint: Makes a checkpoint.
             written: Returns how far everything is written: no checkpoint is made while that does
                 not change.
         """

@@ -63,7 +63,6 @@ class HandoverServer:
 
         Args:
             accepting: the stages that callers' requests pass through.
-            commits: writes commits of half messages.
         """
         self._accepting = accepting
         self._commits = commits

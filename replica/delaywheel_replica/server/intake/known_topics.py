@@ -79,9 +79,6 @@ class KnownTopics:
         """Reads the cache of an earlier process.
 
         Args:
-            disk: Where the cache lies.
-            path: The path of the cache.
-            ask: Sends a question to the cleaner.
             refuses_absent: Whether missing topics refuse messages; false if they are created at the
                 due.
             wait_s: How long to wait for an answer about an unknown topic.
@@ -141,7 +138,6 @@ class KnownTopics:
         """Refuses messages that Kafka would not accept, as far as known now. For any thread.
 
         Args:
-            batch: Decoded messages.
             unasked: Those of its topics that `find_out` could not ask about.
         """
         found = self._known_of(batch)
@@ -256,7 +252,6 @@ def _mismatches(
     """Returns the messages that each topic refuses, and why; compares whole columns.
 
     Args:
-        batch: Decoded messages.
         found: What is known of each of its topics; None: it accepts anything.
     """
     if not any(found):

@@ -68,7 +68,6 @@ def publishable(
     """Returns everything that this node publishes.
 
     Args:
-        status: The server's status.
         cleaner: The cleaner's last status; None: none yet.
         leads: Whether that cleaner lives and leads.
         heard_for_ms: For how long the server has been able to hear other nodes.
@@ -91,11 +90,7 @@ def publishable(
 
 
 def published_seqs(status: ServerStatus) -> dict[WheelId, int]:
-    """Returns each wheel of which this node has files, and up to where it is known as published.
-
-    Args:
-        status: The server's status.
-    """
+    """Returns each wheel of which this node has files, and up to where it is known as published."""
     heartbeat = status.heartbeat
     known = dict.fromkeys(heartbeat.verifying, 0)
     known.update((wheel, reported.ledger_seq) for wheel, reported in heartbeat.wheels.items())

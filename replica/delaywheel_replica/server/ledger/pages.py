@@ -38,8 +38,6 @@ class LedgerPages:
         """Begins after the files that are in place.
 
         Args:
-            place: Where files go.
-            wheel: The wheel's name.
             first_seq: The first seq of the next name.
             node: This node.
             born_ms: Nothing of the wheel was accepted before.

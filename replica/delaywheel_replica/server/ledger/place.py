@@ -165,7 +165,6 @@ class LedgerStorage:
         """Puts a finished file in place: completely or not at all, and durably.
 
         Args:
-            wheel: The wheel of its rows.
             first_seq: The first seq of its name.
             last_seq: The last.
             accepted_at_ms: When its rows were accepted; any of them, they are of one hour.

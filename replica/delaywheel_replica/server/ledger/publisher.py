@@ -149,9 +149,6 @@ class Books:
         """Does nothing before ``start``.
 
         Args:
-            disk: Where the data folder lies.
-            data: The data folder.
-            ledger: Writes the rows.
             config: Where to publish, how often, for how long.
             member: The rest of the node.
             place_at: Makes the place; None: as `config` says.

@@ -35,9 +35,6 @@ def describe_cluster(
     """Returns members, wheels, leader, progress, floor and limits.
 
     Args:
-        config: The node's configuration.
-        view: What its parts know.
-        status: Its server's status.
         address: Where callers reach it.
         refusal: Why it accepts no messages now; None: it does.
     """
@@ -78,8 +75,6 @@ def wheels_of(status: ServerStatus, view: NodeView, *, of_all: bool) -> list[pb.
     """Returns every wheel that is registered or has files.
 
     Args:
-        status: The status of this node's server.
-        view: What its parts know.
         of_all: Whether to describe what is known of all nodes, or only what this one holds.
     """
     cleaner, heartbeats = view.cleaner.status, heartbeats_heard(status)

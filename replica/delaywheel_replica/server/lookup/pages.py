@@ -68,7 +68,6 @@ class SearchPages:
         """Returns one page.
 
         Args:
-            request: The request for the page.
             after: The position in its token.
             limits: The wheels to read, each up to a seq.
             progress: The committed progress.

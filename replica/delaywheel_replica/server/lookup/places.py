@@ -54,7 +54,6 @@ class AskedPlaces:
         """Begins without requests.
 
         Args:
-            ask: Sends a question to the cleaner.
             halves_topic: Where groups are asked about half messages.
             wait_s: How long to wait for its answer.
         """

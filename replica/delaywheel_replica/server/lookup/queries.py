@@ -76,9 +76,6 @@ class Queries:
         """Begins with nothing read.
 
         Args:
-            disk: Where the data folder lies.
-            data: The data folder.
-            view: What the parts of the node know.
             fates: What became of messages, as far as known here.
             history: Which cancels came in time.
             on_damaged: Called with a frame that could not be read.

@@ -178,7 +178,6 @@ class _Looked:
         """Returns what was found of a message.
 
         Args:
-            reference: Which one.
             decided: Decisions about messages of its id, by due.
         """
         found, rows = Found(), self.rows[reference.slot, reference.id]
@@ -205,8 +204,6 @@ class Scanner:
         """Begins with nothing open.
 
         Args:
-            disk: Where the data folder lies.
-            data: The data folder.
             on_damaged: Called with each frame that could not be read: its wheel, seq and slot.
                 Below the floor that is normal.
         """
@@ -233,7 +230,6 @@ class Scanner:
         another attempt may lie elsewhere.
 
         Args:
-            references: Which messages.
             limits: The wheels to search, each up to a seq.
             lost: Frames that no node can read any more. Those whose second is unknown are not
                 assumed to be of the second that is read.
@@ -472,7 +468,6 @@ class Scanner:
         """Yields the readable frames of a slot, in the order of positions.
 
         Args:
-            slot: The second.
             limits: The wheels to read, each up to a seq.
             kind: Only frames with messages or only those with cancels; None: both.
             after: The first frame is the one that contains this position.
@@ -506,7 +501,6 @@ class Scanner:
         Frames that may be of any second are not reported: see `note_missing`.
 
         Args:
-            slot: The second.
             limits: The wheels to read, each up to a seq.
             may_hold: Whether what is sought may be among the bytes of some frames.
             after: As in `frames`.

@@ -157,9 +157,6 @@ class Search:
         """Begins with nothing read.
 
         Args:
-            disk: Where the data folder lies.
-            data: The data folder.
-            view: What the parts of the node know.
             knows_all: Whether this node holds all that was acknowledged.
             on_damaged: Called with a frame that could not be read: wheel, seq, slot.
         """
@@ -381,9 +378,7 @@ def _matches(
     """Yields the pending messages of a batch, with their places.
 
     Args:
-        asked: The request.
         held: What the node has.
-        batch: The messages.
         seen: Those of the second that the page has already; a retry may have left several copies.
     """
     for frame, row, key in batch.rows():

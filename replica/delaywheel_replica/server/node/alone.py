@@ -29,10 +29,7 @@ def alone_messages(
     """Returns how many pending messages only this node has, as far as it knows. Blocks.
 
     Args:
-        disk: Where the data folder lies.
-        data: The data folder.
         cleaner: The last status of the cleaner; None: there is none.
-        status: That of the server.
     """
     if cleaner is None:
         return 0
@@ -48,8 +45,6 @@ def pending_messages(
     """Returns how many messages of some frames, which this node holds, are pending. Blocks.
 
     Args:
-        disk: Where the data folder lies.
-        data: The data folder.
         frames: Wheel -> the first and the last frame.
         done_slot: Messages for earlier seconds are done.
     """

@@ -239,7 +239,6 @@ class Passing:
         A node that may have lost frames does not count.
 
         Args:
-            message: The message's reference.
             wanted: How many nodes have to confirm it.
         """
         if not wanted:

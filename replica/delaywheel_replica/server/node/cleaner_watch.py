@@ -46,8 +46,6 @@ class CleanerWatch:
         """Prepares.
 
         Args:
-            link: The link to the cleaner.
-            row: The cleaner's status file.
             cleaner: Receives the newest status.
             on_topics: The cleaner has learnt about topics.
             on_dead: It has committed dead letters.

@@ -65,8 +65,6 @@ class FreeSpace:
         """Measures nothing yet.
 
         Args:
-            disk: Where the data folder lies.
-            data: The data folder.
             reserve_bytes: With less free space than this, no more messages are accepted.
             ballast_bytes: How much is reserved for small saves.
         """

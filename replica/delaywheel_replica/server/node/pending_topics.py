@@ -63,7 +63,6 @@ class PendingTopics:
         """Counts messages; those of a finished second count until the next one is finished.
 
         Args:
-            columns: The messages.
             chosen: Those of them that count; None: all.
         """
         numbers, slots, lengths = columns.topic_numbers, columns.slots, columns.key_lengths

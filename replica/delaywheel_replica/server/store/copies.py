@@ -100,7 +100,6 @@ class Copies:
         been written, and the leader of a lone node would give it up.
 
         Args:
-            wheel: Its name.
             registered: Its identity, if its own is damaged; None: that is not known.
             counts: Whether the dial must count what it holds: true if an earlier process left it.
             now_ms: The monotonic clock.

@@ -96,7 +96,6 @@ class FramesToSend:
         on.
 
         Args:
-            wheel: The wheel's name.
             first_seq: The first seq wanted.
             last_seq: The last seq wanted.
             max_bytes: The most bytes, unless there is a single frame.

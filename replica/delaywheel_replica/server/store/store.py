@@ -128,14 +128,9 @@ class Store:
         acknowledged, not whether groups are synced from now on.
 
         Args:
-            disk: Where the data folder lies.
             data: The data folder, which is created if missing.
             node: This node.
-            cluster_id: Its cluster.
-            boot_id: The machine's boot id.
             floor: The greatest committed floor known so far.
-            limits: Limits for making and writing wheels.
-            new_storage: Makes the uuid of a new folder.
 
         Raises:
             NodeFolderError: The folder cannot be used.
@@ -199,7 +194,6 @@ class Store:
         """Recovers a left wheel, in steps; returns what it holds.
 
         Args:
-            wheel: The wheel.
             record: How it is registered, in case that its own identity cannot be read; None: it is
                 not known.
             now_ms: The monotonic clock.
@@ -357,7 +351,6 @@ class Store:
         skipped.
 
         Args:
-            card: The wheel's identity.
             frames: Frames that may follow on what is held.
             is_over: Called after each frame that was written; if true, no more are written.
             between: Called between files, and while a new copy is made: others may want the disk.
@@ -381,7 +374,6 @@ class Store:
         """Writes missing frames of a copy to their places.
 
         Args:
-            card: The wheel's identity.
             frames: Frames anywhere up to its last one.
             between: Called after each one: others may want the disk.
 
@@ -399,7 +391,6 @@ class Store:
         """Durably notes the seq at which a wheel ends, and cuts everything beyond.
 
         Args:
-            wheel: The wheel's name.
             final_seq: Its committed end.
             between: Called after each file that was cut: others may want the disk.
 

@@ -21,7 +21,6 @@ def note_missing(state: EngineState, existing: Collection[str]) -> None:
     """Notes topics that are to be read, and are not there.
 
     Args:
-        state: The consumer.
         existing: The topics that are there, of those that are named at least.
     """
     topics = state.settings.topics

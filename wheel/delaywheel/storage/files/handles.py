@@ -128,7 +128,6 @@ class HandleCache:
 
         Args:
             owner: The owner of the files.
-            folder: The wheel's folder.
             places: Where the frames go.
             where: Where they must lie in their files.
             is_over: Called after each frame; if true, no more are written.

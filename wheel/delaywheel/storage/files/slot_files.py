@@ -112,8 +112,6 @@ class SlotFiles:
         """Opens nothing yet.
 
         Args:
-            folder: The wheel's folder.
-            handles: The node's cache of open slot files.
             limit_bytes: No slot file grows beyond this.
             keeps_open: Keep the announcements' file open, for a wheel that is written all the time.
         """

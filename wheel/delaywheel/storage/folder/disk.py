@@ -128,7 +128,6 @@ class Disk(Protocol):
         """Replaces a whole small file durably, or leaves the old one.
 
         Args:
-            path: The file.
             content: Its new content.
             beside: Where it is written before it takes its place, and where the death of the
                 process may leave it; None: beside the file, until it is replaced once more.

@@ -73,12 +73,7 @@ def open_node_folder(
     durable what may be incomplete.
 
     Args:
-        disk: Where the data folder lies.
-        data: The data folder.
         node: The node that is to own it.
-        cluster_id: The node's cluster.
-        boot_id: The machine's boot id.
-        make_storage: Makes the uuid of a new folder.
 
     Raises:
         NodeFolderInUse: Another process has the lock.

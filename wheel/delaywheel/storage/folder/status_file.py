@@ -121,7 +121,6 @@ class RowReader(Generic[_T]):
         """Opens nothing yet.
 
         Args:
-            path: The path of the file.
             decode: Converts a document: called once for each, however often it is read.
         """
         self._path = path

@@ -17,7 +17,6 @@ def finish(steps: Steps[T], between: Callable[[], object] = lambda: None) -> T:
     """Runs all remaining steps; returns the result.
 
     Args:
-        steps: The work.
         between: Called after each piece: others may want the disk.
     """
     while True:

@@ -44,7 +44,6 @@ class ManyFiles(Protocol):
         """Returns when contents and lengths of these are on the medium; deleted ones are skipped.
 
         Args:
-            paths: The files.
             were_closed: Some were closed since they were written: the kernel may have forgotten
                 them, with a failure that only their file system still knows.
 

@@ -63,7 +63,6 @@ def rows_that_may_have(
     messages are examined only if what such a header ends with occurs somewhere.
 
     Args:
-        columns: Decoded messages.
         name: The header's name.
         most_bytes: The longest value to look for, below 256 bytes. Null values never match.
 

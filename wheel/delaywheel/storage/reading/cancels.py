@@ -96,7 +96,6 @@ class CancelLook:
         """Begins where another look has ended.
 
         Args:
-            slot: The second.
             begins: The first `BEGIN_BYTES` of each id.
             looked: Up to which seq of each wheel there is no such cancel.
         """

@@ -192,7 +192,6 @@ class IdIndex:
         """Finds rows of some seconds, as far as the wheels were followed.
 
         Args:
-            slots: The seconds.
             sought: The ids, in whichever of these seconds, and beginnings of ids.
         """
         found = Look()

@@ -187,7 +187,6 @@ class Ids:
         """Adds frames, none of which was added before; returns how many rows were added.
 
         Args:
-            batch: The frames.
             only: Adds at least the rows that fit.
         """
         rows = self._rows_of(batch)

@@ -122,9 +122,6 @@ class WheelReader:
         """Opens nothing yet.
 
         Args:
-            disk: Where the data folder lies.
-            data: The data folder.
-            wheel: The wheel to read.
             opened: Shared by all readers of a thread; bounds how many files they keep open.
         """
         self._disk = disk
@@ -329,7 +326,6 @@ class WheelReader:
         slot come last (see `holes`).
 
         Args:
-            slot: The second to read.
             up_to_seq: The last seq to consider.
             kind: Only frames with messages or only those with cancels; None: both.
             from_seq: The first seq to consider.
@@ -357,7 +353,6 @@ class WheelReader:
         """Yields frames with messages, decoded together if their bytes may hold what is sought.
 
         Args:
-            slot: The second to read.
             up_to_seq: The last seq to consider.
             may_hold: Is given the bytes of many frames at once, with other bytes among them.
             from_seq: The first seq to consider.

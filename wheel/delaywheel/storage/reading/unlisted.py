@@ -40,10 +40,6 @@ def with_unlisted(
     """Returns the frames that the index lists for a slot, corrected by what lies in its file.
 
     Args:
-        disk: Where the file lies.
-        path: The path of the slot's file.
-        wheel: The wheel of the file.
-        slot: The slot of the file.
         listed: The frames according to the index, up to `up_to_seq`.
         up_to_seq: Later frames are ignored.
     """

@@ -21,7 +21,6 @@ class UnreadableRows:
         """Notes which of some rows cannot be read now.
 
         Args:
-            wheel: Their wheel.
             looked_at: The rows, by the seqs of their frames.
             unreadable: Those of them that cannot be read.
             now_ms: The wall clock.

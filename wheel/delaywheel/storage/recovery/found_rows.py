@@ -111,8 +111,6 @@ def lost_behind(disk: Disk, folder: Path, known: Checkpoint | None, end_seq: int
     was told of their frames, and it does no harm that they count.
 
     Args:
-        disk: Where the wheel lies.
-        folder: The wheel's folder.
         known: The checkpoint; without one the first existing segment is the first.
         end_seq: The index must go this far.
     """

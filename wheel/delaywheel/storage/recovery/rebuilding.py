@@ -43,8 +43,6 @@ def longer_files(
     """Yields slots whose files hold more than the frames up to a seq, and where those end.
 
     Args:
-        disk: Where the files lie.
-        folder: The wheel's folder.
         sizes: Slots and the lengths of their files, hour by hour.
         safe_seq: Frames up to this are on the medium.
     """

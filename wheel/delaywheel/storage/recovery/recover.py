@@ -115,9 +115,6 @@ def recovering(
     """Makes a wheel's index and slot files agree; it must have no writer.
 
     Args:
-        disk: Where the data folder lies.
-        data: The data folder.
-        wheel: The wheel's name.
         os_crashed: The machine was restarted since the wheel was written.
         floor: Slots below are finished; their deleted files are not damage.
         must_read: Do not conclude where the wheel ends from slot files that the medium does not

@@ -73,8 +73,6 @@ def verify_folder(disk: Disk, data: Path, *, floor: int = 0) -> Iterator[Finding
     """Yields everything that is wrong in a data folder.
 
     Args:
-        disk: Where the data folder lies.
-        data: The data folder.
         floor: Slots below are finished; their files may be deleted.
     """
     try:

@@ -76,8 +76,6 @@ class Dial:
         """Maps an empty dial.
 
         Args:
-            disk: Where the data folder lies.
-            data: The data folder.
             rows: Span + late window + slack, in seconds.
         """
         disk.make_folder(data)

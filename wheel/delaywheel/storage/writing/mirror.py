@@ -158,14 +158,10 @@ class MirrorWheel:
         """Opens an existing copy.
 
         Args:
-            disk: Where the data folder lies.
-            data: The data folder.
             wheel: Its name; it was made (``make_wheel``), or has been recovered.
-            handles: The node's cache of open slot files.
             damaged: The frames that recovery found missing.
             nowhere: Those of them that lie in no slot file.
             floor: Slots below are finished.
-            dial: Counts what is written.
             table_rows: How many rows, roughly, its slot table may lag behind.
 
         Raises:
@@ -217,7 +213,6 @@ class MirrorWheel:
         end, or is damaged, ends the list.
 
         Args:
-            bundle: The frames.
             is_over: Called after each written frame; if true, no more are written.
             between: Called before frames, and before their rows: others may want the disk.
 
@@ -263,7 +258,6 @@ class MirrorWheel:
         """Writes missing frames up to the last one to their places.
 
         Args:
-            bundle: Those frames.
             between: Called after each one: others may want the disk.
 
         Returns:

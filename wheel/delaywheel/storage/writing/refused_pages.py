@@ -78,8 +78,6 @@ def read_around(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Ex
     """Reads a file but for the pages that the medium does not return.
 
     Args:
-        disk: Where the file lies.
-        path: The path of the file.
         length: If it is shorter, the content is filled with zeros up to this length.
 
     Returns:

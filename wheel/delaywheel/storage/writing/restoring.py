@@ -54,9 +54,6 @@ def restoring(
     """Restores the rows of holes whose frames lie intact in slot files.
 
     Args:
-        disk: Where the wheel lies.
-        folder: The wheel's folder.
-        wheel: The wheel's name.
         seqs: Some frames; those that are no holes are left out.
         floor: Slots below are finished.
         moved: Called when a segment was moved: who writes to it has to open it again.
@@ -136,8 +133,6 @@ def move_rows(disk: Disk, folder: Path, rows: dict[int, bytes], *, extends: bool
     nothing may be written to it between reading and replacing it.
 
     Args:
-        disk: Where the wheel lies.
-        folder: The wheel's folder.
         rows: The rows by seq, ascending.
         extends: Whether they may lie behind what is there, after holes perhaps; otherwise those
             are left out, because they were cut meanwhile.

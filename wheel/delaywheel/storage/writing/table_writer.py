@@ -50,8 +50,6 @@ class SlotTable:
         """Continues with the existing table.
 
         Args:
-            disk: Where the table lies.
-            folder: The wheel's folder.
             refresh_rows: How many rows, roughly, it may lag behind the index.
         """
         self._disk = disk

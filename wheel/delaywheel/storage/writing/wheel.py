@@ -113,10 +113,7 @@ class OriginWheel:
         """Opens a new wheel, which is on the medium before this returns.
 
         Args:
-            disk: Where the data folder lies.
-            data: The data folder.
             meta: The wheel's identity; its state is OPEN.
-            handles: The node's cache of open slot files.
             options: ``dial``, ``max_frame_messages``, ``max_frame_bytes``, ``table_rows``.
 
         Raises:

@@ -104,7 +104,6 @@ def kafka_items(config: Config, topics: Sequence[str]) -> Iterator[CheckedItem]:
     """Checks everything that a node needs of Kafka.
 
     Args:
-        config: The node's settings.
         topics: Destination topics to check as well.
     """
     settings = config.kafka_settings
