@@ -1,10 +1,14 @@
 """Index segments of few rows, so that few frames fill several."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-import pytest
+if TYPE_CHECKING:
+    import pytest  # which the simulation, run by itself, does without
 
 _MODULES = (
     "files.index",
