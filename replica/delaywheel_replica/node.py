@@ -494,7 +494,10 @@ def _has_terminal() -> bool:
 
 
 def _worded(code: int) -> dict[str, Any]:
-    return {"signal": signal.Signals(-code).name} if code < 0 else {"exit_code": code}
+    if code >= 0:
+        return {"exit_code": code}
+    names = {one.value: one.name for one in signal.Signals}  # most real-time signals have none
+    return {"signal": names.get(-code, -code)}
 
 
 def _settings() -> dict[str, Any]:

@@ -197,10 +197,12 @@ def test_a_node_whose_terminal_is_gone_ends(node: Node) -> None:
     assert (node.folder / "drained").exists()
 
 
-def test_a_dead_cleaner_is_started_again_alone(node: Node) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGRTMIN + 1])
+def test_a_dead_cleaner_is_started_again_alone(node: Node, number: int) -> None:
+    """Whatever ended it: most real-time signals have no name."""
     node.start()
     before = node.up()
-    os.kill(before["cleaner_pid"], signal.SIGKILL)
+    os.kill(before["cleaner_pid"], number)
     wait_until("a new cleaner", lambda: len(node.lives("cleaner")) == 2)
     after = node.up()
     assert after["server_pid"] == before["server_pid"]

@@ -146,8 +146,9 @@ class Marks:
         except (ValueError, KeyError, TypeError, IndexError):
             self.foreign += 1
             return None
-        first_left = self._firsts.get(number)
-        if topic_id != self.topic_id or first_left is None or mark.ranges[-1][1] < first_left:
+        # A broker may not know of a new partition yet; a topic never loses one.
+        first_left = self._firsts.get(number, 0)
+        if topic_id != self.topic_id or mark.ranges[-1][1] < first_left:
             self.obsolete.append(key)
             return None
         self.add(number, mark.state, mark.ranges)
