@@ -93,7 +93,7 @@ class Decisions:
             tasks.create_task(self._write_batches(tasks))
 
     async def _follow(self) -> None:
-        """Reports what is written, and wakes who waits for a record, at each progress."""
+        """Reports what is written, and wakes callers whose record has changed, at each progress."""
         while True:
             leading = self._view.cleaner.leading()
             if leading is not None:
