@@ -83,15 +83,21 @@ def _control_left(world: World) -> Iterator[str]:
     heartbeats = {node.name: row.heartbeat for node in world.living() if (row := node.server_row())}
     for heartbeat in heartbeats.values():
         named.update(heartbeat.named)
-    # Where only a clock that was ahead put something, nothing is done before that time comes.
+    # Where only a clock that was ahead put something, nothing is done before that time comes; and
+    # a due that such a clock gave a message is withdrawn until then.
     last = true_wall_ms(world.scheduler) // 1000 + world.settings.span_s
     live = world.truth.live(world.checks.floor)
     waiting = {frame.wheel for frame in live if frame.slot > last}
     left = sorted(str(wheel) for wheel in control.wheels if wheel not in named | waiting)
     if left:
         yield f"wheels {left} are registered and not in use"
-    if control.reschedules:
-        yield f"rescheduled and not settled are {sorted(control.reschedules)}"
+    standing = [
+        key
+        for key, stands in control.reschedules.items()
+        if not (stands.is_written and any(due_ms // 1000 > last for due_ms in stands.passed))
+    ]
+    if standing:
+        yield f"rescheduled and not settled are {sorted(standing)}"
     if control.lost:
         yield f"lost frames are kept: {sorted(map(str, control.lost))}"
     for heartbeat in heartbeats.values():

@@ -169,3 +169,25 @@ def put_off_ahead(script: Script) -> None:
     script.do(script.about(15_500), "set_back")
     script.cancel(script.about(16_000, 1_500), first + 2, "a")
     script.until_ms = 24_000
+
+
+@CLOCKS(
+    r'reschedule .*"set_backs":0,"to_ms":17637018',
+    r"w is set back",
+    r'reschedule .*"is_written":true,"passed":.*17637018',
+    r"delivers m1 ",
+)
+def not_copied_while_ahead(script: Script) -> None:
+    """Reschedules are put off while all clocks are ahead, and written once w is set back.
+
+    The dues that they had meanwhile are half an hour away, and a copy might still come for them:
+    the records stand until then, and nothing else waits for that.
+    """
+    script.cluster("ab", 2)
+    first = script.send(3_000, "a", delay_ms=20_000, count=3)
+    script.cut(4_500, "a", "b", ms=script.about(12_500, 200))
+    for number in range(3):
+        script.reschedule(script.about(5_000, 500), first + number, 600 + 200 * number, "a")
+    script.do(8_000, "clocks_ahead", nodes=("a", "b"), step_ms=HALF_AN_HOUR_MS, ms=3_200)
+    script.do(script.about(15_500), "set_back")
+    script.until_ms = 24_000

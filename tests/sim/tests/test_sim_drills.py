@@ -121,6 +121,7 @@ FOUND = {
     "halves_released_late",
     "halves_unasked",
     "put_off_ahead",
+    "not_copied_while_ahead",
 }
 """What the simulation found beyond these."""
 
