@@ -142,10 +142,33 @@ def test_an_object_store_is_sent_what_is_whole_here(store: LedgerStorage, tmp_pa
     assert [path.name for path in (tmp_path / "bucket").iterdir() if path.is_file()] == []
 
 
-def test_what_broke_while_it_was_sent_is_taken_back(store: LedgerStorage, tmp_path: Path) -> None:
+def test_what_broke_while_it_was_sent_never_counts(store: LedgerStorage, tmp_path: Path) -> None:
+    """Also if nothing can be deleted by then, or the process ends."""
+    kept, store._fs = store._fs, _NothingIsDeleted(store._fs)  # type: ignore[assignment]
     with pytest.raises(OSError, match="refused"):
         _put_broken(store, tmp_path)
+    store._fs = kept
     assert names(store) == []
+
+
+def test_what_was_sent_counts_though_its_other_name_stays(store: LedgerStorage) -> None:
+    store._fs = _NothingIsDeleted(store._fs)  # type: ignore[assignment]
+    put(store, WHEEL, 1, 2, HOUR)
+    put(store, WHEEL, 3, 4, HOUR)
+    assert names(store) == [("n1.1", 2), ("n1.1", 4)]
+
+
+class _NothingIsDeleted:
+    """A file system that refuses every deletion."""
+
+    def __init__(self, kept: fs.FileSystem) -> None:
+        self._kept = kept
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._kept, name)
+
+    def delete_file(self, path: str) -> None:
+        raise OSError(f"{path} is not deleted")
 
 
 def _put_broken(store: LedgerStorage, tmp_path: Path) -> None:

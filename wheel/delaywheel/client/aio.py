@@ -245,7 +245,7 @@ class AsyncClient:
     ) -> Rescheduled:
         """Gives a pending message another due; see `Client.reschedule`.
 
-        Reschedules that are awaited at the same time are sent together.
+        Reschedules that are awaited at the same time are sent together, as many as cancels.
         """
         self._check_open()
         due = pb.NewDue(message=message_ref(handle, id, deliver_at), deliver_at_ms=unix_ms(to))

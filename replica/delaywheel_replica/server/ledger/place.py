@@ -9,7 +9,8 @@ have 19 digits, so that names sort. Files and gaps of a wheel follow one another
 or overlap, and each exists completely or not at all: so the names show what is published.
 
 - A file is written beside its final name, synced and moved there. An object store shows a file
-  once its stream is closed, so it is first completed on this disk.
+  once its stream is closed, even one that broke: so it is completed on this disk, sent under the
+  temporary name, and copied there.
 - A crash leaves at most one temporary file of this node, which the next one overwrites.
 - Times of acceptance never decrease within a wheel, so its newest name is in the newest hour that
   has any of its names: the search goes back from the newest hour, to the wheel's birth at most.
@@ -95,7 +96,8 @@ class LedgerStorage:
             self._fs, self._folder = fs.LocalFileSystem(), uri
         self._folder = self._folder.rstrip("/")
         self._moves = self._fs.type_name not in _OBJECT_STORES
-        self._beside = f"{self._folder}/.{node}.tmp" if self._moves else str(staging)
+        self._temporary = f"{self._folder}/.{node}.tmp"
+        self._beside = self._temporary if self._moves else str(staging)
         self._beside_fs = self._fs if self._moves else fs.LocalFileSystem()
         self._answered_s = time.monotonic()
 
@@ -241,19 +243,17 @@ class LedgerStorage:
         self._answered_s = time.monotonic()
 
     def _upload(self, final: str) -> None:
-        """Removes a partial upload: closing the stream of a failed one completed it."""
-        try:
-            with (
-                self._beside_fs.open_input_stream(self._beside) as source,
-                self._fs.open_output_stream(final) as target,
-            ):
-                while part := source.read(_COPIED_AT_ONCE_BYTES):
-                    target.write(part)
-                    self._answered_s = time.monotonic()
-        except UNREACHED:
-            with contextlib.suppress(*UNREACHED):
-                self._fs.delete_file(final)
-            raise
+        with (
+            self._beside_fs.open_input_stream(self._beside) as source,
+            self._fs.open_output_stream(self._temporary) as target,
+        ):
+            while part := source.read(_COPIED_AT_ONCE_BYTES):
+                target.write(part)
+                self._answered_s = time.monotonic()
+        self._fs.copy_file(self._temporary, final)
+        self._answered_s = time.monotonic()
+        with contextlib.suppress(*UNREACHED):  # the next one overwrites it
+            self._fs.delete_file(self._temporary)
 
     def _sync(self, path: str) -> None:
         """Syncs the file, since its frames may be deleted once they count as published."""
