@@ -301,3 +301,27 @@ def test_topics_of_messages_soon_due_are_known_before_anybody_asks(brokers: Brok
         brokers.now += pause_s
     assert "d" in known.find(["d"])
     assert len(brokers.calls) < 20 * SOON_S
+
+
+def test_topics_to_which_nothing_is_forwarded_here_are_asked_about_rarely(brokers: Brokers) -> None:
+    known = DestinationTopics(brokers, soon=lambda: ["a"], monotonic=brokers.clock)
+    brokers.topics["a"] = THERE
+    until = brokers.now + 6 * SOON_S
+    while brokers.now < until:
+        brokers.now += known.round()
+    assert 5 <= len(brokers.calls) <= 7
+    known.find(["a"])
+    brokers.now += REFRESH_S
+    known.round()
+    assert 6 <= len(brokers.calls) <= 8, "from then on, as it is used"
+
+
+def test_what_took_nothing_is_asked_about_before_a_new_leader_counts_it(brokers: Brokers) -> None:
+    known = DestinationTopics(brokers, soon=lambda: ["a"], monotonic=brokers.clock)
+    brokers.topics["a"] = TopicDescription(TopicState.DENIED)
+    known.round()
+    brokers.topics["a"] = THERE
+    brokers.now += 1.0
+    assert known.find(["a"]) == {}
+    known.round()
+    assert known.find(["a"])["a"].state is TopicState.PRESENT

@@ -528,7 +528,8 @@ class _OwnRecords:
                 fitting = []
             self._together[record.topic] += length_bytes
             fitting.append(record)
-        self._producers.write_own(self._number, fitting)
+        if fitting:
+            self._producers.write_own(self._number, fitting)
 
     def flush(self) -> None:
         """Waits until the brokers have everything written so far."""

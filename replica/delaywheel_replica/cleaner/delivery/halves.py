@@ -140,6 +140,8 @@ def _rewritten(
     rows: DueRows, numbers: NDArray[np.intp], sent: Callable[[DueMessage], _AsSent]
 ) -> DueRows:
     """Returns these rows with some of them as they are sent."""
+    if not len(numbers):
+        return rows
     records = rows.records.copy()
     topics = {topic: number for number, topic in enumerate(rows.topics)}
     parts: list[bytes] = []

@@ -74,6 +74,8 @@ def _wheel_text(wheel: Source) -> bytes:
 
 def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
     """Yields the records for messages that go to their topics."""
+    if not len(rows):
+        return
     records = rows.records
     ids = records["id"].tobytes().hex().encode()
     wheels = [("dw-wheel", _wheel_text(wheel)) for wheel in rows.wheels]

@@ -31,7 +31,7 @@ topic that ceases to be well is found by that, or by a transaction that fails: i
 about at once.
 
 Of messages that are `soon` due every node asks, not only the leader: each `SOON_S`, so that a new
-leader knows their topics.
+leader knows their topics. What took nothing then is asked about once more before that counts.
 """
 
 from __future__ import annotations
@@ -161,6 +161,7 @@ class _TopicEntry:
 
     Attributes:
         used_at: When it was last asked about.
+        found_at: When the thread that forwards last asked about it.
         stale_before: Only an answer to a question asked from then on will do, limits included;
             None: there is one.
         tried_at: When Kafka was last asked.
@@ -169,6 +170,7 @@ class _TopicEntry:
 
     used_at: float
     stale_before: float | None
+    found_at: float = float("-inf")
     tried_at: float = float("-inf")
     topic: Topic | None = None
 
@@ -184,12 +186,17 @@ class _TopicEntry:
             not self.is_urgent and self.topic is not None and self.topic.state is TopicState.PRESENT
         )
 
-    def due_at(self) -> float:
+    def is_idle(self, now: float) -> bool:
+        """Whether this node has forwarded nothing there for a while."""
+        return now - self.found_at >= IN_USE_S
+
+    def due_at(self, now: float) -> float:
         """Returns when to ask Kafka next."""
         if self.stale_before is not None and self.tried_at < self.stale_before:
             return self.stale_before
-        unconfirmed = self.topic is not None and not self.topic.confirmed
-        return self.tried_at + (CONFIRM_MISSING_S if unconfirmed else REFRESH_S)
+        if self.topic is not None and not self.topic.confirmed:
+            return self.tried_at + CONFIRM_MISSING_S
+        return self.tried_at + (SOON_S if self.is_idle(now) else REFRESH_S)
 
     def learn(self, topic: Topic) -> bool:
         """Takes an answer; returns whether it is new."""
@@ -247,10 +254,14 @@ class DestinationTopics:
             for name in names:
                 known = self._used.get(name)
                 if known is None:
-                    self._used[name] = _TopicEntry(now, stale_before=now)
+                    self._used[name] = _TopicEntry(now, stale_before=now, found_at=now)
                     wanted = True
                     continue
-                known.used_at = now
+                if known.is_idle(now) and not known.is_well:  # that may be over by now
+                    known.stale_before = known.found_at = known.used_at = now
+                    wanted = True
+                    continue
+                known.found_at = known.used_at = now
                 if known.topic is not None and known.topic.confirmed:
                     found[name] = known.topic
         if wanted:
@@ -263,7 +274,7 @@ class DestinationTopics:
         with self._changed:
             for name in names:
                 known = self._used.setdefault(name, _TopicEntry(now, stale_before=now))
-                known.used_at = known.stale_before = now
+                known.found_at = known.used_at = known.stale_before = now
         self._want()
 
     def ask_for_caller(self, name: str) -> None:
@@ -353,17 +364,17 @@ class DestinationTopics:
         urgent = {name: known for name, known in in_use.items() if known.is_urgent}
         unwell = {name: known for name, known in in_use.items() if not known.is_well}
         for kind in (urgent, self._callers, unwell):
-            due = (name for name, known in kind.items() if known.due_at() <= now)
+            due = (name for name, known in kind.items() if known.due_at(now) <= now)
             names = list(islice(due, CHUNK))
             if names:
                 return names, now
-        well = [(known.due_at(), name) for name, known in in_use.items() if known.is_well]
+        well = [(known.due_at(now), name) for name, known in in_use.items() if known.is_well]
         if now >= self._routine_at:
             names = [name for at, name in nsmallest(ROUTINE_MOST, well) if at <= now]
             if names:
                 self._routine_at = now + REFRESH_S
                 return names, now
-        times = [known.due_at() for kind in (unwell, self._callers) for known in kind.values()]
+        times = [known.due_at(now) for kind in (unwell, self._callers) for known in kind.values()]
         times += [max(self._routine_at, min(well)[0])] if well else []
         return [], min(times, default=now + REFRESH_S)
 

@@ -187,6 +187,8 @@ class DueRows:
             yield decode_headers(bytes(blobs[blob][begin:end]))
 
     def __iter__(self) -> Iterator[DueMessage]:
+        if not len(self.records):
+            return
         others = self.records[list(_READ_BY_ONE)].tolist()
         for content, (due_ms, id_, accepted_at_ms, wheel, seq, row) in zip(
             self.contents(), others, strict=True
@@ -250,6 +252,8 @@ class DroppedRows:
     @property
     def asked(self) -> DueRows:
         """The halves about which their groups are asked."""
+        if not len(self.rows):
+            return self.rows
         return self.rows.take(self.outcomes == MessageOutcome.ASKED)
 
     @property
@@ -261,6 +265,8 @@ class DroppedRows:
         )
 
     def __iter__(self) -> Iterator[Dropped]:
+        if not len(self.rows):
+            return
         topics, wheels = self.rows.topics, self.rows.wheels
         records = self.rows.records[list(_READ_OF_DROPPED)].tolist()
         marks = zip(self.outcomes.tolist(), self.content_differs.tolist(), records, strict=True)
