@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from sim.checking.truth import Key
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS
 from sim.plans.plan import Draft
+
+if TYPE_CHECKING:
+    from sim.kafka.log import Partition
 
 TOPICS = ("orders", "mails")
 GROUP = b"shop"
@@ -57,6 +61,7 @@ class Entry:
         committed_us: when a caller was answered that its commit is recorded.
         recorded_us: when a half was in the ingress topic, if it was sent there.
         commit_recorded_us: when its commit was.
+        recorded_at: where these two are.
         deliver_at_ms: when the message of a half is due that has a delay.
         unknowns: how many checks of a half do not reach the database.
     """
@@ -81,6 +86,7 @@ class Entry:
     committed_us: int = -1
     recorded_us: int = -1
     commit_recorded_us: int = -1
+    recorded_at: list[tuple[Partition, int]] = field(default_factory=list)
     deliver_at_ms: int | None = None
     unknowns: int = 0
 

@@ -105,6 +105,7 @@ class Senders:
             yield AGAIN_US
         partition = self._random.choice(found)
         place = f"{partition.topic}/{partition.number}/{len(partition.log)}"
+        entry.recorded_at.append((partition, len(partition.log)))
         written = record._replace(timestamp_ms=EPOCH_MS + self._world.scheduler.now_us // US_PER_MS)
         self._kafka.produce_plain(partition, written, SENDER)
         self._world.trace.add("sender", f"m{entry.number}:", record.headers[0][0], place)
