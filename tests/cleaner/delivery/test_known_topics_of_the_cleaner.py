@@ -304,24 +304,54 @@ def test_topics_of_messages_soon_due_are_known_before_anybody_asks(brokers: Brok
 
 
 def test_topics_to_which_nothing_is_forwarded_here_are_asked_about_rarely(brokers: Brokers) -> None:
-    known = DestinationTopics(brokers, soon=lambda: ["a"], monotonic=brokers.clock)
+    wakes: list[float] = []
+    known = DestinationTopics(
+        brokers,
+        soon=lambda: ["a"],
+        monotonic=brokers.clock,
+        on_wanted=lambda: wakes.append(brokers.now),
+    )
     brokers.topics["a"] = THERE
     until = brokers.now + 6 * SOON_S
     while brokers.now < until:
         brokers.now += known.round()
     assert 5 <= len(brokers.calls) <= 7
-    known.find(["a"])
+    asked = len(brokers.calls)
     brokers.now += REFRESH_S
+    for _ in range(3):
+        known.find(["a"])
+    assert wakes == [brokers.now], "it is to be asked about from now on, without waiting"
     known.round()
-    assert 6 <= len(brokers.calls) <= 8, "from then on, as it is used"
+    assert len(brokers.calls) == asked + 1
 
 
-def test_what_took_nothing_is_asked_about_before_a_new_leader_counts_it(brokers: Brokers) -> None:
+@pytest.mark.parametrize("state", [TopicState.DENIED, TopicState.MISSING])
+def test_what_takes_nothing_is_asked_about_on_every_node_all_the_time(
+    brokers: Brokers, state: TopicState
+) -> None:
+    """A new leader judges messages by that answer."""
     known = DestinationTopics(brokers, soon=lambda: ["a"], monotonic=brokers.clock)
-    brokers.topics["a"] = TopicDescription(TopicState.DENIED)
+    brokers.topics["a"] = TopicDescription(state)
+    for _ in range(4):
+        brokers.now += known.round()
     known.round()
     brokers.topics["a"] = THERE
-    brokers.now += 1.0
-    assert known.find(["a"]) == {}
-    known.round()
+    until = brokers.now + 2 * REFRESH_S
+    while brokers.now < until:
+        brokers.now += CALL_S
+        known.round()
     assert known.find(["a"])["a"].state is TopicState.PRESENT
+
+
+def test_a_callers_question_is_repeated_if_kafka_was_away(brokers: Brokers) -> None:
+    known = DestinationTopics(brokers, monotonic=brokers.clock)
+    brokers.topics["a"] = THERE
+    known.ask_for_caller("a")
+    brokers.is_away = True
+    known.round()
+    brokers.is_away = False
+    until = brokers.now + CALLERS_WAIT_S / 2
+    while brokers.now < until:
+        brokers.now += CALL_S
+        known.round()
+    assert "a" in known.news()

@@ -23,7 +23,8 @@ Names come from two sides, and each round asks about them in this order:
 | 3 | of messages, known to take nothing | each `REFRESH_S` while in use | `FORGET_S` after their |
 |   | | | use |
 | 4 | of messages, well as far as known | `ROUTINE_MOST` each `REFRESH_S`, the | as 3 |
-|   | | oldest answers first | |
+|   | | oldest answers first; each `SOON_S` | |
+|   | | where this node forwards nothing | |
 
 So however many names callers invent, a message that is due waits for one call about `CHUNK` of them
 at most; and however many topics are in use, asking about those that are well costs the same. A
@@ -31,7 +32,7 @@ topic that ceases to be well is found by that, or by a transaction that fails: i
 about at once.
 
 Of messages that are `soon` due every node asks, not only the leader: each `SOON_S`, so that a new
-leader knows their topics. What took nothing then is asked about once more before that counts.
+leader knows their topics.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class _TopicEntry:
             return self.stale_before
         if self.topic is not None and not self.topic.confirmed:
             return self.tried_at + CONFIRM_MISSING_S
-        return self.tried_at + (SOON_S if self.is_idle(now) else REFRESH_S)
+        return self.tried_at + (SOON_S if self.is_well and self.is_idle(now) else REFRESH_S)
 
     def learn(self, topic: Topic) -> bool:
         """Takes an answer; returns whether it is new."""
@@ -257,10 +258,7 @@ class DestinationTopics:
                     self._used[name] = _TopicEntry(now, stale_before=now, found_at=now)
                     wanted = True
                     continue
-                if known.is_idle(now) and not known.is_well:  # that may be over by now
-                    known.stale_before = known.found_at = known.used_at = now
-                    wanted = True
-                    continue
+                wanted |= known.is_idle(now)  # it is asked about each `REFRESH_S` from now on
                 known.found_at = known.used_at = now
                 if known.topic is not None and known.topic.confirmed:
                     found[name] = known.topic
@@ -376,7 +374,7 @@ class DestinationTopics:
                 return names, now
         times = [known.due_at(now) for kind in (unwell, self._callers) for known in kind.values()]
         times += [max(self._routine_at, min(well)[0])] if well else []
-        return [], min(times, default=now + REFRESH_S)
+        return [], min([*times, self._soon_at])
 
     def _ask_kafka(self, names: Sequence[str]) -> None:
         asked_at = self._monotonic()
