@@ -149,6 +149,10 @@ def test_what_broke_while_it_was_sent_never_counts(store: LedgerStorage, tmp_pat
         _put_broken(store, tmp_path)
     store._fs = kept
     assert names(store) == []
+    others = tmp_path / "bucket" / ".n2.n1.1-7-8.parquet.tmp"
+    others.touch()
+    store.reach()
+    assert [path for path in (tmp_path / "bucket").iterdir() if path.is_file()] == [others]
 
 
 def test_what_was_sent_counts_though_its_other_name_stays(store: LedgerStorage) -> None:

@@ -9,9 +9,10 @@ have 19 digits, so that names sort. Files and gaps of a wheel follow one another
 or overlap, and each exists completely or not at all: so the names show what is published.
 
 - A file is written beside its final name, synced and moved there. An object store shows a file
-  once its stream is closed, even one that broke: so it is completed on this disk, sent under the
-  temporary name, and copied there.
-- A crash leaves at most one temporary file of this node, which the next one overwrites.
+  once its stream is closed, even one that broke: so it is completed on this disk, sent under a
+  temporary name of its own, and copied there.
+- A crash leaves at most one temporary file of this node: the next one overwrites it, or on an
+  object store the next publication deletes it.
 - Times of acceptance never decrease within a wheel, so its newest name is in the newest hour that
   has any of its names: the search goes back from the newest hour, to the wheel's birth at most.
 """
@@ -96,8 +97,8 @@ class LedgerStorage:
             self._fs, self._folder = fs.LocalFileSystem(), uri
         self._folder = self._folder.rstrip("/")
         self._moves = self._fs.type_name not in _OBJECT_STORES
-        self._temporary = f"{self._folder}/.{node}.tmp"
-        self._beside = self._temporary if self._moves else str(staging)
+        self._beside = f"{self._folder}/.{node}.tmp" if self._moves else str(staging)
+        self._sent_prefix = f".{node}."  # a node's name has no dots
         self._beside_fs = self._fs if self._moves else fs.LocalFileSystem()
         self._answered_s = time.monotonic()
 
@@ -110,7 +111,11 @@ class LedgerStorage:
 
     def reach(self) -> None:
         """Checks that the place responds, before anything is prepared for it."""
-        self._list("")
+        names = self._list("")
+        if not self._moves:
+            for name in names:
+                if name.startswith(self._sent_prefix):
+                    self._delete_sent(f"{self._folder}/{name}")
 
     def newest(self, wheels: Mapping[WheelId, int]) -> dict[WheelId, int]:
         """Returns the seq up to which each wheel is published; unpublished ones are absent.
@@ -232,7 +237,7 @@ class LedgerStorage:
         inside = f"{self._folder}/{folder}"
         self._fs.create_dir(inside, recursive=True)
         if not self._moves:
-            self._upload(f"{inside}/{name}")
+            self._upload(f"{self._folder}/{self._sent_prefix}{name}.tmp", f"{inside}/{name}")
             return
         self._sync(self._beside)
         self._fs.move(self._beside, f"{inside}/{name}")
@@ -242,18 +247,21 @@ class LedgerStorage:
             inside = inside.rpartition("/")[0]
         self._answered_s = time.monotonic()
 
-    def _upload(self, final: str) -> None:
+    def _upload(self, sent: str, final: str) -> None:
         with (
             self._beside_fs.open_input_stream(self._beside) as source,
-            self._fs.open_output_stream(self._temporary) as target,
+            self._fs.open_output_stream(sent) as target,
         ):
             while part := source.read(_COPIED_AT_ONCE_BYTES):
                 target.write(part)
                 self._answered_s = time.monotonic()
-        self._fs.copy_file(self._temporary, final)
+        self._fs.copy_file(sent, final)
         self._answered_s = time.monotonic()
-        with contextlib.suppress(*UNREACHED):  # the next one overwrites it
-            self._fs.delete_file(self._temporary)
+        self._delete_sent(sent)
+
+    def _delete_sent(self, path: str) -> None:
+        with contextlib.suppress(*UNREACHED):  # it counts for nothing
+            self._fs.delete_file(path)
 
     def _sync(self, path: str) -> None:
         """Syncs the file, since its frames may be deleted once they count as published."""
