@@ -485,7 +485,12 @@ def _reschedule_document(message: RescheduleProposal | RescheduleWritten) -> dic
     document: dict[str, Any] = {"key": _key_document(message.key), "to_ms": message.to_ms}
     if isinstance(message, RescheduleProposal):
         looked = [[str(wheel), seq] for wheel, seq in message.looked]
-        return document | {"type": "reschedule", "place": str(message.place), "looked": looked}
+        return document | {
+            "type": "reschedule",
+            "place": str(message.place),
+            "looked": looked,
+            "chosen_ms": message.chosen_ms,
+        }
     return document | {
         "type": "rescheduled",
         "copy": [str(message.copy[0]), message.copy[1]],
@@ -497,7 +502,9 @@ def _reschedule(document: dict[str, Any]) -> RescheduleProposal | RescheduleWrit
     key, to_ms = _key(document["key"]), int(document["to_ms"])
     if document["type"] == "reschedule":
         looked = tuple(map(_frame, document["looked"]))
-        return RescheduleProposal(key, to_ms, Position.parse(document["place"]), looked)
+        chosen_ms = None if document["chosen_ms"] is None else int(document["chosen_ms"])
+        place = Position.parse(document["place"])
+        return RescheduleProposal(key, to_ms, place, looked, chosen_ms)
     cancel = None if document["cancel"] is None else _frame(document["cancel"])
     return RescheduleWritten(key, to_ms, _frame(document["copy"]), cancel)
 

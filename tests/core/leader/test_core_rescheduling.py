@@ -190,6 +190,25 @@ def test_what_is_written_at_a_due_that_nobody_chose_is_moved_once_w_is_set_back(
     assert withdrawn(state) >= {KEY, (ID, TO_MS), key}
 
 
+def test_what_was_moved_by_clocks_that_were_still_ahead_is_moved_again() -> None:
+    state = put_off_ahead()
+    far_ms = state.reschedules[KEY].to_ms
+    state = after(state, W_AHEAD, written=[replace(WRITTEN, to_ms=far_ms)])
+    half_way = cast("Progress", W_AHEAD.set_back(500_000))
+    place = Position(A1, 7, 0)
+    move = RescheduleProposal((ID, far_ms), 501_000, place, chosen_ms=TO_MS)
+    by_caller = after(state, half_way, proposals=[replace(move, chosen_ms=None)])
+    assert by_caller.reschedules[move.key] == Reschedule(501_000, place)
+    state = after(state, half_way, proposals=[move])
+    assert state.reschedules[move.key] == Reschedule(
+        501_000, place, chosen_ms=TO_MS, set_backs=half_way.set_backs
+    )
+    copied = RescheduleWritten(move.key, 501_000, (A1, 8), (A1, 8))
+    state = after(state, half_way, written=[copied])
+    again = cast("Progress", half_way.set_back(20_000))
+    assert [*to_move(state.reschedules, again)] == [(ID, 501_000)]
+
+
 def test_a_caller_may_reschedule_what_was_put_off_as_any_message() -> None:
     past = replace(NOW, due_ms=TO_MS, seqs={A1: 9}, floor=91)
     state = after(DECIDED, past, absent=frozenset([KEY]))

@@ -165,6 +165,8 @@ def test_what_was_put_off_ahead_is_proposed_at_a_nearer_due_unless_it_was_cancel
     try:
         wait_until("it is proposed", lambda: (ids[0], due_ms) in proposed(server))
         assert proposed(server)[ids[0], due_ms] == chosen_ms
+        last = [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)][-1]
+        assert last.chosen_ms == chosen_ms, "w may be set back once more"
         assert (ids[1], due_ms) not in proposed(server)
     finally:
         server.cleaner.commit(lambda state: replace(state, reschedules={}))

@@ -40,7 +40,7 @@ MESSAGES: list[Message] = [
     NodeStorage("n2", "7b0f"),
     NodeStorage("n2", None),
     SetBack(3),
-    RescheduleProposal((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2)),
+    RescheduleProposal((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2), chosen_ms=8),
     RescheduleProposal((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2), ((WheelId("b", 2), 5),)),
     RescheduleWritten((bytes(16), 7), 9, (WheelId("a", 1), 4), (WheelId("b", 2), 5)),
     Topics(

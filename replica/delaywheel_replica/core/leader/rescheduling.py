@@ -34,7 +34,8 @@ A due that the leader chose follows its clock, and w: when all clocks are ahead,
 caller wanted the message. So that is not over with the copy. The record stands until w has passed
 this due; if w is set back meanwhile, the server of the leader's node asks for a nearer one
 (server/changing/moving.py). That is decided like a caller's request, also while messages are done
-ahead: the copy is not among these, or w would have passed its due.
+ahead: the copy is not among these, or w would have passed its due. The nearer one is a due of the
+leader in turn, unless it is what the caller chose: w may be set back once more.
 
 Never by a leader that does not know the record: such a release would ignore it, and forward the
 message at its old due too. The first record is accompanied by a mark at which such a release stops
@@ -136,10 +137,19 @@ def _deciding(
     records: list[ControlRecord] = []
     for proposal in open_proposals(state, proposals, after):
         records += _ended_by(state, proposal, after)
-        records.append(reschedule_record(proposal.key, Reschedule(proposal.to_ms, proposal.place)))
+        records.append(reschedule_record(proposal.key, _decided(proposal, after)))
     if records and state.needs < KNOWN_SINCE:
         records.insert(0, needs_record(KNOWN_SINCE))
     return records
+
+
+def _decided(proposal: RescheduleProposal, after: Progress) -> Reschedule:
+    """A nearer due is one that the leader chose as well: by a clock that may still be ahead."""
+    if proposal.chosen_ms in {None, proposal.to_ms}:
+        return Reschedule(proposal.to_ms, proposal.place)
+    return Reschedule(
+        proposal.to_ms, proposal.place, chosen_ms=proposal.chosen_ms, set_backs=after.set_backs
+    )
 
 
 def _ended_by(

@@ -89,12 +89,14 @@ class RescheduleProposal:
         to_ms: The new due.
         place: Where a copy of it lies.
         looked: Up to which seq of each wheel the server has read that no cancel of it exists.
+        chosen_ms: The due that the caller chose, if the leader's node asks for a nearer one.
     """
 
     key: MessageKey
     to_ms: int
     place: Position
     looked: tuple[tuple[WheelId, int], ...] = ()
+    chosen_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

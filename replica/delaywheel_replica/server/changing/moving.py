@@ -59,7 +59,8 @@ class NearerDue(NamedTuple):
         if decision is not CancelDecision.WRITE:
             return None
         to_ms = nearer_due_ms(self.stands, self.progress, now_ms)
-        return RescheduleProposal(self.key, to_ms, place_in(found, self.progress))
+        place = place_in(found, self.progress)
+        return RescheduleProposal(self.key, to_ms, place, chosen_ms=self.stands.chosen_ms)
 
 
 class Moves:
