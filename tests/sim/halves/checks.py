@@ -315,13 +315,14 @@ class HalvesChecks:
         What a sender left open may keep its records from being read; its group is asked at once if
         its hold is over by then, without an outcome.
         """
-        if not self._ends[entry.key] and entry.key not in self._asked:
-            self._fail(f"{entry} was sent through ingress, and has no end")
         early_us = due_us - READ_MS * US_PER_MS
-        is_read = all(
-            partition.stable_at(early_us) > offset for partition, offset in entry.recorded_at
-        )
-        is_early = entry.commit_recorded_us >= 0 and early_us >= READY_US and is_read
+        is_read = [
+            early_us >= READY_US and partition.stable_at(early_us) > offset
+            for partition, offset in entry.recorded_at
+        ]
+        if not self._ends[entry.key] and (is_read[0] or entry.key not in self._asked):
+            self._fail(f"{entry} was sent through ingress, and has no end")
+        is_early = entry.commit_recorded_us >= 0 and all(is_read)
         if not is_early or entry.cancel_tried:
             return
         if entry.key in self._asked:
