@@ -127,7 +127,10 @@ def test_a_due_that_passes_without_a_copy_is_put_off_and_withdrawn() -> None:
     assert withdrawn(written) == {KEY, (ID, TO_MS)}
     assert passing(written, replace(later, due_ms=to_ms)) == []
     assert after(written, later).reschedules == written.reschedules
-    assert after(written, replace(later, floor=91)).reschedules, "its due may still prove wrong"
+    later_still = reschedule_record(KEY, replace(written.reschedules[KEY], to_ms=to_ms + 500))
+    may_move = written.apply_all([later_still])
+    assert after(may_move, replace(later, floor=91)).reschedules, "its due may still prove wrong"
+    assert not after(written, replace(later, floor=91)).reschedules, "nothing nearer is left"
     assert not after(written, replace(later, due_ms=to_ms, floor=91)).reschedules
     assert not to_move(written.reschedules, later)
 
@@ -207,6 +210,10 @@ def test_what_was_moved_by_clocks_that_were_still_ahead_is_moved_again() -> None
     state = after(state, half_way, written=[copied])
     again = cast("Progress", half_way.set_back(20_000))
     assert [*to_move(state.reschedules, again)] == [(ID, 501_000)]
+    # Nothing is nearer than the floor, which may have followed the clocks.
+    at_the_floor = replace(again, floor=501)
+    assert not to_move(state.reschedules, at_the_floor)
+    assert move.key not in after(state, at_the_floor).reschedules
 
 
 def test_a_caller_may_reschedule_what_was_put_off_as_any_message() -> None:

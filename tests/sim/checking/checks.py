@@ -744,8 +744,19 @@ class Checks:
                 yield entry
 
     def is_finished(self, entry: Entry) -> bool:
-        """Whether an acknowledged message has its end, or cannot have one."""
-        return self._has_end(entry) or self._excused(entry.key)
+        """Whether an acknowledged message has its end, or cannot have one before long."""
+        return self._has_end(entry) or self._excused(entry.key) or self._is_at_the_floor(entry)
+
+    def _is_at_the_floor(self, entry: Entry) -> bool:
+        """Whether a message was put off to a floor that has followed clocks far ahead.
+
+        It comes when the clocks have reached that: nothing can be written below.
+        """
+        last = true_wall_ms(self._world.scheduler) // 1000 + self._world.settings.span_s
+        if entry.key not in self.rescheduled or self.floor <= last:
+            return False
+        slots = [due_ms // 1000 for id_, due_ms in self._truth.copies if id_ == entry.key[0]]
+        return any(last < slot <= self.floor for slot in slots)
 
     def _has_end(self, entry: Entry) -> bool:
         """Whether a rescheduled message has its end at its new due, and nowhere else."""
@@ -757,6 +768,8 @@ class Checks:
         """Checks the drained cluster: every message has its one end, and losses are reported."""
         for entry in self._book.entries.values():
             if entry.fate is not Fate.ACKNOWLEDGED or self._has_end(entry):
+                continue
+            if self._is_at_the_floor(entry):
                 continue
             copies = self._truth.copies[entry.key]
             if not self._excused(entry.key):

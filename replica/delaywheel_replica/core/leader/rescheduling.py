@@ -32,10 +32,11 @@ the old second, from which the copy is made, and the new one.
 
 A due that the leader chose follows its clock, and w: when all clocks are ahead, it lies where no
 caller wanted the message. So that is not over with the copy. The record stands until w has passed
-this due; if w is set back meanwhile, the server of the leader's node asks for a nearer one
-(server/changing/moving.py). That is decided like a caller's request, also while messages are done
-ahead: the copy is not among these, or w would have passed its due. The nearer one is a due of the
-leader in turn, unless it is what the caller chose: w may be set back once more.
+this due, or the floor has reached it: there is no nearer one then. If w is set back meanwhile, the
+server of the leader's node asks for a nearer one (server/changing/moving.py). That is decided like
+a caller's request, also while messages are done ahead: the copy is not among these, or w would have
+passed its due. The nearer one is a due of the leader in turn, unless it is what the caller chose: w
+may be set back once more.
 
 Never by a leader that does not know the record: such a release would ignore it, and forward the
 message at its old due too. The first record is accompanied by a mark at which such a release stops
@@ -334,9 +335,10 @@ def _free_due_ms(stands: Reschedule, after: Progress, least_ms: int) -> int:
 
 
 def _may_move(stands: Reschedule, progress: Progress) -> bool:
-    """Whether a due that the leader chose is still to come."""
+    """Whether a due that the leader chose is still to come, and there are nearer ones."""
     is_lost = stands.to_ms in stands.passed
-    return stands.chosen_ms is not None and not is_lost and stands.to_ms > progress.due_ms
+    done_ms = max(progress.due_ms, progress.floor * 1000)
+    return stands.chosen_ms is not None and not is_lost and stands.to_ms > done_ms
 
 
 def _is_off(stands: Reschedule, progress: Progress) -> bool:
