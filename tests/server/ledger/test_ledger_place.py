@@ -156,10 +156,14 @@ def test_what_broke_while_it_was_sent_never_counts(store: LedgerStorage, tmp_pat
 
 
 def test_what_was_sent_counts_though_its_other_name_stays(store: LedgerStorage) -> None:
-    store._fs = _NothingIsDeleted(store._fs)  # type: ignore[assignment]
+    refusing = _NothingIsDeleted(store._fs)
+    store._fs = refusing  # type: ignore[assignment]
     put(store, WHEEL, 1, 2, HOUR)
     put(store, WHEEL, 3, 4, HOUR)
     assert names(store) == [("n1.1", 2), ("n1.1", 4)]
+    assert refusing.refused == 2
+    store.reach()
+    assert refusing.refused == 3, "however many there are, one is tried"
 
 
 class _NothingIsDeleted:
@@ -167,11 +171,13 @@ class _NothingIsDeleted:
 
     def __init__(self, kept: fs.FileSystem) -> None:
         self._kept = kept
+        self.refused = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._kept, name)
 
     def delete_file(self, path: str) -> None:
+        self.refused += 1
         raise OSError(f"{path} is not deleted")
 
 

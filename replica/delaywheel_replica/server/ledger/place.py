@@ -112,10 +112,13 @@ class LedgerStorage:
     def reach(self) -> None:
         """Checks that the place responds, before anything is prepared for it."""
         names = self._list("")
-        if not self._moves:
+        if self._moves:
+            return
+        # Where nothing may be deleted there are ever more of them: only one is tried then.
+        with contextlib.suppress(*UNREACHED):
             for name in names:
                 if name.startswith(self._sent_prefix):
-                    self._delete_sent(f"{self._folder}/{name}")
+                    self._fs.delete_file(f"{self._folder}/{name}")
 
     def newest(self, wheels: Mapping[WheelId, int]) -> dict[WheelId, int]:
         """Returns the seq up to which each wheel is published; unpublished ones are absent.
@@ -257,11 +260,8 @@ class LedgerStorage:
                 self._answered_s = time.monotonic()
         self._fs.copy_file(sent, final)
         self._answered_s = time.monotonic()
-        self._delete_sent(sent)
-
-    def _delete_sent(self, path: str) -> None:
         with contextlib.suppress(*UNREACHED):  # it counts for nothing
-            self._fs.delete_file(path)
+            self._fs.delete_file(sent)
 
     def _sync(self, path: str) -> None:
         """Syncs the file, since its frames may be deleted once they count as published."""
