@@ -59,9 +59,7 @@ class Entry:
         is_half: it is a half message, due at the end of its hold.
         committed: whether the local transaction of a half was committed; None: it is under way.
         committed_us: when a caller was answered that its commit is recorded.
-        recorded_us: when a half was in the ingress topic, if it was sent there.
-        commit_recorded_us: when its commit was.
-        recorded_at: where these two are.
+        recorded_at: where a half is in the ingress topic, if it was sent there; then its commit.
         deliver_at_ms: when the message of a half is due that has a delay.
         unknowns: how many checks of a half do not reach the database.
     """
@@ -84,8 +82,6 @@ class Entry:
     is_half: bool = False
     committed: bool | None = None
     committed_us: int = -1
-    recorded_us: int = -1
-    commit_recorded_us: int = -1
     recorded_at: list[tuple[Partition, int]] = field(default_factory=list)
     deliver_at_ms: int | None = None
     unknowns: int = 0

@@ -752,11 +752,15 @@ class Checks:
 
         It comes when the clocks have reached that: nothing can be written below.
         """
-        last = true_wall_ms(self._world.scheduler) // 1000 + self._world.settings.span_s
-        if entry.key not in self.rescheduled or self.floor <= last:
+        if entry.key not in self.rescheduled or self.floor <= self.last_slot:
             return False
         slots = [due_ms // 1000 for id_, due_ms in self._truth.copies if id_ == entry.key[0]]
-        return any(last < slot <= self.floor for slot in slots)
+        return any(self.last_slot < slot <= self.floor for slot in slots)
+
+    @property
+    def last_slot(self) -> int:
+        """The last second within the span; only clocks that were ahead put anything beyond."""
+        return true_wall_ms(self._world.scheduler) // 1000 + self._world.settings.span_s
 
     def _has_end(self, entry: Entry) -> bool:
         """Whether a rescheduled message has its end at its new due, and nowhere else."""

@@ -11,7 +11,6 @@ from delaywheel_replica.core.leader.rescheduling import to_move
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from sim.checking.book import Fate
-from sim.machine.clocks import true_wall_ms
 
 if TYPE_CHECKING:
     from sim.nodes.node import SimNode
@@ -86,7 +85,7 @@ def _control_left(world: World) -> Iterator[str]:
         named.update(heartbeat.named)
     # Where only a clock that was ahead put something, nothing is done before that time comes; and
     # a due that such a clock gave a message is withdrawn until then.
-    last = true_wall_ms(world.scheduler) // 1000 + world.settings.span_s
+    last = world.checks.last_slot
     live = world.truth.live(world.checks.floor)
     waiting = {frame.wheel for frame in live if frame.slot > last}
     left = sorted(str(wheel) for wheel in control.wheels if wheel not in named | waiting)

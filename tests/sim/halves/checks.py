@@ -306,7 +306,7 @@ class HalvesChecks:
                 continue
             if in_time and was_asked:
                 self._fail(f"{entry} was committed in time, and its group is asked")
-            if entry.recorded_us >= 0:
+            if entry.recorded_at:
                 self._check_recorded(entry, due_us)
 
     def _check_recorded(self, entry: Entry, due_us: int) -> None:
@@ -322,7 +322,7 @@ class HalvesChecks:
         ]
         if not self._ends[entry.key] and (is_read[0] or entry.key not in self._asked):
             self._fail(f"{entry} was sent through ingress, and has no end")
-        is_early = entry.commit_recorded_us >= 0 and all(is_read)
+        is_early = len(is_read) > 1 and all(is_read)
         if not is_early or entry.cancel_tried:
             return
         if entry.key in self._asked:

@@ -79,7 +79,6 @@ class Senders:
         topic = ingress.TOPIC, entry.topic.encode()
         begin = [topic, id_, due, *entry.headers, *half_headers(entry)]
         yield from self._lands(entry, Record(self._ingress, entry.record_key, entry.value, begin))
-        entry.recorded_us = self._world.scheduler.now_us
         yield order.after_ms * US_PER_MS
         if entry.committed is None:
             entry.committed = order.ends == "commit"
@@ -89,7 +88,6 @@ class Senders:
         if entry.committed:
             commit: Headers = [(ingress.COMMIT, entry.key[0].hex().encode()), due]
             yield from self._lands(entry, Record(self._ingress, None, None, commit))
-            entry.commit_recorded_us = self._world.scheduler.now_us
         else:
             number = FIRST_ROLLBACK + entry.number
             cancel = IngressDraft(number, "cancel_message", of=entry.number)
