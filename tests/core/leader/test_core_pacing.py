@@ -5,16 +5,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel.transactional import MAX_CALL_MS
 from delaywheel_replica.cleaner.leadership import MIN_CALL_MS
 from delaywheel_replica.core.leader.pacing import (
     LEAST_PAUSE_MS,
+    LONGEST_BEHIND_MS,
+    LONGEST_COMMIT_MS,
     MOST_PAUSE_MS,
-    TOO_LONG_MS,
     CapLimits,
     Pace,
     first_pace,
 )
 
+TOO_LONG_MS = LONGEST_COMMIT_MS * 5 // 4
 LIMITS = CapLimits(frame_messages=100, frame_bytes=1_000, max_messages=1_000, max_bytes=20_000)
 
 
@@ -76,11 +79,26 @@ def test_a_steady_kafka_gets_a_steady_cap(least_ms: int, us_a_message: int, seed
     assert caps[-1] == 32 or took_ms <= TOO_LONG_MS + shortest_ms
 
 
-def test_a_kafka_that_becomes_slow_gets_smaller_transactions_and_then_larger_ones_again() -> None:
+def test_a_kafka_that_becomes_slow_gets_smaller_transactions_while_they_are_quicker() -> None:
     pace = Pace(LIMITS, cap_messages=800, cap_bytes=8_000, spare_ms=(5,) * 16)
-    for cap in (400, 200, 100):
+    for cap in (400, 200, 200):
+        pace = pace.after_commit(4 * pace.cap_messages, full=True)  # 4 ms each
+        assert pace.cap_messages == cap
+    for _ in range(2):
+        pace = pace.after_commit(pace.cap_messages, full=True)
+    assert pace.cap_messages == 800
+
+
+def test_a_kafka_that_becomes_slow_whatever_a_transaction_holds_gets_smaller_ones_once() -> None:
+    pace = Pace(LIMITS, cap_messages=800, cap_bytes=8_000, spare_ms=(5,) * 16)
+    for cap in (400, 400, 400):
         pace = pace.after_commit(1_500, full=True)
         assert pace.cap_messages == cap
+    pace = pace.after_commit(1_500, full=True, late_ms=3_000)
+    assert pace.cap_messages == 800, "its messages are late, and less at once did not help"
+    for _ in range(3):  # nor is a call risked for them
+        pace = pace.after_commit(LONGEST_BEHIND_MS * 3 // 2, full=True, late_ms=10_000)
+    assert pace.cap_messages == 100
     for _ in range(16):  # by now it is known that their size is not the reason
         pace = pace.after_commit(900, full=True)
     assert pace.cap_messages > 100
@@ -117,6 +135,44 @@ def test_messages_for_the_same_partitions_again_do_not_count_twice(
             assert took_ms - 5 <= TOO_LONG_MS, "it is never halved"
             pace = pace.after_commit(took_ms, full=True)
         assert pace.cap_messages / took_ms > 2
+
+
+@pytest.mark.parametrize("us_a_partition", [4_000, 6_000, 8_000])
+@pytest.mark.parametrize("noise", [0.2, 0.8])
+def test_a_leader_that_is_behind_catches_up(us_a_partition: int, noise: float) -> None:
+    """2,000 a second for a minute, in 250 partitions that cost 1 to 2 s if all are touched.
+
+    By one second each, 170 to 280 messages would go with each transaction: 50 s late after a
+    minute, and later ever after.
+    """
+    for seed in range(4):
+        random, limits = Random(seed), CapLimits(32, 1 << 20, 10_000, 1 << 30)
+        pace = first_pace(limits).after_commit(5, full=False)
+        now_ms, forwarded, latest_ms = 0, 0, 0
+        while forwarded < 2 * 60_000:
+            messages = min(pace.cap_messages, 2 * min(now_ms, 60_000) - forwarded)
+            late_ms = now_ms - forwarded // 2
+            touched = 250 * (1 - exp(-messages / 250))
+            took_ms = 5 + round(touched * us_a_partition / 1e3 * random.uniform(1 - noise, 1))
+            pace = pace.after_commit(took_ms, full=messages == pace.cap_messages, late_ms=late_ms)
+            now_ms += max(25, took_ms)
+            forwarded += messages
+            latest_ms = max(latest_ms, late_ms)
+        assert latest_ms < 30_000
+        assert now_ms < 80_000
+
+
+def test_what_is_allowed_to_a_leader_that_is_behind_is_bounded() -> None:
+    """Half of a call's time at most is expected, however late it is."""
+    pace = Pace(LIMITS, cap_messages=200, cap_bytes=2_000, spare_ms=(5,))
+    enough_ms = (LONGEST_BEHIND_MS + 5) // 2
+    for late_ms in (2 * LONGEST_BEHIND_MS, 1 << 40):
+        doubled = pace.after_commit(enough_ms, full=True, late_ms=late_ms)
+        assert doubled.cap_messages == 400
+        stayed = pace.after_commit(enough_ms + 1, full=True, late_ms=late_ms)
+        assert stayed.cap_messages == 200
+    assert 2 * LONGEST_BEHIND_MS < MAX_CALL_MS
+    assert pace.after_commit(1_300, full=True, late_ms=-(1 << 40)).cap_messages == 100
 
 
 def test_a_kafka_that_became_slow_before_the_first_message_gets_larger_ones() -> None:

@@ -29,12 +29,21 @@ a commit                                       and then the cap
 was full, and is expected in time with twice   is doubled
 as many
 took longer than the shortest by more than     is halved, but never below one frame
-`TOO_LONG_MS`, and by more than the shortest
-and `SLOW_COMMIT_MARGIN_MS`
+a quarter beyond the time that it may take,
+and by more than the shortest and
+`SLOW_COMMIT_MARGIN_MS`
+did so again after the cap was halved, and     stays
+that had saved less than a quarter
 is anything else                               stays
 =============================================  =================================================
 
-In time is within `LONGEST_COMMIT_MS`, or `BESIDE_SLOW_MS` beside the shortest, if that is longer.
+It may take `LONGEST_COMMIT_MS`, or half of the time by which its oldest message was late when it
+began, up to `LONGEST_BEHIND_MS`: what waits for that long anyway is served by a higher rate, not by
+short transactions. A leader that kept to a second would stay behind a Kafka that needs more for all
+partitions, however few messages more that would take (decision 204). For the same reason a cap is
+not halved again and again where that saves no time; only what a call may last does that.
+
+In time is within what it may take, or `BESIDE_SLOW_MS` beside the shortest, if that is longer.
 Twice as many are expected to take the less of two times:
 
 - What a commit took beyond the *shortest* one is what its messages cost, and twice as many cost
@@ -62,8 +71,8 @@ SLOW_COMMIT_MARGIN_MS = 300
 LONGEST_COMMIT_MS = 1_000
 """How long a full transaction may take. Half of what a call may last at least: what is expected may
 be wrong."""
-TOO_LONG_MS = 1_250
-"""A commit that takes longer than the shortest by this much is not one of those, give or take."""
+LONGEST_BEHIND_MS = 3_000
+"""The same of a leader that is far behind: a third of what a call may last (`MAX_CALL_MS`)."""
 BESIDE_SLOW_MS = 250
 """What messages may add to a commit that takes `LONGEST_COMMIT_MS` without."""
 
@@ -99,6 +108,8 @@ class Pace:
         spare_ms: The same of those that show what a commit takes at least.
         full_ms: The same of full ones with this cap.
         half_ms: What full ones took at half of this cap; None: it was not doubled to this.
+        twice_ms: What the one took for which it was halved to this; None: it was not, or commits
+            are quick again.
     """
 
     limits: CapLimits
@@ -108,6 +119,7 @@ class Pace:
     spare_ms: tuple[int, ...] = ()
     full_ms: tuple[int, ...] = ()
     half_ms: int | None = None
+    twice_ms: int | None = None
 
     @property
     def pause_ms(self) -> int:
@@ -120,13 +132,15 @@ class Pace:
         """Whether so much is near the cap; what did not fit any more may be large."""
         return 2 * messages >= self.cap_messages or 2 * length_bytes >= self.cap_bytes
 
-    def after_commit(self, duration_ms: int, *, full: bool) -> "Pace":
+    def after_commit(self, duration_ms: int, *, full: bool, late_ms: int = 0) -> "Pace":
         """Returns the cap after one more committed transaction.
 
         Args:
             duration_ms: How long the commit took.
             full: The transaction was as large as the cap allowed.
+            late_ms: How late its oldest message was when it began.
         """
+        allowed_ms = allowed_commit_ms(late_ms)
         recent_ms = (*self.recent_ms, duration_ms)[-RECENT_COMMITS:]
         spare_ms = self.spare_ms
         if not full:
@@ -134,15 +148,18 @@ class Pace:
         elif self._is_least:  # of a Kafka that has become slow the others say nothing
             spare_ms = (*spare_ms, duration_ms)[-COMPARED_COMMITS:]
         shortest_ms = min((*spare_ms, duration_ms))
+        longest_ms = max(allowed_ms, shortest_ms + BESIDE_SLOW_MS)
+        too_long_ms = max(allowed_ms * 5 // 4, shortest_ms + SLOW_COMMIT_MARGIN_MS)
+        is_quick = 2 * duration_ms - shortest_ms <= longest_ms
         full_ms = (*self.full_ms, duration_ms)[-RECENT_COMMITS:] if full else self.full_ms
-        half_ms = self.half_ms
+        half_ms, twice_ms = self.half_ms, None if is_quick else self.twice_ms
         messages, length_bytes = self.cap_messages, self.cap_bytes
-        if duration_ms - shortest_ms > max(TOO_LONG_MS, shortest_ms + SLOW_COMMIT_MARGIN_MS):
+        if duration_ms - shortest_ms > too_long_ms and self._is_for_its_messages(duration_ms):
             messages, length_bytes = messages // 2, length_bytes // 2
-            full_ms, half_ms = (), None
-        elif full and self._may_double(full_ms, shortest_ms):
+            full_ms, half_ms, twice_ms = (), None, duration_ms
+        elif full and (is_quick or self._may_double(full_ms, longest_ms)):
             messages, length_bytes = messages * 2, length_bytes * 2
-            full_ms, half_ms = (), median_low(full_ms)
+            full_ms, half_ms, twice_ms = (), median_low(full_ms), None
         limits = self.limits
         return Pace(
             limits,
@@ -152,13 +169,19 @@ class Pace:
             spare_ms,
             full_ms,
             half_ms,
+            twice_ms,
         )
 
-    def _may_double(self, full_ms: tuple[int, ...], shortest_ms: int) -> bool:
-        """Whether a full commit with twice the cap is expected in time, after these with this."""
-        longest_ms = max(LONGEST_COMMIT_MS, shortest_ms + BESIDE_SLOW_MS)
-        if 2 * full_ms[-1] - shortest_ms <= longest_ms:
+    def _is_for_its_messages(self, duration_ms: int) -> bool:
+        """Whether a commit that took too long may take less with half of the messages."""
+        if self.twice_ms is None or duration_ms > LONGEST_BEHIND_MS * 5 // 4:
             return True
+        return 4 * duration_ms <= 3 * self.twice_ms
+
+    def _may_double(self, full_ms: tuple[int, ...], longest_ms: int) -> bool:
+        """Whether full commits with half or twice the cap say that twice as much is in time."""
+        if self.twice_ms is not None:
+            return self.twice_ms <= longest_ms
         if self.half_ms is None or len(full_ms) < COMPARED_COMMITS:
             return False
         now_ms = median_low(full_ms)
@@ -168,6 +191,11 @@ class Pace:
     def _is_least(self) -> bool:
         limits = self.limits
         return self.cap_messages <= limits.frame_messages and self.cap_bytes <= limits.frame_bytes
+
+
+def allowed_commit_ms(late_ms: int) -> int:
+    """Returns how long a transaction may take whose oldest message is late by so much."""
+    return max(LONGEST_COMMIT_MS, min(late_ms // 2, LONGEST_BEHIND_MS))
 
 
 def first_pace(limits: CapLimits) -> Pace:
