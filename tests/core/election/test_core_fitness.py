@@ -93,6 +93,19 @@ def test_a_mirror_that_follows_under_load_does_not_lag() -> None:
     assert found is None
 
 
+def test_a_leader_whose_transactions_take_seconds_does_not_lag_for_that() -> None:
+    """It looks before each of them, and what came meanwhile may have come at once."""
+    fitness = Eligibility(SKEW_MS, DISPUTE_MS)
+    for now_ms in range(0, 30_000, 2_500):
+        a = reported("a", now_ms + 9, high_watermark=now_ms + 9)
+        own = reported("b", now_ms + 8)  # the newest is always under way
+        assert look(fitness, own, a, now_ms=now_ms) is None
+    behind = reported("b", now_ms + 8)
+    for now_ms in (32_500, 35_000):
+        a = reported("a", now_ms + 9, high_watermark=now_ms + 9)
+        assert look(fitness, behind, a, now_ms=now_ms) is EndReason.HANDED_OVER
+
+
 def test_what_is_promised_is_wanted_up_to_its_fill_and_what_is_closed_up_to_its_end() -> None:
     a, own = reported("a", 9, high_watermark=9), reported("b", 7)
     promise = FenceAnswer("b", own.storage, Fence("a", 1), {A1: 7})

@@ -32,7 +32,7 @@ Only a candidacy reads the brokers' clock, and either clock may be corrected at 
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 from delaywheel.identity import WheelId
@@ -87,15 +87,20 @@ class BrokerClock:
 class _Missing:
     """What a node has to catch up with: everything up to a seq, required since a given time.
 
-    It was already late if it took too long to reach the previous target.
+    Attributes:
+        missing_ms: When it was last seen to be missing. A leader looks between transactions, which
+            may take seconds: what it holds at the next look may have come at once.
+        was_late: It took too long to reach the previous target.
     """
 
     seq: int
     since_ms: int
+    missing_ms: int
     was_late: bool = False
 
-    def is_late(self, now_ms: int) -> bool:
-        return now_ms - self.since_ms >= LAG_MS
+    @property
+    def is_late(self) -> bool:
+        return self.missing_ms - self.since_ms >= LAG_MS
 
 
 class Eligibility:
@@ -145,7 +150,7 @@ class Eligibility:
         if self.clock_fault is not None and (in_term or not self._may_ask_kafka(heard, now_ms)):
             return EndReason.CLOCK_OFF
         lags = any(
-            (missing.was_late or missing.is_late(now_ms))
+            (missing.was_late or missing.is_late)
             and any(
                 held_prefix(state, wheel, heartbeat) >= missing.seq for heartbeat in heard.values()
             )
@@ -202,10 +207,10 @@ class Eligibility:
             taken = 0 if state.progress is None else state.progress.seq(wheel)
             wanted = max(taken, _wanted(wheel, record, answers, everyone))
             if before is not None and held < before.seq <= wanted:
-                missing[wheel] = before
+                missing[wheel] = replace(before, missing_ms=now_ms)
             elif held < wanted:
-                was_late = before is not None and before.is_late(now_ms)
-                missing[wheel] = _Missing(wanted, now_ms, was_late)
+                was_late = before is not None and before.is_late
+                missing[wheel] = _Missing(wanted, now_ms, now_ms, was_late)
         return missing
 
 
