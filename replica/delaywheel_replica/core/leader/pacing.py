@@ -37,9 +37,9 @@ that had saved less than a quarter
 is anything else                               stays
 =============================================  =================================================
 
-It may take `LONGEST_COMMIT_MS`, or half of the time by which its oldest message was late when it
-began, up to `LONGEST_BEHIND_MS`: what waits for that long anyway is served by a higher rate, not by
-short transactions. A leader that kept to a second would stay behind a Kafka that needs more for all
+It may take `LONGEST_COMMIT_MS`, or as long as its oldest message was late when it began, up to
+`LONGEST_BEHIND_MS`: what has waited for that long is served by a higher rate, not by short
+transactions. A leader that kept to a second would stay behind a Kafka that needs more for all
 partitions, however few messages more that would take (decision 204). For the same reason a cap is
 not halved again and again where that saves no time; only what a call may last does that.
 
@@ -71,8 +71,8 @@ SLOW_COMMIT_MARGIN_MS = 300
 LONGEST_COMMIT_MS = 1_000
 """How long a full transaction may take. Half of what a call may last at least: what is expected may
 be wrong."""
-LONGEST_BEHIND_MS = 3_000
-"""The same of a leader that is far behind: a third of what a call may last (`MAX_CALL_MS`)."""
+LONGEST_BEHIND_MS = 4_500
+"""The same of a leader that is far behind, half of `MAX_CALL_MS`."""
 BESIDE_SLOW_MS = 250
 """What messages may add to a commit that takes `LONGEST_COMMIT_MS` without."""
 
@@ -195,7 +195,7 @@ class Pace:
 
 def allowed_commit_ms(late_ms: int) -> int:
     """Returns how long a transaction may take whose oldest message is late by so much."""
-    return max(LONGEST_COMMIT_MS, min(late_ms // 2, LONGEST_BEHIND_MS))
+    return max(LONGEST_COMMIT_MS, min(late_ms, LONGEST_BEHIND_MS))
 
 
 def first_pace(limits: CapLimits) -> Pace:
