@@ -36,6 +36,8 @@ QUICK = (
     "what is unknown counts as held",
     "the floor passes what is announced",
     "the floor passes what is not read",
+    "the high watermark is of local writes",
+    "takes what is not due",
 )
 
 PATIENCE_S = 300
@@ -53,13 +55,13 @@ def test_a_mutant_is_found_by_the_check_that_is_meant_for_it(name: str) -> None:
 
 
 def fails_without_a_mutant(choice: Choice, seed: int) -> bool:
-    """Drills pass with the first seed without mutants: test_sim_drills.py shows it."""
+    """Drills pass with the first seed, and calm runs do: test_sim_drills.py, test_sim_seeds.py."""
     is_known = choice.profile in DRILLS and choice.steps is None and seed == 1
-    return not is_known and fails(choice, seed)
+    return not is_known and choice.profile != "calm" and fails(choice, seed)
 
 
 def test_a_hunt_tells_of_each_mutant_once() -> None:
-    names = ["the high watermark is of local writes", "takes what is not due"]
+    names = ["boots are ignored by the origin", "closes a wheel that is named"]
     found = list(hunt(names, minutes=1, jobs=1))
     assert [hunted.name for hunted in found] == names
     assert all(hunted.why for hunted in found)
