@@ -204,6 +204,15 @@ def test_without_a_python_says_what_is_missing(tree: Tree, tmp_path: Path) -> No
     assert "Python 3.11" in failed.stderr
 
 
+def test_the_systems_own_python_comes_before_a_version_managers(tree: Tree) -> None:
+    tree.source()
+    listed = "type() { printf '%s\\n' /home/me/.pyenv/shims/python3.11 /usr/bin/true; }"
+    found = tree.source(then=f"{listed}; find_python", DELAYWHEEL_PYTHON="")
+    assert found.stdout == "/usr/bin/true\n"
+    named = tree.source(then=f"{listed}; find_python")
+    assert named.stdout == f"{tree.python}\n"
+
+
 def test_finds_a_java(tree: Tree) -> None:
     tree.source()
     reported = tree.source(then='need_java; "$JAVA_HOME/bin/java" -version')
