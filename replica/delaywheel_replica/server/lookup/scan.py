@@ -24,6 +24,7 @@ from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.reading.id_index import IdIndex, Look
 from delaywheel.storage.reading.ids import SoughtIds
 from delaywheel.storage.reading.lone_ids import LoneIds
+from delaywheel.storage.reading.passing_over import PassedSecond
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position
@@ -516,6 +517,29 @@ class Scanner:
                     self._lacks(wheel, batch.seq, slot, found)
                 else:
                     yield batch
+
+    def passing_over(
+        self,
+        slots: NDArray[np.int64],
+        limits: Mapping[WheelId, int],
+        may_hold: Callable[[bytes], bool],
+    ) -> Iterator[PassedSecond | None]:
+        """Yields for each slot what it holds if nothing sought can be in it; None: read it.
+
+        Args:
+            slots: Ascending.
+            limits: The wheels to read, each up to a seq.
+            may_hold: As in `sieved`.
+        """
+        readers = [
+            reader.passing_over(slots, up_to_seq, may_hold)
+            for reader, up_to_seq, _ in self._to_read(limits, None)
+        ]
+        for _, *each in zip(slots, *readers, strict=True):
+            passed = [of_wheel for of_wheel in each if of_wheel is not None]
+            messages = sum(of_wheel.messages for of_wheel in passed)
+            length_bytes = sum(of_wheel.length_bytes for of_wheel in passed)
+            yield PassedSecond(messages, length_bytes) if len(passed) == len(each) else None
 
     def note_missing(
         self, limits: Mapping[WheelId, int], slot: int, found: Found, lost: FrameSet

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel.identity import NameInvalidError, WheelId
 from delaywheel.reasons import Reason
@@ -54,7 +55,8 @@ PAGE_AT_MOST: Final = 1_000
 # A page with contents ends once it reaches this length.
 _PAGE_BYTES: Final = 2 << 20
 READ_BYTES: Final = 128 << 20
-"""One call reads at most this much of slot files, plus the frame that crosses the limit."""
+"""One call reads at most this much of slot files, plus what crosses the limit: a frame, or a second
+that is passed over. Of each wheel, it may have read 4 MiB ahead."""
 READ_S: Final = 2.0
 """And for at most this long."""
 # Shorter waits are those for the disk, and for the interpreter's lock in passing.
@@ -116,6 +118,7 @@ class Page:
         next: Where the next page begins; None: there is none.
         read_messages: How many messages were examined.
         read_bytes: How many bytes of frames were read.
+        content_bytes: The length of the messages, if they have contents.
         complete: Every frame that was examined could be read, and the node holds all of them.
     """
 
@@ -124,6 +127,7 @@ class Page:
     next: PageStart | None = None
     read_messages: int = 0
     read_bytes: int = 0
+    content_bytes: int = 0
     complete: bool = True
 
     @property
@@ -274,30 +278,42 @@ class Walk:
         page, until_s = Page(), time.monotonic() + self._read_s
         first, last = asked.wanted.from_ms // 1000, (asked.wanted.to_ms - 1) // 1000
         slots = self._slots(max(begin.slot, first), last + 1, held)
-        size = min(asked.page_size or _PAGE_DEFAULT, PAGE_AT_MOST)
-        length_bytes = 0
         self._note_missing(page, begin.slot, held)
-        for slot in slots:
-            after = begin.after if slot == begin.slot else None
-            found, seen = Found(), set[bytes]()
+        passing = self._scanner.passing_over(slots, held.limits, asked.wanted.may_be_in)
+        for slot, passed in zip(slots.tolist(), passing, strict=True):
             self._pace.give_way()
-            for batch in self._batches(page, asked, PageStart(slot, after), held, found):
-                for message, at in _matches(asked, held, batch, seen):
-                    page.messages.append(message)
-                    page.places.append(at)
-                    length_bytes += message.ByteSize() if asked.with_content else 0
-                    if len(page.messages) >= size or length_bytes >= _PAGE_BYTES:
-                        page.next = PageStart(slot, at)
-                        return page
-                if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
-                    page.next = PageStart(slot, batch.end)
-                    return page
+            after = begin.after if slot == begin.slot else None
+            if passed is not None and after is None:
+                page.read_messages += passed.messages
+                page.read_bytes += passed.length_bytes
+            elif (
+                place := self._read(page, asked, PageStart(slot, after), held, until_s)
+            ) is not None:
+                page.next = place
+                return page
             if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
                 page.next = PageStart(slot + 1) if slot + 1 < _SLOT_BEYOND else None
                 return page
         return page
 
-    def _slots(self, first: int, end: int, held: NodeHoldings) -> list[int]:
+    def _read(
+        self, page: Page, asked: Asked, begin: PageStart, held: NodeHoldings, until_s: float
+    ) -> PageStart | None:
+        """Adds a second's messages to a page; returns where that ends if the page is full."""
+        size = min(asked.page_size or _PAGE_DEFAULT, PAGE_AT_MOST)
+        seen = set[bytes]()
+        for batch in self._batches(page, asked, begin, held, Found()):
+            for message, at in _matches(asked, held, batch, seen):
+                page.messages.append(message)
+                page.places.append(at)
+                page.content_bytes += message.ByteSize() if asked.with_content else 0
+                if len(page.messages) >= size or page.content_bytes >= _PAGE_BYTES:
+                    return PageStart(begin.slot, at)
+            if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
+                return PageStart(begin.slot, batch.end)
+        return None
+
+    def _slots(self, first: int, end: int, held: NodeHoldings) -> NDArray[np.int64]:
         """Returns the seconds in [first, end) that may hold pending messages, ascending.
 
         What is due by w is pending only in frames beyond V: while w lies in the future, these may
@@ -306,11 +322,12 @@ class Walk:
         progress = held.progress
         done = done_slot(progress, held.now_ms)
         first = first if progress is None else max(first, progress.floor)
-        slots: list[int] = self._dial.rows(max(first, done), end)["slot"].tolist()
+        slots = self._dial.rows(max(first, done), end)["slot"].astype(np.int64)
         if progress is not None and first < done:
             seqs = {wheel: progress.seq(wheel) for wheel in held.registered}
             early = self._scanner.slots_beyond(seqs, held.limits)
-            slots = [*early[(early >= first) & (early < min(end, done))].tolist(), *slots]
+            early = early[(early >= first) & (early < min(end, done))]
+            slots = np.concatenate((early, slots))
         return slots
 
     def _note_missing(self, page: Page, slot: int, held: NodeHoldings) -> None:

@@ -117,7 +117,7 @@ def slot_name(slot: int) -> str:
 @lru_cache(maxsize=1024)
 def slot_path(folder: Path, slot: int) -> Path:
     """Returns the path of a wheel's file of one slot."""
-    return folder.joinpath("slots", hour_name(slot // SECONDS_PER_HOUR), slot_name(slot))
+    return hour_folder(folder, slot // SECONDS_PER_HOUR) / slot_name(slot)
 
 
 def slot_of_name(name: str) -> int | None:

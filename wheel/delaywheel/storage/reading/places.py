@@ -21,9 +21,8 @@ A hole in the index does not show which slot is missing a frame. Which rows are 
 the table's head and from the rows behind it, each of which is checked once; see holes.py.
 """
 
-import operator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +52,7 @@ from delaywheel.storage.frames.rows import (
 )
 from delaywheel.storage.reading.holes import find_holes
 from delaywheel.storage.reading.unlisted import with_unlisted
-from delaywheel.storage.reading.walk import WalkedFrame, walk_checked, walk_together
+from delaywheel.storage.reading.walk import walk_together
 
 Places: TypeAlias = tuple[NDArray[np.int64], NDArray[Any]]
 """Seqs and index rows of frames, ascending by seq."""
@@ -64,8 +63,48 @@ _ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT
 _NO_ENTRY = np.zeros(1, ENTRY)[0]
 _NO_PLACES: Places = np.empty(0, np.int64), np.empty(0, INDEX_ROW)
 
-# A longer slot file is not checked as a whole.
-_CHECKED_BYTES = 4 << 20
+KNOWN: Final[np.dtype[Any]] = np.dtype(
+    [
+        ("number", np.int64),  # of its slot
+        ("place", np.int64),  # in the order in which the slot's frames lie
+        ("seq", np.int64),
+        ("end", np.int64),
+        ("rows", np.int64),  # -1: not known
+    ]
+)
+"""A frame that must lie at this place."""
+
+
+class Stated(NamedTuple):
+    """What table and rows say of some slots, side by side.
+
+    Attributes:
+        slots: These slots.
+        is_known: Of which of them it can be relied on.
+        frames: How many frames each has.
+        ends: Where the last one of each ends.
+        last_seqs: Frames with a later seq may lie behind these.
+        known: Of some frames, what they must be (``KNOWN``): of each slot the last one that the
+            table counts, and all behind it.
+    """
+
+    slots: NDArray[np.int64]
+    is_known: NDArray[np.bool_]
+    frames: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    last_seqs: NDArray[np.int64]
+    known: NDArray[Any]
+
+    def first(self, slots: int) -> "Stated":
+        """Returns what is said of the first slots."""
+        return Stated(
+            self.slots[:slots],
+            self.is_known[:slots],
+            self.frames[:slots],
+            self.ends[:slots],
+            self.last_seqs[:slots],
+            self.known[self.known["number"] < slots],
+        )
 
 
 class SlotPlaces:
@@ -94,47 +133,27 @@ class SlotPlaces:
                 return places
         return None
 
-    def checked(self, slot: int, last_seq: int) -> tuple[bytes, list[WalkedFrame]] | None:
-        """Returns a slot's file with its frames up to the index's end, all of them checked.
-
-        Returns:
-            None if anything is not as table and rows say, or the file is long.
-        """
-        entry = self._entry_of_hour(slot) if self._follow(last_seq) else None
-        content = None if entry is None else self._whole_file(slot)
-        if entry is None or content is None:
-            return None
-        frames = walk_checked(content, self._wheel, slot, max(last_seq, entry[0]))
-        if frames is None or not self._agrees(frames, entry, self._behind.of(slot, entry[0])):
-            return None
-        return content, frames
-
-    def _whole_file(self, slot: int) -> bytes | None:
-        """Returns a slot's file; None if it is long, or cannot be read."""
-        try:
-            file = self._disk.open_read(layout.slot_path(self._folder, slot))
-            try:
-                size = file.size()
-                return file.read_at(size, 0) if size <= _CHECKED_BYTES else None
-            finally:
-                file.close()
-        except OSError:
-            return None
-
-    @staticmethod
-    def _agrees(frames: list[WalkedFrame], entry: tuple[int, int, int], behind: Places) -> bool:
-        """Whether these frames are those that a table's entry and the rows behind it name."""
-        (entry_seq, counted, end), (behind_seqs, rows) = entry, behind
-        seqs = [frame.seq for frame in frames]
-        if len(seqs) != counted + len(rows) or any(map(operator.ge, seqs, seqs[1:])):
-            return False
-        if counted and (seqs[counted - 1], _end_of(frames[counted - 1])) != (entry_seq, end):
-            return False
-        counts = row_counts(rows)
-        columns = behind_seqs, rows["offset"], rows["length"], counts
-        named = list(zip(*(column.tolist() for column in columns), strict=True))
-        lying = [(each.seq, each.offset, each.length_bytes, each.rows) for each in frames[counted:]]
-        return lying == named
+    def stated(self, slots: NDArray[np.int64], last_seq: int) -> Stated:
+        """Returns what table and rows say of some slots of one hour, ascending."""
+        if not self._follow(last_seq):
+            entries, is_known = np.zeros(len(slots), ENTRY), np.zeros(len(slots), np.bool_)
+        else:
+            entries, is_known = self._entries(slots)
+        last_seqs = entries["last_seq"].astype(np.int64)
+        counted = np.flatnonzero(entries["frames"])
+        frames, ends = entries["frames"].astype(np.int64), entries["end"] * np.int64(UNIT_BYTES)
+        numbers, seqs, rows = self._behind.of_slots(slots, last_seqs)
+        known = np.empty(len(counted) + len(numbers), KNOWN)
+        known["number"] = np.concatenate((counted, numbers))
+        known["seq"] = np.concatenate((last_seqs[counted], seqs))
+        row_ends = rows["offset"].astype(np.int64) + rows["length"]
+        known["end"] = np.concatenate((ends[counted], row_ends))
+        known["rows"] = np.concatenate((np.full(len(counted), -1), row_counts(rows)))
+        behind = np.arange(len(numbers)) - numbers.searchsorted(numbers)
+        known["place"] = np.concatenate((frames[counted] - 1, frames[numbers] + behind))
+        frames += np.bincount(numbers, minlength=len(slots))
+        ends[numbers] = row_ends
+        return Stated(slots, is_known, frames, ends, np.maximum(last_seqs, last_seq), known)
 
     def scanned(self, slot: int, last_seq: int) -> Places:
         """Returns a slot's frames by scanning the index, corrected by what lies in the file."""
@@ -198,25 +217,20 @@ class SlotPlaces:
             return _NO_ENTRY  # type: ignore[no-any-return]  # numpy's stubs
         return read_entry(self._disk, self._folder, slot)
 
-    def _entry_of_hour(self, slot: int) -> tuple[int, int, int] | None:
-        """Returns the last seq, the frames, and the end of a slot, for reading slot after slot.
+    def _entries(self, slots: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Returns the entries of slots of one hour, and which of them can be trusted.
 
-        The entries of one hour are kept while the head does not change. None if the entry cannot be
-        trusted.
+        Those of the last hour are kept while the head does not change.
         """
-        hour, second = divmod(slot, layout.SECONDS_PER_HOUR)
-        if slot in self._head.stale or slot in self._returned.slots:
-            return None
+        hour = int(slots[0]) // layout.SECONDS_PER_HOUR
+        distrusted = np.isin(slots, [*self._head.stale, *self._returned.slots])
         if hour not in self._head.hours:
-            return 0, 0, 0
+            return np.zeros(len(slots), ENTRY), ~distrusted
         if self._hour is None or self._hour[:2] != (hour, self._head.seq):
-            entries, damaged = read_entries(self._disk, self._folder, hour)
-            self._hour = hour, self._head.seq, entries, damaged
+            self._hour = hour, self._head.seq, *read_entries(self._disk, self._folder, hour)
         _, _, entries, damaged = self._hour
-        entry = entries[second]
-        if damaged[second]:
-            return None
-        return int(entry["last_seq"]), int(entry["frames"]), int(entry["end"]) * UNIT_BYTES
+        seconds = slots - hour * layout.SECONDS_PER_HOUR
+        return entries[seconds], ~(damaged[seconds] | distrusted)
 
     def _walked(self, slot: int, last_seq: int) -> Places | None:
         """Returns the frames in the slot's file, if they match table and rows."""
@@ -330,6 +344,20 @@ class _RowsBehind:
         kept = (seqs > behind_seq) & (rows["length"] > 0)
         return seqs[kept], rows[kept]
 
+    def of_slots(
+        self, slots: NDArray[np.int64], behind_seqs: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[Any]]:
+        """Returns the same for ascending slots: the number of each frame's slot, seqs and rows."""
+        near = self._slots[: self._count]
+        at = np.flatnonzero((near >= slots[0]) & (near <= slots[-1]))
+        seqs, rows = self._first_seq + at, checked_rows(self._rows[at])
+        numbers = slots.searchsorted(near[at])
+        kept = (
+            (slots[numbers] == rows["slot"]) & (seqs > behind_seqs[numbers]) & (rows["length"] > 0)
+        )
+        order = np.argsort(numbers[kept], kind="stable")
+        return tuple(part[kept][order] for part in (numbers, seqs, rows))
+
     def slots(self, from_slot: int, to_slot: int) -> NDArray[np.int64]:
         """Returns the slots in [from_slot, to_slot) that these rows refer to."""
         slots = self._slots[: self._count]
@@ -374,10 +402,6 @@ def _grown(array: NDArray[Any], room: int) -> NDArray[Any]:
     larger = np.empty(room, array.dtype)
     larger[: len(array)] = array
     return larger
-
-
-def _end_of(frame: WalkedFrame) -> int:
-    return frame.offset + frame.length_bytes
 
 
 def _end(row: NDArray[Any]) -> int:

@@ -53,8 +53,8 @@ from delaywheel.storage.reading.decoding import (
     decode_together,
 )
 from delaywheel.storage.reading.holes import find_holes, lying_in_files, still_holes
+from delaywheel.storage.reading.passing_over import PassedSecond, passing_over
 from delaywheel.storage.reading.places import Places, SlotPlaces
-from delaywheel.storage.reading.walk import WalkedFrame
 
 # Frames close together are read at once, up to this many and this many bytes; a larger one is read
 # alone. Short gaps between them are read too.
@@ -358,13 +358,29 @@ class WheelReader:
             from_seq: The first seq to consider.
             lost: Holes that are known to be lost and are ignored.
         """
-        if from_seq == 1:
-            checked = self._places.checked(slot, self.last_seq())
-            if checked is not None and not may_hold(checked[0]):
-                return _passed_over(self.wheel, checked[1], up_to_seq)
         asked = _FramesAsked(from_seq, up_to_seq, Kind.MESSAGES)
         read = partial(read_batches, self._disk, self._folder, self.wheel, may_hold=may_hold)
         return self._of_slot(slot, asked, lost, read, _seqs_of)
+
+    def passing_over(
+        self, slots: NDArray[np.int64], up_to_seq: int, may_hold: Callable[[bytes], bool]
+    ) -> Iterator[PassedSecond | None]:
+        """Yields for each slot what it holds if nothing sought can be in it; None: read it.
+
+        Args:
+            slots: Ascending.
+            up_to_seq: The last seq to consider.
+            may_hold: As in `sieved_batches`.
+        """
+        return passing_over(
+            self._disk,
+            self._folder,
+            self.wheel,
+            slots,
+            lambda some: self._places.stated(some, self.last_seq()),
+            up_to_seq=up_to_seq,
+            may_hold=may_hold,
+        )
 
     def _of_slot(
         self,
@@ -502,17 +518,6 @@ def _read_together(
                 return None
             batches.append(batch)
     return batches
-
-
-def _passed_over(wheel: WheelId, frames: list[WalkedFrame], up_to_seq: int) -> Iterator[PassedOver]:
-    """Yields those with messages up to a seq, if there are any."""
-    found = [frame for frame in frames if frame.kind == Kind.MESSAGES and frame.seq <= up_to_seq]
-    if found:
-        messages = sum(frame.rows for frame in found)
-        length_bytes = sum(frame.length_bytes for frame in found)
-        yield PassedOver(
-            wheel, [frame.seq for frame in found], messages, found[-1].rows, length_bytes
-        )
 
 
 def _seqs_of(frames: FrameBatch | PassedOver) -> list[int]:

@@ -2,19 +2,16 @@
 
 import struct
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import File
 from delaywheel.storage.frames.format import (
-    CHECKED_FROM,
     HEADER,
     HEADER_LENGTH_BYTES,
-    MAGIC,
     MAGIC_NUMBER,
     NEWEST_READ,
     OLDEST_READ,
@@ -29,7 +26,6 @@ _LEAST_PIECE_BYTES = 4 * 1024
 _PIECE_BYTES = 64 * 1024
 _DENSE_PIECE_BYTES = 256 * 1024  # where many headers are examined together
 _length_of = struct.Struct("<I").unpack_from
-_fields_of = struct.Struct("<4sIBB2xIQQ8xI16xI").unpack_from  # some of `format.HEADER`
 _LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
 
 
@@ -98,48 +94,6 @@ def walk_together(
         is_dense = len(places) > 1
         piece_bytes = min(2 * piece_bytes, _DENSE_PIECE_BYTES) if is_dense else _LEAST_PIECE_BYTES
         begin += after
-
-
-class WalkedFrame(NamedTuple):
-    """A frame with the right checksum, and where it lies."""
-
-    seq: int
-    offset: int
-    length_bytes: int
-    kind: int
-    rows: int
-
-
-def walk_checked(
-    content: bytes, wheel: WheelId, slot: int, last_seq: int
-) -> list[WalkedFrame] | None:
-    """Returns the frames of a whole slot file, up to the first with a later seq.
-
-    Frame by frame, since a numpy call costs as much as some twenty frames do here, and there may
-    be as many files as frames.
-
-    Returns:
-        None if bytes follow that are no frame of this wheel and slot, or a checksum is wrong.
-    """
-    frames: list[WalkedFrame] = []
-    view, wheel_hash = memoryview(content), wheel.hash64
-    at, end = 0, len(content)
-    while at + HEADER_LENGTH_BYTES <= end:
-        magic, checksum, version, kind, its_slot, its_wheel, seq, rows, length = _fields_of(
-            view, at
-        )
-        is_here = magic == MAGIC and its_slot == slot and its_wheel == wheel_hash
-        if not is_here or not OLDEST_READ <= version <= NEWEST_READ:
-            return None
-        if seq > last_seq:
-            return frames
-        if not HEADER_LENGTH_BYTES <= length <= end - at:
-            return None
-        if crc32c(view[at + CHECKED_FROM : at + length]) != checksum:
-            return None
-        frames.append(WalkedFrame(seq, at, length, kind, rows))
-        at += length
-    return frames if at == end else None
 
 
 def _chain(piece: bytes, available_bytes: int) -> tuple[list[int], int | None]:
