@@ -10,7 +10,9 @@ that may hold pending messages. A call is bounded in what it reads, and in time:
 | behind the last second of the request | does not exist |
 
 All reading is done on one thread, for one caller at a time, so that it delays neither senders nor
-those that get or cancel a single message; callers are refused while too many wait.
+those that get or cancel a single message; callers are refused while too many wait. It makes no
+pauses for others: those that want the interpreter get it after a switch interval (server/main.py),
+or with the next file, and pauses make their delays rarer, but searches as much longer.
 """
 
 import asyncio
@@ -59,9 +61,6 @@ READ_BYTES: Final = 128 << 20
 that is passed over. Of each wheel, it may have read 4 MiB ahead."""
 READ_S: Final = 2.0
 """And for at most this long."""
-# Shorter waits are those for the disk, and for the interpreter's lock in passing.
-_WAITED_S: Final = 0.002
-_PAUSE_MOST_S: Final = 0.01
 # This many callers may wait for their turn.
 _WAITING: Final = 8
 _SLOT_BEYOND: Final = 1 << 32
@@ -240,22 +239,6 @@ class NodeHoldings:
     now_ms: int = field(default_factory=wall_ms)
 
 
-class SearchPace:
-    """Gives way to the other threads as long as they, or other processes, kept this one waiting."""
-
-    def __init__(self) -> None:
-        """Begins with the present moment."""
-        self._used_s, self._passed_s = time.thread_time(), time.monotonic()
-
-    def give_way(self) -> None:
-        """Rests, if there was anything to wait for since the last call; not long at once."""
-        used_s, passed_s = time.thread_time(), time.monotonic()
-        waited_s = (passed_s - self._passed_s) - (used_s - self._used_s)
-        if waited_s > _WAITED_S:
-            time.sleep(min(waited_s, _PAUSE_MOST_S))
-        self._used_s, self._passed_s = time.thread_time(), time.monotonic()
-
-
 class Walk:
     """Reads seconds in order. For one thread."""
 
@@ -269,7 +252,6 @@ class Walk:
     ) -> None:
         self._scanner = scanner
         self._dial = dial
-        self._pace = SearchPace()
         self._read_bytes = read_bytes
         self._read_s = read_s
 
@@ -281,7 +263,6 @@ class Walk:
         self._note_missing(page, begin.slot, held)
         passing = self._scanner.passing_over(slots, held.limits, asked.wanted.may_be_in)
         for slot, passed in zip(slots.tolist(), passing, strict=True):
-            self._pace.give_way()
             after = begin.after if slot == begin.slot else None
             if passed is not None and after is None:
                 page.read_messages += passed.messages
