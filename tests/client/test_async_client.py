@@ -1,9 +1,13 @@
 """AsyncClient against the same scripted server: only the waiting differs."""
 
 import asyncio
+import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from threading import Event
+from typing import Any
 
 import grpc
 import pytest
@@ -24,6 +28,7 @@ from delaywheel.client.exchange.channel import Credentials
 from delaywheel.client.exchange.pending import PendingResult, SendBatch
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.transport.loop import LoopTransport
+from delaywheel.client.transport.wakeups import reading_all_wakeups
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
     FakeService,
@@ -37,6 +42,8 @@ from support.clients.fake_service import (
 )
 
 SOON = timedelta(seconds=5)
+CALLS = 50
+PASSES = 5
 
 
 def messages(count: int) -> list[Message]:
@@ -296,3 +303,59 @@ async def test_those_who_wait_for_a_batch_in_one_loop_cost_no_system_call_each(
     handle = Handle("a.1", 17, bytes(16))
     batch.settle([Result(message, handle, None) for message in batch.messages])
     assert await asyncio.wait_for(asyncio.gather(*waiting), 20) == [handle] * 3
+
+
+def unread(source: socket.socket) -> int:
+    try:
+        return len(source.recv(4_096, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+    except BlockingIOError:
+        return 0
+
+
+async def left_unread(way: AbstractContextManager[None]) -> int:
+    """Returns how many wake-ups of a loop are unread in a few passes after many came at once."""
+    loop, sources = asyncio.get_running_loop(), list[socket.socket]()
+    add_reader = loop.add_reader
+
+    def add(source: Any, *callback: Any) -> None:
+        sources.append(source)
+        add_reader(source, *callback)
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    echo: Any = grpc.unary_unary_rpc_method_handler(lambda request, _: request)
+    server.add_registered_method_handlers("test", {"Echo": echo})
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    loop.add_reader = add  # type: ignore[method-assign,assignment]
+    with way:
+        channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+    async with channel:
+        call: Any = channel.unary_unary("/test/Echo")
+        await call(b"x")  # connects
+        (source,) = sources
+        calls = [call(b"x") for _ in range(CALLS)]
+        await asyncio.sleep(0)
+        until_s = time.monotonic() + 30.0
+        while unread(source) < CALLS and time.monotonic() < until_s:
+            time.sleep(0.01)  # noqa: ASYNC251 - the loop is busy, and answers come
+        for _ in range(PASSES):
+            await asyncio.sleep(0)
+        found = unread(source)
+        assert [await each for each in calls] == [b"x"] * CALLS
+    server.stop(None)
+    return found
+
+
+def test_all_wakeups_of_a_pass_are_read() -> None:
+    assert asyncio.run(left_unread(reading_all_wakeups())) < CALLS // 2
+    by_itself = asyncio.run(left_unread(nullcontext()))
+    assert by_itself >= CALLS - 2 * PASSES, "gRPC reads all of them by now: the module can go"
+
+
+def test_a_loop_is_as_it_was_afterwards() -> None:
+    async def is_changed() -> bool:
+        with reading_all_wakeups():
+            assert "add_reader" in vars(asyncio.get_running_loop())
+        return "add_reader" in vars(asyncio.get_running_loop())
+
+    assert not asyncio.run(is_changed())

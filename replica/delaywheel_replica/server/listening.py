@@ -1,5 +1,6 @@
 """The gRPC server: limits, keepalive, health, reflection, and the port."""
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -8,6 +9,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
+from delaywheel.client.transport.wakeups import reading_all_wakeups
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
 from delaywheel_replica.peers.sockets import listen, why_not
@@ -44,6 +46,12 @@ _PENDING_CALLS: Final = 2 * (CALLS.calls + HEALTH.calls + REFLECTION.calls)
 # How long calls on a connection that has its greatest age may go on: streams end with it.
 _AGE_GRACE_MS: Final = 60_000
 _HANDSHAKE_MS: Final = 10_000
+_UNBEGUN_S: Final = 3_600
+# gRPC's server begins one call of a method at a time, in some six passes of the event loop: so
+# many servers share the port, by connections (docs/decisions/0221).
+_LINES: Final = 4
+# A line has at least this many connections, so that few are not refused where others have room.
+_LINE_CONNECTIONS: Final = 64
 # A request above the limit is refused with a reason, unless it is even larger than this.
 _TOO_LARGE_BYTES: Final = 1 << 20
 
@@ -83,7 +91,10 @@ class GrpcListener:
         """
         self._config = config
         self._certificates = certificates
-        self._server = grpc.aio.server(options=_options(config, connections))
+        lines = max(1, min(_LINES, connections // _LINE_CONNECTIONS))
+        options = _options(config, -(-connections // lines))
+        with reading_all_wakeups():
+            self._servers = [grpc.aio.server(options=options) for _ in range(lines)]
         self._health = health.aio.HealthServicer()
         asked = Admission(
             max_bytes=_ANSWERS_BYTES,
@@ -116,7 +127,8 @@ class GrpcListener:
             (reflection.SERVICE_NAME, reflecting),
             (REFLECTION_V1, reflecting),
         ):
-            self._server.add_registered_method_handlers(name, handlers)
+            for server in self._servers:
+                server.add_registered_method_handlers(name, handlers)
 
     async def start(self, earlier_address: str | None) -> str:
         """Listens; returns the address.
@@ -133,7 +145,7 @@ class GrpcListener:
             bound = self._listen()
         if self._config.token_listen is not None:
             self._listen_for_tokens(self._config.token_listen)
-        await self._server.start()
+        await asyncio.gather(*(server.start() for server in self._servers))
         return f"{host}:{bound}"
 
     async def set_health(self, *, serving: bool) -> None:
@@ -145,42 +157,53 @@ class GrpcListener:
 
     async def stop(self, grace_s: float) -> None:
         """Stops all calls, by force once the grace period is over."""
-        await self._server.stop(grace_s)
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
     def _listen_for_tokens(self, address: str) -> None:
         assert self._certificates is not None
         credentials = self._certificates.server_credentials(asks=False)
         try:
-            self._server.add_secure_port(address, credentials)
-        except RuntimeError as error:
-            raise ListenError(f"token_listen {address}: {_why_not(address) or error}") from error
+            self._share_port(address, credentials)
+        except OSError as error:
+            raise ListenError(f"token_listen {address}: {why_not(error)}") from error
 
     def _listen(self) -> int:
         try:
             return self._add_port(self._config.listen)
-        except RuntimeError as error:
-            why = _why_not(self._config.listen) or error
-            raise ListenError(f"listen {self._config.listen}: {why}") from error
+        except OSError as error:
+            raise ListenError(f"listen {self._config.listen}: {why_not(error)}") from error
 
     def _try_port(self, address: str) -> int:
         try:
             return self._add_port(address)
-        except RuntimeError:  # another process has taken it
+        except OSError:  # another process has taken it
             return 0
 
     def _add_port(self, address: str) -> int:
-        if self._certificates is None:
-            return self._server.add_insecure_port(address)
-        return self._server.add_secure_port(address, self._certificates.server_credentials())
+        certificates = self._certificates
+        return self._share_port(
+            address, None if certificates is None else certificates.server_credentials()
+        )
 
+    def _share_port(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
+        """Adds a port to all servers; returns its number.
 
-def _why_not(address: str) -> str | None:
-    """Returns the system's reason for not listening at an address, which gRPC keeps to itself."""
-    try:
-        listen(address).close()
-    except OSError as error:
-        return why_not(error)
-    return None
+        Raises:
+            OSError: It cannot be listened on.
+        """
+        host = address.rpartition(":")[0]
+        # Shared with nobody else: who does not share it cannot listen beside another one.
+        with listen(address) as alone:
+            port = alone.getsockname()[1]
+        for server in self._servers:
+            try:
+                if credentials is None:
+                    server.add_insecure_port(f"{host}:{port}")
+                else:
+                    server.add_secure_port(f"{host}:{port}", credentials)
+            except RuntimeError as error:  # taken in this moment, or gRPC cannot resolve it
+                raise OSError(str(error)) from error
+        return int(port)
 
 
 def _describe_reflection_v1() -> None:
@@ -203,8 +226,7 @@ def _options(config: Config, connections: int) -> list[tuple[str, int]]:
         *ages,
         ("grpc.max_receive_message_length", config.max_request_bytes + _TOO_LARGE_BYTES),
         ("grpc.max_send_message_length", -1),
-        # Otherwise a server left behind would share the port with its successor.
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", 1),
         ("grpc.enable_http_proxy", 0),
         # Keeps what was sent but not yet read on the caller's side, except for one window.
         # Otherwise the window would grow to what the line can carry.
@@ -214,6 +236,8 @@ def _options(config: Config, connections: int) -> list[tuple[str, int]]:
         # own bounds refuse calls by name.
         ("grpc.server.max_pending_requests", _PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
+        # Nor after half a minute: a call is ours to answer until its caller gives up.
+        ("grpc.server.max_unrequested_time_in_server", _UNBEGUN_S),
         # A connection counts from its first byte: one that never speaks TLS has this long.
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         # Each needs a descriptor, and the wheel needs descriptors more.

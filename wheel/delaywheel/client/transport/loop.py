@@ -12,6 +12,7 @@ from delaywheel.client.exchange.channel import CHANNEL_OPTIONS, Credentials
 from delaywheel.client.exchange.exchange import CLOSED
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.transport.port import ItemT, Line, Method, RequestT, ResponseT
+from delaywheel.client.transport.wakeups import reading_all_wakeups
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
 ReturnT = TypeVar("ReturnT")
@@ -79,11 +80,12 @@ class _LoopLine(Line):
         self, address: str, credentials: Credentials, asking: set[asyncio.Task[None]]
     ) -> None:
         super().__init__(credentials)
-        self._channel: Final = (
-            grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
-            if credentials.grpc is None
-            else grpc.aio.secure_channel(address, credentials.grpc, CHANNEL_OPTIONS)
-        )
+        with reading_all_wakeups():
+            self._channel: Final = (
+                grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+                if credentials.grpc is None
+                else grpc.aio.secure_channel(address, credentials.grpc, CHANNEL_OPTIONS)
+            )
         self._stub: Final = DelayWheelStub(self._channel)
         self._asking: Final = asking
         self._is_closed = False
