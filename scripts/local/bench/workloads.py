@@ -231,7 +231,10 @@ WORKLOADS: Final = {
         Changes(0, "get", messages=100_000), "get, of a second with 100,000 messages"
     ),
     "search-1m": Workload(
-        Changes(1_000, "search"), "search over 1 M pending, 1,000 a second sent", pending=_M
+        Changes(1_000, "search"),
+        "search over 1 M pending within an hour, 1,000 a second sent",
+        span_s=600 + HOUR_S + 60,  # filled from 600 s on, until 60 s before its end
+        pending=_M,
     ),
     "reschedule": Workload(
         Changes(200, "reschedule"), "200 a second sent, and each rescheduled", senders=_BESIDE

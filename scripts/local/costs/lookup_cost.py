@@ -10,8 +10,8 @@ that answers is measured by itself, without calls:
 * get: the same for others of that second, the median, and beside it the most of 99 %;
 * look: a thousand of its messages are looked up together, the time for each;
 * search: all that is pending in an hour, in one wheel or shared out among three, is searched for a
-  key that no message has, with the topic that all have, page by page. In elapsed time, with the
-  pauses that a search makes for others, and in CPU time: the least of several times.
+  key that no message has, with the topic that all have, page by page. In elapsed time and in CPU
+  time: the least of several times.
 """
 
 from __future__ import annotations
