@@ -8,7 +8,7 @@ import pytest
 
 from delaywheel.storage.files.slot_table import ENTRY_LENGTH_BYTES
 from delaywheel.storage.folder import layout
-from delaywheel.storage.frames.format import Frame
+from delaywheel.storage.frames.format import MAGIC, Frame, decode_header
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.passing_over import PassedSecond
 from delaywheel.storage.reading.reader import WheelReader
@@ -70,6 +70,11 @@ class Bench:
         self.disk.set_content(path, to(self.disk.content(path)))
 
 
+def first_frame(content: bytes) -> bytes:
+    """The first frame of a slot file."""
+    return content[: decode_header(content, available_bytes=len(content)).length_bytes]
+
+
 def test_what_holds_nothing_sought_is_counted_up_to_a_seq() -> None:
     bench = Bench()
     last_seq = bench.wheel.last_seq
@@ -91,6 +96,27 @@ def test_what_may_be_sought_is_left_to_be_read() -> None:
     expected[7] = None
     assert bench.passed(sought=b"it is there") == expected
     assert bench.passed(sought=b"") == [None] * len(SLOTS)
+
+
+def test_a_message_that_holds_what_frames_begin_with_is_left_to_be_read() -> None:
+    bench = Bench()
+    value = (MAGIC + b" ") * 20  # at every place between multiples of 8
+    append(bench.wheel, [message(1, slot=int(SLOTS[at]), value=value) for at in (7, -1)])
+    expected: list[PassedSecond | None] = [*bench.read()]
+    expected[7] = expected[-1] = None
+    assert bench.passed() == expected
+
+
+def test_frames_with_something_between_them_are_left_to_be_read() -> None:
+    bench, shorter = Bench(), Bench(longer=1)
+    expected: list[PassedSecond | None] = [*bench.read()]
+    expected[9] = None
+    content = bench.disk.content(bench.path(9))
+    first, other = first_frame(content), first_frame(shorter.disk.content(shorter.path(9)))
+    assert len(other) < len(first)
+    gap = bytes(len(first) - len(other))
+    bench.disk.set_content(bench.path(9), other + gap + content[len(first) :])
+    assert bench.passed() == expected
 
 
 @pytest.mark.parametrize("number", [4, 10], ids=["counted and behind", "counted"])

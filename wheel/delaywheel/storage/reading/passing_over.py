@@ -5,12 +5,10 @@ right checksum, and nothing sought is among its bytes. Any other one is left to 
 second, which shows what is wrong, or what it holds.
 
 A numpy call costs as much for the frames of fifty files as for those of one. So what a file costs
-is that it is opened and read; what a frame costs, that its length is followed and its checksum
-computed.
+is that it is opened and read; what a frame costs, that its checksum is computed.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -131,12 +129,15 @@ def _whole_file(
 
 
 class _Files:
-    """The frames of some files, file after file.
+    """The frames of some files, file after file; none of a file with anything but frames.
+
+    They are found by their magic, at multiples of 8 bytes. If a message has it in such a place, the
+    file seems to have something else.
 
     Attributes:
-        counts: How many each file has, as far as they can be followed.
+        counts: How many each file has.
         numbers: For each frame, the number of its file.
-        offsets: Where each lies in its file.
+        ends: Where each ends in its file.
         headers: Their headers (``format.HEADER``).
         are_right: Those with the right checksum.
     """
@@ -144,19 +145,21 @@ class _Files:
     def __init__(self, contents: list[bytes]) -> None:
         content = b"".join(contents)
         edges = np.cumsum([0, *map(len, contents)])
-        begins, counts = _followed(content, edges.tolist())
-        self.counts = np.array(counts, np.int64)
-        self.numbers = np.repeat(np.arange(len(contents)), self.counts)
-        places = np.array(begins, np.int64)
-        self.offsets = places - edges[self.numbers]
-        self.headers = headers_at(content, places)
-        ends = (places + self.headers["length_bytes"]).tolist()
-        checksums = [
-            crc32c(content[begin + CHECKED_FROM : end])
-            for begin, end in zip(begins, ends, strict=True)
-        ]
+        words = np.frombuffer(content, "<u4")
+        begins = np.flatnonzero(words[::2] == MAGIC_NUMBER) * 8
+        begins = begins[begins <= len(content) - HEADER_LENGTH_BYTES]
+        numbers = edges.searchsorted(begins, side="right") - 1
+        ends = begins + words[begins // 4 + _LENGTH_WORD]
+        is_first = np.diff(numbers, prepend=-1) > 0
+        apart = begins != np.where(is_first, edges[numbers], np.roll(ends, 1))
+        is_whole = ~np.isin(numbers, numbers[apart])
+        begins, ends, self.numbers = begins[is_whole], ends[is_whole], numbers[is_whole]
+        self.counts = np.bincount(self.numbers, minlength=len(contents))
+        self.ends = ends - edges[self.numbers]
+        self.headers = headers_at(content, begins)
+        checked = zip((begins + CHECKED_FROM).tolist(), ends.tolist(), strict=True)
+        checksums = [crc32c(content[begin:end]) for begin, end in checked]
         self.are_right = self.headers["checksum"] == np.array(checksums, np.uint32)
-        self.are_right &= places & 7 == 0
 
     def check(self, wheel: WheelId, said: Stated, is_good: NDArray[np.bool_]) -> None:
         """Marks those files as not good whose frames are not what is said of them."""
@@ -169,7 +172,7 @@ class _Files:
         at = (np.cumsum(self.counts) - self.counts)[known["number"]] + known["place"]
         differs = (
             (headers["seq"][at] != known["seq"])
-            | (self.offsets[at] + headers["length_bytes"][at] != known["end"])
+            | (self.ends[at] != known["end"])
             | (known["rows"] >= 0) & (headers["messages"][at] != known["rows"])
         )
         is_good[known["number"][differs]] = False
@@ -183,28 +186,6 @@ class _Files:
             for name in ("messages", "length_bytes")
         )
         return [PassedSecond(*each) for each in zip(*sums, strict=True)]
-
-
-def _followed(content: bytes, edges: list[int]) -> tuple[list[int], list[int]]:
-    """Returns where frames begin in files side by side, and how many each file has.
-
-    Of a file with impossible lengths, none is returned.
-    """
-    words = memoryview(np.frombuffer(content, "<u4").astype(np.uint32, copy=False).data)
-    places: list[int] = []
-    counts = []
-    for begin, end in pairwise(edges):
-        at, first, last = begin, len(places), end - HEADER_LENGTH_BYTES
-        while at <= last:
-            places.append(at)
-            length_bytes = words[(at >> 2) + _LENGTH_WORD]
-            if length_bytes < HEADER_LENGTH_BYTES:
-                break
-            at += length_bytes
-        if at != end:
-            del places[first:]
-        counts.append(len(places) - first)
-    return places, counts
 
 
 def _are_foreign(
