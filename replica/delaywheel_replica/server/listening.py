@@ -1,6 +1,5 @@
 """The gRPC server: limits, keepalive, health, reflection, and the port."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,12 +45,7 @@ _PENDING_CALLS: Final = 2 * (CALLS.calls + HEALTH.calls + REFLECTION.calls)
 # How long calls on a connection that has its greatest age may go on: streams end with it.
 _AGE_GRACE_MS: Final = 60_000
 _HANDSHAKE_MS: Final = 10_000
-_UNBEGUN_S: Final = 3_600
-# gRPC's server begins one call of a method at a time, in some six passes of the event loop: so
-# many servers share the port, by connections (docs/decisions/0221).
-_LINES: Final = 4
-# A line has at least this many connections, so that few are not refused where others have room.
-_LINE_CONNECTIONS: Final = 64
+_UNBEGUN_S: Final = 600
 # A request above the limit is refused with a reason, unless it is even larger than this.
 _TOO_LARGE_BYTES: Final = 1 << 20
 
@@ -91,10 +85,8 @@ class GrpcListener:
         """
         self._config = config
         self._certificates = certificates
-        lines = max(1, min(_LINES, connections // _LINE_CONNECTIONS))
-        options = _options(config, -(-connections // lines))
         with reading_all_wakeups():
-            self._servers = [grpc.aio.server(options=options) for _ in range(lines)]
+            self._server = grpc.aio.server(options=_options(config, connections))
         self._health = health.aio.HealthServicer()
         asked = Admission(
             max_bytes=_ANSWERS_BYTES,
@@ -127,8 +119,7 @@ class GrpcListener:
             (reflection.SERVICE_NAME, reflecting),
             (REFLECTION_V1, reflecting),
         ):
-            for server in self._servers:
-                server.add_registered_method_handlers(name, handlers)
+            self._server.add_registered_method_handlers(name, handlers)
 
     async def start(self, earlier_address: str | None) -> str:
         """Listens; returns the address.
@@ -145,7 +136,7 @@ class GrpcListener:
             bound = self._listen()
         if self._config.token_listen is not None:
             self._listen_for_tokens(self._config.token_listen)
-        await asyncio.gather(*(server.start() for server in self._servers))
+        await self._server.start()
         return f"{host}:{bound}"
 
     async def set_health(self, *, serving: bool) -> None:
@@ -157,53 +148,42 @@ class GrpcListener:
 
     async def stop(self, grace_s: float) -> None:
         """Stops all calls, by force once the grace period is over."""
-        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
+        await self._server.stop(grace_s)
 
     def _listen_for_tokens(self, address: str) -> None:
         assert self._certificates is not None
         credentials = self._certificates.server_credentials(asks=False)
         try:
-            self._share_port(address, credentials)
-        except OSError as error:
-            raise ListenError(f"token_listen {address}: {why_not(error)}") from error
+            self._server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise ListenError(f"token_listen {address}: {_why_not(address) or error}") from error
 
     def _listen(self) -> int:
         try:
             return self._add_port(self._config.listen)
-        except OSError as error:
-            raise ListenError(f"listen {self._config.listen}: {why_not(error)}") from error
+        except RuntimeError as error:
+            why = _why_not(self._config.listen) or error
+            raise ListenError(f"listen {self._config.listen}: {why}") from error
 
     def _try_port(self, address: str) -> int:
         try:
             return self._add_port(address)
-        except OSError:  # another process has taken it
+        except RuntimeError:  # another process has taken it
             return 0
 
     def _add_port(self, address: str) -> int:
-        certificates = self._certificates
-        return self._share_port(
-            address, None if certificates is None else certificates.server_credentials()
-        )
+        if self._certificates is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, self._certificates.server_credentials())
 
-    def _share_port(self, address: str, credentials: grpc.ServerCredentials | None) -> int:
-        """Adds a port to all servers; returns its number.
 
-        Raises:
-            OSError: It cannot be listened on.
-        """
-        host = address.rpartition(":")[0]
-        # Shared with nobody else: who does not share it cannot listen beside another one.
-        with listen(address) as alone:
-            port = alone.getsockname()[1]
-        for server in self._servers:
-            try:
-                if credentials is None:
-                    server.add_insecure_port(f"{host}:{port}")
-                else:
-                    server.add_secure_port(f"{host}:{port}", credentials)
-            except RuntimeError as error:  # taken in this moment, or gRPC cannot resolve it
-                raise OSError(str(error)) from error
-        return int(port)
+def _why_not(address: str) -> str | None:
+    """Returns the system's reason for not listening at an address, which gRPC keeps to itself."""
+    try:
+        listen(address).close()
+    except OSError as error:
+        return why_not(error)
+    return None
 
 
 def _describe_reflection_v1() -> None:
@@ -226,7 +206,8 @@ def _options(config: Config, connections: int) -> list[tuple[str, int]]:
         *ages,
         ("grpc.max_receive_message_length", config.max_request_bytes + _TOO_LARGE_BYTES),
         ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 1),
+        # Otherwise a server left behind would share the port with its successor.
+        ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),
         # Keeps what was sent but not yet read on the caller's side, except for one window.
         # Otherwise the window would grow to what the line can carry.

@@ -12,6 +12,7 @@ from delaywheel_replica.core.leader.pacing import (
     LONGEST_BEHIND_MS,
     LONGEST_COMMIT_MS,
     MOST_PAUSE_MS,
+    STEADY_COMMITS,
     CapLimits,
     Pace,
     first_pace,
@@ -163,16 +164,28 @@ def test_a_leader_that_is_behind_catches_up(us_a_partition: int, noise: float) -
 
 
 def test_what_is_allowed_to_a_leader_that_is_behind_is_bounded() -> None:
-    """Half of a call's time at most is expected, however late it is."""
-    pace = Pace(LIMITS, cap_messages=200, cap_bytes=2_000, spare_ms=(5,))
+    """However late it is; and three commits in a row must say that twice as much is in time."""
     enough_ms = (LONGEST_BEHIND_MS + 5) // 2
     for late_ms in (LONGEST_BEHIND_MS, 1 << 40):
-        doubled = pace.after_commit(enough_ms, full=True, late_ms=late_ms)
-        assert doubled.cap_messages == 400
-        stayed = pace.after_commit(enough_ms + 1, full=True, late_ms=late_ms)
-        assert stayed.cap_messages == 200
-    assert 2 * LONGEST_BEHIND_MS <= MAX_CALL_MS
+        for last_ms, cap in ((enough_ms, 400), (enough_ms + 1, 200)):
+            pace = Pace(LIMITS, cap_messages=200, cap_bytes=2_000, spare_ms=(5,))
+            for duration_ms in (enough_ms, enough_ms):
+                pace = pace.after_commit(duration_ms, full=True, late_ms=late_ms)
+                assert pace.cap_messages == 200
+            assert pace.after_commit(last_ms, full=True, late_ms=late_ms).cap_messages == cap
+    assert 3 * LONGEST_BEHIND_MS <= MAX_CALL_MS
     assert pace.after_commit(1_300, full=True, late_ms=-(1 << 40)).cap_messages == 100
+
+
+def test_what_a_cap_took_once_is_forgotten_while_a_leader_is_far_behind() -> None:
+    """One commit of six seconds, and commits of three from then on: half a cap for ever."""
+    pace = Pace(LIMITS, cap_messages=800, cap_bytes=8_000, spare_ms=(5,))
+    pace = pace.after_commit(6_000, full=True, late_ms=60_000)
+    assert pace.cap_messages == 400
+    for _ in range(STEADY_COMMITS):
+        assert pace.cap_messages == 400
+        pace = pace.after_commit(3_020, full=True, late_ms=60_000)
+    assert pace.cap_messages == 800
 
 
 def test_a_kafka_that_became_slow_before_the_first_message_gets_larger_ones() -> None:

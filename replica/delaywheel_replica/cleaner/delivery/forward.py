@@ -362,7 +362,7 @@ class Forwarder:
         if ended.verdict is TransactionState.COMMITTED:
             self._committed(step, todo)
             is_full = taken.is_full or (step is not None and self._is_full(step))
-            late_ms = 0 if step is None else situation.now_ms - step.before.due_ms
+            late_ms = situation.now_ms - step.before.due_ms if step else 0
             self._pace = self._pace.after_commit(commit_ms, full=is_full, late_ms=late_ms)
             self.counters += counted
             if self.ingress is not None:

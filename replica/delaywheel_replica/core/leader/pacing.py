@@ -41,7 +41,7 @@ It may take `LONGEST_COMMIT_MS`, or as long as its oldest message was late when 
 `LONGEST_BEHIND_MS`: what has waited for that long is served by a higher rate, not by short
 transactions. A leader that kept to a second would stay behind a Kafka that needs more for all
 partitions, however few messages more that would take (decision 204). For the same reason a cap is
-not halved again and again where that saves no time; only what a call may last does that.
+not halved again and again where that saves no time, unless a call might not last for it.
 
 In time is within what it may take, or `BESIDE_SLOW_MS` beside the shortest, if that is longer.
 Twice as many are expected to take the less of two times:
@@ -51,6 +51,10 @@ Twice as many are expected to take the less of two times:
 - They cost less if they go to the same partitions again. What the last doubling added to a commit
   shows that: the next one adds twice as much at most, since the more messages there are, the fewer
   of them are the first for their partition.
+
+Beyond `LONGEST_COMMIT_MS` three commits in a row must say so, since single ones vary; and what was
+learned of twice or half as many is forgotten after `STEADY_COMMITS`: then the cap is doubled once,
+which takes twice as long at most.
 
 So what was doubled is not halved while Kafka stays as it is, even if all of the shortest one was
 for its messages. The shortest is that of recent commits which were not full, or had the least cap:
@@ -71,8 +75,11 @@ SLOW_COMMIT_MARGIN_MS = 300
 LONGEST_COMMIT_MS = 1_000
 """How long a full transaction may take. Half of what a call may last at least: what is expected may
 be wrong."""
-LONGEST_BEHIND_MS = 4_500
-"""The same of a leader that is far behind, half of `MAX_CALL_MS`."""
+LONGEST_BEHIND_MS = 3_000
+"""The same of a leader that is far behind, a third of `MAX_CALL_MS`."""
+STEADY_COMMITS = 8
+"""After so many full commits that were not too long a leader that is far behind tries twice as
+many messages, whatever it knows of earlier ones."""
 BESIDE_SLOW_MS = 250
 """What messages may add to a commit that takes `LONGEST_COMMIT_MS` without."""
 
@@ -150,14 +157,16 @@ class Pace:
         shortest_ms = min((*spare_ms, duration_ms))
         longest_ms = max(allowed_ms, shortest_ms + BESIDE_SLOW_MS)
         too_long_ms = max(allowed_ms * 5 // 4, shortest_ms + SLOW_COMMIT_MARGIN_MS)
-        is_quick = 2 * duration_ms - shortest_ms <= longest_ms
+        is_quick = 2 * duration_ms - shortest_ms <= max(
+            LONGEST_COMMIT_MS, shortest_ms + BESIDE_SLOW_MS
+        )
         full_ms = (*self.full_ms, duration_ms)[-RECENT_COMMITS:] if full else self.full_ms
         half_ms, twice_ms = self.half_ms, None if is_quick else self.twice_ms
         messages, length_bytes = self.cap_messages, self.cap_bytes
         if duration_ms - shortest_ms > too_long_ms and self._is_for_its_messages(duration_ms):
             messages, length_bytes = messages // 2, length_bytes // 2
             full_ms, half_ms, twice_ms = (), None, duration_ms
-        elif full and (is_quick or self._may_double(full_ms, longest_ms)):
+        elif full and (is_quick or self._may_double(full_ms, shortest_ms, longest_ms)):
             messages, length_bytes = messages * 2, length_bytes * 2
             full_ms, half_ms, twice_ms = (), median_low(full_ms), None
         limits = self.limits
@@ -178,13 +187,19 @@ class Pace:
             return True
         return 4 * duration_ms <= 3 * self.twice_ms
 
-    def _may_double(self, full_ms: tuple[int, ...], longest_ms: int) -> bool:
-        """Whether full commits with half or twice the cap say that twice as much is in time."""
-        if self.twice_ms is not None:
-            return self.twice_ms <= longest_ms
-        if self.half_ms is None or len(full_ms) < COMPARED_COMMITS:
+    def _may_double(self, full_ms: tuple[int, ...], shortest_ms: int, longest_ms: int) -> bool:
+        """Whether full commits say that twice as much is in time, or may be tried."""
+        if self.twice_ms is not None and self.twice_ms <= longest_ms:
+            return True
+        if len(full_ms) < COMPARED_COMMITS:
             return False
+        if 2 * max(full_ms[-COMPARED_COMMITS:]) - shortest_ms <= longest_ms:
+            return True
+        if longest_ms >= LONGEST_BEHIND_MS and len(full_ms) >= STEADY_COMMITS:
+            return max(full_ms[-STEADY_COMMITS:]) <= LONGEST_BEHIND_MS * 5 // 4
         now_ms = median_low(full_ms)
+        if self.half_ms is None:
+            return False
         return now_ms + 2 * max(0, now_ms - self.half_ms) <= longest_ms
 
     @property

@@ -1,11 +1,13 @@
-"""Reads all of gRPC's wake-ups of an event loop at once.
+"""Takes all of gRPC's wake-ups of an event loop in one pass.
 
 `grpc.aio`'s poller writes one byte to a socket for each event. The loop takes all events that there
 are in one pass, but reads one byte of them (grpcio 1.85, `PollerCompletionQueue._handle_events`).
 So where several events come in a pass, bytes remain: each costs a pass that finds nothing. Once
 some 280 have gathered, the poller waits in `write`, and each pass takes one event, however many
-there are. A busy program does not get out of that again: a server whose passes take 5 ms, asked
-200 times in a second, answers 40 a second, and all of them in that second if it reads all bytes.
+there are. A busy program does not get out of that again.
+
+Loops of several threads read the same socket. So no byte may be read without events being taken
+after it: the loop that does not get the byte takes none.
 """
 
 import asyncio
@@ -25,22 +27,25 @@ def reading_all_wakeups() -> Iterator[None]:
     A loop that has some already, or takes no attributes, stays as it is.
     """
     loop = asyncio.get_running_loop()
-    add_reader = loop.add_reader
+    add_reader, attributes = loop.add_reader, getattr(loop, "__dict__", None)
 
     def add(source: Any, callback: Callable[..., object], *args: Any) -> None:
         if isinstance(source, socket.socket) and _is_of_grpc(callback):
-            callback = functools.partial(_read_all_before, source, callback)
+            callback = functools.partial(_take_all, source, callback)
         add_reader(source, callback, *args)
 
-    try:
-        loop.add_reader = add  # type: ignore[assignment,method-assign]
-    except AttributeError:
+    if attributes is None:
         yield
         return
+    earlier = attributes.get("add_reader")
+    attributes["add_reader"] = add
     try:
         yield
     finally:
-        del loop.add_reader
+        if earlier is None:
+            del attributes["add_reader"]
+        else:
+            attributes["add_reader"] = earlier
 
 
 def _is_of_grpc(callback: Callable[..., object]) -> bool:
@@ -48,12 +53,10 @@ def _is_of_grpc(callback: Callable[..., object]) -> bool:
     return getattr(function, "__name__", None) == "_handle_events"
 
 
-def _read_all_before(source: socket.socket, callback: Callable[..., object], *args: object) -> None:
-    """Reads all bytes but one, which the callback reads.
-
-    Their events were queued before they were written, so the callback finds all of them.
-    """
-    unread_bytes = len(source.recv(_MOST_BYTES, socket.MSG_PEEK))
-    if unread_bytes > 1:
-        source.recv(unread_bytes - 1)
-    callback(*args)
+def _take_all(source: socket.socket, callback: Callable[..., object], *args: object) -> None:
+    """Calls gRPC's reader once for each byte that there is."""
+    try:
+        for _ in range(len(source.recv(_MOST_BYTES, socket.MSG_PEEK))):
+            callback(*args)
+    except BlockingIOError:  # another thread's loop has read the rest
+        return
