@@ -56,7 +56,7 @@ install_system_package() {
 # --- Python ----------------------------------------------------------------------------------
 
 # The system's own comes first: distributions compile it with a profile, version managers mostly do
-# not, and everything takes a fifth more CPU time with theirs.
+# not, and everything takes a tenth more CPU time with theirs.
 find_python() {
   local candidate wanted='import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))'
   for candidate in "${DELAYWHEEL_PYTHON:-}" \
