@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import sys
@@ -18,7 +17,6 @@ from hypothesis.internal.conjecture import engine
 from local.loopback.kafka import JVM_OPTIONS, JVM_VARIABLE, KafkaBroker
 from local.loopback.kafka_jars import cache_folder
 from support.process.failures import pytest_configure
-from support.process.unfrozen import unfrozen
 from support.server.forked import fork_node
 
 __all__ = ["pytest_configure"]
@@ -36,9 +34,6 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLeve
 # Nothing here multiplies matrices: each process would start threads for it with numpy, which is a
 # tenth of what a server computes to start.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-# What is tested is imported from here on.
-dataclasses.dataclass = unfrozen
 
 # It looks for constants in each file once, and keeps them by content: 6.6 CPU s for a fresh clone.
 set_hypothesis_home_dir(cache_folder() / "hypothesis")
