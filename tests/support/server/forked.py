@@ -75,7 +75,8 @@ class Forked:
     def send_signal(self, number: int) -> None:
         """Sends a signal unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # has ended; its exit code is under way
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Ends it."""
