@@ -27,9 +27,9 @@ ALL = 1 << 40
 class Bench:
     """One wheel with frames in some of these seconds, of which the table counts most."""
 
-    def __init__(self, *, seqs_later: int = 0, longer: int = 0) -> None:
+    def __init__(self, *, wheel: int = 1, seqs_later: int = 0, longer: int = 0) -> None:
         self.disk = SimulatedDisk()
-        self.wheel = new_wheel(self.disk, DATA, table_rows=2)
+        self.wheel = new_wheel(self.disk, DATA, wheel, table_rows=2)
         self.longer = longer  # of two messages of a second, this one
         for _ in range(seqs_later):
             append(self.wheel, [message(99, slot=FIRST - 1)])
@@ -154,7 +154,11 @@ def test_a_file_with_other_frames_is_left_to_be_read(to: Callable[[bytes], bytes
     assert bench.passed() == expected
 
 
-@pytest.mark.parametrize("other", [Bench(seqs_later=1), Bench(longer=1)], ids=["seqs", "lengths"])
+@pytest.mark.parametrize(
+    "other",
+    [Bench(wheel=2), Bench(seqs_later=1), Bench(longer=1)],
+    ids=["wheel", "seqs", "lengths"],
+)
 def test_good_frames_that_are_others_are_left_to_be_read(other: Bench) -> None:
     bench = Bench()
     expected: list[PassedSecond | None] = [*bench.read()]

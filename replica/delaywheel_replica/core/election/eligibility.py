@@ -7,8 +7,10 @@
 | has a clock off the only other one, or off Kafka's, by `max_clock_dispute_ms` | CLOCK_OFF |
 | was removed by the operator | TAKEN_OUT |
 
-A leader looks between transactions: where these take longer than `LAG_MS`, so long. The other node
-would be on time; and what is due is due by the leader's clock. A node that was
+A leader looks only between transactions; where these take longer than `LAG_MS`, what is missing at
+one look counts as late if it is still missing at the next.
+
+The other node would be on time; and what is due is due by the leader's clock. A node that was
 removed follows outdated settings: if R is 1 it would ask no other node, and disturb the others
 forever.
 

@@ -32,8 +32,8 @@ took longer than the shortest by more than     is halved, but never below one fr
 a quarter beyond the time that it may take,
 and by more than the shortest and
 `SLOW_COMMIT_MARGIN_MS`
-did so again after the cap was halved, and     stays
-that had saved less than a quarter
+did so again after the cap was halved, which   stays
+had saved less than a quarter of the time
 is anything else                               stays
 =============================================  =================================================
 

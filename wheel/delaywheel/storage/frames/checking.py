@@ -154,6 +154,19 @@ def headers_at(content: Buffer, begins: NDArray[np.int64]) -> NDArray[Any]:
     return found[:, 0]  # type: ignore[no-any-return]  # numpy's stubs
 
 
+def are_foreign(
+    headers: NDArray[Any], wheel: WheelId, slots: int | NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Marks headers that are none of this wheel and of these slots, or of a version not read."""
+    return (  # type: ignore[no-any-return]  # numpy's stubs
+        (headers["magic"] != MAGIC_NUMBER)
+        | (headers["version"] < OLDEST_READ)
+        | (headers["version"] > NEWEST_READ)
+        | (headers["wheel_hash"] != wheel.hash64)
+        | (headers["slot"] != slots)
+    )
+
+
 def is_misplaced(
     headers: NDArray[Any], wheel: WheelId, rows: NDArray[Any], seqs: NDArray[np.int64]
 ) -> NDArray[np.bool_]:

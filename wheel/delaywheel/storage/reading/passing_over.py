@@ -1,8 +1,8 @@
 """Passes over slot files whose bytes cannot hold what is sought, many of them at once.
 
 A file is passed over if its frames are those that table and rows say (see places.py), each with the
-right checksum, and nothing sought is among its bytes. Any other one is left to whoever reads its
-second, which shows what is wrong, or what it holds.
+right checksum, and nothing sought is among its bytes. Any other file is left to the code that reads
+its second: that shows what the file holds, or what is wrong with it.
 
 A numpy call costs as much for the frames of fifty files as for those of one. So what a file costs
 is that it is opened and read; what a frame costs, that its checksum is computed.
@@ -10,7 +10,7 @@ is that it is opened and read; what a frame costs, that its checksum is computed
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from crc32c import crc32c
@@ -19,14 +19,12 @@ from numpy.typing import NDArray
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.frames.checking import headers_at
+from delaywheel.storage.frames.checking import are_foreign, headers_at
 from delaywheel.storage.frames.format import (
     CHECKED_FROM,
     HEADER,
     HEADER_LENGTH_BYTES,
     MAGIC_NUMBER,
-    NEWEST_READ,
-    OLDEST_READ,
 )
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.places import Stated
@@ -124,7 +122,7 @@ def _whole_file(
     if len(content) < end + HEADER_LENGTH_BYTES:
         return None
     behind = np.frombuffer(content, HEADER, 1, end)
-    is_later = ~_are_foreign(behind, wheel, slot) & (behind["seq"] > said.last_seqs[number])
+    is_later = ~are_foreign(behind, wheel, slot) & (behind["seq"] > said.last_seqs[number])
     return content[:end] if is_later.all() else None
 
 
@@ -164,7 +162,7 @@ class _Files:
     def check(self, wheel: WheelId, said: Stated, is_good: NDArray[np.bool_]) -> None:
         """Marks those files as not good whose frames are not what is said of them."""
         headers, numbers = self.headers, self.numbers
-        wrong = _are_foreign(headers, wheel, said.slots[numbers]) | ~self.are_right
+        wrong = are_foreign(headers, wheel, said.slots[numbers]) | ~self.are_right
         wrong[1:] |= (headers["seq"][1:] <= headers["seq"][:-1]) & (numbers[1:] == numbers[:-1])
         is_good[numbers[wrong]] = False
         is_good &= self.counts == said.frames
@@ -186,16 +184,3 @@ class _Files:
             for name in ("messages", "length_bytes")
         )
         return [PassedSecond(*each) for each in zip(*sums, strict=True)]
-
-
-def _are_foreign(
-    headers: NDArray[Any], wheel: WheelId, slots: int | NDArray[np.int64]
-) -> NDArray[np.bool_]:
-    """Marks headers that are none of this wheel and of these slots."""
-    return (  # type: ignore[no-any-return]  # numpy's stubs
-        (headers["magic"] != MAGIC_NUMBER)
-        | (headers["version"] < OLDEST_READ)
-        | (headers["version"] > NEWEST_READ)
-        | (headers["wheel_hash"] != wheel.hash64)
-        | (headers["slot"] != slots)
-    )

@@ -9,12 +9,10 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import File
+from delaywheel.storage.frames.checking import are_foreign
 from delaywheel.storage.frames.format import (
     HEADER,
     HEADER_LENGTH_BYTES,
-    MAGIC_NUMBER,
-    NEWEST_READ,
-    OLDEST_READ,
     FrameDamaged,
     FrameHeader,
     decode_header,
@@ -79,13 +77,7 @@ def walk_together(
         headers = np.frombuffer(
             b"".join([piece[place : place + HEADER_LENGTH_BYTES] for place in places]), HEADER
         )
-        wrong = (
-            (headers["magic"] != MAGIC_NUMBER)
-            | (headers["version"] < OLDEST_READ)
-            | (headers["version"] > NEWEST_READ)
-            | (headers["wheel_hash"] != wheel.hash64)
-            | (headers["slot"] != slot)
-        )
+        wrong = are_foreign(headers, wheel, slot)
         good = int(wrong.argmax()) if wrong.any() else len(wrong)
         if good:
             yield offsets[:good] + begin, headers[:good]
