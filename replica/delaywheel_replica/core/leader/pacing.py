@@ -63,7 +63,7 @@ rise to theirs while they last, and the cap with it. With the least cap the last
 what idle commits took before says nothing of a Kafka that has too much to do since.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median_low
 
 LEAST_PAUSE_MS = 20
@@ -147,60 +147,31 @@ class Pace:
             full: The transaction was as large as the cap allowed.
             late_ms: How late its oldest message was when it began.
         """
-        allowed_ms = allowed_commit_ms(late_ms)
-        recent_ms = (*self.recent_ms, duration_ms)[-RECENT_COMMITS:]
         spare_ms = self.spare_ms
         if not full:
             spare_ms = (*spare_ms, duration_ms)[-RECENT_COMMITS:]
         elif self._is_least:  # of a Kafka that has become slow the others say nothing
             spare_ms = (*spare_ms, duration_ms)[-COMPARED_COMMITS:]
         shortest_ms = min((*spare_ms, duration_ms))
-        longest_ms = max(allowed_ms, shortest_ms + BESIDE_SLOW_MS)
-        too_long_ms = max(allowed_ms * 5 // 4, shortest_ms + SLOW_COMMIT_MARGIN_MS)
-        is_quick = 2 * duration_ms - shortest_ms <= max(
-            LONGEST_COMMIT_MS, shortest_ms + BESIDE_SLOW_MS
+        beside_slow_ms = shortest_ms + BESIDE_SLOW_MS
+        is_quick = 2 * duration_ms - shortest_ms <= max(LONGEST_COMMIT_MS, beside_slow_ms)
+        pace = replace(
+            self,
+            recent_ms=(*self.recent_ms, duration_ms)[-RECENT_COMMITS:],
+            spare_ms=spare_ms,
+            full_ms=(*self.full_ms, duration_ms)[-RECENT_COMMITS:] if full else self.full_ms,
+            twice_ms=None if is_quick else self.twice_ms,
         )
-        full_ms = (*self.full_ms, duration_ms)[-RECENT_COMMITS:] if full else self.full_ms
-        half_ms, twice_ms = self.half_ms, None if is_quick else self.twice_ms
-        messages, length_bytes = self.cap_messages, self.cap_bytes
-        if duration_ms - shortest_ms > too_long_ms and self._is_for_its_messages(duration_ms):
-            messages, length_bytes = messages // 2, length_bytes // 2
-            full_ms, half_ms, twice_ms = (), None, duration_ms
-        elif full and (is_quick or self._may_double(full_ms, shortest_ms, longest_ms)):
-            messages, length_bytes = messages * 2, length_bytes * 2
-            full_ms, half_ms, twice_ms = (), median_low(full_ms), None
-        limits = self.limits
-        return Pace(
-            limits,
-            max(limits.frame_messages, min(messages, limits.max_messages)),
-            max(limits.frame_bytes, min(length_bytes, limits.max_bytes)),
-            recent_ms,
-            spare_ms,
-            full_ms,
-            half_ms,
-            twice_ms,
-        )
-
-    def _is_for_its_messages(self, duration_ms: int) -> bool:
-        """Whether a commit that took too long may take less with half of the messages."""
-        if self.twice_ms is None or duration_ms > LONGEST_BEHIND_MS * 5 // 4:
-            return True
-        return 4 * duration_ms <= 3 * self.twice_ms
-
-    def _may_double(self, full_ms: tuple[int, ...], shortest_ms: int, longest_ms: int) -> bool:
-        """Whether full commits say that twice as much is in time, or may be tried."""
-        if self.twice_ms is not None and self.twice_ms <= longest_ms:
-            return True
-        if len(full_ms) < COMPARED_COMMITS:
-            return False
-        if 2 * max(full_ms[-COMPARED_COMMITS:]) - shortest_ms <= longest_ms:
-            return True
-        if longest_ms >= LONGEST_BEHIND_MS and len(full_ms) >= STEADY_COMMITS:
-            return max(full_ms[-STEADY_COMMITS:]) <= LONGEST_BEHIND_MS * 5 // 4
-        now_ms = median_low(full_ms)
-        if self.half_ms is None:
-            return False
-        return now_ms + 2 * max(0, now_ms - self.half_ms) <= longest_ms
+        allowed_ms = allowed_commit_ms(late_ms)
+        too_long_ms = max(_tolerated(allowed_ms), shortest_ms + SLOW_COMMIT_MARGIN_MS)
+        if duration_ms - shortest_ms > too_long_ms and _is_for_its_messages(self, duration_ms):
+            return _with_cap(
+                pace, self.cap_messages // 2, self.cap_bytes // 2, twice_ms=duration_ms
+            )
+        if full and (is_quick or _may_double(pace, shortest_ms, max(allowed_ms, beside_slow_ms))):
+            half_ms = median_low(pace.full_ms)
+            return _with_cap(pace, self.cap_messages * 2, self.cap_bytes * 2, half_ms=half_ms)
+        return pace
 
     @property
     def _is_least(self) -> bool:
@@ -216,3 +187,52 @@ def allowed_commit_ms(late_ms: int) -> int:
 def first_pace(limits: CapLimits) -> Pace:
     """Returns the cap of a new leader: one frame."""
     return Pace(limits, limits.frame_messages, limits.frame_bytes)
+
+
+def _with_cap(
+    pace: Pace,
+    messages: int,
+    length_bytes: int,
+    *,
+    half_ms: int | None = None,
+    twice_ms: int | None = None,
+) -> Pace:
+    """Returns this pace with another cap, of which nothing else is known yet."""
+    limits = pace.limits
+    return replace(
+        pace,
+        cap_messages=max(limits.frame_messages, min(messages, limits.max_messages)),
+        cap_bytes=max(limits.frame_bytes, min(length_bytes, limits.max_bytes)),
+        full_ms=(),
+        half_ms=half_ms,
+        twice_ms=twice_ms,
+    )
+
+
+def _is_for_its_messages(pace: Pace, duration_ms: int) -> bool:
+    """Whether a commit that took too long may take less with half of the messages."""
+    if pace.twice_ms is None or duration_ms > _tolerated(LONGEST_BEHIND_MS):
+        return True
+    return 4 * duration_ms <= 3 * pace.twice_ms
+
+
+def _may_double(pace: Pace, shortest_ms: int, longest_ms: int) -> bool:
+    """Whether full commits say that twice as much is in time, or may be tried."""
+    full_ms = pace.full_ms
+    if pace.twice_ms is not None and pace.twice_ms <= longest_ms:
+        return True
+    if len(full_ms) < COMPARED_COMMITS:
+        return False
+    if 2 * max(full_ms[-COMPARED_COMMITS:]) - shortest_ms <= longest_ms:
+        return True
+    if longest_ms >= LONGEST_BEHIND_MS and len(full_ms) >= STEADY_COMMITS:
+        return max(full_ms[-STEADY_COMMITS:]) <= _tolerated(LONGEST_BEHIND_MS)
+    if pace.half_ms is None:
+        return False
+    now_ms = median_low(full_ms)
+    return now_ms + 2 * max(0, now_ms - pace.half_ms) <= longest_ms
+
+
+def _tolerated(allowed_ms: int) -> int:
+    """Returns how long a commit may take in fact that may take so long: single ones vary."""
+    return allowed_ms * 5 // 4
