@@ -83,7 +83,7 @@ async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
     async with asyncio.timeout(60):
         while len(changes._tasks) > 8:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0)
-    # It is set anew for what differs by more than half of LINGER_S, which four calls make to a hair.
+    # It is set anew for what differs by over half of LINGER_S, which four calls make to a hair.
     assert 50 < changes._timer.when() - loop.time() < 151
     for each in (*waiting, *changes._tasks):
         each.cancel()
