@@ -190,6 +190,32 @@ def test_an_answer_is_bounded() -> None:
     assert read(store, WHEEL, 1, 5, max_bytes=1) == ([1], []), "one frame always"
 
 
+def test_reading_ends_between_two_files_once_its_time_is_over() -> None:
+    """Its frames are of slots 0, 1, 0, 2, 0."""
+    store = opened(SimulatedDisk())
+    store.mirror(CARD, bundled(written_elsewhere()))
+
+    def found(first_seq: int, files: int) -> list[int]:
+        read_files = iter(range(1, 9))
+        frames, absent, unreadable = store.outgoing.read(
+            WHEEL,
+            first_seq,
+            5,
+            max_bytes=9_999,
+            max_frames=9,
+            floor=0,
+            now_ms=0,
+            is_over=lambda: next(read_files) >= files,
+        )
+        assert not absent | unreadable
+        return list(map(int, frames.seqs))
+
+    assert found(1, files=1) == [1]
+    assert found(1, files=2) == [1, 2, 3]
+    assert found(1, files=3) == [1, 2, 3, 4, 5]
+    assert found(4, files=1) == [4]
+
+
 def test_finished_slots_are_swept_and_served_as_rows() -> None:
     disk = SimulatedDisk()
     store = opened(disk)
@@ -332,6 +358,22 @@ def test_lost_frames_are_passed_on_as_holes() -> None:
         WHEEL, 1, 3, max_bytes=9999, max_frames=9, floor=0, now_ms=0
     )
     assert (frames, absent) == (bundled(holed[:3]), NO_SEQS), "what is here goes on, lost or not"
+
+
+def test_a_lost_frame_that_is_damaged_goes_on_as_a_hole() -> None:
+    disk = SimulatedDisk()
+    store = opened(disk)
+    copies = written_elsewhere()
+    store.mirror(CARD, bundled(copies))
+    begin = len(copies[0].content)  # of frame 3, in the same file
+    disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT), 8 * begin + 800)
+    assert read(store, WHEEL, 1, 5) == ([1, 2], [3])
+    store.forget_lost(FrameSet.of([(WHEEL, 3)]))
+    frames, absent, _ = store.outgoing.read(
+        WHEEL, 1, 5, max_bytes=9999, max_frames=9, floor=0, now_ms=0
+    )
+    assert (frames, absent) == (bundled([*copies[:2], FrameCopy(3, HOLE_ROW, b"")]), NO_SEQS)
+    assert read(store, WHEEL, 4, 5) == ([4, 5], [])
 
 
 def test_many_lost_frames_are_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.bundle import FrameBundle, WrittenGroup
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
-from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
+from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.recovery.recover import Recovered, recovering
 from delaywheel.storage.writing.dial import Dial
 from delaywheel_replica.server.store.store import Store
@@ -44,12 +44,8 @@ def copies_of(
 ) -> list[FrameCopy]:
     """The frames from a seq on, up to the first that cannot be read."""
     reader = WheelReader(disk, data, wheel)
-    copies: list[FrameCopy] = []
-    for found in reader.copies(first_seq, reader.last_seq(), floor=floor):
-        if isinstance(found, DamagedFrame):
-            break
-        copies.append(found)
-    return copies
+    frames, _ = reader.bundle(first_seq, reader.last_seq(), floor=floor)
+    return list(frames.copies())
 
 
 def rows_of(disk: SimulatedDisk, data: Path, wheel: WheelId) -> list[bytes]:

@@ -15,7 +15,6 @@ from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder.disk import Disk, PosixDisk
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.frames.bundle import FrameBundle
-from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.wheel import OriginWheel
@@ -69,9 +68,9 @@ def _frames_of_the_other(disk: Disk) -> FrameBundle:
         wheel.append(columns_of(SECOND_GROUP), accepted_at_ms=ACCEPTED_AT_MS)
         wheel.close()
         reader = WheelReader(disk, data, MIRROR)
-        copies = [each for each in reader.copies(1, 1, floor=0) if isinstance(each, FrameCopy)]
+        frames, _ = reader.bundle(1, 1, floor=0)
         reader.close()
-    return FrameBundle.of_copies(copies)
+    return frames
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
 """Reads frames for other nodes: the newest from memory, others from the files, each one checked."""
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
+
+import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
-from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import HOLE_ROW
+from delaywheel.storage.frames.rows import HOLE_ROW, raw_rows
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.storage.writing.mirror import MirrorWheel
@@ -102,7 +102,7 @@ class FramesToSend:
             max_frames: The most frames.
             floor: Slots below are finished.
             now_ms: The wall clock.
-            is_over: Called after each frame that was read; if true, no more are read.
+            is_over: Called after each slot file that was read; if true, no more are read.
             again: They were sent before, and were perhaps refused: what is in memory is checked,
                 and read from the files if it was damaged.
 
@@ -122,14 +122,55 @@ class FramesToSend:
         absent = self._absent(wheel, first_seq, last_seq, now_ms)
         if absent:
             return FoundFrames(NO_BUNDLE, absent)
-        reading = self._reading(wheel, first_seq, end_seq, floor)
-        found, is_all = _gathered(
-            reading, max_bytes, partial(self._may_be_whole, wheel, now_ms), is_over
+        frames, damaged = self._leading(
+            wheel, first_seq, end_seq, max_bytes=max_bytes, floor=floor, is_over=is_over
         )
-        beyond = first_seq + len(found.absent)
-        if is_all and not len(found.frames) and beyond <= end_seq:  # the wheel ends before here
-            return found._replace(absent=found.absent.with_span(beyond, last_seq))
-        return found
+        while damaged is not None:
+            unreadable = self._may_be_whole(wheel, now_ms, damaged)
+            if unreadable:
+                return FoundFrames(frames, absent, NO_SEQS if absent else unreadable)
+            absent = absent.with_span(damaged.seq, damaged.seq)
+            if len(frames) or damaged.seq == end_seq or is_over():
+                return FoundFrames(frames, absent)
+            found, damaged = self._leading(
+                wheel, damaged.seq + 1, damaged.seq + 1, max_bytes=max_bytes, floor=floor
+            )
+            if len(found):
+                return FoundFrames(frames, absent)
+        if not len(frames):  # the wheel ends before here
+            absent = absent.with_span(first_seq + len(absent), last_seq)
+        return FoundFrames(frames, absent)
+
+    def _leading(
+        self,
+        wheel: WheelId,
+        first_seq: int,
+        last_seq: int,
+        *,
+        max_bytes: int,
+        floor: int,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> tuple[FrameBundle, DamagedFrame | None]:
+        """Returns leading frames of the files, as far as the wheel reaches, and a damaged one."""
+        copy = self.copy_of(wheel)
+        source = self.own if copy is None else copy.reader
+        if source is None or source.wheel != wheel:
+            return NO_BUNDLE, None
+        floor = floor if copy is None else max(floor, copy.floor)
+        lost = self._missing.lost.seqs(wheel)
+        frames, damaged = source.bundle(
+            first_seq, last_seq, floor=floor, lost=lost, max_bytes=max_bytes, is_over=is_over
+        )
+        if damaged is None:
+            return frames, None
+        if damaged.seq in lost:
+            hole = FrameBundle.of(np.array([damaged.seq]), raw_rows(HOLE_ROW), b"")
+            return FrameBundle.joined([frames, hole]), None
+        if copy is None or damaged.seq not in copy.missing:
+            _log.error("frame damaged", wheel=str(wheel), seq=damaged.seq, cause=damaged.detail)
+            if copy is not None:
+                copy.note_damaged(damaged.seq)
+        return frames, damaged
 
     def _check_recent(self, seqs: tuple[int, int] | None) -> None:
         if seqs is None or self.own is None:
@@ -166,59 +207,3 @@ class FramesToSend:
             return waited_for
         unsought = copy.unsought(frame.seq, copy.last_seq, now_ms=now_ms)
         return unsought if frame.seq in unsought else NO_SEQS
-
-    def _reading(
-        self, wheel: WheelId, first_seq: int, last_seq: int, floor: int
-    ) -> Iterator[FrameCopy | DamagedFrame]:
-        """Yields frames in order, as far as the wheel reaches here."""
-        copy = self.copy_of(wheel)
-        source = self.own if copy is None else copy
-        if source is None or source.wheel != wheel:
-            return
-        for found in source.copies(first_seq, last_seq, floor=floor):
-            if isinstance(found, FrameCopy):
-                yield found
-            elif (wheel, found.seq) in self._missing.lost:
-                yield FrameCopy(found.seq, HOLE_ROW, b"")
-            else:
-                self._note_damaged(wheel, copy, found)
-                yield found
-
-    def _note_damaged(self, wheel: WheelId, copy: MirrorWheel | None, frame: DamagedFrame) -> None:
-        if copy is not None and frame.seq in copy.missing:
-            return
-        _log.error("frame damaged", wheel=str(wheel), seq=frame.seq, cause=frame.detail)
-        if copy is not None:
-            copy.note_damaged(frame.seq)
-
-
-def _gathered(
-    reading: Iterator[FrameCopy | DamagedFrame],
-    max_bytes: int,
-    may_be_whole: Callable[[DamagedFrame], SeqSet],
-    is_over: Callable[[], bool],
-) -> tuple[FoundFrames, bool]:
-    """Returns leading frames, or leading absent ones; and whether these are all."""
-    frames: list[FrameCopy] = []
-    absent = unreadable = NO_SEQS
-    length_bytes = 0
-    is_all = True
-    for found in reading:
-        is_all = False
-        if isinstance(found, DamagedFrame):
-            whole = may_be_whole(found)
-            if whole:
-                unreadable = NO_SEQS if absent else whole
-                break
-            absent = absent.with_span(found.seq, found.seq)
-            if frames or is_over():
-                break
-        else:
-            length_bytes += len(found.content)
-            if absent or (frames and length_bytes > max_bytes):
-                break
-            frames.append(found)
-            if is_over():
-                break
-        is_all = True
-    return FoundFrames(FrameBundle.of_copies(frames), absent, unreadable), is_all

@@ -31,9 +31,13 @@ from delaywheel.storage.frames.format import (
     NAME_ROW_BYTES,
     NEWEST_READ,
     OLDEST_READ,
+    DamageReason,
+    Frame,
     FrameDamaged,
     FrameHeader,
+    decode_frame,
     decode_header,
+    index_row_of,
     row_length_bytes,
 )
 from delaywheel.storage.frames.kinds import FIRST_VERSIONS, Kind
@@ -207,3 +211,28 @@ def _right_checksums(bundle: FrameBundle, frames: NDArray[np.intp], headers: NDA
     ends = bundle.edges[frames + 1].tolist()
     found = [crc32c(content[begin:end]) for begin, end in zip(begins, ends, strict=True)]
     return _up_to_first(headers["checksum"][: len(found)] != np.array(found, np.uint32))
+
+
+def damage_of(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
+    """Returns what is wrong with the only frame of a bundle, which has failed its check."""
+    (copy,) = frame.copies()
+    if flawed_rows(frame.rows).any():
+        return FrameDamaged(DamageReason.LENGTHS, "the check value of its index row is wrong")
+    slot, offset, _, _ = frame.rows[0].item()
+    try:
+        check_row(
+            decode_frame(copy.content, wheel=wheel, slot=slot, seq=copy.seq), offset, copy.row
+        )
+    except FrameDamaged as damage:
+        return damage
+    return FrameDamaged(DamageReason.LENGTHS, "no frame begins at such an offset")
+
+
+def check_row(frame: Frame, offset: int, row: bytes) -> None:
+    """Compares a frame that was read at ``offset`` of its slot file with its row.
+
+    Raises:
+        FrameDamaged: They do not match.
+    """
+    if index_row_of(frame, offset) != row:
+        raise FrameDamaged(DamageReason.LENGTHS, "its index row says otherwise")

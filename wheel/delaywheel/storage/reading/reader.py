@@ -9,10 +9,11 @@ Everything is read into memory, in pieces, never mapped: an unreadable sector un
 the process. Returned columns keep their piece alive.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from operator import add
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -24,22 +25,23 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, OpenIndexes
 from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.disk import Buffer, Disk
 from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.checking import check_row, damage_of, good_frames
 from delaywheel.storage.frames.format import (
     DamageReason,
     Frame,
     FrameDamaged,
     decode_frame,
-    index_row_of,
+    decode_header,
 )
-from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import (
     HOLE_ROW,
     INDEX_ROW,
-    UNREADABLE_ROW,
     is_gone,
+    is_hole,
     is_unreadable,
     kinds_of,
     message_counts,
@@ -172,33 +174,84 @@ class WheelReader:
         slot = int(rows["slot"][0])
         return next(read_frames(self._disk, self._folder, self.wheel, slot, ([seq], rows)))
 
-    def copies(
-        self, first_seq: int, last_seq: int, *, floor: int
-    ) -> Iterator[FrameCopy | DamagedFrame]:
-        """Yields existing frames in order, checked, for another copy of the wheel.
+    def bundle(
+        self,
+        first_seq: int,
+        last_seq: int,
+        *,
+        floor: int,
+        lost: SeqSet = NO_SEQS,
+        max_bytes: int | None = None,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> tuple[FrameBundle, DamagedFrame | None]:
+        """Reads existing frames for another copy of the wheel, up to the first damaged one.
 
         Those of slots below ``floor``, and of deleted index segments, come without content.
+
+        Args:
+            lost: Frames that come as holes if their rows say of no place.
+            max_bytes: The most bytes, unless there is a single frame; None: any number.
+            is_over: Called after each slot file that was read; if true, no more are read.
+
+        Returns:
+            The frames, each one checked; and the next one, if it is damaged.
         """
         rows = self.rows(first_seq, last_seq)
-        for seq, row in enumerate(rows, first_seq):
-            yield self._copy(seq, row, floor)
+        placeless = is_hole(rows)
+        if placeless.any():
+            is_lost = placeless & lost.marks(first_seq, len(rows))
+            rows = np.where(is_lost, _HOLE, rows)
+            placeless &= ~is_lost
+        lengths = np.where(rows["slot"] < floor, 0, rows["length"])
+        end = int(placeless.argmax()) if placeless.any() else len(rows)
+        if max_bytes is not None:
+            ends = lengths.cumsum(dtype=np.int64)
+            end = min(end, max(1, int(ends.searchsorted(max_bytes, side="right"))))
+        contents, damage = self._contents(rows[:end], lengths[:end].tolist(), is_over)
+        frames = FrameBundle.of(
+            np.arange(first_seq, first_seq + len(contents)),
+            rows[: len(contents)],
+            b"".join(contents),
+            bare=lengths[: len(contents)] == 0,
+        )
+        good = good_frames(self.wheel, frames).frames
+        if good < len(frames):
+            damage = damage_of(self.wheel, frames.part(good, good + 1))
+        elif placeless[good : good + 1].any():
+            damage = FrameDamaged(_why_placeless(rows[good:]))
+        damaged = None if damage is None else _damaged(first_seq + good, rows[good], damage)
+        return frames.part(0, good), damaged
 
-    def _copy(self, seq: int, row: NDArray[Any], floor: int) -> FrameCopy | DamagedFrame:
-        slot, offset, length, _ = row.item()
-        raw = row.tobytes()
-        if raw == HOLE_ROW:
-            return _damaged(seq, row, FrameDamaged(DamageReason.HOLE))
-        if raw == UNREADABLE_ROW:
-            return _damaged(seq, row, FrameDamaged(DamageReason.UNREADABLE, "its index row"))
-        if length == 0 or slot < floor:
-            return FrameCopy(seq, raw, b"")
-        path = layout.slot_path(self._folder, slot)
-        try:
-            content = _content(self._disk, path, offset, offset + length)
-            check_copy(self.wheel, FrameCopy(seq, raw, content))
-        except FrameDamaged as damage:
-            return _damaged(seq, row, damage)
-        return FrameCopy(seq, raw, content)
+    def _contents(
+        self, rows: NDArray[Any], lengths: list[int], is_over: Callable[[], bool]
+    ) -> tuple[list[Buffer], FrameDamaged | None]:
+        """Reads the bytes of frames one slot file after another, except those of length 0.
+
+        Returns:
+            Those of the leading frames; and why the next one has none.
+        """
+        by_slot: dict[int, list[int]] = {}
+        for number, slot in enumerate(rows["slot"].tolist()):
+            if lengths[number]:
+                by_slot.setdefault(slot, []).append(number)
+        offsets = rows["offset"].tolist()
+        found: list[Buffer | FrameDamaged | None] = [None if length else b"" for length in lengths]
+        for slot, numbers in by_slot.items():
+            path = layout.slot_path(self._folder, slot)
+            places = [offsets[each] for each in numbers], [lengths[each] for each in numbers]
+            for first, last in _pieces(*places):
+                part = slice(first, last)
+                pieces = _piece(self._disk, path, places[0][part], places[1][part])
+                for number, piece in zip(numbers[part], pieces, strict=True):
+                    found[number] = piece
+            if is_over():
+                break
+        contents: list[Buffer] = []
+        for content in found:
+            if content is None or isinstance(content, FrameDamaged):
+                return contents, content
+            contents.append(content)
+        return contents, None
 
     def frames(
         self, slot: int, seqs: list[int], rows: NDArray[Any]
@@ -441,19 +494,6 @@ class WheelReader:
         self._index.close()
 
 
-def check_copy(wheel: WheelId, copy: FrameCopy) -> Frame:
-    """Decodes a frame whose row and content must match.
-
-    Raises:
-        FrameDamaged: They do not match, or are of another wheel or seq.
-    """
-    slot, offset, _, _ = np.frombuffer(copy.row, dtype=INDEX_ROW)[0].item()
-    frame = decode_frame(copy.content, wheel=wheel, slot=slot, seq=copy.seq)
-    if index_row_of(frame, offset) != copy.row:
-        raise FrameDamaged(DamageReason.LENGTHS, "its index row says otherwise")
-    return frame
-
-
 def read_frames(
     disk: Disk, folder: Path, wheel: WheelId, slot: int, places: tuple[list[int], NDArray[Any]]
 ) -> Iterator[Frame | DamagedFrame]:
@@ -559,31 +599,46 @@ def _read_piece(
     seqs, rows = places
     # Lists of int: taking a scalar out of a numpy row costs more than decoding a column.
     offsets, lengths = rows["offset"].tolist(), rows["length"].tolist()
-    begin = offsets[0]
-    end = max(map(sum, zip(offsets, lengths, strict=True)))
-    try:
-        content = memoryview(_content(disk, layout.slot_path(folder, slot), begin, end))
-    except FrameDamaged as damage:
-        for number, (seq, row) in enumerate(zip(seqs, rows, strict=True)):
-            if damage.reason is DamageReason.UNREADABLE and len(seqs) > 1:
-                # The error may be that of a single sector, so each frame is read on its own.
-                alone = slice(number, number + 1)
-                yield from _read_piece(disk, folder, wheel, slot, (seqs[alone], rows[alone]))
-            else:
-                yield _damaged(seq, row, damage)
-        return
-    for seq, offset, length, row in zip(seqs, offsets, lengths, rows, strict=True):
-        part = content[offset - begin : offset - begin + length]
+    contents = _piece(disk, layout.slot_path(folder, slot), offsets, lengths)
+    for seq, offset, row, content in zip(seqs, offsets, rows, contents, strict=True):
         try:
-            frame = decode_frame(part, wheel=wheel, slot=slot, seq=seq)
+            if isinstance(content, FrameDamaged):
+                raise content
+            frame = decode_frame(content, wheel=wheel, slot=slot, seq=seq)
+            check_row(frame, offset, row.tobytes())
         except FrameDamaged as damage:
             yield _damaged(seq, row, damage)
-            continue
-        if index_row_of(frame, offset) == row.tobytes():
-            yield frame
         else:
-            disagreement = FrameDamaged(DamageReason.LENGTHS, "its index row says otherwise")
-            yield _damaged(seq, row, disagreement)
+            yield frame
+
+
+def _piece(
+    disk: Disk, path: Path, offsets: Sequence[int], lengths: Sequence[int]
+) -> Iterator[memoryview | FrameDamaged]:
+    """Reads adjacent frames of a slot file at once; yields the bytes of each, or what is wrong."""
+    begin, end = offsets[0], max(map(add, offsets, lengths))
+    try:
+        content = memoryview(_content(disk, path, begin, end))
+    except FrameDamaged as damage:
+        for place in zip(offsets, lengths, strict=True):
+            if damage.reason is DamageReason.UNREADABLE and len(offsets) > 1:
+                # The error may be that of a single sector, so each frame is read on its own.
+                yield from _piece(disk, path, *zip(place, strict=True))
+            else:
+                yield damage
+        return
+    for offset, length in zip(offsets, lengths, strict=True):
+        part = content[offset - begin : offset - begin + length]
+        yield part if len(part) == length else _short(part)
+
+
+def _short(content: memoryview) -> FrameDamaged:
+    """Returns what is wrong with a frame that ends with its file."""
+    try:
+        decode_header(content, available_bytes=len(content))
+    except FrameDamaged as damage:
+        return damage
+    return FrameDamaged(DamageReason.SHORT)
 
 
 def _content(disk: Disk, path: Path, begin: int, end: int) -> bytes:

@@ -183,11 +183,11 @@ class CopyMedium:
                 holes = is_hole(rows)
                 damaged = []
                 for seq in (np.flatnonzero(~holes) + first_seq).tolist():
-                    for found in reader.copies(seq, seq, floor=floor):
-                        if isinstance(found, FrameCopy):
-                            self._write_once_more(found)
-                        else:
-                            damaged.append(seq)
+                    frame, damage = reader.bundle(seq, seq, floor=floor)
+                    for copy in frame.copies():
+                        self._write_once_more(copy)
+                    if damage is not None:
+                        damaged.append(seq)
                 unreadable |= SeqSet.where(first_seq, holes)
                 unreadable |= SeqSet.of(damaged)
         finally:

@@ -61,12 +61,11 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
-from delaywheel.storage.frames.checking import good_frames
+from delaywheel.storage.frames.checking import damage_of, good_frames
 from delaywheel.storage.frames.format import DamageReason, FrameDamaged
 from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import (
     GONE_ROW,
-    INDEX_ROW,
     checked_rows,
     is_gone,
     is_hole,
@@ -81,7 +80,6 @@ from delaywheel.storage.writing.placing import (
     FramePlace,
     Occupied,
     checked_frame,
-    damage_of,
     lies_there,
     not_finished,
     place_of,
@@ -100,7 +98,12 @@ _LEFT_IN_PLACE = frozenset({errno.ENOENT, errno.ENOSPC, errno.EDQUOT})
 
 
 class MirrorWheel:
-    """One copy. ``checkpoint`` is for any thread, all other methods for one."""
+    """One copy. ``checkpoint`` is for any thread, all other methods for one.
+
+    Attributes:
+        reader: Reads it, on that thread.
+        floor: Slots below are finished.
+    """
 
     def __init__(
         self,
@@ -120,8 +123,8 @@ class MirrorWheel:
         self._slots = SlotFiles(self._folder, handles)
         self._index = IndexWriter(disk, self._folder, opened=handles.indexes)
         self._table = SlotTable(disk, self._folder, refresh_rows=table_rows)
-        self._reader = WheelReader(disk, data, meta.wheel, opened=handles.indexes)
-        self._floor = floor
+        self.reader = WheelReader(disk, data, meta.wheel, opened=handles.indexes)
+        self.floor = floor
         self._dial = dial
         self._missing = MissingFrames()
         self._searched = NO_SEQS  # missing frames that were looked for in all slot files
@@ -129,7 +132,7 @@ class MirrorWheel:
         self._searched_but: dict[int, SeqSet] = {}
         self._not_returned = NO_SEQS  # missing frames that were repaired in vain
         self._refused = RefusedFrames()
-        self._occupied = Occupied(self._reader)
+        self._occupied = Occupied(self.reader)
         self._medium = CopyMedium(disk, data, meta.wheel, self._slots, self._index)
         self.meta = meta
         self.top_slot = -1
@@ -282,8 +285,7 @@ class MirrorWheel:
                 refused.append(not_finished(place.seq))
         damaged = []
         for place in places:
-            found = next(self.copies(place.seq, place.seq, floor=self._floor))
-            if isinstance(found, DamagedFrame):
+            if self._damage(place.seq) is not None:
                 damaged.append(place)
             between()
         self._slots.reopen({place.slot for place in damaged})
@@ -316,7 +318,7 @@ class MirrorWheel:
         """
         new = seqs - self._searched
         restored = yield from restoring(
-            self._disk, self._folder, self.wheel, new, floor=self._floor, moved=self._reopen_index
+            self._disk, self._folder, self.wheel, new, floor=self.floor, moved=self._reopen_index
         )
         self._note_searched(new, restored)
         for slot, found in restored.by_slot.items():
@@ -326,12 +328,11 @@ class MirrorWheel:
         there = NO_SEQS
         self._not_returned -= seqs
         for seq in seqs.within(1, self.last_seq):
-            copy = next(self.copies(seq, seq, floor=self._floor), None)
-            if isinstance(copy, FrameCopy):
+            frame, _ = self.reader.bundle(seq, seq, floor=self.floor)
+            if len(frame):
                 there = there.with_span(seq, seq)
                 # Its row may have been unreadable when this was opened.
-                row = np.frombuffer(copy.row, INDEX_ROW)
-                self.top_slot = top_slot_of(row, self.top_slot)
+                self.top_slot = top_slot_of(frame.rows, self.top_slot)
             yield
         self._take_over(there)
         self._missing.remove(there)
@@ -367,15 +368,15 @@ class MirrorWheel:
 
     def raise_floor(self, floor: int) -> None:
         """Raises the floor: nothing below it is read, written or missing any more."""
-        self._floor = max(self._floor, floor)
+        self.floor = max(self.floor, floor)
         self._slots.forget_below(floor)
-        self._refused.drop_below(self._floor)
+        self._refused.drop_below(self.floor)
         self._missing.remove(self._finished(self._missing.some()))
 
     def delete_finished(self, undeletable: Undeletable) -> Iterator[int | None]:
         """See `OriginWheel.delete_finished`."""
-        yield from delete_slots_below(self._disk, self._folder, self._floor, undeletable)
-        segments = self._index.delete_below(self._floor, self._medium.note_first, undeletable)
+        yield from delete_slots_below(self._disk, self._folder, self.floor, undeletable)
+        segments = self._index.delete_below(self.floor, self._medium.note_first, undeletable)
         while not self._medium.closed and next(segments, None) is not None:
             yield None
 
@@ -391,13 +392,13 @@ class MirrorWheel:
         span, searched = self._missing.seqs.span_of(first_seq), sought.span_of(first_seq)
         if span is None or searched is None:
             return first_seq - 1
-        rows = self._reader.rows(first_seq, min(last_seq, span[1], searched[1]))
+        rows = self.reader.rows(first_seq, min(last_seq, span[1], searched[1]))
         others = np.flatnonzero(~is_hole(rows) | is_unreadable(rows))
         return first_seq - 1 + (int(others[0]) if len(others) else len(rows))
 
     def unreadable_rows(self, first_seq: int) -> SeqSet:
         """Returns the rows in a row from `first_seq` on that the medium cannot read."""
-        rows = self._reader.rows(first_seq, first_seq + ROWS_PER_SEGMENT - 1)
+        rows = self.reader.rows(first_seq, first_seq + ROWS_PER_SEGMENT - 1)
         others = np.flatnonzero(~is_unreadable(rows))
         count = int(others[0]) if len(others) else len(rows)
         return NO_SEQS.with_span(first_seq, first_seq + count - 1)
@@ -409,7 +410,7 @@ class MirrorWheel:
         frames that have a row.
         """
         last_seq = min(last_seq, first_seq + ROWS_PER_SEGMENT - 1)
-        others = np.flatnonzero(~is_hole(self._reader.rows(first_seq, last_seq)))
+        others = np.flatnonzero(~is_hole(self.reader.rows(first_seq, last_seq)))
         end = first_seq - 1 + int(others[0]) if len(others) else min(last_seq, self.last_seq)
         return NO_SEQS.with_span(first_seq, end) - self._sought(now_ms)
 
@@ -431,11 +432,10 @@ class MirrorWheel:
             searched_but[found.unread_slot] = before | found.nowhere
         self._searched_but = {slot: seqs for slot, seqs in searched_but.items() if seqs}
 
-    def copies(
-        self, first_seq: int, last_seq: int, *, floor: int
-    ) -> Iterator[FrameCopy | DamagedFrame]:
-        """See ``WheelReader.copies``."""
-        return self._reader.copies(first_seq, last_seq, floor=max(floor, self._floor))
+    def _damage(self, seq: int) -> DamagedFrame | None:
+        """Returns the fault of a frame that has a row."""
+        _, damaged = self.reader.bundle(seq, seq, floor=self.floor)
+        return damaged
 
     # --- the medium
 
@@ -474,14 +474,14 @@ class MirrorWheel:
                 medium.note_synced(seq, self._missing.seqs)
         if refreshes:
             try:
-                self._table.refresh(seq, floor=self._floor)
+                self._table.refresh(seq, floor=self.floor)
             except OSError:
                 if not damaged:  # which must be reported; the table is only late
                     raise
         return damaged
 
     def _sync(self, last_seq: int) -> SeqSet:
-        unreadable = self._medium.sync(last_seq, floor=self._floor)
+        unreadable = self._medium.sync(last_seq, floor=self.floor)
         self._missing.add(unreadable)
         return unreadable
 
@@ -496,7 +496,7 @@ class MirrorWheel:
             self._table.close()
             self._slots.close()
             self._index.close()
-            self._reader.close()
+            self.reader.close()
 
     # --- inside
 
@@ -522,13 +522,13 @@ class MirrorWheel:
 
     def _take_over(self, seqs: SeqSet) -> None:
         """Notes frames that could not be read, and can be now: nobody may have synced them."""
-        for first_seq, rows in self._reader.rows_of(seqs):
+        for first_seq, rows in self.reader.rows_of(seqs):
             self._medium.take_over(first_seq, rows)
 
     def _uncounted(self, counted: int, holes: SeqSet) -> Iterator[NDArray[Any]]:
         """Yields rows behind those that the table has counted, and those that were holes then."""
         rows_behind = read_raw_rows(self._disk, self._folder, counted + 1, self._index.last_seq)
-        filled = self._reader.rows_of(holes.within(1, counted))
+        filled = self.reader.rows_of(holes.within(1, counted))
         for _, rows in chain(rows_behind, filled):
             yield rows
 
@@ -539,8 +539,8 @@ class MirrorWheel:
         rows = bundle.rows
         slots = np.where(rows["length"] > 0, rows["slot"].astype(np.int64), -1)
         tops = np.maximum.accumulate(np.maximum(slots, self.top_slot))
-        is_unfounded = ~bundle.has_content & (slots >= self._floor)
-        is_unfounded |= is_gone(rows) & (tops >= self._floor)
+        is_unfounded = ~bundle.has_content & (slots >= self.floor)
+        is_unfounded |= is_gone(rows) & (tops >= self.floor)
         return int(is_unfounded.argmax()) if is_unfounded.any() else len(bundle)
 
     def _may_repair(self, place: FramePlace) -> bool:
@@ -548,19 +548,19 @@ class MirrorWheel:
         if place.content:
             return True
         if place.row != GONE_ROW:
-            return place.slot < self._floor
-        if not is_hole(self._reader.rows(place.seq, place.seq)).all():
+            return place.slot < self.floor
+        if not is_hole(self.reader.rows(place.seq, place.seq)).all():
             return False
         first_seq = (place.seq - 1) // ROWS_PER_SEGMENT * ROWS_PER_SEGMENT + 1
-        rows = self._reader.rows(first_seq, first_seq + ROWS_PER_SEGMENT - 1)
-        return int(rows["slot"].max(initial=0)) < self._floor
+        rows = self.reader.rows(first_seq, first_seq + ROWS_PER_SEGMENT - 1)
+        return int(rows["slot"].max(initial=0)) < self.floor
 
     def _bared(self, bundle: FrameBundle) -> FrameBundle:
         """Returns frames as they are written: only rows for those of finished slots.
 
         The file of a finished slot would come back after its deletion.
         """
-        finished = bundle.has_content & (bundle.rows["slot"] < self._floor)
+        finished = bundle.has_content & (bundle.rows["slot"] < self.floor)
         return bundle.without_content(finished) if finished.any() else bundle
 
     def _write_frames(
@@ -658,9 +658,9 @@ class MirrorWheel:
         # In this order: a reader that looks at both in between must find it in one.
         seqs = SeqSet.of([place.seq])
         self._medium.rewritten(seqs)
-        found = next(self.copies(place.seq, place.seq, floor=self._floor), None)
-        if isinstance(found, DamagedFrame):
-            return FrameDamaged(found.reason, f"seq {place.seq}: written, and not returned")
+        damaged = self._damage(place.seq)
+        if damaged is not None:
+            return FrameDamaged(damaged.reason, f"seq {place.seq}: written, and not returned")
         self._missing.remove(seqs)
         self._not_returned -= seqs
         return None
@@ -692,9 +692,9 @@ class MirrorWheel:
         if found is None:
             return []
         content, unread = found
-        if unread and self._reader.holes_anywhere(self.last_seq, self._searched):
+        if unread and self.reader.holes_anywhere(self.last_seq, self._searched):
             return []  # the frame of such a row may lie there, and perhaps nowhere else
-        seqs, rows = self._reader.slot_places(slot)
+        seqs, rows = self.reader.slot_places(slot)
         absent = SeqSet.of(seqs[meeting(rows, unread)].tolist())
         absent -= SeqSet.of(place.seq for place in places)
         if absent:
@@ -718,9 +718,9 @@ class MirrorWheel:
             return
         place = place_of(refused)
         page = place.offset // PAGE_BYTES * PAGE_BYTES
-        seqs, rows = self._reader.slot_places(place.slot)
+        seqs, rows = self.reader.slot_places(place.slot)
         there = seqs[meeting(rows, [(page, place.offset)])].tolist()
-        bad = SeqSet.of(seq for seq in there if isinstance(self._reader.frame(seq), DamagedFrame))
+        bad = SeqSet.of(seq for seq in there if isinstance(self.reader.frame(seq), DamagedFrame))
         self._note_missing(bad - self._missing.seqs)
 
     def _note_missing(self, seqs: SeqSet) -> None:
@@ -732,7 +732,7 @@ class MirrorWheel:
             self._medium.note_missing(seqs)
 
     def _write_row(self, place: FramePlace) -> None:
-        old = self._reader.rows(place.seq, place.seq)
+        old = self.reader.rows(place.seq, place.seq)
         if old.tobytes() == place.row:
             return
         try:
@@ -773,21 +773,21 @@ class MirrorWheel:
     def _reopen_index(self) -> None:
         """Opens the index again when it is next used: a segment of it lies in a new file."""
         self._index.close()
-        self._reader.close()
+        self.reader.close()
 
     def _finished(self, seqs: SeqSet) -> SeqSet:
         """Returns which of these are of slots below the floor."""
         finished = NO_SEQS
-        for first_seq, rows in self._reader.rows_of(seqs):
-            is_done = (rows["slot"] < self._floor) & ~is_hole(rows)
+        for first_seq, rows in self.reader.rows_of(seqs):
+            is_done = (rows["slot"] < self.floor) & ~is_hole(rows)
             finished |= SeqSet.where(first_seq, is_done)
         return finished
 
     def _cut(self, final_seq: int, between: Callable[[], object]) -> None:
-        beyond = self._reader.rows(final_seq + 1, self.last_seq)
+        beyond = self.reader.rows(final_seq + 1, self.last_seq)
         self._slots.close()
         self._index.close()
-        self._reader.close()
+        self.reader.close()
         try:
             for _ in cut_beyond(self._disk, self._folder, final_seq, self._table):
                 between()

@@ -7,10 +7,10 @@ import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.bundle import FrameBundle
-from delaywheel.storage.frames.checking import good_frames
+from delaywheel.storage.frames.checking import damage_of, good_frames
 from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged
-from delaywheel.storage.frames.rows import flawed_rows, raw_rows
-from delaywheel.storage.reading.reader import WheelReader, check_copy
+from delaywheel.storage.frames.rows import raw_rows
+from delaywheel.storage.reading.reader import WheelReader
 
 
 class FramePlace(NamedTuple):
@@ -39,18 +39,6 @@ def checked_frame(wheel: WheelId, frame: FrameBundle) -> FrameBundle:
     if not good_frames(wheel, frame).frames:
         raise damage_of(wheel, frame)
     return frame
-
-
-def damage_of(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
-    """Returns what is wrong with the only frame of a bundle, which has failed its check."""
-    (copy,) = frame.copies()
-    if flawed_rows(frame.rows).any():
-        return FrameDamaged(DamageReason.LENGTHS, "the check value of its index row is wrong")
-    try:
-        check_copy(wheel, copy)
-    except FrameDamaged as damage:
-        return damage
-    return FrameDamaged(DamageReason.LENGTHS, "no frame begins at such an offset")
 
 
 def lies_there(seq: int) -> FrameDamaged:
