@@ -12,6 +12,7 @@ from delaywheel.client.transport.wakeups import reading_all_wakeups
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.config import Config
 from delaywheel_replica.peers.sockets import listen, why_not
+from delaywheel_replica.server.accepting import accepting_several_calls
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import MAX_CONNECTION_AGE_MS, NodeCertificates
@@ -85,7 +86,7 @@ class GrpcListener:
         """
         self._config = config
         self._certificates = certificates
-        with reading_all_wakeups():
+        with reading_all_wakeups(), accepting_several_calls():
             self._server = grpc.aio.server(options=_options(config, connections))
         self._health = health.aio.HealthServicer()
         asked = Admission(

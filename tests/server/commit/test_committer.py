@@ -313,6 +313,49 @@ def test_a_caller_that_waits_too_long_for_members_hears_that_the_outcome_is_unkn
     assert third.said == "n1.1"
 
 
+def test_a_group_goes_once_it_has_as_many_messages_as_wait_for_mirrors(pair: Driven) -> None:
+    asked = [pair.produce(message(n)) for n in range(1, 4)]
+    assert pair.store.last_seq == 2  # the third one is less than the two before it
+    asked.append(pair.produce(message(4)))
+    assert pair.store.last_seq == 3
+    asked += [pair.produce(message(n)) for n in (5, 6)]
+    hear_other(pair, held=1)
+    assert pair.store.last_seq == 3  # two are less than three
+    hear_other(pair, held=2)
+    assert pair.store.last_seq == 4
+    hear_other(pair, held=4)
+    assert [each.committed.seq for each in asked] == [1, 2, 3, 3, 4, 4]
+    # It does not wait for itself to be asked for again.
+    assert pair.produce(message(7)).said == "nothing yet"
+    hear_other(pair, held=5)
+    assert pair.store.last_seq == 5
+
+
+def test_what_waits_too_long_for_other_groups_was_not_written(pair: Driven) -> None:
+    written = pair.produce(message(1), message(2))
+    held_up = pair.produce(message(3))
+    pair.tick(2_001)
+    assert (written.said, held_up.said) == ("WHEEL_LOST", "NOT_ENOUGH_REPLICAS")
+    assert isinstance(held_up.outcome, Refusal)
+    assert "Nothing was written" in held_up.outcome.detail
+    assert pair.store.last_seq == 1
+    # And no message counts as waiting after that.
+    hear_other(pair, held=1)
+    pair.tick()
+    pair.produce(message(4), message(5))
+    pair.produce(message(6))
+    assert pair.store.last_seq == 2
+
+
+def test_what_is_held_up_goes_on_once_those_before_it_are_given_up(pair: Driven) -> None:
+    pair.produce(message(1), message(2))
+    pair.tick(1_000)
+    held_up = pair.produce(message(3))
+    pair.tick(1_001)
+    refusal = Refusal(Reason.NOT_ENOUGH_REPLICAS)  # which a group is told, not what waits for one
+    assert held_up.outcome == refusal
+
+
 def test_a_release_is_written_to_the_wheel_of_its_half_or_not_at_all(node: Driven) -> None:
     """In another wheel it would count as another message that is not to come."""
     said: list[Outcome] = []

@@ -37,6 +37,7 @@ from delaywheel_replica.core.protocol.messages import (
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from delaywheel_replica.server.commit.committer import Request
+from delaywheel_replica.server.commit.outside import GroupJob
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.core.values import missing_members
 from support.server.driven import DATA, LATE_WINDOW_S, ONE, THREE, TWO, Driven, slot_files
@@ -391,6 +392,16 @@ def test_callers_of_a_wheel_that_is_left_hear_that_the_outcome_is_unknown(
     assert (one.said, two.said) == ("n1.1", "nothing yet")
     ready.work()
     assert two.said == "WHEEL_LOST"
+
+
+def test_what_is_held_up_goes_on_once_its_wheel_is_left(ready: Driven, script: Script) -> None:
+    ready.produce(message(1), message(2))
+    ready.produce(message(3))
+    script.effects = [LeaveWheel(ONE)]
+    ready.driver.tick()
+    assert len(ready.jobs) == 1
+    ready.driver.do(ready.jobs.popleft())
+    assert list(ready.jobs) == [GroupJob()]
 
 
 def test_an_acknowledgement_that_comes_late_is_of_its_own_wheel(

@@ -1,8 +1,10 @@
 """Group commit: requests of many callers are written together, and answered once replicated.
 
 Requests that arrive while a group is being written form the next one: there is no linger, so a
-single caller waits for no other, and groups grow by themselves under load. Nothing here has a
-thread or a clock: the driver (driver.py) takes, writes and answers groups.
+single caller waits for no other. A group whose mirrors have not answered yet lets the next one go
+once that has as many messages as all that are under way: so the longer mirrors take, the fewer and
+larger groups become, as segments do by Nagle's algorithm (RFC 896), and large ones still overlap.
+Nothing here has a thread or a clock: the driver (driver.py) takes, writes and answers groups.
 
 The states of a request, and its caller's answers:
 
@@ -11,7 +13,8 @@ state     how it is reached               left for
 ========  ==============================  =====================================================
 pending   ``submit``                      taken; or refused as a whole: NO_WHEEL, DRAINING,
                                           NOT_ENOUGH_REPLICAS: nothing was written
-                                          ``overdue``, the disk hangs: DISK_STALLED (not written)
+                                          ``overdue``, the disk hangs: DISK_STALLED, or mirrors
+                                          do not answer: NOT_ENOUGH_REPLICAS (not written)
 taken     ``take``                        waiting; or answered at once, if none of its messages
                                           is known to count (DUE_TOO_OLD, SLOT_FULL, WHEEL_LOST);
                                           ``overdue``, the disk hangs: WHEEL_LOST (unknown)
@@ -58,6 +61,9 @@ another node may have enough, and callers should turn to it in good time.
 """
 _WITHIN: Final = f"within {_ANSWERED_WITHIN_S} s"
 _NOT_WRITTEN: Final = Refusal(Reason.DISK_STALLED, f"Nothing was written {_WITHIN}")
+_NOT_BEGUN: Final = Refusal(
+    Reason.NOT_ENOUGH_REPLICAS, f"Nothing was written: mirrors did not answer {_WITHIN}"
+)
 _BEING_WRITTEN: Final = Refusal(Reason.WHEEL_LOST, f"This node's disk did not answer {_WITHIN}")
 _NOT_HELD: Final = Refusal(Reason.WHEEL_LOST, f"Not enough members answered {_WITHIN}")
 
@@ -252,6 +258,7 @@ class _WaitingAnswer:
     seq: int
     since_ms: int
     answers: Answers
+    messages: int
 
     def refused(self, refusal: Refusal) -> Answers:
         return [(request, refusal) for request, _ in self.answers]
@@ -263,16 +270,21 @@ class Committer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: deque[tuple[int, Request]] = deque()  # with their times of arrival
+        self._pending_messages = 0
         # The group being written, and since when its first request waits; empty once answered.
         self._taken: list[Request] = []
         self._taken_since_ms = 0
         self._waiting: deque[_WaitingAnswer] = deque()
+        self._waiting_messages = 0
+        # Whether a group was asked for, and could not be taken.
+        self._is_held_up = False
 
     def submit(self, requests: Sequence[Request], now_ms: int) -> bool:
-        """Queues requests; whether they are the first, so that a group has to be written."""
+        """Queues requests; returns whether a group has to be written."""
         with self._lock:
             self._pending.extend((now_ms, request) for request in requests)
-            return len(self._pending) == len(requests)
+            self._pending_messages += sum(len(request.columns) for request in requests)
+            return len(self._pending) == len(requests) or self._may_go_on()
 
     @property
     def has_pending(self) -> bool:
@@ -285,9 +297,13 @@ class Committer:
             return now_ms - self._pending[0][0] if self._pending else 0
 
     def take(self) -> tuple[list[Request], bool]:
-        """Returns the next requests of one kind, within bounds, and whether others are left."""
+        """Returns the next requests of one kind, within bounds, and whether others are left.
+
+        While too few messages wait for a group there are none: `may_go_on` says when there are.
+        """
         with self._lock:
-            if not self._pending:
+            self._is_held_up = self._pending_messages < self._waiting_messages
+            if self._is_held_up or not self._pending:
                 return [], False
             self._taken_since_ms, first = self._pending[0]
             kind = first.kind
@@ -306,8 +322,19 @@ class Committer:
                 taken.append(request)
                 messages += len(request.columns)
             self._pending.extendleft(reversed(passed))
+            self._pending_messages -= messages
             self._taken = taken
             return list(taken), bool(self._pending)
+
+    def may_go_on(self) -> bool:
+        """Returns, once, whether a group that was held up may be taken now."""
+        with self._lock:
+            return self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        may = self._is_held_up and self._pending_messages >= self._waiting_messages
+        self._is_held_up &= not may
+        return may and bool(self._pending)
 
     def wait(self, group: Group, seq: int, now_ms: int) -> Answers:
         """Registers a written group, whose callers wait; returns refusals to answer now."""
@@ -317,7 +344,10 @@ class Committer:
                 return []  # too late: its callers were answered that the outcome is unknown
             self._taken = []
             if later:
-                self._waiting.append(_WaitingAnswer(group.admission.wheel, seq, now_ms, later))
+                messages = len(group.columns)
+                wheel = group.admission.wheel
+                self._waiting.append(_WaitingAnswer(wheel, seq, now_ms, later, messages))
+                self._waiting_messages += messages
         return now
 
     def refuse(self, refusal: Refusal) -> Answers:
@@ -332,7 +362,7 @@ class Committer:
         with self._lock:
             waiting = self._waiting
             while waiting and waiting[0].wheel == wheel and waiting[0].seq <= high_watermark:
-                answers += waiting.popleft().answers
+                answers += self._no_longer_waits().answers
         return answers
 
     def overdue(self, now_ms: int) -> Answers:
@@ -340,18 +370,26 @@ class Committer:
         before_ms = now_ms - _ANSWERED_WITHIN_S * 1000
         answers: Answers = []
         with self._lock:
+            why = _NOT_BEGUN if self._is_held_up else _NOT_WRITTEN
             while self._pending and self._pending[0][0] < before_ms:
-                answers.append((self._pending.popleft()[1], _NOT_WRITTEN))
+                _, request = self._pending.popleft()
+                self._pending_messages -= len(request.columns)
+                answers.append((request, why))
             if self._taken and self._taken_since_ms < before_ms:
                 answers += [(request, _BEING_WRITTEN) for request in self._taken]
                 self._taken = []
             waiting = self._waiting
             while waiting and waiting[0].since_ms < before_ms:
-                answers += waiting.popleft().refused(_NOT_HELD)
+                answers += self._no_longer_waits().refused(_NOT_HELD)
         return answers
+
+    def _no_longer_waits(self) -> _WaitingAnswer:
+        held = self._waiting.popleft()
+        self._waiting_messages -= held.messages
+        return held
 
     def give_up(self, refusal: Refusal) -> Answers:
         """Returns answers for all waiting callers, since the wheel was left."""
         with self._lock:
-            waiting, self._waiting = self._waiting, deque()
+            waiting, self._waiting, self._waiting_messages = self._waiting, deque(), 0
         return [answer for held in waiting for answer in held.refused(refusal)]

@@ -183,6 +183,7 @@ class Driver:
         overdue = self._committer.overdue(self._outside.now_ms())
         if overdue:
             self._outside.answer(overdue)
+            self._go_on()
 
     def received(self, sender: str, message: PeerMessage) -> None:
         """Handles a message of another node. One about frames may wait for the disk here.
@@ -305,6 +306,8 @@ class Driver:
                 self._outside.send(effect.peer, effect.message)
         if writes_status and not status_first:
             self._outside.write_status()
+        if answers:
+            self._go_on()
 
     # --- jobs, on the store's thread
 
@@ -377,6 +380,7 @@ class Driver:
                 return _at_any_time(Opened(effect.spare.wheel))
             case LeaveWheel():
                 self._outside.answer(self._committer.give_up(Refusal(Reason.WHEEL_LOST)))
+                self._go_on()
                 held = store.leave_wheel()
                 return _at_any_time(Left(effect.wheel)) if held is None else _mirrored(held)
             case Mirror():
@@ -403,6 +407,12 @@ class Driver:
             self._outside.enqueue(StepJob())
 
     # --- callers' groups, on the store's thread
+
+    def _go_on(self) -> None:
+        """Has the next group written if it was held up by others. On any thread."""
+        if self._committer.may_go_on():
+            self._outside.enqueue(GroupJob())
+            self._outside.do_jobs(here=False)
 
     def _write_group(self) -> None:
         """Writes the next group, if there is one; also called between pieces of a long job."""

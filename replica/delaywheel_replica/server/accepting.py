@@ -1,0 +1,81 @@
+"""Has gRPC's server accept several calls of a method at a time.
+
+`grpc.aio` asks its core for one call of each method, and for the next one once it has begun that
+one (grpcio 1.85, `AioServer._server_main_loop`). Between the two lie a wake-up of its polling
+thread, and some six passes of the event loop. Here several are asked for, and the main loop gets
+those that have come one by one, each two passes after the one before.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from grpc._cython import cygrpc  # type: ignore[attr-defined]
+
+CALLS_AT_ONCE: Final = 8
+"""Of one method."""
+
+
+class _Line:
+    """The calls of one method that were asked for: those that have come, and who waits for one."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.come = deque[asyncio.Future[Any]]()
+        self.waiting: asyncio.Future[Any] | None = None
+
+    def has_come(self, call: "asyncio.Future[Any]") -> None:
+        """Hands a call, or the error instead of one, to who waits; else it waits itself."""
+        waiting, self.waiting = self.waiting, None
+        error = None if call.cancelled() else call.exception()
+        if waiting is None or waiting.done():
+            self.come.append(call)
+            return
+        self.asked -= 1
+        if call.cancelled():
+            waiting.cancel()
+        elif error is not None:
+            waiting.set_exception(error)
+        else:
+            waiting.set_result(call.result())
+
+
+class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no types
+    def __init__(self, loop: asyncio.AbstractEventLoop, *args: Any) -> None:
+        super().__init__(loop, *args)
+        self._running_loop: Final = loop
+        self._lines: Final[dict[bytes | None, _Line]] = {}
+        self._calls_at_once = CALLS_AT_ONCE
+
+    def _make_request_call_future(self, method: bytes | None) -> "asyncio.Future[Any]":
+        line = self._lines.setdefault(method, _Line())
+        while line.asked < self._calls_at_once:
+            line.asked += 1
+            super()._make_request_call_future(method).add_done_callback(line.has_come)
+        if line.come:
+            line.asked -= 1
+            return line.come.popleft()
+        line.waiting = self._running_loop.create_future()
+        return line.waiting
+
+    async def shutdown(self, grace: float | None) -> None:
+        self._calls_at_once = 1
+        # Until the main loop has begun them: nothing announces that.
+        while any(line.come for line in self._lines.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for line in self._lines.values():
+            line.come = deque(maxlen=0)  # whose call comes now hears CANCELLED
+        await super().shutdown(grace)
+
+
+@contextmanager
+def accepting_several_calls() -> Iterator[None]:
+    """A server of the running loop is to be made within this."""
+    plain = cygrpc.AioServer
+    cygrpc.AioServer = _SeveralCallsServer
+    try:
+        yield
+    finally:
+        cygrpc.AioServer = plain
