@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.bundle import FrameBundle
-from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import index_row
 from delaywheel_replica.core.protocol.messages import Applied, Frames, PeerMessage, WheelCard

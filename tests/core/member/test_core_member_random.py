@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel_replica.core.leader.closing import (
     Close,
     closing,

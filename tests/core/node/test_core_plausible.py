@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import GONE_ROW, HOLE_ROW
 from delaywheel.storage.frames.rows import index_row as row_of

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel.storage.frames.rows import GONE_ROW
 from delaywheel_replica.core.node.events import Effect, Mirror, Mirrored, Received, Repair, Saved
 from delaywheel_replica.core.protocol.control import NodeRecord

@@ -22,7 +22,7 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.node_file import NodeFolderInUse, load_node_state
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.folder.steps import finish
-from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import HeldWheel

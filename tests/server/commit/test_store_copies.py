@@ -25,7 +25,7 @@ from delaywheel.storage.files.wheel_folder import (
 )
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.steps import finish
-from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS
 from delaywheel.storage.writing.dial import DialView

@@ -22,9 +22,8 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel.storage.folder.steps import finish
-from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
 from delaywheel.storage.frames.format import Frame, decode_frame
-from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW
 from delaywheel.storage.reading.reader import WheelReader

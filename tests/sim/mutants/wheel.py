@@ -19,7 +19,7 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames import rows
-from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
 from delaywheel.storage.frames.rows import INDEX_ROW
 from delaywheel.storage.reading.places import Places, SlotPlaces
 from delaywheel.storage.reading.reader import DamagedFrame
@@ -28,7 +28,6 @@ from delaywheel.storage.recovery import found_rows, recover
 from delaywheel.storage.writing import mirror, restoring
 from delaywheel.storage.writing.medium import CopyMedium
 from delaywheel.storage.writing.mirror import MirrorWheel
-from delaywheel.storage.writing.placing import FramePlace
 from delaywheel.storage.writing.restoring import Restored
 from delaywheel.storage.writing.table_writer import SlotTable
 from delaywheel.storage.writing.wheel import OriginWheel
@@ -113,9 +112,9 @@ def finished_is_lost() -> list[Patch]:
 def written_is_held() -> list[Patch]:
     real = MirrorWheel._mend
 
-    def mend(self: MirrorWheel, place: FramePlace) -> bool:
-        real(self, place)
-        self._missing.remove(SeqSet.of([place.seq]))
+    def mend(self: MirrorWheel, copy: FrameCopy) -> bool:
+        real(self, copy)
+        self._missing.remove(SeqSet.of([copy.seq]))
         return True
 
     return [instead(MirrorWheel, "_mend", mend)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.folder.node_state import NodeState
-from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel_replica.core.member.member import Admitted, Member
 from delaywheel_replica.core.node.events import (
     Acknowledge,

@@ -6,7 +6,7 @@ from pathlib import Path
 from delaywheel.identity import WheelId
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.folder.node_state import Spare
-from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel_replica.core.node.events import HeldWheel

@@ -9,8 +9,7 @@ from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import finish
-from delaywheel.storage.frames.bundle import FrameBundle, WrittenGroup
-from delaywheel.storage.frames.frame_copy import FrameCopy
+from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy, WrittenGroup
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.recovery.recover import Recovered, recovering

@@ -12,9 +12,9 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import make_wheel
 from delaywheel.storage.folder import layout
+from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame
-from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.reading.id_index import SECOND_BYTES, IdIndex, Look

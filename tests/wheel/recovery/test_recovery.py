@@ -24,7 +24,6 @@ from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.recovery.recover import CutTail, Recovered, recovering
 from delaywheel.storage.writing.mirror import MirrorWheel
-from delaywheel.storage.writing.placing import place_of
 from delaywheel.storage.writing.restoring import move_rows
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Crash, Fault, SimulatedDisk, SimulatedFile
@@ -94,7 +93,7 @@ def test_what_a_death_left_of_a_file_that_moved_is_deleted(
     wheel.close()
     copy = MirrorWheel.open(disk, tmp_path, wheel.wheel, HandleCache(disk, 2))
     folder = layout.wheel_folder(tmp_path, wheel.wheel)
-    refused = place_of(bundled(copies_of(disk, tmp_path, wheel.wheel)))
+    refused = bundled(copies_of(disk, tmp_path, wheel.wheel)).only()
 
     def die(_: int) -> None:
         raise Crash

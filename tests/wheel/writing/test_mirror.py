@@ -20,8 +20,8 @@ from delaywheel.storage.files.wheel_folder import (
 )
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.steps import finish
+from delaywheel.storage.frames.bundle import FrameCopy
 from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged, index_row_of
-from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import GONE_ROW, HOLE_ROW, INDEX_ROW
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.recovery.recover import Recovered

@@ -17,9 +17,8 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import make_wheel
 from delaywheel.storage.frames import checking
-from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
 from delaywheel.storage.frames.format import HEADER_LENGTH_BYTES, decode_frame, index_row_of
-from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.writing.mirror import MirrorWheel
 from sim.machine.disk import SimulatedDisk
 from sim.mutants.mutant import Patch, instead

@@ -1,23 +1,54 @@
 """Frames of one wheel as columns and one buffer: what a group writes, and what nodes send.
 
-Frames are written, kept, sent, checked and answered as whole bundles. A bundle does not prove that
-its frames are good: rows and content are as their holder, or a message, had them (checking.py).
+Frames are written, kept, sent, checked and answered as whole bundles, and repaired one by one. A
+bundle does not prove that its frames are good: rows and content are as their holder, or a message,
+had them (checking.py).
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import lt
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.seqset import SeqSet
-from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import FEW_FRAMES, INDEX_ROW, INDEX_ROW_LENGTH_BYTES, raw_rows
+from delaywheel.storage.frames.rows import (
+    FEW_FRAMES,
+    INDEX_ROW,
+    INDEX_ROW_LENGTH_BYTES,
+    place_in,
+    raw_rows,
+)
 
 _NO_EDGES = np.zeros(1, np.int64)
+
+
+class FrameCopy(NamedTuple):
+    """One frame as its holder has it.
+
+    Attributes:
+        seq: Its number in the wheel.
+        row: Its index row: a mirror writes the same bytes at the same offset.
+        content: The bytes of the frame; empty if its row refers to none, or its slot is finished
+            (below the floor) and its file deleted: a mirror then takes only the row.
+    """
+
+    seq: int
+    row: bytes
+    content: bytes
+
+    @property
+    def slot(self) -> int:
+        """The slot that its row says."""
+        return place_in(self.row)[0]
+
+    @property
+    def offset(self) -> int:
+        """Where it lies in its slot file, according to its row."""
+        return place_in(self.row)[1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,6 +229,11 @@ class FrameBundle:
         for number, seq in enumerate(self.seqs.tolist()):
             row = raw[number * INDEX_ROW_LENGTH_BYTES : (number + 1) * INDEX_ROW_LENGTH_BYTES]
             yield FrameCopy(seq, row, bytes(self.content[edges[number] : edges[number + 1]]))
+
+    def only(self) -> FrameCopy:
+        """Returns the only frame."""
+        (copy,) = self.copies()
+        return copy
 
 
 NO_BUNDLE = FrameBundle(np.zeros(0, np.int64), np.zeros(0, INDEX_ROW), _NO_EDGES, memoryview(b""))

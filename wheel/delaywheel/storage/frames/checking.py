@@ -215,14 +215,12 @@ def _right_checksums(bundle: FrameBundle, frames: NDArray[np.intp], headers: NDA
 
 def damage_of(wheel: WheelId, frame: FrameBundle) -> FrameDamaged:
     """Returns what is wrong with the only frame of a bundle, which has failed its check."""
-    (copy,) = frame.copies()
+    copy = frame.only()
     if flawed_rows(frame.rows).any():
         return FrameDamaged(DamageReason.LENGTHS, "the check value of its index row is wrong")
-    slot, offset, _, _ = frame.rows[0].item()
     try:
-        check_row(
-            decode_frame(copy.content, wheel=wheel, slot=slot, seq=copy.seq), offset, copy.row
-        )
+        decoded = decode_frame(copy.content, wheel=wheel, slot=copy.slot, seq=copy.seq)
+        check_row(decoded, copy.offset, copy.row)
     except FrameDamaged as damage:
         return damage
     return FrameDamaged(DamageReason.LENGTHS, "no frame begins at such an offset")

@@ -173,6 +173,12 @@ def _rows_of(word: int) -> tuple[int, Kind]:
     return word & (_AT_ONCE_BIT - 1), kind
 
 
+def place_in(raw: bytes) -> tuple[int, int]:
+    """Returns slot and offset of one row, unchecked."""
+    slot, offset, _, _ = _INDEX_ROW.unpack(raw)
+    return slot, offset
+
+
 def decode_row(raw: bytes) -> IndexRow | None:
     """Decodes one row; None if `flawed_rows` would mark it."""
     slot, offset, length_bytes, messages = _INDEX_ROW.unpack(raw)

@@ -44,8 +44,8 @@ from delaywheel.storage.files.slot_files import SlotFiles
 from delaywheel.storage.files.wheel_folder import Checkpoint, load_checkpoint, save_checkpoint
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.frames.frame_copy import FrameCopy
-from delaywheel.storage.frames.rows import INDEX_ROW, is_hole
+from delaywheel.storage.frames.bundle import FrameCopy
+from delaywheel.storage.frames.rows import is_hole
 from delaywheel.storage.reading.reader import WheelReader
 
 
@@ -200,15 +200,14 @@ class CopyMedium:
                 self._put(copy)
 
     def _put(self, copy: FrameCopy) -> None:
-        slot, offset, _, _ = np.frombuffer(copy.row, dtype=INDEX_ROW)[0].item()
         if copy.content:
             try:
-                file = self._disk.open(layout.slot_path(self._folder, slot))
+                file = self._disk.open(layout.slot_path(self._folder, copy.slot))
             except FileNotFoundError:
                 return  # deleted meanwhile: below the floor
             try:
-                file.write_at((copy.content,), offset)
+                file.write_at((copy.content,), copy.offset)
             finally:
                 file.close()
-            self._slots.mark_rewritten(slot)
+            self._slots.mark_rewritten(copy.slot)
         self._index.rewrite(copy.seq, copy.row)

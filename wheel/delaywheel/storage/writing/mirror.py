@@ -60,10 +60,9 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
-from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle
+from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle, FrameCopy
 from delaywheel.storage.frames.checking import damage_of, good_frames
 from delaywheel.storage.frames.format import DamageReason, FrameDamaged
-from delaywheel.storage.frames.frame_copy import FrameCopy
 from delaywheel.storage.frames.rows import (
     GONE_ROW,
     checked_rows,
@@ -77,12 +76,10 @@ from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.medium import CopyMedium
 from delaywheel.storage.writing.missing_frames import MissingFrames
 from delaywheel.storage.writing.placing import (
-    FramePlace,
     Occupied,
     checked_frame,
     lies_there,
     not_finished,
-    place_of,
 )
 from delaywheel.storage.writing.refused_pages import (
     PAGE_BYTES,
@@ -269,7 +266,7 @@ class MirrorWheel:
         Raises:
             OSError: It cannot be gone on with any of them; frames written before stay.
         """
-        places: list[FramePlace] = []
+        copies: list[FrameCopy] = []
         refused = []
         wanted = (bundle.seqs >= 1) & (bundle.seqs <= self.last_seq) & ~is_hole(bundle.rows)
         for number in wanted.nonzero()[0].tolist():
@@ -278,33 +275,33 @@ class MirrorWheel:
             except FrameDamaged as damage:
                 refused.append(damage)
                 continue
-            place = place_of(self._bared(frame))
-            if self._may_repair(place):
-                places.append(place)
+            copy = self._bared(frame).only()
+            if self._may_repair(copy):
+                copies.append(copy)
             else:
-                refused.append(not_finished(place.seq))
+                refused.append(not_finished(copy.seq))
         damaged = []
-        for place in places:
-            if self._damage(place.seq) is not None:
-                damaged.append(place)
+        for copy in copies:
+            if self._damage(copy.seq) is not None:
+                damaged.append(copy)
             between()
-        self._slots.reopen({place.slot for place in damaged})
+        self._slots.reopen({copy.slot for copy in damaged})
         taken = set()
-        for place in damaged:
-            taken |= self._occupied.taken([place])
+        for copy in damaged:
+            taken |= self._occupied.taken([copy])
             between()
         # Before it is noted: a checkpoint in progress must not take the note back.
-        seqs = SeqSet.of(place.seq for place in damaged)
+        seqs = SeqSet.of(copy.seq for copy in damaged)
         self._note_missing(seqs)
-        unread = self._mend_all([place for place in damaged if place.seq not in taken], between)
+        unread = self._mend_all([copy for copy in damaged if copy.seq not in taken], between)
         self._not_returned |= SeqSet.of(unread)
         refused += unread.values()
         # Also of frames whose rows could not be read when this was opened, and can be now.
-        self.top_slot = max([self.top_slot, *(place.slot for place in places)])
+        self.top_slot = max([self.top_slot, *(copy.slot for copy in copies)])
         refused += [lies_there(seq) for seq in sorted(taken)]
-        whole = SeqSet.of({place.seq for place in places}) - seqs
+        whole = SeqSet.of({copy.seq for copy in copies}) - seqs
         self._take_over(self._missing.seqs & whole)
-        self._missing.remove(SeqSet.of({place.seq for place in places} - taken - unread.keys()))
+        self._missing.remove(SeqSet.of({copy.seq for copy in copies} - taken - unread.keys()))
         return refused
 
     def reading_again(self, seqs: SeqSet) -> Steps[SeqSet]:
@@ -543,15 +540,15 @@ class MirrorWheel:
         is_unfounded |= is_gone(rows) & (tops >= self.floor)
         return int(is_unfounded.argmax()) if is_unfounded.any() else len(bundle)
 
-    def _may_repair(self, place: FramePlace) -> bool:
+    def _may_repair(self, copy: FrameCopy) -> bool:
         """Whether a frame may be put in its place (see the table)."""
-        if place.content:
+        if copy.content:
             return True
-        if place.row != GONE_ROW:
-            return place.slot < self.floor
-        if not is_hole(self.reader.rows(place.seq, place.seq)).all():
+        if copy.row != GONE_ROW:
+            return copy.slot < self.floor
+        if not is_hole(self.reader.rows(copy.seq, copy.seq)).all():
             return False
-        first_seq = (place.seq - 1) // ROWS_PER_SEGMENT * ROWS_PER_SEGMENT + 1
+        first_seq = (copy.seq - 1) // ROWS_PER_SEGMENT * ROWS_PER_SEGMENT + 1
         rows = self.reader.rows(first_seq, first_seq + ROWS_PER_SEGMENT - 1)
         return int(rows["slot"].max(initial=0)) < self.floor
 
@@ -579,29 +576,29 @@ class MirrorWheel:
             except OSError as error:
                 return NO_BUNDLE, None, error
             between()
-        places = BundlePlaces(slots, offsets, edges, bundle.content)
+        copies = BundlePlaces(slots, offsets, edges, bundle.content)
         first = 0
         while True:
-            wrote = self._slots.write_behind(places.behind(first), is_over=is_over)
+            wrote = self._slots.write_behind(copies.behind(first), is_over=is_over)
             first += wrote.frames
             if wrote.misplaced_at is None:
                 return bundle.part(0, first), None, wrote.failure
             # Beyond the end there is nothing; before it there may be what a failed write left, or a
             # frame.
-            place = place_of(bundle.part(first, first + 1))
-            if self._occupied.taken([place]):
-                return bundle.part(0, first), lies_there(place.seq), None
+            copy = bundle.part(first, first + 1).only()
+            if self._occupied.taken([copy]):
+                return bundle.part(0, first), lies_there(copy.seq), None
             try:
-                self._write(place)
+                self._write(copy)
             except OSError as error:
                 return bundle.part(0, first), None, error
             first += 1
             if is_over is not None and is_over():
                 return bundle.part(0, first), None, None
 
-    def _write(self, place: FramePlace) -> None:
-        if place.content:
-            self._slots.write(place.slot, place.content, place.offset)
+    def _write(self, copy: FrameCopy) -> None:
+        if copy.content:
+            self._slots.write(copy.slot, copy.content, copy.offset)
 
     def _count(self, bundle: FrameBundle) -> None:
         """Counts frames that now have rows."""
@@ -617,50 +614,50 @@ class MirrorWheel:
             self._dial.add(rows if bundle.is_whole else rows[bundle.has_content])
 
     def _mend_all(
-        self, places: list[FramePlace], between: Callable[[], object]
+        self, copies: list[FrameCopy], between: Callable[[], object]
     ) -> dict[int, FrameDamaged]:
         """Writes missing frames and their rows; returns by seq why some are in vain."""
         unread = {}
-        for place in places:
-            fault = self._mend(place)
+        for copy in copies:
+            fault = self._mend(copy)
             if fault is not None:
-                unread[place.seq] = fault
+                unread[copy.seq] = fault
             between()
-        for slot in {place.slot for place in places if place.seq in unread}:
+        for slot in {copy.slot for copy in copies if copy.seq in unread}:
             for seq in self._move(slot):
                 unread.pop(seq, None)
             between()
         return unread
 
-    def _mend(self, place: FramePlace) -> FrameDamaged | None:
+    def _mend(self, copy: FrameCopy) -> FrameDamaged | None:
         """Writes one missing frame and its row; returns why that was in vain, if it was.
 
         What cannot be read stays missing: who does not get back what is due has to let another node
         lead.
         """
         try:
-            self._write(place)
+            self._write(copy)
         except OSError as error:
             if not is_medium_error(error):
                 raise
-            self._refused.put(place)
-            return FrameDamaged(DamageReason.UNREADABLE, f"seq {place.seq}: {error}")
-        return self._written_in_place(place)
+            self._refused.put(copy)
+            return FrameDamaged(DamageReason.UNREADABLE, f"seq {copy.seq}: {error}")
+        return self._written_in_place(copy)
 
-    def _written_in_place(self, place: FramePlace) -> FrameDamaged | None:
+    def _written_in_place(self, copy: FrameCopy) -> FrameDamaged | None:
         """Writes the row of a missing frame that is in its place; as `_mend`."""
         try:
-            self._write_row(place)
+            self._write_row(copy)
         except OSError as error:
             if not is_medium_error(error):
                 raise
-            return FrameDamaged(DamageReason.UNREADABLE, f"seq {place.seq}: {error}")
+            return FrameDamaged(DamageReason.UNREADABLE, f"seq {copy.seq}: {error}")
         # In this order: a reader that looks at both in between must find it in one.
-        seqs = SeqSet.of([place.seq])
+        seqs = SeqSet.of([copy.seq])
         self._medium.rewritten(seqs)
-        damaged = self._damage(place.seq)
+        damaged = self._damage(copy.seq)
         if damaged is not None:
-            return FrameDamaged(damaged.reason, f"seq {place.seq}: written, and not returned")
+            return FrameDamaged(damaged.reason, f"seq {copy.seq}: written, and not returned")
         self._missing.remove(seqs)
         self._not_returned -= seqs
         return None
@@ -672,23 +669,23 @@ class MirrorWheel:
             The frames that are in their places now.
         """
         try:
-            places = self._rewrite(slot)
+            copies = self._rewrite(slot)
         except OSError as error:
             if not (is_medium_error(error) or error.errno in _LEFT_IN_PLACE):
                 raise
             return []  # it does not take a new file either
-        return [place.seq for place in places if self._written_in_place(place) is None]
+        return [copy.seq for copy in copies if self._written_in_place(copy) is None]
 
-    def _rewrite(self, slot: int) -> list[FramePlace]:
+    def _rewrite(self, slot: int) -> list[FrameCopy]:
         """Replaces a slot's file if nothing that the medium does not return of it is absent.
 
         Returns:
             The refused frames that it has now. If others are absent, they are missing then.
         """
         path = layout.slot_path(self._folder, slot)
-        places = self._refused.of_slot(slot)
-        end = max((place.offset + len(place.content) for place in places), default=0)
-        found = read_around(self._disk, path, end) if places else None
+        copies = self._refused.of_slot(slot)
+        end = max((copy.offset + len(copy.content) for copy in copies), default=0)
+        found = read_around(self._disk, path, end) if copies else None
         if found is None:
             return []
         content, unread = found
@@ -696,12 +693,12 @@ class MirrorWheel:
             return []  # the frame of such a row may lie there, and perhaps nowhere else
         seqs, rows = self.reader.slot_places(slot)
         absent = SeqSet.of(seqs[meeting(rows, unread)].tolist())
-        absent -= SeqSet.of(place.seq for place in places)
+        absent -= SeqSet.of(copy.seq for copy in copies)
         if absent:
             self._note_missing(absent - self._missing.seqs)
             return []
-        for place in places:
-            content[place.offset : place.offset + len(place.content)] = place.content
+        for copy in copies:
+            content[copy.offset : copy.offset + len(copy.content)] = copy.content
         self._slots.reopen({slot})
         try:
             beside = layout.moving_path(self._folder)
@@ -709,17 +706,17 @@ class MirrorWheel:
         finally:  # if it fails, it may have its name all the same, and only for now
             self._slots.mark_unsynced({slot})
         self._refused.drop_slot(slot)
-        return places
+        return copies
 
     def _note_unread(self, following: FrameBundle) -> None:
         """Notes as missing what cannot be read in the page that refused the next frame."""
         refused = following.following(self.last_seq + 1, self.last_seq + 1)
         if not len(refused):
             return
-        place = place_of(refused)
-        page = place.offset // PAGE_BYTES * PAGE_BYTES
-        seqs, rows = self.reader.slot_places(place.slot)
-        there = seqs[meeting(rows, [(page, place.offset)])].tolist()
+        copy = refused.only()
+        page = copy.offset // PAGE_BYTES * PAGE_BYTES
+        seqs, rows = self.reader.slot_places(copy.slot)
+        there = seqs[meeting(rows, [(page, copy.offset)])].tolist()
         bad = SeqSet.of(seq for seq in there if isinstance(self.reader.frame(seq), DamagedFrame))
         self._note_missing(bad - self._missing.seqs)
 
@@ -731,18 +728,18 @@ class MirrorWheel:
         with self._medium.lock:
             self._medium.note_missing(seqs)
 
-    def _write_row(self, place: FramePlace) -> None:
-        old = self.reader.rows(place.seq, place.seq)
-        if old.tobytes() == place.row:
+    def _write_row(self, copy: FrameCopy) -> None:
+        old = self.reader.rows(copy.seq, copy.seq)
+        if old.tobytes() == copy.row:
             return
         try:
-            self._index.rewrite(place.seq, place.row)
+            self._index.rewrite(copy.seq, copy.row)
         except OSError as error:
-            self._move_rows({place.seq: place.row}, error)
-        self._table.change({place.slot, int(old["slot"][0])})
+            self._move_rows({copy.seq: copy.row}, error)
+        self._table.change({copy.slot, int(old["slot"][0])})
         if self._dial is not None:
             self._dial.remove(old)
-        self._count(FrameBundle.of_copies([FrameCopy(place.seq, place.row, place.content)]))
+        self._count(FrameBundle.of_copies([copy]))
 
     def _append_rows(self, rows: NDArray[Any]) -> None:
         first_seq, last_seq = self._index.last_seq + 1, self._index.last_seq + len(rows)

@@ -1,33 +1,14 @@
-"""Places of frames in a copy, whether another frame occupies them, and damaged frames."""
+"""Whether frames may be put in their places in a copy: intact, and nothing else lies there."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.frames.bundle import FrameBundle
+from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
 from delaywheel.storage.frames.checking import damage_of, good_frames
 from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged
-from delaywheel.storage.frames.rows import raw_rows
 from delaywheel.storage.reading.reader import WheelReader
-
-
-class FramePlace(NamedTuple):
-    """A frame to be written, and where; a frame without content has only its row written."""
-
-    seq: int
-    row: bytes
-    slot: int
-    offset: int
-    content: bytes
-
-
-def place_of(frame: FrameBundle) -> FramePlace:
-    """Returns where the only frame of a bundle goes."""
-    (copy,) = frame.copies()
-    slot, offset, _, _ = raw_rows(copy.row)[0].item()
-    return FramePlace(copy.seq, copy.row, slot, offset, copy.content)
 
 
 def checked_frame(wheel: WheelId, frame: FrameBundle) -> FrameBundle:
@@ -57,16 +38,16 @@ class Occupied:
     def __init__(self, reader: WheelReader) -> None:
         self._reader = reader
 
-    def taken(self, places: Sequence[FramePlace]) -> set[int]:
+    def taken(self, copies: Sequence[FrameCopy]) -> set[int]:
         """Returns the seqs whose places overlap with another, possibly intact frame."""
-        return {place.seq for place in places if place.content and self._is_taken(place)}
+        return {copy.seq for copy in copies if copy.content and self._is_taken(copy)}
 
-    def _is_taken(self, place: FramePlace) -> bool:
-        seqs, rows = self._reader.slot_places(place.slot)
+    def _is_taken(self, copy: FrameCopy) -> bool:
+        seqs, rows = self._reader.slot_places(copy.slot)
         begins = rows["offset"].astype(np.int64)
-        meets = begins + rows["length"] > place.offset
-        meets &= begins < place.offset + len(place.content)
-        return any(seq != place.seq and self._may_be_good(seq) for seq in seqs[meets].tolist())
+        meets = begins + rows["length"] > copy.offset
+        meets &= begins < copy.offset + len(copy.content)
+        return any(seq != copy.seq and self._may_be_good(seq) for seq in seqs[meets].tolist())
 
     def _may_be_good(self, seq: int) -> bool:
         found = self._reader.frame(seq)

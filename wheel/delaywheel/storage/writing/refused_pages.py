@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from delaywheel.storage.folder.disk import Disk, File
 from delaywheel.storage.folder.medium_errors import is_medium_error
-from delaywheel.storage.writing.placing import FramePlace
+from delaywheel.storage.frames.bundle import FrameCopy
 
 PAGE_BYTES = 4096
 AT_ONCE_BYTES = 64 * PAGE_BYTES
@@ -38,40 +38,40 @@ class RefusedFrames:
     """Frames of one copy that the medium did not take, until their pages are whole."""
 
     def __init__(self) -> None:
-        self._places: dict[int, FramePlace] = {}
+        self._copies: dict[int, FrameCopy] = {}
         self._bytes = 0
 
-    def put(self, place: FramePlace) -> None:
+    def put(self, copy: FrameCopy) -> None:
         """Keeps a frame; the oldest ones make room for it."""
-        if place.seq in self._places:
-            self._drop(place.seq)
-        self._places[place.seq] = place
-        self._bytes += len(place.content)
+        if copy.seq in self._copies:
+            self._drop(copy.seq)
+        self._copies[copy.seq] = copy
+        self._bytes += len(copy.content)
         while self._bytes > MOST_BYTES:
-            self._drop(next(iter(self._places)))
+            self._drop(next(iter(self._copies)))
 
-    def of_slot(self, slot: int) -> list[FramePlace]:
+    def of_slot(self, slot: int) -> list[FrameCopy]:
         """Returns those of one slot."""
-        return [place for place in self._places.values() if place.slot == slot]
+        return [copy for copy in self._copies.values() if copy.slot == slot]
 
     def drop_below(self, floor: int) -> None:
         """Drops those of finished slots."""
-        self._drop_all(lambda place: place.slot < floor)
+        self._drop_all(lambda copy: copy.slot < floor)
 
     def drop_slot(self, slot: int) -> None:
         """Drops those of one slot, which was moved."""
-        self._drop_all(lambda place: place.slot == slot)
+        self._drop_all(lambda copy: copy.slot == slot)
 
     def cut_behind(self, last_seq: int) -> None:
         """Drops those beyond the end of the wheel."""
-        self._drop_all(lambda place: place.seq > last_seq)
+        self._drop_all(lambda copy: copy.seq > last_seq)
 
-    def _drop_all(self, goes: Callable[[FramePlace], bool]) -> None:
-        for seq in [seq for seq, place in self._places.items() if goes(place)]:
+    def _drop_all(self, goes: Callable[[FrameCopy], bool]) -> None:
+        for seq in [seq for seq, copy in self._copies.items() if goes(copy)]:
             self._drop(seq)
 
     def _drop(self, seq: int) -> None:
-        self._bytes -= len(self._places.pop(seq).content)
+        self._bytes -= len(self._copies.pop(seq).content)
 
 
 def read_around(disk: Disk, path: Path, length: int) -> tuple[bytearray, list[Extent]] | None:
