@@ -24,13 +24,11 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
-from delaywheel_replica.cleaner.node_states import is_older, uses_of
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
 from delaywheel_replica.cleaner.outside.ports import ANSWER_MS, ProducersPort
-from delaywheel_replica.cleaner.row_keeper import QUIET_ROW_S, READING_MS, Waiting
+from delaywheel_replica.cleaner.row_keeper import QUIET_ROW_S, READING_MS, View, Waiting
 from delaywheel_replica.cleaner.tallies import Tallies
 from delaywheel_replica.cleaner.term_log import TermLog
-from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.election.eligibility import Eligibility, heard_heartbeats
 from delaywheel_replica.core.election.events import (
     CANDIDATE,
@@ -290,7 +288,7 @@ class Leadership:
         forwarder = self._forwarder
         if forwarder is not None:
             self._shown = forwarder.state
-        elif not is_older(self._follower.state, self._shown):
+        elif not _is_older(self._follower.state, self._shown):
             self._shown = self._follower.state
         self._note_progress()
         error = self._why_not(forwarder)
@@ -374,7 +372,7 @@ class Leadership:
         if server is self._server:
             return
         self._server = server
-        before, self._uses = self._uses, None if server is None else uses_of(server)
+        before, self._uses = self._uses, None if server is None else _uses_of(server)
         if server is None:
             return
         if before != self._uses:
@@ -602,3 +600,26 @@ def _waits_for(unreadable: FrameSet) -> str:
     count = len(unreadable)
     more = f" and {count - 1} more" if count > 1 else ""
     return f"it cannot read frame {wheel}/{first}{more}"
+
+
+def _uses_of(server: ServerStatus) -> list[tuple[object, ...]]:
+    """Returns the inputs of a leader's duties."""
+    return [
+        (
+            heartbeat.open,
+            heartbeat.spare,
+            heartbeat.draining,
+            heartbeat.last_number,
+            heartbeat.storage,
+        )
+        for _, heartbeat in sorted(server.heartbeats.items())
+    ]
+
+
+def _is_older(state: ControlState, than: ControlState) -> bool:
+    """Whether a state was read before another was committed."""
+    if than.progress is None:
+        return False
+    if state.progress is None:
+        return True
+    return state.progress.order < than.progress.order

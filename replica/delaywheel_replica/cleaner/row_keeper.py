@@ -23,12 +23,21 @@ moment the election machine would end its term, if it could run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
+from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.outside.clocks import Clock
-from delaywheel_replica.cleaner.view import View
-from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.core.protocol.control import ControlState, Leader
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
+from delaywheel_replica.core.protocol.heartbeat import Fence
+from delaywheel_replica.core.protocol.messages import PrevoteRequest
+from delaywheel_replica.core.protocol.status_files import (
+    CleanerStatus,
+    FloorWait,
+    Role,
+    Standstill,
+)
 
 ROW_S = 0.1
 """The longest time between a leader's reports of progress."""
@@ -44,6 +53,29 @@ STAMP_S = 0.2
 
 READING_MS = 10_000
 """After a long outage, the backlog is read from a disk that may be slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a cleaner's status says of its term."""
+
+    role: Role
+    epoch: int | None
+    leader: Leader | None
+    state: ControlState
+    control_offset: int
+    lateness_ms: int
+    error: str | None
+    warnings: tuple[str, ...] = ()
+    unreadable: FrameSet = NO_FRAMES
+    fences: tuple[Fence, ...] = ()
+    fills: Mapping[WheelId, int] = field(default_factory=dict)
+    prevote_request: PrevoteRequest | None = None
+    stands: bool = False
+    ingress_slot: int | None = None
+    floor_wait: FloorWait | None = None
+    standstill: Standstill | None = None
+    halves_objection: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,6 @@ class UnansweredLetters:
         is_leading: Callable[[], bool],
         written: Callable[[], Hashable],
         topic_id: Callable[[], str | None],
-        pause: Callable[[float], object] = time.sleep,
     ) -> None:
         """Begins with nothing known.
 
@@ -84,7 +83,6 @@ class UnansweredLetters:
             is_leading: Whether this node leads: others count nothing.
             written: Returns what is another value once a letter was written, or another term began.
             topic_id: Returns Kafka's id of the topic; None: there is none, or it may not be seen.
-            pause: Waits so many seconds.
         """
         self.found: tuple[UnansweredHalves, ...] = ()
         """What waits now, by group, the most first."""
@@ -98,7 +96,6 @@ class UnansweredLetters:
         # What `written` was at the last looks, all of which found no letter.
         self._quiet: list[Hashable] = []
         self._left_out = 0
-        self._pause = pause
         self._consumer: Consumer | None = None
         self._places: list[TopicPartition] = []
         self._letters: dict[str, list[_Letter]] = {}
@@ -108,7 +105,7 @@ class UnansweredLetters:
     def run(self) -> None:
         """Counts now and then, for as long as the process lives."""
         while True:
-            self._pause(EVERY_S)
+            time.sleep(EVERY_S)
             try:
                 self.look()
             except KafkaException as exception:

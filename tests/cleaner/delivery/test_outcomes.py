@@ -26,7 +26,6 @@ from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
 from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
 from delaywheel_replica.cleaner.outside.ports import HEADER_CUT_OFF, Record, RefusedRecord
-from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import from_json
@@ -390,7 +389,7 @@ def test_the_room_of_a_message_is_enough_for_all_headers() -> None:
         headers=[], due_ms=1 << 62, accepted_at_ms=1 << 62, wheel=wheel, timestamp_ms=5
     )
     (record,) = forwarded_of(due_rows([longest]), 1 << 62)
-    assert batch_bytes(record) - len(b"kv") <= FORWARD_ROOM_BYTES
+    assert record.batch_bytes - len(b"kv") <= FORWARD_ROOM_BYTES
 
 
 def test_a_name_that_would_be_cut_off_makes_a_dead_letter() -> None:

@@ -11,9 +11,9 @@ from delaywheel_replica.cleaner.row_keeper import (
     STAMP_S,
     RowKeeper,
     RowNews,
+    View,
     Waiting,
 )
-from delaywheel_replica.cleaner.view import View
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role

@@ -36,7 +36,7 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import IDS
-from delaywheel_replica.cleaner.view import View
+from delaywheel_replica.cleaner.row_keeper import View
 from delaywheel_replica.core.election.eligibility import CLOCKS
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delaywheel_replica.cleaner.delivery.dead_letters import ANSWER_S, DeadLetters, Hold, Plan
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, REGAIN_S
 from delaywheel_replica.cleaner.due.rows import DueRows
-from delaywheel_replica.cleaner.view import View
+from delaywheel_replica.cleaner.row_keeper import View
 from delaywheel_replica.core.protocol.status_files import Role
 from sim.checking.calm import is_calm_beside
 from sim.machine.clocks import EPOCH_MS

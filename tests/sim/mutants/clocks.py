@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner import node_states
+from delaywheel_replica.cleaner import leadership
 from delaywheel_replica.cleaner.due.rows import Records
 from delaywheel_replica.cleaner.due.runs import Runs
 from delaywheel_replica.cleaner.due.seconds import Bounds, Second
@@ -77,7 +77,7 @@ def newer_by_w_alone() -> list[Patch]:
 
         return w(state) < w(than)
 
-    return [everywhere(node_states.is_older, is_older)]
+    return [everywhere(leadership._is_older, is_older)]
 
 
 def never_asks_again() -> list[Patch]:

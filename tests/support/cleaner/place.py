@@ -16,7 +16,7 @@ from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
-from delaywheel_replica.cleaner.view import View
+from delaywheel_replica.cleaner.row_keeper import View
 from delaywheel_replica.core.election.machine import ElectionConfig
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits

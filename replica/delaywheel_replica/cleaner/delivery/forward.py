@@ -46,7 +46,6 @@ from delaywheel_replica.cleaner.ingress.direct import joined_with
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record
-from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.ingress.moment import TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
@@ -521,7 +520,7 @@ class _OwnRecords:
         """Writes records without which the transaction must not be committed."""
         fitting: list[Record] = []
         for record in records:
-            length_bytes = batch_bytes(record)
+            length_bytes = record.batch_bytes
             together_bytes = self._together[record.topic]
             if together_bytes and together_bytes + length_bytes > self._most_bytes:
                 self._producers.write_own(self._number, fitting)

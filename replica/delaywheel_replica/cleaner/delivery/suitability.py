@@ -15,7 +15,6 @@ from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, forwarded
 from delaywheel_replica.cleaner.delivery.topics import Topic
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.outside.ports import NOW
-from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 
 Unsuited = dict[int, tuple[DeadReason, str | None]]
@@ -88,7 +87,7 @@ def _check_sizes(rows: DueRows, topics: Mapping[str, Topic], now_ms: int, found:
     perhaps = rows.lengths_bytes > allowed - FORWARD_ROOM_BYTES
     for row in np.flatnonzero(perhaps).tolist():
         (record,) = forwarded(rows.take(slice(row, row + 1)), now_ms)
-        size = batch_bytes(record)
+        size = record.batch_bytes
         if size > allowed[row]:
             detail = f"{size} bytes, and the topic takes {allowed[row]}"
             found.setdefault(row, (DeadReason.MESSAGE_TOO_LARGE, detail))

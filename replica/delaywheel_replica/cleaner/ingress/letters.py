@@ -22,7 +22,6 @@ from collections.abc import Iterator
 
 from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
-from delaywheel_replica.cleaner.outside.sizes import batch_bytes
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Unfit
 from delaywheel_replica.core.ingress.underway import Answered, DeletedRecords, Dies, Gone
@@ -45,7 +44,7 @@ def letter(names: KafkaNames, settled: Dies, most_bytes: int) -> list[Record]:
     assert record is not None
     key = None if isinstance(request, Unfit | DeletedRecords) else (request.id, request.due_ms)
     *whole, smallest = _letters(names, record, settled.unfit)
-    fitting = next((each for each in whole if batch_bytes(each) <= most_bytes), smallest)
+    fitting = next((each for each in whole if each.batch_bytes <= most_bytes), smallest)
     return [fitting, dead_outcome(names, record.place, settled.unfit.reason.value, key)]
 
 

@@ -253,7 +253,7 @@ def look_over(
     settings: KafkaSettings,
     *,
     brokers: int,
-    replication_factor: int | None = None,
+    replication_factor: int | None,
 ) -> tuple[str, ...]:
     """Checks the control topic's present configuration for risks."""
     name = settings.names.control

@@ -96,7 +96,7 @@ class KafkaClients:
         """Makes a new reader of the control topic."""
         return ControlReader(self._settings)
 
-    def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
+    def find_ingress(self, also: AbstractSet[str]) -> IngressFound:
         """Finds the ingress topics, and creates missing ones of the settings."""
         return find_ingress(self._admin, self._ingress_topics, also)
 

@@ -17,6 +17,7 @@ from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
+from delaywheel_replica.kafka_settings import BATCH_HEADER_BYTES
 
 IDS = 2
 """How many transactional ids take turns. Never changes on a cluster: a leader inits all of them."""
@@ -40,6 +41,14 @@ class Record(NamedTuple):
     headers: list[tuple[str, bytes | None]]
     partition: int = ANY_PARTITION
     timestamp_ms: int = NOW
+
+    @property
+    def batch_bytes(self) -> int:
+        """How large Kafka counts an uncompressed batch with only this record."""
+        body = 1 + 1 + 1 + _sized(self.key) + _sized(self.value) + _varint(len(self.headers))
+        for name, value in self.headers:
+            body += _sized(name.encode()) + _sized(value)
+        return BATCH_HEADER_BYTES + _varint(body) + body
 
 
 class RefusedRecord(NamedTuple):
@@ -215,7 +224,7 @@ class IngressPort(Protocol):
 class IngressKafkaPort(Protocol):
     """The ingress topics of a Kafka cluster."""
 
-    def find_ingress(self, also: AbstractSet[str] = frozenset()) -> IngressFound:
+    def find_ingress(self, also: AbstractSet[str]) -> IngressFound:
         """Finds the ingress topics, and creates missing ones of the settings.
 
         To be called in the background: it may take some seconds.
@@ -332,3 +341,13 @@ class ControlUnreadable(Exception):  # noqa: N818 - named after what happened
 
 class ControlNotReadInTime(ControlUnreadable):
     """There was more than could be read in time; reading continues where it stopped."""
+
+
+def _sized(value: bytes | None) -> int:
+    return _varint(-1) if value is None else _varint(len(value)) + len(value)
+
+
+def _varint(number: int) -> int:
+    """Returns the length of a zigzag varint in bytes."""
+    zigzag = number * 2 if number >= 0 else -number * 2 - 1
+    return max(1, (zigzag.bit_length() + 6) // 7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import monotonic
 
 from delaywheel.reasons import Reason
@@ -17,18 +16,14 @@ _HEARD_S = 0.25
 class HalvesRefusals:
     """Judges begins and commits. For one thread."""
 
-    def __init__(
-        self, view: NodeView, *, are_wanted: bool, clock: Callable[[], float] = monotonic
-    ) -> None:
+    def __init__(self, view: NodeView, *, are_wanted: bool) -> None:
         """Has heard nothing yet.
 
         Args:
             are_wanted: The settings want half messages.
-            clock: A monotonic clock, in seconds.
         """
         self._view = view
         self._are_wanted = are_wanted
-        self._clock = clock
         self._objection: str | None = None
         self._look_at = 0.0
 
@@ -50,7 +45,7 @@ class HalvesRefusals:
 
     def _heard(self) -> str | None:
         """Returns what the leader says, this node or another one."""
-        now = self._clock()
+        now = monotonic()
         if now >= self._look_at:
             self._look_at = now + _HEARD_S
             self._objection = halves_objection_heard(self._view.status())

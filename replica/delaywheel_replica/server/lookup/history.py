@@ -39,8 +39,7 @@ class _Seen:
 class ProgressHistory:
     """Keeps the progress records that were seen. Written by one thread, read by any."""
 
-    def __init__(self, *, most_seqs: int = MOST_SEQS) -> None:
-        self._most_seqs = most_seqs
+    def __init__(self) -> None:
         self._seqs = 0
         self._last: CleanerStatus | None = None
         self._seen: list[_Seen] = []
@@ -55,7 +54,7 @@ class ProgressHistory:
         follows = bool(self._seen) and before == self._seen[-1].progress
         self._seen.append(_Seen(progress, follows=follows))
         self._seqs += _weight(progress)
-        if self._seqs > self._most_seqs:
+        if self._seqs > MOST_SEQS:
             half = len(self._seen) // 2
             old = [_Seen(each.progress, follows=False) for each in self._seen[: half + 1 : 2]]
             self._seen = [*old, *self._seen[half + 1 :]]

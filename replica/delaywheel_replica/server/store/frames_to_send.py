@@ -14,8 +14,7 @@ from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.store.copies import Copies
-from delaywheel_replica.server.store.missing import MissingOfCopies
+from delaywheel_replica.server.store.copies import Copies, MissingOfCopies
 from delaywheel_replica.server.store.recent import Recent
 
 _log = get_logger(__name__)

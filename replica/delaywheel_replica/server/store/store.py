@@ -56,10 +56,9 @@ from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.messages import WheelCard
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.disk_space import FreeSpace
-from delaywheel_replica.server.store.copies import Copies
+from delaywheel_replica.server.store.copies import Copies, MissingOfCopies
 from delaywheel_replica.server.store.frames_to_send import FramesToSend
 from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.missing import MissingOfCopies
 
 _log = get_logger(__name__)
 

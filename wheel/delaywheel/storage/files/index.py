@@ -80,9 +80,7 @@ class OpenIndexes:
 class IndexWriter:
     """Appends rows to an index, from ``last_seq`` on. ``append`` is for one thread."""
 
-    def __init__(
-        self, disk: Disk, folder: Path, *, last_seq: int = 0, opened: OpenIndexes | None = None
-    ) -> None:
+    def __init__(self, disk: Disk, folder: Path, *, opened: OpenIndexes | None = None) -> None:
         self._disk = disk
         self._open_indexes = opened or OpenIndexes()
         self._folder = folder
@@ -91,7 +89,7 @@ class IndexWriter:
         self._unsynced: set[int] = set()
         self._lock = threading.Lock()
         self._tops = SegmentTops(disk, folder)
-        self.last_seq = last_seq
+        self.last_seq = 0
 
     def append(self, rows: NDArray[Any]) -> None:
         """Writes rows for the next seqs; ``last_seq`` moves with every segment written."""

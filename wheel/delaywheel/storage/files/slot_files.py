@@ -203,7 +203,7 @@ class SlotFiles:
         return wrote
 
     def write_behind(
-        self, places: BundlePlaces, *, is_over: Callable[[], bool] | None = None
+        self, places: BundlePlaces, *, is_over: Callable[[], bool] | None
     ) -> BundleWritten:
         """Writes frames at their places, until one cannot be written.
 

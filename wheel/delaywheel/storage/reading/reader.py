@@ -400,8 +400,8 @@ class WheelReader:
         up_to_seq: int,
         may_hold: Callable[[bytes], bool],
         *,
-        from_seq: int = 1,
-        lost: SeqSet = NO_SEQS,
+        from_seq: int,
+        lost: SeqSet,
     ) -> Iterator[FrameBatch | PassedOver | DamagedFrame]:
         """Yields frames with messages, decoded together if their bytes may hold what is sought.
 

@@ -85,7 +85,7 @@ def rebuild_rows(
     *,
     safe_seq: int,
     end_seq: int,
-    must_read: bool = False,
+    must_read: bool,
 ) -> Steps[SeqSet]:
     """Rebuilds all rows after the checkpoint from frames; returns the damaged seqs.
 
