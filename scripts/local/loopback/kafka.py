@@ -51,6 +51,10 @@ PORTS = range(20_000, 32_000)
 JVM_VARIABLE = "DELAYWHEEL_BROKER_JVM"
 """The environment variable for other options of the broker's JVM, for whatever starts one."""
 JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto"
+SESSION_MS = 30_000
+"""How long a broker may be silent and still leads: a busy machine stops it for seconds."""
+RESTART_SESSION_MS = 2_000
+"""After it was killed: its old registration is in the way of its start for this long."""
 
 BOOTSTRAP = "bootstrap.checkpoint"
 """Which features a new broker begins with."""
@@ -146,6 +150,7 @@ class KafkaBroker:
         self._port = port or free[0]
         self._controller_port, self.proxied_port, self.proxy_port = free[1:]
         self._process: subprocess.Popen[bytes] | None = None
+        self._was_killed = False
 
     @property
     def address(self) -> str:
@@ -237,7 +242,7 @@ class KafkaBroker:
                 process.wait(ARCHIVE_TIMEOUT_S if self._archive_to else STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-        process.wait()
+        self._was_killed = process.wait() == -signal.SIGKILL
 
     def _properties(self) -> dict[str, str]:
         host = "127.0.0.1"
@@ -256,8 +261,9 @@ class KafkaBroker:
             f"CONTROLLER://{controller}",
             "advertised.listeners": f"{plain}:{self._port},{proxied}:{self.proxy_port}",
             "log.dirs": str(self.folder / "data"),
-            # A killed broker's registration is in the way of its next start for this long.
-            "broker.session.timeout.ms": "2000",
+            "broker.session.timeout.ms": str(
+                RESTART_SESSION_MS if self._was_killed else SESSION_MS
+            ),
             "broker.heartbeat.interval.ms": "500",
             # No record twice a second that says only that time passes: at rest it was two thirds
             # of what the broker computes. It is of use to controllers that follow another.
