@@ -35,11 +35,15 @@ class Result:
         self._buckets = pq.read_table(output / "buckets").to_pylist()
 
     def buckets(self, topic: str) -> dict[int, dict[str, int]]:
-        """Counts by bucket, without columns that are zero."""
+        """Counts by bucket, without those that are zero.
+
+        Of some bucket all that was forwarded may be of a lost file, and counted nowhere.
+        """
         return {
-            row["bucket_ms"]: {name: row[name] for name in COUNTS if row[name]}
+            row["bucket_ms"]: counts
             for row in self._buckets
             if row["topic"] == topic
+            if (counts := {name: row[name] for name in COUNTS if row[name]})
         }
 
     def found(self, topic: str) -> Counter[Found]:
