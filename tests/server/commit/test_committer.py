@@ -331,6 +331,15 @@ def test_a_group_goes_once_it_has_as_many_messages_as_wait_for_mirrors(pair: Dri
     assert pair.store.last_seq == 5
 
 
+def test_a_full_group_waits_for_no_other(pair: Driven) -> None:
+    pair.produce(*(message(n) for n in range(300)))
+    for n in range(255):
+        pair.produce(message(300 + n))
+    assert pair.store.last_seq == 1
+    pair.produce(message(600))
+    assert pair.store.last_seq == 2
+
+
 def test_what_waits_too_long_for_other_groups_was_not_written(pair: Driven) -> None:
     written = pair.produce(message(1), message(2))
     held_up = pair.produce(message(3))

@@ -2,8 +2,8 @@
 
 Requests that arrive while a group is being written form the next one: there is no linger, so a
 single caller waits for no other. A group whose mirrors have not answered yet lets the next one go
-once that has as many messages as all that are under way: so the longer mirrors take, the fewer and
-larger groups become, as segments do by Nagle's algorithm (RFC 896), and large ones still overlap.
+once that has as many messages as all that are under way, or `_FULL`: so the longer mirrors take,
+the fewer and larger small groups become, as segments do by Nagle's algorithm (RFC 896).
 Nothing here has a thread or a clock: the driver (driver.py) takes, writes and answers groups.
 
 The states of a request, and its caller's answers:
@@ -46,6 +46,8 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.store.store import Store
 
+_FULL: Final = 256
+"""Of so many messages each pays more for itself than for its group."""
 _GROUP_MESSAGES: Final = 20_000
 # A group is in memory three times while it is written. A longer request forms its own group.
 # A leader takes what a frame releases in one transaction: so that counts as well.
@@ -302,7 +304,7 @@ class Committer:
         While too few messages wait for a group there are none: `may_go_on` says when there are.
         """
         with self._lock:
-            self._is_held_up = self._pending_messages < self._waiting_messages
+            self._is_held_up = not self._is_enough()
             if self._is_held_up or not self._pending:
                 return [], False
             self._taken_since_ms, first = self._pending[0]
@@ -332,9 +334,13 @@ class Committer:
             return self._may_go_on()
 
     def _may_go_on(self) -> bool:
-        may = self._is_held_up and self._pending_messages >= self._waiting_messages
+        may = self._is_held_up and self._is_enough()
         self._is_held_up &= not may
         return may and bool(self._pending)
+
+    def _is_enough(self) -> bool:
+        """Whether what waits for a group is as much as what waits for mirrors."""
+        return self._pending_messages >= min(self._waiting_messages, _FULL)
 
     def wait(self, group: Group, seq: int, now_ms: int) -> Answers:
         """Registers a written group, whose callers wait; returns refusals to answer now."""
