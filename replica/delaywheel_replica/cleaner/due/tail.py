@@ -167,7 +167,7 @@ class Tail:
             return self._pass_lost(wheel, limit)
         self._window.note(rows["slot"])
         numbers = self._touched(wheel, first, rows, progress)
-        end = self._first_to_wait(numbers, rows, progress)
+        end = self._admissible_end(numbers, rows, progress)
         batches, unreadable = self._read(wheel, first, rows, numbers[numbers < end])
         if not rows["length"].all():
             unreadable += self._not_lost(wheel, first, np.flatnonzero(is_hole(rows))).tolist()
@@ -215,10 +215,13 @@ class Tail:
             return numbers
         return numbers[~lost.marks(first, int(numbers[-1]) + 1)[numbers]]
 
-    def _first_to_wait(
+    def _admissible_end(
         self, numbers: NDArray[np.intp], rows: NDArray[np.void], progress: Progress
     ) -> int:
-        """Returns the first row that cannot be admitted yet, or the number of rows."""
+        """Returns the first row that cannot be admitted yet, or the number of rows.
+
+        Loads the second that it waits for.
+        """
         is_late = rows["slot"][numbers] <= progress.due_ms // 1000
         late = numbers[is_late | are_releases(rows[numbers])]
         if not len(late):

@@ -53,18 +53,18 @@ class Awaited:
         """Stops waiting for frames that are lost, readable, or below the floor."""
         left = self._frames - lost
         looked_at = islice(left, LOOKED_AT_FRAMES)
-        readable = [
+        found = [
             (wheel, seq)
             for wheel, seq in looked_at
-            if _is_readable(readers.get(wheel), seq, floor=floor)
+            if _need_not_wait(readers.get(wheel), seq, floor=floor)
         ]
-        self._frames = left - FrameSet.of(readable)
+        self._frames = left - FrameSet.of(found)
 
 
-def _is_readable(reader: WheelReader | None, seq: int, *, floor: int) -> bool:
-    """Whether a frame is readable, or its wheel is unregistered or ends before it.
+def _need_not_wait(reader: WheelReader | None, seq: int, *, floor: int) -> bool:
+    """Whether a frame is readable, or not needed: its wheel is unregistered, or ends before it.
 
-    The content of a finished frame is not needed either, once its row is in place.
+    Nor is the content of a finished frame, once its row is in place.
     """
     if reader is None or not reader.has(seq):
         return True

@@ -59,8 +59,8 @@ class Found:
         complete: The same, and the node holds everything acknowledged.
         rescheduled_to: The message has this due by now, according to its mark.
         looked: Up to which seq of each wheel there are no other cancels; empty if unknown.
-        commits: Commits of it; only a half has any.
-        releases: Likewise releases.
+        commits: Where its commits lie; only a half has any.
+        releases: Where its releases lie; likewise.
     """
 
     dues_ms: tuple[int, ...] = ()

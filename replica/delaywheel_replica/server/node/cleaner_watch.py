@@ -63,7 +63,7 @@ class CleanerWatch:
         self._on_status = on_status
         self._pid: int | None = None
         self._pidfd: int | None = None
-        self._word: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # The other end is closed: the cleaner has ended, and will not be started again.
         self.ended = asyncio.Event()
 
@@ -81,7 +81,7 @@ class CleanerWatch:
 
     async def next_change(self) -> None:
         """Waits until the status shows a new progress or role."""
-        await asyncio.shield(self._word)
+        await asyncio.shield(self._changed)
 
     def _receive(self) -> None:
         try:
@@ -110,8 +110,8 @@ class CleanerWatch:
         self._cleaner.before = directly_before(before, status, self._cleaner.before)
         self._cleaner.status, self._cleaner.has_died = status, False
         if before is None or status.progress != before.progress or status.role != before.role:
-            word, self._word = self._word, asyncio.get_running_loop().create_future()
-            word.set_result(None)
+            changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
+            changed.set_result(None)
         self._on_status(status)
         self._watch(status.pid)
 
