@@ -60,7 +60,6 @@ class Acceptor:
         """Begins without connections.
 
         Args:
-            me: This node.
             peers: The other members.
             on_message: Called with the sender and the message, in the order of each stream; raises
                 MalformedError for an impossible one. `serve` raises any other exception of it.

@@ -43,8 +43,6 @@ class PeerIdentity:
     """A node's report about itself, sent before anything else.
 
     Attributes:
-        cluster_id: Its cluster.
-        node: Its id.
         storage: The uuid of its data folder.
         boot: The machine's boot id.
         client_address: The host:port at which callers reach it.
@@ -91,7 +89,6 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
     """Returns why the two may not connect; None if they may.
 
     Args:
-        mine: This node.
         theirs: The other node's report about itself.
         members: The ids of all nodes, as configured here.
     """

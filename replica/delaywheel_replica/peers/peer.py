@@ -70,7 +70,6 @@ class Peer:
         """Begins unconnected.
 
         Args:
-            me: This node.
             node: The peer's id.
             address: Where it is dialled.
             on_disconnected: Called without any lock.

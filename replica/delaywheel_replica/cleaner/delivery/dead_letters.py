@@ -181,7 +181,6 @@ class DeadLetters:
             compresses: The producers compress, so sizes are not known beforehand.
             batch_size_bytes: The largest batch that the producers make of several messages.
             ttl_header: The header that states a message's time to live; empty: none.
-            monotonic: The clock.
             wall_ms: The wall clock.
         """
         self._topics = topics

@@ -228,7 +228,6 @@ class DestinationTopics:
             on_news: Called on the asking thread when an answer changed.
             on_wanted: Called when there is something to ask at once.
             soon: Returns topics of messages that will be due; called on the asking thread.
-            monotonic: The clock.
         """
         self._admin = admin
         self._create = create

@@ -54,8 +54,6 @@ class LateFrame(NamedTuple):
     """A frame that must be taken together with its seq.
 
     Attributes:
-        seq: Its seq.
-        second: Its second.
         begin: With `end`, its messages as rows [begin, end) of the second; none if it is a release.
         end: See `begin`.
         length_bytes: The length of its content.

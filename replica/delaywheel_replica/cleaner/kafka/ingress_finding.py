@@ -42,7 +42,6 @@ class IngressTopics:
     """The ingress topics of the settings, and how to create them.
 
     Attributes:
-        names: the names of the topics.
         partitions: of a new topic.
         replication_factor: of a new topic; None: one replica per broker, up to three.
         max_message_bytes: the largest record that a new topic accepts.

@@ -61,7 +61,6 @@ class RecordUnderWay:
 
     Attributes:
         offset: where it lies; for deleted records, the last offset.
-        request: what it requests.
         record: the record as read; None: deleted.
         stage: how far it has come.
         answer: the server's answer, once the record is refused.

@@ -375,7 +375,6 @@ class VerifyWheel:
     """Recover a wheel of an earlier life; answer Verified.
 
     Attributes:
-        wheel: The wheel.
         record: How it is registered: its folder may have lost that.
     """
 
@@ -423,7 +422,6 @@ class MemberConfig:
     """How a node takes part.
 
     Attributes:
-        node: Its id.
         nodes: The ids of all nodes, including its own.
         min_insync: W of the cluster as configured; R follows from it: how many must hear a leader.
         late_window_s: How long after its due a slot still accepts frames.

@@ -55,7 +55,6 @@ class HeartbeatNews:
     """A heartbeat with new information.
 
     Attributes:
-        heartbeat: The heartbeat.
         is_direct: It came from its own node.
     """
 

@@ -147,7 +147,6 @@ class Heartbeat:
     Of two heartbeats of one storage the one with the greater (start, count) is newer; see `order`.
 
     Attributes:
-        node: Its id.
         storage: The uuid of its data folder.
         boot: The machine's boot id.
         wall_ms: Its wall clock at the time of the report.
@@ -210,7 +209,6 @@ class FenceAnswer:
     """A member's promise, durable before it is sent, and what the member holds.
 
     Attributes:
-        node: The member.
         storage: The uuid of its data folder.
         fence: What it promised.
         applied: Wheel -> the greatest seq of it that the member has; a wheel not named: nothing.

@@ -48,7 +48,6 @@ class Frames:
     """Frames of one wheel.
 
     Attributes:
-        card: Their wheel.
         frames: Ascending; an answer to a Fetch may have fewer than were requested.
         request: The number of the Fetch that is answered; 0: pushed by the origin.
     """
@@ -63,7 +62,6 @@ class Applied:
     """A mirror reports the seq up to which it holds everything.
 
     Attributes:
-        wheel: The wheel.
         storage: The mirror's storage.
         boot: The mirror's boot: an answer given before its machine restarted no longer counts.
         prefix: Every frame up to here is held.
@@ -89,7 +87,6 @@ class Fetch:
 
     Attributes:
         request: Identifies the answer.
-        wheel: The wheel.
         first_seq: With `last_seq` the frames requested; as many as fit one answer are sent.
         last_seq: See `first_seq`. They may be millions.
     """
@@ -106,7 +103,6 @@ class Lacks:
 
     Attributes:
         request: The number of the Fetch.
-        wheel: The wheel.
         storage: The storage of the answering node.
         first_seq: With `last_seq` the missing ones: the leading run of what was requested.
         last_seq: See `first_seq`.

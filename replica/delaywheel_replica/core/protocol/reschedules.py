@@ -51,7 +51,6 @@ class GivenDue(NamedTuple):
 
     Attributes:
         set_backs: How often w had been set back by then.
-        due_ms: The due.
     """
 
     set_backs: int
@@ -85,7 +84,6 @@ class RescheduleProposal:
     """A request to give a message another due.
 
     Attributes:
-        key: The message.
         to_ms: The new due.
         place: Where a copy of it lies.
         looked: Up to which seq of each wheel the server has read that no cancel of it exists.
@@ -104,7 +102,6 @@ class RescheduleWritten:
     """Reports that a decision is in frames, which enough members hold.
 
     Attributes:
-        key: The message.
         to_ms: The due of the copy.
         copy: The copy lies in this wheel, in a frame up to this seq.
         cancel: Likewise the cancel with its mark; None: it cannot be written, because the second of

@@ -155,7 +155,6 @@ class UnansweredHalves:
     """Half messages about which one group was asked, and that it has not read yet.
 
     Attributes:
-        group: The group.
         letters: How many.
         oldest_ms: When the first of them was asked, in Unix milliseconds.
     """
@@ -170,7 +169,6 @@ class CleanerStatus:
     """The cleaner's status.
 
     Attributes:
-        node: Its id.
         boot: The machine's boot id.
         pid: The cleaner process.
         monotonic_ms: CLOCK_MONOTONIC when it was written.

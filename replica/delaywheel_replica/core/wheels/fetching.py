@@ -95,7 +95,6 @@ class _SentRequest:
     Attributes:
         peer: The node that was asked.
         storage: Its storage, as registered.
-        fetch: The request.
         until_ms: When it counts as lost.
         under_way: It is not answered yet.
         judged: Whether it helped was checked.

@@ -40,7 +40,6 @@ class Move:
     """A move of the high watermark.
 
     Attributes:
-        wheel: The wheel.
         to: The new high watermark.
         is_near: Whether other nodes should know at once.
     """

@@ -45,7 +45,6 @@ class Audit:
         """Begins without lines.
 
         Args:
-            node: This node.
             has_grants: Whether callers have names.
         """
         self._node = node

@@ -32,12 +32,7 @@ class Right(StrEnum):
 
 
 class Granted(NamedTuple):
-    """Some rights in some topics.
-
-    Attributes:
-        may: The rights.
-        topics: Patterns of topics.
-    """
+    """Some rights in some topics."""
 
     may: frozenset[Right]
     topics: tuple[Pattern, ...]

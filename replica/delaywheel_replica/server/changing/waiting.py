@@ -57,7 +57,6 @@ class Decided(NamedTuple):
     """A decision about a message.
 
     Attributes:
-        decision: The decision.
         moved_ms: The message's new due, if it was rescheduled; None also if its frame was lost
             before the message had a new due.
     """
@@ -117,7 +116,6 @@ class PendingCancel:
 
     Attributes:
         key: Its id and due.
-        subject: The message.
         since_ms: When it was asked for, by its owner's monotonic clock.
         callers: Called once with the decision.
         names: What these callers call it.
@@ -160,9 +158,7 @@ class AskedGroup:
     """What one call named first, and is not looked up yet.
 
     Attributes:
-        call: The call.
         since_ms: When it came, by its owner's monotonic clock.
-        named: The messages.
         rows: Their numbers in the call.
         others: Who named some of them in other calls.
         is_taken: They are being looked up.
@@ -210,7 +206,6 @@ class Cohort:
         named: What callers call them.
         keys: Their ids and dues.
         asked: For each, the group that it came with, and its number there.
-        due_ms: Their dues.
         copies: Where each lies.
         is_open: Which are neither decided nor singled out.
         place: Some frame up to this one has the cancel of each; None: they are not written.

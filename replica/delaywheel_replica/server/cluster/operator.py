@@ -50,8 +50,6 @@ def wheel_refusal(
     """Returns why a node gets no wheel, as far as it knows; otherwise an empty text.
 
     Args:
-        cleaner: The status of its cleaner.
-        node: Its id.
         storage: The uuid of its data folder.
         members: All nodes that its settings name.
         heard: Those that it heard since it started, itself included.

@@ -57,8 +57,6 @@ class Gap:
 
     Attributes:
         wheel: The wheel of the frames.
-        first_seq: The first of them.
-        last_seq: The last of them.
         accepted_from_ms: Nothing in it was accepted before.
         accepted_to_ms: Nor after.
         messages: The messages in it, as far as known.

@@ -39,7 +39,6 @@ class LedgerPages:
 
         Args:
             first_seq: The first seq of the next name.
-            node: This node.
             born_ms: Nothing of the wheel was accepted before.
             now_ms: The wall clock.
             on_file: Called when a file is in place, with its last seq and number of rows.

@@ -69,8 +69,6 @@ class Name:
 
     Attributes:
         wheel: The wheel of the frames.
-        first_seq: The first of them.
-        last_seq: The last of them.
         path: The path of the file.
     """
 
@@ -176,7 +174,6 @@ class LedgerStorage:
 
         Args:
             first_seq: The first seq of its name.
-            last_seq: The last.
             accepted_at_ms: When its rows were accepted; any of them, they are of one hour.
             dues_ms: The earliest and the latest due; None: it is empty.
         """

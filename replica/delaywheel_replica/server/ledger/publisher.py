@@ -88,7 +88,6 @@ class BooksConfig:
     """The operator's settings of the ledger.
 
     Attributes:
-        node: This node.
         uri: The place.
         seal_seconds: How often rows are sealed and published.
         retention_hours: How long files are kept there; 0: forever.

@@ -32,7 +32,6 @@ class UnreadableFrame:
     """A frame, perhaps with messages, that has no local row and cannot be read.
 
     Attributes:
-        seq: Its seq.
         messages: The messages in it, according to its index row.
     """
 

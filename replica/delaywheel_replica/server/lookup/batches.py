@@ -42,7 +42,6 @@ class Examined(NamedTuple):
 
     Attributes:
         end: The position after all their messages.
-        length_bytes: Their length.
         frames: Those with wanted rows, each with these.
     """
 

@@ -70,7 +70,6 @@ class SearchPages:
         Args:
             after: The position in its token.
             limits: The wheels to read, each up to a seq.
-            progress: The committed progress.
         """
         page_size = min(request.page_size or _PAGE_DEFAULT, _PAGE_AT_MOST)
         reading = self._reading(request, after, limits, page_size)

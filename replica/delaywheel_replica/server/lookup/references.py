@@ -18,7 +18,6 @@ class Reference(NamedTuple):
     """A reference to one message: a tuple, as a thousand come with a call, and each is hashed.
 
     Attributes:
-        slot: Its second.
         id: Its 16 bytes.
         due_ms: Its due; None: a handle gives only the second.
         wheel: The wheel that accepted it, from a handle; None: only id and due are given.

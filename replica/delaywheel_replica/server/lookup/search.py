@@ -76,7 +76,6 @@ class PageStart:
     """Where a page begins.
 
     Attributes:
-        slot: The second.
         after: The last message of the page before; None: the page begins with the first message.
     """
 
@@ -113,7 +112,6 @@ class Page:
 
     Attributes:
         messages: Pending messages, in the order of seconds.
-        places: The position of each.
         next: Where the next page begins; None: there is none.
         read_messages: How many messages were examined.
         read_bytes: How many bytes of frames were read.

@@ -125,7 +125,6 @@ class DiskSpace:
     """The file system of the data folder.
 
     Attributes:
-        size_bytes: Its size.
         free_bytes: The space that we may still use.
         free_inodes: How many files can still be created; None: there is no such limit.
         reserve_bytes: With less free space, no messages are accepted.

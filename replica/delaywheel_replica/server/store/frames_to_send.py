@@ -48,7 +48,6 @@ class FramesToSend:
 
         Args:
             copies: All wheels but the open one.
-            missing: What the copies are missing.
             recent_bytes: How many bytes of the newest frames to keep in memory.
         """
         self._copies = copies
@@ -95,10 +94,7 @@ class FramesToSend:
         on.
 
         Args:
-            first_seq: The first seq wanted.
-            last_seq: The last seq wanted.
             max_bytes: The most bytes, unless there is a single frame.
-            max_frames: The most frames.
             floor: Slots below are finished.
             now_ms: The wall clock.
             is_over: Called after each slot file that was read; if true, no more are read.

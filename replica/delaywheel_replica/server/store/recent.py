@@ -60,8 +60,6 @@ class Recent:
         """Returns these frames up to the first that is absent or finished.
 
         Args:
-            first_seq: The first seq wanted.
-            last_seq: The last seq wanted.
             floor: Slots below are finished.
             max_bytes: The most bytes, unless there is a single frame.
         """

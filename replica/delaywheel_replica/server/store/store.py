@@ -128,7 +128,6 @@ class Store:
 
         Args:
             data: The data folder, which is created if missing.
-            node: This node.
             floor: The greatest committed floor known so far.
 
         Raises:

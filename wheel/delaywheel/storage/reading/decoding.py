@@ -42,7 +42,6 @@ class FrameBatch:
 
     Attributes:
         kind: The kind of their rows.
-        wheel: Their wheel.
         slot: The slot in whose file they lie.
         seqs: Each frame's seq, ascending.
         accepted_at_ms: When each frame was accepted.
@@ -128,7 +127,6 @@ class IdBatch:
     """What identifies the rows of some frames, of one wheel, and of any seconds and kinds.
 
     Attributes:
-        wheel: Their wheel.
         seqs: The seq of each row's frame.
         rows: Each row's number in its frame.
         kinds: The `Kind` of each.
@@ -149,7 +147,6 @@ class PassedOver:
     """Frames that were checked, but not decoded: what is sought is not among their bytes.
 
     Attributes:
-        wheel: Their wheel.
         seqs: Each frame's seq, ascending.
         messages: How many messages they hold.
         last_messages: How many of them the last frame holds.

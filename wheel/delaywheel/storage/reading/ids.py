@@ -68,7 +68,6 @@ class FoundIds:
         seqs: The frames.
         rows: Their numbers within the frames.
         kinds: Values of `Kind`.
-        due_ms: Their dues.
     """
 
     numbers: NDArray[np.int64]

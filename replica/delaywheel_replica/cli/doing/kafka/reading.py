@@ -53,7 +53,6 @@ class Records:
 
         Args:
             consumer: Reads committed records, reports ends of partitions, commits nothing.
-            topics: What to read.
             timeout_s: How long to wait for Kafka where it must answer.
         """
         self._consumer = consumer
