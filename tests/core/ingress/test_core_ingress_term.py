@@ -303,9 +303,9 @@ def test_all_partitions_together_hold_what_is_documented() -> None:
     partitions = 1_000
     term = reading(partitions=partitions)
     offset = 0
-    while len(term.full()) < partitions:
+    while len(full := term.full()) < partitions:
         for number in range(partitions):
-            if ("in", number) not in term.full():
+            if ("in", number) not in full:
                 term.read(("in", number), [record(("in", number), offset, size=10_000)], offset + 1)
         offset += 1
     assert term.held_bytes <= 1.5 * HELD_BYTES_MOST
