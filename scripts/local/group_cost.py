@@ -36,8 +36,7 @@ from delaywheel_replica.server.commit.committer import Answers, Outcome, Request
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.outside import Job
 from delaywheel_replica.server.ledger.rows import Ledger
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 from local.costs.bundle_cost import columns_of
 
 NODES = ("a", "b", "c")

@@ -97,8 +97,7 @@ from delaywheel_replica.server.node.pulse import Pulse, next_pulse
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.node.same_access import SameAccess
 from delaywheel_replica.server.service import Changes, DelayWheelService
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 
 # Rows of the dial beyond span and late window: a backlog overdue by this much keeps its rows.
 _DIAL_SLACK_SECONDS: Final = 3_600

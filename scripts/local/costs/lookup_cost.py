@@ -38,8 +38,7 @@ from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Scanner
 from delaywheel_replica.server.lookup.search import Asked, NodeHoldings, PageStart, Walk
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 
 VALUE_BYTES = 100
 GROUP = 1_000

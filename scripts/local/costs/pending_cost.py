@@ -39,8 +39,7 @@ from delaywheel.storage.folder.steps import finish
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 
 MESSAGES_A_FRAME = 8
 VALUE_BYTES = 20

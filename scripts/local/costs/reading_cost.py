@@ -33,8 +33,7 @@ from delaywheel_replica.cleaner.delivery import outcomes
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers, TransactionalProducer
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 
 VALUE_BYTES = 200
 SECONDS = 5

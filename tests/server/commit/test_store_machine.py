@@ -31,8 +31,7 @@ from delaywheel.storage.writing.dial import DialView
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.wheels.copies import rows_of, slots_of, verified
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of

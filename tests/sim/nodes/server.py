@@ -47,8 +47,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerS
 from delaywheel_replica.server.commit.committer import Answers, Group, Outcome, Request
 from delaywheel_replica.server.commit.outside import GroupJob, Job, StepJob
 from delaywheel_replica.server.node.refusals import Refusal
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 from sim.checking.book import Entry, columns_of
 from sim.machine.disk import Crash
 from sim.machine.scheduler import US_PER_MS

@@ -13,7 +13,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from delaywheel.storage.folder.medium_errors import MEDIUM_ERRORS
+from delaywheel.storage.folder.disk import MEDIUM_ERRORS
 from delaywheel_replica.core.election.events import IN_TERM
 from sim.kafka.log import Entry, Partition
 from sim.kafka.topic_troubles import TopicTrouble

@@ -25,8 +25,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, S
 from delaywheel_replica.server.commit.committer import Answers, Committed, Outcome, Request
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.outside import Job
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 from sim.machine.disk import SimulatedDisk
 from support.wheels.copies import verified
 from support.wheels.messages import BASE_SLOT, Message, columns_of, messages_of

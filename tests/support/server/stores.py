@@ -11,8 +11,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW
 from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.messages import WheelCard
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 from sim.machine.disk import SimulatedDisk
 from support.wheels.copies import copies_of, verified
 from support.wheels.messages import BASE_SLOT, columns_of, message

@@ -19,8 +19,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.wheel import OriginWheel
 from delaywheel_replica.core.protocol.messages import WheelCard
-from delaywheel_replica.server.store.limits import StoreLimits
-from delaywheel_replica.server.store.store import Store
+from delaywheel_replica.server.store.store import Store, StoreLimits
 from support.wheels.golden import ACCEPTED_AT_MS, FIRST_GROUP, SECOND_GROUP, SLOT
 from support.wheels.messages import columns_of
 

@@ -5,7 +5,7 @@ import pytest
 
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.medium_errors import MEDIUM_ERRORS, is_medium_error
+from delaywheel.storage.folder.disk import MEDIUM_ERRORS, is_medium_error
 from delaywheel.storage.frames.format import DamageReason
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from sim.machine.disk import Fault, SimulatedDisk

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Annotated, Final, Self
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel_replica.core.protocol.codec import (
     ADDED,
     MalformedError,

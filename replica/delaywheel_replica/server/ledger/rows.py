@@ -38,8 +38,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.folder.disk import Disk, File
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, File, is_medium_error
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.process.logs import get_logger

@@ -28,9 +28,8 @@ from delaywheel.storage.files.wheel_folder import (
     syncing_names,
 )
 from delaywheel.storage.folder.boot import is_same_boot
-from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.layout import meta_path, wheel_folder
-from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import NO_SLOT
 from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS

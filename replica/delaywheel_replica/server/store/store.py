@@ -25,13 +25,14 @@ checkpoint remembers them, so that a restart does not turn a missing frame into 
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.handles import HandleCache
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import WheelExists, WheelMeta, WheelMissing, WheelState
 from delaywheel.storage.folder.boot import is_same_boot
@@ -46,6 +47,8 @@ from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import (
+    DEFAULT_MAX_FRAME_BYTES,
+    DEFAULT_MAX_FRAME_MESSAGES,
     NotEncodable,
     OriginWheel,
     WheelBroken,
@@ -55,12 +58,40 @@ from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.messages import WheelCard
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.node.disk_space import FreeSpace
+from delaywheel_replica.server.node.disk_space import BALLAST_BYTES, FreeSpace
 from delaywheel_replica.server.store.copies import Copies, MissingOfCopies
 from delaywheel_replica.server.store.frames_to_send import FramesToSend
-from delaywheel_replica.server.store.limits import StoreLimits
 
 _log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Limits for making and writing wheels.
+
+    Attributes:
+        span_seconds: The span of new wheels.
+        dial_rows: At least the number of slots that can hold messages at one time.
+        open_files: The most slot files to keep open.
+        max_frame_messages: The most messages in a frame of the own wheel.
+        max_frame_bytes: The most bytes in a frame of the own wheel.
+        sync_groups: Nothing counts before it is on the medium.
+        recent_bytes: How many of the newest bytes are kept in memory for mirrors.
+        reserve_bytes: With less free space, no messages are accepted.
+        ballast_bytes: How much is reserved for saves when no space is left.
+        table_rows: How many index rows, roughly, slot tables may lag behind.
+    """
+
+    span_seconds: int = 7_200
+    dial_rows: int = 8_192
+    open_files: int = 1_024
+    max_frame_messages: int = DEFAULT_MAX_FRAME_MESSAGES
+    max_frame_bytes: int = DEFAULT_MAX_FRAME_BYTES
+    sync_groups: bool = False
+    recent_bytes: int = 8 << 20
+    reserve_bytes: int = 0
+    ballast_bytes: int = BALLAST_BYTES
+    table_rows: int = ROWS_PER_SEGMENT
 
 
 class Store:

@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk, File
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, File, is_medium_error
 from delaywheel.storage.frames.rows import (
     GONE_ROW,
     HOLE_ROW,

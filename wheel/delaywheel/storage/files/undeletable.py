@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 
 FIRST_PAUSE_MS: Final = 10_000
 LONGEST_PAUSE_MS: Final = 600_000

@@ -18,8 +18,7 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.slot_files import delete_slots_below, list_slots
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import NO_SLOT
 

@@ -20,12 +20,11 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.storage.folder.medium_errors import is_medium_error
 from delaywheel.storage.folder.syncing import (
     FileSystem,
     ManyFiles,
@@ -36,7 +35,31 @@ from delaywheel.storage.folder.syncing import (
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
+MEDIUM_ERRORS: Final = frozenset(
+    {
+        errno.EIO,
+        errno.EUCLEAN,  # EFSCORRUPTED: the file system's own structures are damaged
+        errno.EBADMSG,  # EFSBADCRC: a checksum of the file system is wrong
+        errno.ENODATA,  # a sector that the medium cannot read
+        errno.EILSEQ,  # a block's protection data are wrong
+        errno.EREMOTEIO,  # the target of a network disk failed
+        errno.ETIMEDOUT,  # the device did not answer
+        errno.ENXIO,  # the device is gone
+    }
+)
+"""Errors of the medium, or of the file system on it.
+
+Such an error concerns the bytes that were asked for: they are damaged, or cannot be read for now,
+while others can be read. Any other error, such as a lack of descriptors, memory or rights, says
+nothing about these bytes, and is raised to whoever asked.
+"""
+
 _BUFFERS_PER_CALL = os.sysconf("SC_IOV_MAX")
+
+
+def is_medium_error(error: BaseException) -> bool:
+    """Whether an error came from the medium or the file system on it."""
+    return isinstance(error, OSError) and error.errno in MEDIUM_ERRORS
 
 
 class FolderInUseError(Exception):

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 
 from crc32c import crc32c
 
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import is_medium_error
 
 HALF_LENGTH_BYTES = 1024 * 1024
 """The length of a half in a new file, including 16 bytes of counter, length and checksum."""

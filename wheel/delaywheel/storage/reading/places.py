@@ -40,8 +40,7 @@ from delaywheel.storage.files.slot_table import (
     slots_with_frames,
 )
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk, File
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, File, is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import FrameDamaged, index_rows_of_headers
 from delaywheel.storage.frames.rows import (

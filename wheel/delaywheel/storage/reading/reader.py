@@ -25,8 +25,7 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, OpenIndexes
 from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Buffer, Disk
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Buffer, Disk, is_medium_error
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.checking import check_row, damage_of, good_frames
 from delaywheel.storage.frames.format import (

@@ -10,8 +10,7 @@ from delaywheel.storage.files.index import ROWS_PER_SEGMENT, list_segments, read
 from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.files.wheel_folder import Checkpoint
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.rows import (
     HOLE_ROW,

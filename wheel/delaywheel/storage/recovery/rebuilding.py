@@ -15,8 +15,7 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import read_raw_rows
 from delaywheel.storage.files.slot_table import UNIT_BYTES, TableHead, load_head, read_entries
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk, File
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, File, is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.format import (
     HEADER_LENGTH_BYTES,

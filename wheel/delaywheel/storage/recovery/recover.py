@@ -69,8 +69,7 @@ from delaywheel.storage.files.wheel_folder import (
     save_checkpoint,
 )
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows, is_hole

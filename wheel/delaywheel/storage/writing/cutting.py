@@ -18,8 +18,7 @@ from delaywheel.storage.files.index import (
     top_slot_of,
 )
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.rows import INDEX_ROW, INDEX_ROW_LENGTH_BYTES, checked_rows
 from delaywheel.storage.reading.places import finding_rows

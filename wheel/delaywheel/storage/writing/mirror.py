@@ -57,8 +57,7 @@ from delaywheel.storage.files.slot_files import SlotFiles, delete_slots_below
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import WheelMeta, WheelState, load_meta, save_meta
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.bundle import NO_BUNDLE, FrameBundle, FrameCopy
 from delaywheel.storage.frames.checking import damage_of, good_frames

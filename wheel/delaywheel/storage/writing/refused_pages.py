@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.storage.folder.disk import Disk, File
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, File, is_medium_error
 from delaywheel.storage.frames.bundle import FrameCopy
 
 PAGE_BYTES = 4096

@@ -19,8 +19,7 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, read_raw_rows
 from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Disk
-from delaywheel.storage.folder.medium_errors import is_medium_error
+from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.rows import (
     HOLE_ROW,
