@@ -479,7 +479,7 @@ class _session:  # noqa: N801 - used like a function
             # A ledger has many small files: one task reads several.
             "spark.sql.files.openCostInBytes": str(256 * 1024),
             "spark.ui.showConsoleProgress": "false",
-            # Else each column notes which line of ours made it, for errors: half of all calls.
+            # Else each column notes for errors which line of ours made it: two of three calls.
             "spark.python.sql.dataFrameDebugging.enabled": "false",
         }
         submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
