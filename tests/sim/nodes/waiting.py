@@ -1,4 +1,7 @@
-"""How long callers' groups wait for other work of the store's thread."""
+"""How long callers' groups wait for other work of the store's thread.
+
+What they wait for on purpose, the mirrors of earlier groups, is no such work (decision 228).
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,24 @@ class WatchedDriver(Driver):
         self._held_up = held_up
         self._waiting_since_us: int | None = None
         self._groups_us = 0  # spent on groups while others waited
+        may_go_on = self._committer._may_go_on
+
+        def goes_on(*given: Any, **named: Any) -> bool:
+            may = may_go_on(*given, **named)
+            if may:
+                self._begin_waiting()
+            return may
+
+        self._committer._may_go_on = goes_on  # type: ignore[method-assign]
+
+    def _begin_waiting(self) -> None:
+        self._waiting_since_us, self._groups_us = self._now_us(), 0
 
     def submit(self, *requests: Request) -> None:
-        """See `Driver`; requests that wait for a wheel to be opened are not held up."""
-        if self._waiting_since_us is None and self.refusal is None:
-            self._waiting_since_us, self._groups_us = self._now_us(), 0
+        """See `Driver`; what waits for a wheel to be opened, or for mirrors, is not held up."""
+        waits = self.refusal is not None or self._committer._is_held_up
+        if self._waiting_since_us is None and not waits:
+            self._begin_waiting()
         super().submit(*requests)
 
     def begin_group(self) -> Group | None:
