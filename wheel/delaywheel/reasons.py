@@ -225,7 +225,7 @@ class Reason(StrEnum):
         "NOT_ENOUGH_REPLICAS",
         _UNAVAILABLE,
         _PASSING,
-        "Fewer than min_insync members are in sync: retry when they are back.",
+        "Too few members are in sync, or they answer too slowly: retry, or use another node.",
     )
     DISK_FULL = (
         "DISK_FULL",

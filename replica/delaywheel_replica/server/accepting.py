@@ -4,12 +4,16 @@
 one (grpcio 1.85, `AioServer._server_main_loop`). Between the two lie a wake-up of its polling
 thread, and some six passes of the event loop. Here several are asked for, and the main loop gets
 those that have come one by one, each two passes after the one before.
+
+It also says when that main loop has ended by itself: a call whose path is not UTF-8 does that
+(grpcio 1.85), and nobody is told while any call is under way.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
@@ -43,11 +47,15 @@ class _Line:
 
 
 class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no types
-    def __init__(self, loop: asyncio.AbstractEventLoop, *args: Any) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *args: Any, has_ended: asyncio.Event
+    ) -> None:
         super().__init__(loop, *args)
+        self._has_ended: Final = has_ended
         self._running_loop: Final = loop
         self._lines: Final[dict[bytes | None, _Line]] = {}
         self._calls_at_once = CALLS_AT_ONCE
+        self._error: BaseException | None = None
 
     def _make_request_call_future(self, method: bytes | None) -> "asyncio.Future[Any]":
         line = self._lines.setdefault(method, _Line())
@@ -63,19 +71,35 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
     async def shutdown(self, grace: float | None) -> None:
         self._calls_at_once = 1
         # Until the main loop has begun them: nothing announces that.
-        while any(line.come for line in self._lines.values()):  # noqa: ASYNC110
+        while self._come() and not self._has_ended.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0)
         for line in self._lines.values():
             line.come = deque(maxlen=0)  # whose call comes now hears CANCELLED
-        await super().shutdown(grace)
+        try:
+            await super().shutdown(grace)
+        except Exception as error:
+            if error is not self._error:  # which gRPC has logged
+                raise
+
+    def _serving_task_crash_handler(self, task: "asyncio.Task[None]") -> None:
+        self._error = None if task.cancelled() else task.exception()
+        self._has_ended.set()
+        super()._serving_task_crash_handler(task)
+
+    def _come(self) -> int:
+        return sum(len(line.come) for line in self._lines.values())
 
 
 @contextmanager
-def accepting_several_calls() -> Iterator[None]:
-    """A server of the running loop is to be made within this."""
-    plain = cygrpc.AioServer
-    cygrpc.AioServer = _SeveralCallsServer
+def accepting_several_calls() -> Iterator[asyncio.Event]:
+    """A server of the running loop is to be made within this.
+
+    Yields:
+        What is set once it accepts no more calls, by itself or since it was stopped.
+    """
+    plain, has_ended = cygrpc.AioServer, asyncio.Event()
+    cygrpc.AioServer = partial(_SeveralCallsServer, has_ended=has_ended)
     try:
-        yield
+        yield has_ended
     finally:
         cygrpc.AioServer = plain

@@ -86,7 +86,7 @@ class GrpcListener:
         """
         self._config = config
         self._certificates = certificates
-        with reading_all_wakeups(), accepting_several_calls():
+        with reading_all_wakeups(), accepting_several_calls() as self._has_ended:
             self._server = grpc.aio.server(options=_options(config, connections))
         self._health = health.aio.HealthServicer()
         asked = Admission(
@@ -146,6 +146,10 @@ class GrpcListener:
         state = status.SERVING if serving else status.NOT_SERVING
         await self._health.set("", state)
         await self._health.set(SERVICE, state)
+
+    async def ended(self) -> None:
+        """Waits until no more calls are accepted, because of `stop` or without."""
+        await self._has_ended.wait()
 
     async def stop(self, grace_s: float) -> None:
         """Stops all calls, by force once the grace period is over."""

@@ -34,7 +34,7 @@ from delaywheel_replica.server.access.files import AccessFileError
 from delaywheel_replica.server.certificates import CertificateError
 from delaywheel_replica.server.intake.descriptors import share_out
 from delaywheel_replica.server.listening import ListenError
-from delaywheel_replica.server.serving import NodeIdTakenError, Server
+from delaywheel_replica.server.serving import CallsEndedError, NodeIdTakenError, Server
 
 # The default of 5 ms shows in the latency of single messages: writer and loop switch often.
 _SWITCH_INTERVAL_S: Final = 0.0005
@@ -80,6 +80,9 @@ def main() -> int:
         # After a restart, the previous process may still hold the port while it ends; and a file
         # that was in order when the node started may be in the middle of being replaced.
         return 1 if ADDRESS_VARIABLE in os.environ else EXIT_HOPELESS
+    except CallsEndedError as error:
+        _log.error("ends", error=str(error))
+        return 1
     return 0
 
 

@@ -114,6 +114,10 @@ _COMPARED_EVERY_S: Final = 2.0
 _log = get_logger(__name__)
 
 
+class CallsEndedError(Exception):
+    """gRPC's server has ended by itself: the supervisor starts another process."""
+
+
 class NodeIdTakenError(Exception):
     """Another process with this node's id is connected to the other nodes."""
 
@@ -172,7 +176,7 @@ class Server:
         self._audit = Audit(config.node_id, has_grants=self._access.is_limited)
         self._link = link
         self._descriptors = descriptors
-        self._draining = self._has_twin = False
+        self._draining = self._has_twin = self._takes_no_calls = False
         disk, data = PosixDisk(), config.data_dir
         self._boot_id = read_boot_id(data)
         cleaner_row = CleanerRow(data / "cleaner.row", self._boot_id)
@@ -448,6 +452,7 @@ class Server:
             ListenError: The address cannot be listened on.
             PeerListenError: The address for peers cannot.
             NodeIdTakenError: The other nodes are connected with another process as this node.
+            CallsEndedError: gRPC's server has ended by itself.
         """
         await self._monitoring.start()
         bound = await self._listener.start(os.environ.get(ADDRESS_VARIABLE))
@@ -468,6 +473,7 @@ class Server:
                 tasks.create_task(self._hearing.run()),
                 tasks.create_task(self._watch_health()),
                 tasks.create_task(self._watch_for_twin(stop)),
+                tasks.create_task(self._watch_calls(stop)),
                 tasks.create_task(self._watch_access()),
                 tasks.create_task(self._decisions.run()),
                 tasks.create_task(self._keep_moving()),
@@ -481,6 +487,8 @@ class Server:
                 task.cancel()
         if self._has_twin:
             raise NodeIdTakenError(self._config.node_id)
+        if self._takes_no_calls:
+            raise CallsEndedError("gRPC's server has ended by itself")
 
     def _join_peers(self) -> None:
         config = self._config
@@ -526,6 +534,16 @@ class Server:
                 self._has_twin = True
                 stop.set()
                 return
+
+    async def _watch_calls(self, stop: asyncio.Event) -> None:
+        """Ends a process that takes no more calls, so that another one does.
+
+        A call whose path is not UTF-8 ends gRPC's server (grpcio 1.85, `_server_main_loop`).
+        """
+        await self._listener.ended()
+        if not self._draining:
+            self._takes_no_calls = True
+            stop.set()
 
     async def _watch_access(self) -> None:
         """Tells other nodes which grants and tokens this one has, and hears which they have."""

@@ -340,6 +340,56 @@ def test_a_full_group_waits_for_no_other(pair: Driven) -> None:
     assert pair.store.last_seq == 2
 
 
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind is not Kind.MESSAGES])
+def test_only_messages_wait_for_others_and_for_messages_alone(pair: Driven, kind: Kind) -> None:
+    pair.produce(*(message(n) for n in range(9)))
+    held_up = [pair.ask(message(10)), pair.ask(message(11), kind=kind), pair.ask(message(12))]
+    pair.work()
+    assert pair.store.last_seq == 2  # of the second one alone
+    hear_other(pair, held=2)
+    assert pair.store.last_seq == 3
+    assert held_up[1].said == "n1.1"
+    # Nor do messages wait for what is of another kind.
+    hear_other(pair, held=3)
+    pair.produce(*(message(n) for n in range(20, 24)), kind=kind)
+    pair.produce(message(30))
+    assert pair.store.last_seq == 5
+
+
+def test_long_messages_count_for_more(pair: Driven) -> None:
+    pair.produce(*(message(n) for n in range(300)))
+    pair.produce(message(301, value=bytes(1 << 20)))
+    assert pair.store.last_seq == 2
+
+
+def test_what_is_held_up_is_refused_at_once_if_it_would_be(pair: Driven) -> None:
+    pair.produce(message(1), message(2))
+    held_up = pair.produce(message(3))
+    assert held_up.said == "nothing yet"
+    pair.driver.drain()
+    pair.work()
+    assert held_up.said == "DRAINING"
+
+
+def test_what_is_held_up_waits_for_no_disk(pair: Driven) -> None:
+    pair.produce(message(1), message(2))
+    pair.produce(message(3))
+    pair.clock_ms += 500
+    committer = pair.driver._committer
+    assert committer.waits_ms(pair.clock_ms) == 0
+    pair.driver.received("n2", Applied(ONE, "s2", "b2", 1))
+    pair.clock_ms += 7
+    assert committer.waits_ms(pair.clock_ms) == 7
+
+
+def test_while_the_disk_hangs_mirrors_are_not_to_blame(pair: Driven) -> None:
+    pair.produce(message(1), message(2))
+    held_up = pair.produce(message(3))
+    pair.driver.begins()  # a job that does not end
+    pair.tick(2_001)
+    assert held_up.said == "DISK_STALLED"
+
+
 def test_what_waits_too_long_for_other_groups_was_not_written(pair: Driven) -> None:
     written = pair.produce(message(1), message(2))
     held_up = pair.produce(message(3))

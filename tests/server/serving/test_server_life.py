@@ -398,6 +398,20 @@ def test_the_supervisors_end_ends_it(server: ServerProcess) -> None:
     assert server.process.wait(60) == 111
 
 
+def test_a_server_that_takes_no_more_calls_ends_so_that_another_one_does(
+    server: ServerProcess,
+) -> None:
+    assert server.address is not None
+    with grpc.insecure_channel(server.address) as channel:
+        path: Any = b"/test/\xff"  # not UTF-8, which ends gRPC's main loop
+        malformed: Any = channel.unary_unary(path)
+        with pytest.raises(grpc.RpcError):
+            malformed(b"", timeout=60)
+    assert server.process.wait(60) == 1
+    server.start()
+    server.wait_accepting()
+
+
 def test_the_progress_that_is_committed_is_reported(server: ServerProcess) -> None:
     server.cleaner.commit_progress(due_ms=5_000, seqs={ONE: 0})
 

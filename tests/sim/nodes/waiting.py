@@ -1,13 +1,11 @@
-"""How long callers' groups wait for other work of the store's thread.
-
-What they wait for on purpose, the mirrors of earlier groups, is no such work (decision 228).
-"""
+"""How long callers' groups wait for other work of the store's thread."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.server.commit.committer import Group, Request
 from delaywheel_replica.server.commit.driver import Driver
 
@@ -41,24 +39,11 @@ class WatchedDriver(Driver):
         self._held_up = held_up
         self._waiting_since_us: int | None = None
         self._groups_us = 0  # spent on groups while others waited
-        may_go_on = self._committer._may_go_on
-
-        def goes_on(*given: Any, **named: Any) -> bool:
-            may = may_go_on(*given, **named)
-            if may:
-                self._begin_waiting()
-            return may
-
-        self._committer._may_go_on = goes_on  # type: ignore[method-assign]
-
-    def _begin_waiting(self) -> None:
-        self._waiting_since_us, self._groups_us = self._now_us(), 0
 
     def submit(self, *requests: Request) -> None:
         """See `Driver`; what waits for a wheel to be opened, or for mirrors, is not held up."""
-        waits = self.refusal is not None or self._committer._is_held_up
-        if self._waiting_since_us is None and not waits:
-            self._begin_waiting()
+        if not self._committer.is_held_up or requests[0].kind is not Kind.MESSAGES:
+            self._waits()
         super().submit(*requests)
 
     def begin_group(self) -> Group | None:
@@ -67,6 +52,16 @@ class WatchedDriver(Driver):
             self._held_up(self._now_us() - self._waiting_since_us - self._groups_us)
         self._waiting_since_us = None
         return super().begin_group()
+
+    def _lets_go(self) -> bool:
+        lets_go = super()._lets_go()
+        if lets_go:
+            self._waits()
+        return lets_go
+
+    def _waits(self) -> None:
+        if self._waiting_since_us is None and self.refusal is None:
+            self._waiting_since_us, self._groups_us = self._now_us(), 0
 
     def finish_group(self, group: Group) -> None:
         """See `Driver`."""

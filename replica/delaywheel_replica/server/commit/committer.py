@@ -1,9 +1,10 @@
 """Group commit: requests of many callers are written together, and answered once replicated.
 
-Requests that arrive while a group is being written form the next one: there is no linger, so a
-single caller waits for no other. A group whose mirrors have not answered yet lets the next one go
-once that has as many messages as all that are under way, or `_FULL`: so the longer mirrors take,
-the fewer and larger small groups become, as segments do by Nagle's algorithm (RFC 896).
+Requests that arrive while a group is being written form the next one, without any linger. While
+mirrors have not answered, messages wait until they are as many as those that wait for mirrors, or
+`_FULL`: so the longer mirrors take, the fewer and larger small groups become, as segments do by
+Nagle's algorithm (RFC 896). Cancels, commits and releases never wait for that, and nothing waits
+that would be refused.
 Nothing here has a thread or a clock: the driver (driver.py) takes, writes and answers groups.
 
 The states of a request, and its caller's answers:
@@ -13,8 +14,8 @@ state     how it is reached               left for
 ========  ==============================  =====================================================
 pending   ``submit``                      taken; or refused as a whole: NO_WHEEL, DRAINING,
                                           NOT_ENOUGH_REPLICAS: nothing was written
-                                          ``overdue``, the disk hangs: DISK_STALLED, or mirrors
-                                          do not answer: NOT_ENOUGH_REPLICAS (not written)
+                                          ``overdue`` (not written), the disk hangs: DISK_STALLED,
+                                          mirrors do not answer: NOT_ENOUGH_REPLICAS
 taken     ``take``                        waiting; or answered at once, if none of its messages
                                           is known to count (DUE_TOO_OLD, SLOT_FULL, WHEEL_LOST);
                                           ``overdue``, the disk hangs: WHEEL_LOST (unknown)
@@ -47,7 +48,7 @@ from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.store.store import Store
 
 _FULL: Final = 256
-"""Of so many messages each pays more for itself than for its group."""
+"""Of so many messages each pays more for itself than for its group. 4 KiB count as a message."""
 _GROUP_MESSAGES: Final = 20_000
 # A group is in memory three times while it is written. A longer request forms its own group.
 # A leader takes what a frame releases in one transaction: so that counts as well.
@@ -56,10 +57,10 @@ GROUP_BYTES: Final = 8 << 20
 _CAUSE_LENGTH: Final = 100
 
 _ANSWERED_WITHIN_S: Final = 2
-"""How long callers wait for the disk, or for replication, before they are answered anyway.
+"""How long callers wait for their group, and then for replication, before they are answered anyway.
 
-A member this late left the in-sync set a second ago. So too few are left, perhaps for hours;
-another node may have enough, and callers should turn to it in good time.
+A member this late left the in-sync set a second ago. So if a group is not held, too few are left,
+perhaps for hours; another node may have enough, and callers should turn to it in good time.
 """
 _WITHIN: Final = f"within {_ANSWERED_WITHIN_S} s"
 _NOT_WRITTEN: Final = Refusal(Reason.DISK_STALLED, f"Nothing was written {_WITHIN}")
@@ -260,7 +261,7 @@ class _WaitingAnswer:
     seq: int
     since_ms: int
     answers: Answers
-    messages: int
+    size: int
 
     def refused(self, refusal: Refusal) -> Answers:
         return [(request, refusal) for request, _ in self.answers]
@@ -272,44 +273,57 @@ class Committer:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pending: deque[tuple[int, Request]] = deque()  # with their times of arrival
-        self._pending_messages = 0
         # The group being written, and since when its first request waits; empty once answered.
         self._taken: list[Request] = []
         self._taken_since_ms = 0
         self._waiting: deque[_WaitingAnswer] = deque()
-        self._waiting_messages = 0
-        # Whether a group was asked for, and could not be taken.
+        # How many messages wait for a group, and for mirrors.
+        self._pending_size = self._waiting_size = 0
+        # Whether a group of messages was asked for and not taken, and since when one may be.
         self._is_held_up = False
+        self._let_go_ms = 0
 
     def submit(self, requests: Sequence[Request], now_ms: int) -> bool:
         """Queues requests; returns whether a group has to be written."""
         with self._lock:
             self._pending.extend((now_ms, request) for request in requests)
-            self._pending_messages += sum(len(request.columns) for request in requests)
-            return len(self._pending) == len(requests) or self._may_go_on()
+            self._pending_size += sum(map(_size, requests))
+            if len(self._pending) == len(requests):
+                return True
+            of_messages = requests[0].kind is Kind.MESSAGES
+            return self._may_go_on(now_ms) if of_messages else self._is_held_up
 
     @property
     def has_pending(self) -> bool:
         """Whether requests wait for a group."""
         return bool(self._pending)
 
+    @property
+    def is_held_up(self) -> bool:
+        """Whether messages wait for others to be held."""
+        return self._is_held_up
+
     def waits_ms(self, now_ms: int) -> int:
-        """Returns how long the oldest request has waited for a group; 0 if none waits."""
+        """Returns how long the oldest request has waited for the disk; 0 if none does."""
         with self._lock:
-            return now_ms - self._pending[0][0] if self._pending else 0
+            if self._is_held_up or not self._pending:
+                return 0
+            return now_ms - max(self._pending[0][0], self._let_go_ms)
 
-    def take(self) -> tuple[list[Request], bool]:
-        """Returns the next requests of one kind, within bounds, and whether others are left.
+    def take(self, *, refused: bool = False) -> tuple[list[Request], bool]:
+        """Returns the next requests of one kind, within bounds, and whether others may be taken.
 
-        While too few messages wait for a group there are none: `may_go_on` says when there are.
+        There are none while messages alone are pending and wait for others to be held: `may_go_on`
+        says when they need not.
+
+        Args:
+            refused: Nothing waits for mirrors, since all would be refused.
         """
         with self._lock:
-            self._is_held_up = not self._is_enough()
-            if self._is_held_up or not self._pending:
-                return [], False
-            self._taken_since_ms, first = self._pending[0]
-            kind = first.kind
-            taken: list[Request] = []
+            self._is_held_up = not (refused or self._is_enough())
+            kinds = (request.kind for _, request in self._pending)
+            kind = next((k for k in kinds if not self._is_held_up or k is not Kind.MESSAGES), None)
+            taken: list[tuple[int, Request]] = []
             passed: list[tuple[int, Request]] = []
             messages = length_bytes = 0
             while self._pending and messages < _GROUP_MESSAGES and length_bytes < GROUP_BYTES:
@@ -321,26 +335,32 @@ class Committer:
                 if taken and length_bytes > GROUP_BYTES:
                     passed.append((since_ms, request))
                     break
-                taken.append(request)
+                taken.append((since_ms, request))
                 messages += len(request.columns)
             self._pending.extendleft(reversed(passed))
-            self._pending_messages -= messages
-            self._taken = taken
-            return list(taken), bool(self._pending)
+            self._taken = [request for _, request in taken]
+            self._pending_size -= sum(map(_size, self._taken))
+            if taken:
+                self._taken_since_ms = taken[0][0]
+            return list(self._taken), bool(taken) and bool(self._pending)
 
-    def may_go_on(self) -> bool:
-        """Returns, once, whether a group that was held up may be taken now."""
+    def may_go_on(self, now_ms: int, *, refused: bool = False) -> bool:
+        """Returns, once, whether what was held up may be taken now; arguments as of `take`."""
+        if not self._is_held_up:
+            return False
         with self._lock:
-            return self._may_go_on()
+            return self._may_go_on(now_ms, refused=refused)
 
-    def _may_go_on(self) -> bool:
-        may = self._is_held_up and self._is_enough()
-        self._is_held_up &= not may
-        return may and bool(self._pending)
+    def _may_go_on(self, now_ms: int, *, refused: bool = False) -> bool:
+        if not self._is_held_up or not (refused or self._is_enough()):
+            return False
+        self._is_held_up = False
+        self._let_go_ms = now_ms
+        return bool(self._pending)
 
     def _is_enough(self) -> bool:
-        """Whether what waits for a group is as much as what waits for mirrors."""
-        return self._pending_messages >= min(self._waiting_messages, _FULL)
+        """Whether as many messages wait for a group as for mirrors."""
+        return self._pending_size >= min(self._waiting_size, _FULL)
 
     def wait(self, group: Group, seq: int, now_ms: int) -> Answers:
         """Registers a written group, whose callers wait; returns refusals to answer now."""
@@ -350,10 +370,10 @@ class Committer:
                 return []  # too late: its callers were answered that the outcome is unknown
             self._taken = []
             if later:
-                messages = len(group.columns)
+                size = sum(map(_size, group.requests))
                 wheel = group.admission.wheel
-                self._waiting.append(_WaitingAnswer(wheel, seq, now_ms, later, messages))
-                self._waiting_messages += messages
+                self._waiting.append(_WaitingAnswer(wheel, seq, now_ms, later, size))
+                self._waiting_size += size
         return now
 
     def refuse(self, refusal: Refusal) -> Answers:
@@ -371,16 +391,17 @@ class Committer:
                 answers += self._no_longer_waits().answers
         return answers
 
-    def overdue(self, now_ms: int) -> Answers:
+    def overdue(self, now_ms: int, *, disk_hangs: bool = False) -> Answers:
         """Returns answers for requests that have waited too long, regardless of their outcome."""
         before_ms = now_ms - _ANSWERED_WITHIN_S * 1000
         answers: Answers = []
         with self._lock:
-            why = _NOT_BEGUN if self._is_held_up else _NOT_WRITTEN
+            by_mirrors = not disk_hangs and not self._is_enough()
             while self._pending and self._pending[0][0] < before_ms:
                 _, request = self._pending.popleft()
-                self._pending_messages -= len(request.columns)
-                answers.append((request, why))
+                self._pending_size -= _size(request)
+                is_held_up = by_mirrors and request.kind is Kind.MESSAGES
+                answers.append((request, _NOT_BEGUN if is_held_up else _NOT_WRITTEN))
             if self._taken and self._taken_since_ms < before_ms:
                 answers += [(request, _BEING_WRITTEN) for request in self._taken]
                 self._taken = []
@@ -391,11 +412,18 @@ class Committer:
 
     def _no_longer_waits(self) -> _WaitingAnswer:
         held = self._waiting.popleft()
-        self._waiting_messages -= held.messages
+        self._waiting_size -= held.size
         return held
 
     def give_up(self, refusal: Refusal) -> Answers:
         """Returns answers for all waiting callers, since the wheel was left."""
         with self._lock:
-            waiting, self._waiting, self._waiting_messages = self._waiting, deque(), 0
+            waiting, self._waiting, self._waiting_size = self._waiting, deque(), 0
         return [answer for held in waiting for answer in held.refused(refusal)]
+
+
+def _size(request: Request) -> int:
+    """How much messages count; other kinds neither wait for mirrors nor have messages wait."""
+    if request.kind is not Kind.MESSAGES:
+        return 0
+    return len(request.columns) + (len(request.columns.blob) >> 12)

@@ -41,6 +41,11 @@ class DiskWatch:
         self._is_stalled = since_ms is not None and self._now_ms() - since_ms >= _STALLED_MS
         self._report_if_new()
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the store's thread hangs, as of the last tick."""
+        return self._is_stalled
+
     def look(self) -> None:
         """Measures the free space; may wait for the disk."""
         self._room.look(self._now_ms())

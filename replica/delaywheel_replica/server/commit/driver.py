@@ -180,10 +180,12 @@ class Driver:
         """Handles a tick; call it every 100 ms."""
         self._step(Tick)
         self._disk.tick()
-        overdue = self._committer.overdue(self._outside.now_ms())
+        now_ms, disk_hangs = self._outside.now_ms(), self._disk.is_stalled
+        overdue = self._committer.overdue(now_ms, disk_hangs=disk_hangs)
         if overdue:
             self._outside.answer(overdue)
-            self._go_on()
+        if self._lets_go():
+            self._outside.do_jobs(here=False)
 
     def received(self, sender: str, message: PeerMessage) -> None:
         """Handles a message of another node. One about frames may wait for the disk here.
@@ -264,7 +266,7 @@ class Driver:
             at_once = self._queue(effects)
         outside.happened(event)
         self._do_at_once(at_once)
-        if len(at_once) < len(effects):
+        if self._lets_go() or len(at_once) < len(effects):
             outside.do_jobs(here=here)
 
     def _queue(self, effects: list[Effect]) -> list[Effect]:
@@ -306,8 +308,6 @@ class Driver:
                 self._outside.send(effect.peer, effect.message)
         if writes_status and not status_first:
             self._outside.write_status()
-        if answers:
-            self._go_on()
 
     # --- jobs, on the store's thread
 
@@ -380,7 +380,8 @@ class Driver:
                 return _at_any_time(Opened(effect.spare.wheel))
             case LeaveWheel():
                 self._outside.answer(self._committer.give_up(Refusal(Reason.WHEEL_LOST)))
-                self._go_on()
+                if self._lets_go():
+                    self._outside.do_jobs(here=False)
                 held = store.leave_wheel()
                 return _at_any_time(Left(effect.wheel)) if held is None else _mirrored(held)
             case Mirror():
@@ -408,11 +409,13 @@ class Driver:
 
     # --- callers' groups, on the store's thread
 
-    def _go_on(self) -> None:
-        """Has the next group written if it was held up by others. On any thread."""
-        if self._committer.may_go_on():
-            self._outside.enqueue(GroupJob())
-            self._outside.do_jobs(here=False)
+    def _lets_go(self) -> bool:
+        """Queues the next group if it need not wait for mirrors any more; on any thread."""
+        refused = self.refusal is not None
+        if not self._committer.may_go_on(self._outside.now_ms(), refused=refused):
+            return False
+        self._outside.enqueue(GroupJob())
+        return True
 
     def _write_group(self) -> None:
         """Writes the next group, if there is one; also called between pieces of a long job."""
@@ -425,7 +428,7 @@ class Driver:
 
     def begin_group(self) -> Group | None:
         """Admits the next group; None if there is none, or it was refused."""
-        requests, has_more = self._committer.take()
+        requests, has_more = self._committer.take(refused=self.refusal is not None)
         if has_more:
             self._outside.enqueue(GroupJob())
         if not requests:
