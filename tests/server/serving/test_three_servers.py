@@ -366,7 +366,7 @@ def test_with_one_of_three_nothing_is_accepted(cluster: Cluster) -> None:
             return str(error)
         return ""
 
-    wait_until("it says so", lambda: "Fewer than min_insync members" in reason())
+    wait_until("it says so", lambda: "Too few members are in sync" in reason())
     for node in ("n2", "n3"):
         cluster.start(node)
     cluster.wait_accepting(*NODES)

@@ -4,8 +4,8 @@ Requests that arrive while a group is being written form the next one, without a
 mirrors have not answered, messages wait until they are as many as those that wait for mirrors, or
 `_FULL`: so the longer mirrors take, the fewer and larger small groups become, as segments do by
 Nagle's algorithm (RFC 896). Cancels, commits and releases never wait for that, and nothing waits
-that would be refused.
-Nothing here has a thread or a clock: the driver (driver.py) takes, writes and answers groups.
+that would be refused. Nothing here has a thread or a clock: the driver (driver.py) takes, writes
+and answers groups.
 
 The states of a request, and its caller's answers:
 
@@ -320,7 +320,7 @@ class Committer:
             refused: Nothing waits for mirrors, since all would be refused.
         """
         with self._lock:
-            self._is_held_up = not (refused or self._is_enough())
+            self._is_held_up = bool(self._pending) and not (refused or self._is_enough())
             kinds = (request.kind for _, request in self._pending)
             kind = next((k for k in kinds if not self._is_held_up or k is not Kind.MESSAGES), None)
             taken: list[tuple[int, Request]] = []
