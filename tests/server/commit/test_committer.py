@@ -23,7 +23,7 @@ from delaywheel_replica.server.commit.outside import GroupJob
 from delaywheel_replica.server.node.refusals import Refusal
 from sim.machine.disk import Fault, SimulatedDisk
 from support.server.driven import NOW_MS, Driven
-from support.wheels.messages import BASE_SLOT, message
+from support.wheels.messages import BASE_SLOT, columns_of, message
 from support.wheels.wheels import delete_below
 
 ONE = WheelId("n1", 1)
@@ -354,6 +354,19 @@ def test_only_messages_wait_for_others_and_for_messages_alone(pair: Driven, kind
     pair.produce(*(message(n) for n in range(20, 24)), kind=kind)
     pair.produce(message(30))
     assert pair.store.last_seq == 5
+
+
+def test_what_is_submitted_beside_messages_is_not_held_up_with_them(pair: Driven) -> None:
+    pair.produce(*(message(n) for n in range(9)))
+    pair.produce(message(10))
+    answers: list[Outcome] = []
+    both = (message(11), Kind.MESSAGES), (message(12), Kind.CANCELS)
+    pair.driver.submit(*(Request(columns_of([each]), kind, answers.append) for each, kind in both))
+    pair.work()
+    assert pair.store.last_seq == 2
+    hear_other(pair, held=2)
+    assert len(answers) == 1  # the cancel; the messages are in the next group
+    assert pair.store.last_seq == 3
 
 
 def test_long_messages_count_for_more(pair: Driven) -> None:

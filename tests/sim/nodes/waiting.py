@@ -42,7 +42,8 @@ class WatchedDriver(Driver):
 
     def submit(self, *requests: Request) -> None:
         """See `Driver`; what waits for a wheel to be opened, or for mirrors, is not held up."""
-        if not self._committer.is_held_up or requests[0].kind is not Kind.MESSAGES:
+        others = any(request.kind is not Kind.MESSAGES for request in requests)
+        if others or not self._committer.is_held_up:
             self._waits()
         super().submit(*requests)
 

@@ -290,8 +290,9 @@ class Committer:
             self._pending_size += sum(map(_size, requests))
             if len(self._pending) == len(requests):
                 return True
-            of_messages = requests[0].kind is Kind.MESSAGES
-            return self._may_go_on(now_ms) if of_messages else self._is_held_up
+            if self._may_go_on(now_ms):
+                return True
+            return self._is_held_up and any(each.kind is not Kind.MESSAGES for each in requests)
 
     @property
     def has_pending(self) -> bool:
