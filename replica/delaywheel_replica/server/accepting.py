@@ -6,7 +6,7 @@ thread, and some six passes of the event loop. Here several are asked for, and t
 those that have come one by one, each two passes after the one before.
 
 It also says when that main loop has ended by itself: a call whose path is not UTF-8 does that
-(grpcio 1.85), and nobody is told while any call is under way.
+(grpcio 1.85), and `wait_for_termination` goes on while any call is under way.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ CALLS_AT_ONCE: Final = 8
 
 
 class _Line:
-    """The calls of one method that were asked for: those that have come, and who waits for one."""
+    """Calls of one method: how many were asked for, those that have come, who waits for one."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -31,7 +31,7 @@ class _Line:
         self.waiting: asyncio.Future[Any] | None = None
 
     def has_come(self, call: "asyncio.Future[Any]") -> None:
-        """Hands a call, or the error instead of one, to who waits; else it waits itself."""
+        """Passes a call on to the main loop if that waits for one, and keeps it otherwise."""
         waiting, self.waiting = self.waiting, None
         error = None if call.cancelled() else call.exception()
         if waiting is None or waiting.done():

@@ -424,7 +424,7 @@ def test_what_is_held_up_goes_on_once_those_before_it_are_given_up(pair: Driven)
     pair.tick(1_000)
     held_up = pair.produce(message(3))
     pair.tick(1_001)
-    refusal = Refusal(Reason.NOT_ENOUGH_REPLICAS)  # which a group is told, not what waits for one
+    refusal = Refusal(Reason.NOT_ENOUGH_REPLICAS)  # as a group is refused that would be written
     assert held_up.outcome == refusal
 
 

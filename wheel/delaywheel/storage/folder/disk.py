@@ -51,7 +51,7 @@ MEDIUM_ERRORS: Final = frozenset(
 
 Such an error concerns the bytes that were asked for: they are damaged, or cannot be read for now,
 while others can be read. Any other error, such as a lack of descriptors, memory or rights, says
-nothing about these bytes, and is raised to whoever asked.
+nothing about these bytes, and is raised.
 """
 
 _BUFFERS_PER_CALL = os.sysconf("SC_IOV_MAX")
