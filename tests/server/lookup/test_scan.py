@@ -257,6 +257,21 @@ async def test_who_waits_for_a_cancel_reads_only_what_is_new(
     assert (await site.find(A1)).dues_ms == (LATE_MS,)
 
 
+async def test_topics_are_those_of_each_message_though_the_floor_moves_meanwhile(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may change the one must not get at the other."""
+    site.write(A1, replace(sent(EARLY_MS), topic="mine"))
+    site.write(A1, replace(message(2, slot=BASE_SLOT + 1), topic="yours"))
+    site.know()
+    first, second = Reference(BASE_SLOT, ID, None), Reference(BASE_SLOT + 1, message(2).id, None)
+    assert await site.queries.topics_of([first, second]) == [{"mine"}, {"yours"}]
+    asked = asyncio.create_task(site.queries.topics_of([first, second]))
+    await asyncio.sleep(0)  # it is being read
+    monkeypatch.setattr(site.queries, "is_deleted", lambda each: each == first)
+    assert await asked == [frozenset(), {"yours"}]
+
+
 async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

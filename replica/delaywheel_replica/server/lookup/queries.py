@@ -175,9 +175,12 @@ class Queries:
                 results.append(frozenset().union(*known) if len(known) == len(each) else None)
             return results
 
-        results = iter(await asyncio.get_running_loop().run_in_executor(self._thread, read))
+        of_all = await asyncio.get_running_loop().run_in_executor(self._thread, read)
+        topics = dict(zip(above, of_all, strict=True))
+        # The floor may have moved meanwhile.
         return [
-            frozenset() if self.is_deleted(reference) else next(results) for reference in references
+            frozenset() if self.is_deleted(each) else topics.get(each, frozenset())
+            for each in references
         ]
 
     def is_deleted(self, reference: Reference) -> bool:
