@@ -318,7 +318,7 @@ class Server:
         )
         half_commits = HalfCommits(
             config.node_id,
-            finder,
+            self._queries,
             self._passing,
             commits,
             self._halves_refusals.of_commits,

@@ -77,11 +77,12 @@ class Site:
         status = CleanerStatus("a", "boot", 1, 0, 0, Role.LEADING, progress=self.progress)
         return DecisionBasis(0, status, None, leading=True)
 
-    async def find_lone(self, references: list[Reference]) -> tuple[LoneIds, bool]:
+    async def find_plain(self, references: list[Reference]) -> tuple[LoneIds, NDArray[np.bool_]]:
         self.looked_up.append(len(references))
         await self.goes_on.wait()
         found = [Found(copies=[Position(OWN, 1, 0)]) for _ in references]
-        return lone_of(found, [each.due_ms or DUE_MS for each in references]), True
+        lone = lone_of(found, [each.due_ms or DUE_MS for each in references])
+        return lone, self.moment().are_written(lone)
 
     async def confirm_lone(self, pinned: list[Reference]) -> NDArray[np.bool_]:
         self.confirmed.append(len(pinned))

@@ -96,7 +96,7 @@ async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
     """FORBIDDEN would say that there is one."""
     topics = {b"i" * 16: {"inspected"}, b"h" * 16: {"hidden"}, b"n" * 16: frozenset()}
 
-    class MessageFinder:
+    class Queries:
         async def topics_of(self, named: list[Reference]) -> list[object]:
             return [topics[each.id] for each in named]
 
@@ -108,7 +108,7 @@ async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
     )
     nothing = cast("Any", None)
     commits = HalfCommits(
-        "n1", cast("Any", MessageFinder()), nothing, nothing, lambda: None, clock_skew_ms=0
+        "n1", cast("Any", Queries()), nothing, nothing, lambda: None, clock_skew_ms=0
     )
     halves = [pb.HalfRef(id=id_, due_ms=wall_ms() + 3_000) for id_ in topics]
     caller = Caller("shop", "token", lambda: rights)

@@ -125,7 +125,13 @@ class Site:
     async def find(self, wheel: WheelId) -> Found:
         self.know()
         named = pb.MessageRef(handle=f"{wheel}:{BASE_SLOT}:{ID.hex()}")
-        return await self.queries.find(reference_of(named))
+        return await self.found(reference_of(named))
+
+    async def found(self, reference: Reference) -> Found:
+        (found,) = await self.queries.find_many([reference])
+        if isinstance(found, RequestRefusedError):
+            raise found
+        return found
 
     def know(self) -> None:
         """Has the cleaner report what is committed."""
@@ -180,7 +186,7 @@ async def test_a_handle_that_fits_several_messages_is_refused(site: Site) -> Non
     assert await site.due_of(WheelId("c", 1)) == Reason.HANDLE_AMBIGUOUS
     assert await site.due_of(A1) == LATE_MS
     for due_ms in (EARLY_MS, LATE_MS):
-        found = await site.queries.find(Reference(BASE_SLOT, ID, due_ms))
+        found = await site.found(Reference(BASE_SLOT, ID, due_ms))
         assert [copy.wheel for copy in found.copies] == ([B1] if due_ms == EARLY_MS else [A1, B1])
 
 
@@ -195,7 +201,7 @@ async def test_a_handle_names_what_was_rescheduled_within_its_second_at_its_new_
         assert (found.dues_ms, found.cancels) == ((LATE_MS,), [])
         assert found.rescheduled_to is None
     # By id and due each is reported separately.
-    was = await site.queries.find(Reference(BASE_SLOT, ID, EARLY_MS))
+    was = await site.found(Reference(BASE_SLOT, ID, EARLY_MS))
     assert (len(was.copies), len(was.cancels), was.rescheduled_to) == (1, 1, (0, LATE_MS))
     # And on from there: twice within the second, then out of it.
     site.reschedule(B1, LATE_MS, LATE_MS + 5)
@@ -231,7 +237,7 @@ async def test_a_message_is_read_though_its_index_row_is_lost() -> None:
     try:
         site.write(A1, sent(EARLY_MS), sent(LATE_MS))
         site.disk.flip_bit(layout.index_path(layout.wheel_folder(DATA, A1), 0), 70)
-        found = await site.queries.find(Reference(BASE_SLOT, ID, EARLY_MS))
+        found = await site.found(Reference(BASE_SLOT, ID, EARLY_MS))
         (place,) = found.copies
         columns = await site.queries.message(BASE_SLOT, place)
         assert columns is not None
@@ -265,11 +271,12 @@ async def test_topics_are_those_of_each_message_though_the_floor_moves_meanwhile
     site.write(A1, replace(message(2, slot=BASE_SLOT + 1), topic="yours"))
     site.know()
     first, second = Reference(BASE_SLOT, ID, None), Reference(BASE_SLOT + 1, message(2).id, None)
-    assert await site.queries.topics_of([first, second]) == [{"mine"}, {"yours"}]
+    mine, yours = frozenset({"mine"}), frozenset({"yours"})
+    assert await site.queries.topics_of([first, second]) == [mine, yours]
     asked = asyncio.create_task(site.queries.topics_of([first, second]))
     await asyncio.sleep(0)  # it is being read
     monkeypatch.setattr(site.queries, "is_deleted", lambda each: each == first)
-    assert await asked == [frozenset(), {"yours"}]
+    assert await asked == [frozenset(), yours]
 
 
 async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
@@ -301,7 +308,7 @@ async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
     assert found[8].refusal.reason is Reason.HANDLE_AMBIGUOUS
     for reference, each in zip(references, found, strict=True):
         if isinstance(each, Found):
-            assert each == await site.queries.find(reference)
+            assert each == await site.found(reference)
     assert isinstance(found[7], Found)
     assert (found[7].rescheduled_to, len(found[7].cancels)) == ((0, 10**12), 1)
     assert [len(each.copies) for each in found if isinstance(each, Found)] == [*[1] * 9, 0, 1]

@@ -35,12 +35,14 @@ from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
-from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 _Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")
 
+_ASKED_ABOUT: Final = 16
+"""Messages of a call that other nodes are asked for: those that are nowhere here."""
 DECIDED_AT_ONCE: Final = 32
 """Decisions between which the event loop serves others: about a millisecond of them."""
 
@@ -188,13 +190,30 @@ class MessageFinder:
             wall_ms(), cleaner.status, cleaner.before, cleaner.leading() is not None
         )
 
-    async def topics_of(self, named: Sequence[Reference]) -> list[frozenset[str] | None]:
-        """Returns in which topics messages lie; see `Queries.topics_of`."""
-        return await self._queries.topics_of(named)
+    async def topics_if_there(
+        self, named: Sequence[Reference]
+    ) -> list[frozenset[str] | Decided | Refusal]:
+        """Returns in which topics messages lie; or what callers are told of one that is not there.
 
-    def is_deleted(self, named: Reference) -> bool:
-        """Whether the second of a message is finished and deleted."""
-        return self._queries.is_deleted(named)
+        NOT_UP_TO_DATE: it may lie in what this node, or another one, lacks or cannot read.
+        """
+        results: list[frozenset[str] | Decided | Refusal] = []
+        unknown: list[int] = []
+        all_topics = await self._queries.topics_of(named)
+        for row, (reference, topics) in enumerate(zip(named, all_topics, strict=True)):
+            if topics:
+                results.append(topics)
+            elif topics is not None and self._queries.is_deleted(reference):
+                results.append(Decided(CancelDecision.TOO_LATE))
+            else:
+                results.append(Refusal(Reason.NOT_UP_TO_DATE))
+                unknown += [row] if topics is not None else []
+        asked = unknown[:_ASKED_ABOUT]
+        have_none = await asyncio.gather(*(self.nobody_has(named[row]) for row in asked))
+        for row, is_none in zip(asked, have_none, strict=True):
+            if is_none:
+                results[row] = Decided(CancelDecision.NOT_FOUND)
+        return results
 
     async def find_many(self, named: Sequence[Reference]) -> list[Subject | RequestRefusedError]:
         """Finds messages that callers refer to; see `Queries.find_many` for the errors."""
@@ -206,9 +225,13 @@ class MessageFinder:
             for reference, each in zip(named, found, strict=True)
         ]
 
-    async def find_lone(self, named: Sequence[Reference]) -> tuple[LoneIds, bool]:
-        """Finds messages that nothing is out of the ordinary about; see `Queries.find_lone`."""
-        return await self._queries.find_lone(named)
+    async def find_plain(self, named: Sequence[Reference]) -> tuple[LoneIds, NDArray[np.bool_]]:
+        """Finds messages that nothing is out of the ordinary about; returns which may be written.
+
+        Each of the others is to be looked at by itself.
+        """
+        lone, _ = await self._queries.find_lone(named)
+        return lone, self.moment().are_written(lone)
 
     async def confirm_lone(self, pinned: Sequence[Reference]) -> NDArray[np.bool_] | None:
         """Returns which messages are cancelled, after a scan as for `confirm`.

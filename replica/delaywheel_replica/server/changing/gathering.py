@@ -332,8 +332,7 @@ class CancelGroups:
         )
         asked = [(group, at) for group in batch for at in range(len(group))]
         named = [named for group in batch for named in group.named]
-        lone, _ = await self._finder.find_lone(named)
-        are_written = self._finder.moment().are_written(lone)
+        lone, are_written = await self._finder.find_plain(named)
         others = np.flatnonzero(~are_written).tolist()
         cohort = self._cohort(asked, lone, np.flatnonzero(are_written))
         if cohort is not None:

@@ -27,8 +27,8 @@ from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.awaited import parsed
-from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.commit.own_halves import CommitWriting, is_left_to_check
+from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import wall_ms
@@ -44,7 +44,7 @@ class HalfCommits:
     def __init__(
         self,
         node: str,
-        finder: MessageFinder,
+        queries: Queries,
         passing: Passing,
         writing: CommitWriting,
         refusal: Callable[[], Refusal | None],
@@ -59,7 +59,7 @@ class HalfCommits:
             clock_skew_ms: By how much clocks may differ.
         """
         self._node = node
-        self._finder = finder
+        self._queries = queries
         self._passing = passing
         self._writing = writing
         self._refusal = refusal
@@ -144,7 +144,7 @@ class HalfCommits:
             return refused
         rows = [row for row, each in enumerate(named) if isinstance(each, Reference)]
         references = [each for each in named if isinstance(each, Reference)]
-        all_topics = await self._finder.topics_of(references)
+        all_topics = await self._queries.topics_of(references)
         for row, topics in zip(rows, all_topics, strict=True):
             if topics and all(caller.rights.may(Right.PRODUCE, topic) for topic in topics):
                 continue

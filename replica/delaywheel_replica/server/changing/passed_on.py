@@ -272,9 +272,6 @@ class PassedChanges(Generic[NamedT, ResultT]):
             line.waiting.append(one)
 
 
-_ASKED_ABOUT: Final = 16
-"""Messages of a call that other nodes are asked for: those that are nowhere here."""
-
 _Result = TypeVar("_Result")
 Permitted = Reference | Decided | Refusal
 """A message that may be changed; or what its caller is told."""
@@ -315,22 +312,11 @@ async def _permitted(
         return judged
     rows = [row for row, each in enumerate(judged) if isinstance(each, Reference)]
     named = [each for each in references if isinstance(each, Reference)]
-    unknown: list[tuple[int, Reference]] = []
-    all_topics = await finder.topics_of(named)
-    for row, reference, topics in zip(rows, named, all_topics, strict=True):
-        if topics is None:
-            judged[row] = Refusal(Reason.NOT_UP_TO_DATE)
-        elif finder.is_deleted(reference):
-            judged[row] = Decided(CancelDecision.TOO_LATE)
-        elif not topics:
-            unknown.append((row, reference))
+    for row, topics in zip(rows, await finder.topics_if_there(named), strict=True):
+        if not isinstance(topics, frozenset):
+            judged[row] = topics
         elif refusal := _refusal(caller, rights, topics):
             judged[row] = refusal
-    asked = [finder.nobody_has(reference) for _, reference in unknown[:_ASKED_ABOUT]]
-    have_none = await asyncio.gather(*asked)
-    have_none += [False] * (len(unknown) - len(have_none))
-    for (row, _), is_none in zip(unknown, have_none, strict=True):
-        judged[row] = _NOT_FOUND if is_none else Refusal(Reason.NOT_UP_TO_DATE)
     return judged
 
 

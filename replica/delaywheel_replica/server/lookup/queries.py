@@ -105,13 +105,6 @@ class Queries:
         self._paging.shutdown(cancel_futures=True)
         self._lists.shutdown(cancel_futures=True)
 
-    async def find(self, reference: Reference) -> Found:
-        """Finds one message; raises what `find_many` returns as an error."""
-        (found,) = await self.find_many([reference])
-        if isinstance(found, RequestRefusedError):
-            raise found
-        return found
-
     async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
         """Finds messages and their cancels; below the floor there are none.
 
