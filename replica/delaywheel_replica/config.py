@@ -9,26 +9,64 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeAlias
 
 from annotated_types import Ge, Le
 
+from delaywheel.identity import check_name
 from delaywheel.ingress import IngressLimits
 from delaywheel.levels import DEFAULT_LEVELS
 from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.hiding import HIDDEN, is_secret, shown
 from delaywheel_replica.kafka_settings import DEAD_ROOM_BYTES, KafkaNames, KafkaSettings
-from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE
+from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, reloaded
 
 _MIB = 1024 * 1024
 _WEEK_HOURS = 7 * 24
 
 _PRINCIPAL_FROM: Final[tuple[Literal["uri", "dns", "cn"], ...]] = ("uri", "dns", "cn")
 
+_HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
+# File systems of pyarrow.
+_LEDGER_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+
+
+class _Form(NamedTuple):
+    """What a value must be beyond its type: returns it, or raises ValueError with the reason."""
+
+    judge: Callable[[Any], Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """Has pydantic call it, where settings are read."""
+        from pydantic_core.core_schema import (  # noqa: PLC0415 - a node's processes do without
+            no_info_after_validator_function,
+        )
+
+        return no_info_after_validator_function(self.judge, handler(source))
+
+
+def _host_and_port(address: str) -> str:
+    if not _HOST_PORT.fullmatch(address):
+        raise ValueError(f"{address!r} is not host:port")
+    return address
+
+
+def _of_known_file_system(uri: str) -> str:
+    scheme, separator, _ = uri.partition("://")
+    if separator and scheme not in _LEDGER_SCHEMES:
+        raise ValueError(f"{scheme}:// is none of {', '.join(_LEDGER_SCHEMES)}, or a folder")
+    return uri
+
+
 Positive: TypeAlias = Annotated[int, Ge(1)]
+_Name: TypeAlias = Annotated[str, _Form(check_name)]
+_Address: TypeAlias = Annotated[str, _Form(_host_and_port)]
+_Folder: TypeAlias = Annotated[Path, _Form(lambda path: path.expanduser().absolute())]
+_Place: TypeAlias = Annotated[str, _Form(_of_known_file_system)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +147,8 @@ class Config:
         ingress: take records from the topic `delaywheel-<cluster>-ingress`, which is made if it is
             missing: [delay through Kafka alone](INGRESS.md)
         ingress_topics: further topics that records are taken from, also without `ingress`; made if
-            they are missing. As a flag a list with commas, in the environment one in JSON. The same
-            on all nodes
+            they are missing. As a flag or a variable a list with commas; a variable may have it in
+            JSON, too. The same on all nodes
         ingress_destinations: of an ingress topic, the topics to which its records
             [may lead](INGRESS.md#where-a-topic-may-lead); `*` in a name stands for any characters.
             An ingress topic that is not among them leads anywhere. The same on all nodes
@@ -144,15 +182,15 @@ class Config:
         log_level: `"debug"`, `"info"`, `"warning"`, `"error"`
     """
 
-    cluster_id: str
-    node_id: str
-    data_dir: Path
-    members: dict[str, str] = field(default_factory=dict)
+    cluster_id: _Name
+    node_id: _Name
+    data_dir: _Folder
+    members: dict[_Name, _Address] = field(default_factory=dict)
     min_insync: Positive | None = None
-    listen: str = "127.0.0.1:7420"
-    advertised: str | None = None
-    peer_listen: str | None = None
-    metrics_listen: str | None = None
+    listen: _Address = "127.0.0.1:7420"
+    advertised: _Address | None = None
+    peer_listen: _Address | None = None
+    metrics_listen: _Address | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_client_ca: Path | None = None
@@ -160,7 +198,7 @@ class Config:
     peer_tls: Literal["off", "accept", "prefer", "required"] = "off"
     grants: Path | None = None
     tokens: Path | None = None
-    token_listen: str | None = None
+    token_listen: _Address | None = None
     principal_from: list[Literal["uri", "dns", "cn"]] = field(
         default_factory=lambda: list(_PRINCIPAL_FROM)
     )
@@ -192,7 +230,7 @@ class Config:
     transaction_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
     max_clock_skew_ms: Positive = 500
     max_clock_dispute_ms: Positive = 10_000
-    ledger_uri: str | None = None
+    ledger_uri: _Place | None = None
     ledger_seal_seconds: Annotated[int, Ge(1), Le(3600)] = 60
     ledger_retention_hours: Annotated[int, Ge(0)] | None = None
     log_format: Literal["console", "json"] = "console"
@@ -209,13 +247,18 @@ class Config:
         """The value of ``DELAYWHEEL_RESOLVED`` for the node's processes; holds secrets."""
         return json.dumps(self._plain())
 
-    def take_levels(self, levels: Mapping[str, int]) -> None:
-        """Replaces the levels in the one table that all parts of the process share.
+    def take_reloaded(self, set_level: Callable[[Any], object]) -> None:
+        """Adopts the settings that were reloaded last: `RELOADABLE`, in the running process.
 
-        No level that is there before and after is ever missing to another thread.
+        The levels change in the one table that all parts of the process share: none that is there
+        before and after is ever missing to another thread.
         """
-        self.levels.update(levels)
-        for name in self.levels.keys() - levels.keys():
+        settings = reloaded()
+        if settings is None:
+            return
+        set_level(settings["log_level"])
+        self.levels.update(settings["levels"])
+        for name in self.levels.keys() - settings["levels"].keys():
             del self.levels[name]
 
     def shown(self) -> dict[str, Any]:
@@ -331,6 +374,9 @@ class Config:
         document = asdict(self)
         return document | {name: str(document[name]) for name in _PATHS if document[name]}
 
+
+RELOADABLE: Final = ("levels", "log_level")
+"""Settings that a running node adopts; all others need a restart."""
 
 _PATHS: Final = (
     *("data_dir", "tls_cert", "tls_key", "tls_client_ca", "tls_ca"),

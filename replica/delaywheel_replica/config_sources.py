@@ -1,7 +1,8 @@
 """Reads settings from flags, the environment and a TOML file; merges and checks them.
 
 Flags win over the environment (``DELAYWHEEL_*``, nested ``__``), the environment over the TOML
-file. What is read is checked against `Config`'s own types and bounds, and then as a whole.
+file; a table is joined name by name. Each value is checked against the types, bounds and forms that
+`Config` declares, by pydantic, and then all of them as a whole.
 
 The ``kafka`` table goes to the Kafka clients verbatim. Its keys may be written as Kafka writes
 them (``"bootstrap.servers"``), as nested TOML keys (``kafka.bootstrap.servers = …``) or with
@@ -11,32 +12,25 @@ A node's processes do not import this: they inherit what was read (`Config.inher
 pydantic would be a quarter of what they compute to start.
 """
 
+import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, get_type_hints
+from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 
-from pydantic import Field, ValidationError, create_model, field_validator
-from pydantic.fields import FieldInfo
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    TomlConfigSettingsSource,
-)
+from pydantic import TypeAdapter, ValidationError
 
-from delaywheel.identity import check_name
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault, did_you_mean, faults
 
 # The only names of the Kafka client that contain underscores.
 _UNDERSCORED = re.compile(r"log_level|on_delivery|\w+_cb")
-# File systems of pyarrow.
-_LEDGER_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _PREFIX: Final = "DELAYWHEEL_"
+_TYPES: Final = get_type_hints(Config, include_extras=True)
 _STAND_INS: Final[Mapping[str, Any]] = {
     "cluster_id": "c",
     "node_id": "n",
@@ -50,11 +44,17 @@ _OF_THE_COMMAND_LINE: Final = frozenset(
 )
 """Variables that resemble settings and are none: `delaywheel` reaches nodes with them."""
 
-_HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
-
 
 class ConfigError(Exception):
     """The configuration is refused; the text names every faulty setting, one a line."""
+
+
+class _GivenSetting(NamedTuple):
+    """The value of a setting, or some entries of a table, and where the operator gave it."""
+
+    name: str
+    value: Any
+    place: str
 
 
 def load_config(
@@ -73,255 +73,140 @@ def load_config(
     Raises:
         ConfigError: Settings are missing, unknown or refused; names all of them.
     """
-    if file is not None:
-        _check_readable(file)
-    try:
-        return _load(file, _nested(flags or {}), [faults, *checks])
-    except ValueError as error:  # TOML syntax, JSON in an environment variable
-        raise ConfigError(str(error) if file is None else f"{file}: {error}") from error
-
-
-def _check_readable(file: Path) -> None:
-    try:
-        file.open("rb").close()
-    except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file") from None
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}") from error
-
-
-def _load(
-    file: Path | None,
-    flags: Mapping[str, Any],
-    checks: Iterable[Callable[[Config], Iterable[Fault]]],
-) -> Config:
-    """Returns the settings if each is valid and all fit together."""
-    texts = _misspelt_variables()
-    wrong: frozenset[str] = frozenset()
-    try:
-        read = _sources(file)(**flags).model_dump()
-    except ValidationError as error:
-        texts = _worded(error, lambda name: _place(name, file, flags))
-        # Other mistakes are reported as well: refused settings count as unset.
-        wrong = frozenset(str(detail["loc"][0]) for detail in error.errors() if detail["loc"])
-        read = _sources(file, wrong)(**flags).model_dump()
-    config = Config(**read)
+    given = _merged([*_of_file(file), *_of_environment(), *_of_flags(flags or {})])
+    texts = [
+        f"{each.name}: there is no such setting{did_you_mean(each.name, _TYPES)} ({each.place})"
+        for each in given.values()
+        if each.name not in _TYPES
+    ]
+    read: dict[str, Any] = {}
+    for field in fields(Config):
+        if field.name in given:
+            try:
+                read[field.name] = _checked(given[field.name])
+            except ConfigError as error:
+                texts.append(str(error))
+        elif field.default is MISSING and field.default_factory is MISSING:
+            texts.append(f"{field.name}: must be set")
+    # Other mistakes are reported as well: refused settings count as unset.
+    wrong = (given.keys() | _STAND_INS.keys()) - read.keys()
+    config = Config(**{**_STAND_INS, **read})
     if not config.members:
         config = replace(config, members={config.node_id: config.advertised or config.listen})
-    found = [fault for check in checks for fault in check(config)]
-    texts += [
-        f"{fault.text}{_places(fault.names, file, flags)}"
-        for fault in found
-        if not wrong & set(fault.names)
-    ]
+    for fault in (fault for check in (faults, *checks) for fault in check(config)):
+        if not wrong & set(fault.names):
+            places = dict.fromkeys(given[name].place for name in fault.names if name in given)
+            texts.append(fault.text + (f" ({', '.join(places)})" if places else ""))
     if texts:
         raise ConfigError("\n".join(texts))
     return config
 
 
-def _misspelt_variables() -> list[str]:
-    """Returns the faults of environment variables that look like settings, and are none.
+def _of_file(file: Path | None) -> Iterator[_GivenSetting]:
+    if file is None:
+        return
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from error
+    except ValueError as error:  # its syntax, or its encoding
+        raise ConfigError(f"{file}: {error}") from error
+    for name, value in document.items():
+        yield _GivenSetting(name, value, str(file))
 
-    Others with our prefix may be of another program's, or of the command line.
+
+def _of_environment() -> Iterator[_GivenSetting]:
+    """Returns what variables give, a table's own before those of its entries.
+
+    Those that look like settings, and are none, are returned, too; others with our prefix may be of
+    another program, or of the command line.
     """
-    known = {field.name for field in fields(Config)}
-    texts = []
-    for variable in sorted(os.environ):
-        name = variable.upper().removeprefix(_PREFIX).partition("__")[0].lower()
-        if variable.upper().startswith(_PREFIX) and name not in known | _OF_THE_COMMAND_LINE:
-            meant = did_you_mean(name, sorted(known))
-            if meant:
-                texts.append(f"{name}: there is no such setting{meant} ({variable})")
-    return texts
+    for variable in sorted(os.environ, key=str.upper):
+        if not variable.upper().startswith(_PREFIX):
+            continue
+        name, *keys = variable[len(_PREFIX) :].lower().split("__")
+        kind, value = _TYPES.get(name), os.environ[variable]
+        if kind is None:
+            if name not in _OF_THE_COMMAND_LINE and did_you_mean(name, _TYPES):
+                yield _GivenSetting(name, value, variable)
+        elif not keys:
+            yield _GivenSetting(name, _from_json(value, kind), variable)
+        elif get_origin(kind) is dict:
+            entry: Any = _from_json(value, get_args(kind)[1])
+            for key in reversed(keys):
+                entry = {key: entry}
+            yield _GivenSetting(name, entry, variable)
 
 
-def _place(name: str, file: Path | None, flags: Mapping[str, Any]) -> str:
-    """Returns where a setting comes from, as the operator named it."""
-    if name in flags:
-        return "--set"
-    variable = f"{_PREFIX}{name.upper()}"
-    for known in os.environ:
-        if known.upper() == variable or known.upper().startswith(f"{variable}__"):
-            return known
-    if file is not None and name in tomllib.loads(file.read_text(encoding="utf-8")):
-        return str(file)
-    return ""
+def _from_json(text: str, kind: Any) -> Any:
+    """Returns a table or list, which variables have as JSON; any other text as it is."""
+    if get_origin(kind) in {dict, list}:
+        with suppress(ValueError):  # then it is judged as the text that it is
+            return json.loads(text)
+    return text
 
 
-def _places(names: Iterable[str], file: Path | None, flags: Mapping[str, Any]) -> str:
-    """Returns where settings come from, to append to errors about them."""
-    places = dict.fromkeys(filter(None, (_place(name, file, flags) for name in names)))
-    return f" ({', '.join(places)})" if places else ""
-
-
-class _Checked(BaseSettings):
-    """Parses and checks single settings; `_sources` adds the fields."""
-
-    model_config = SettingsConfigDict(env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid")
-
-    _file: ClassVar[Path | None] = None
-    _without: ClassVar[frozenset[str]] = frozenset()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - signature of pydantic's
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - as above
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then environment, then the TOML file."""
-        file = TomlConfigSettingsSource(settings_cls, cls._file)
-        sources = init_settings, env_settings, file
-        return tuple(_KafkaNamed(settings_cls, source, cls._without) for source in sources)
-
-    @field_validator("cluster_id", "node_id", check_fields=False)
-    @classmethod
-    def _name(cls, name: str) -> str:
-        return check_name(name)
-
-    @field_validator("data_dir", check_fields=False)
-    @classmethod
-    def _absolute(cls, path: Path) -> Path:
-        return path.expanduser().absolute()
-
-    @field_validator(
-        "listen", "advertised", "peer_listen", "metrics_listen", "token_listen", check_fields=False
-    )
-    @classmethod
-    def _host_and_port(cls, address: str | None) -> str | None:
-        if address is not None and not _HOST_PORT.fullmatch(address):
-            raise ValueError(f"{address!r} is not host:port")
-        return address
-
-    @field_validator("members", check_fields=False)
-    @classmethod
-    def _names_hosts_and_ports(cls, members: dict[str, str]) -> dict[str, str]:
-        for node, address in members.items():
-            check_name(node)
-            cls._host_and_port(address)
-        return members
-
-    @field_validator("ledger_uri", check_fields=False)
-    @classmethod
-    def _known_file_system(cls, uri: str | None) -> str | None:
-        scheme, separator, _ = (uri or "").partition("://")
-        if separator and scheme not in _LEDGER_SCHEMES:
-            raise ValueError(f"{scheme}:// is none of {', '.join(_LEDGER_SCHEMES)}, or a folder")
-        return uri
-
-    @field_validator("ingress_topics", "principal_from", mode="before", check_fields=False)
-    @classmethod
-    def _listed(cls, topics: Any) -> Any:
-        """Splits what a flag gives: one text with commas."""
-        if not isinstance(topics, str):
-            return topics
-        return [name.strip() for name in topics.split(",") if name.strip()]
-
-    @field_validator("ingress_destinations", mode="before", check_fields=False)
-    @classmethod
-    def _listed_each(cls, destinations: Any) -> Any:
-        """Splits what flags give."""
-        if not isinstance(destinations, Mapping):
-            return destinations
-        return {topic: cls._listed(each) for topic, each in destinations.items()}
-
-    @field_validator("kafka", mode="before", check_fields=False)
-    @classmethod
-    def _as_kafka_writes(cls, settings: Any) -> Any:
-        return dict(_flat(settings)) if isinstance(settings, Mapping) else settings
-
-
-def _sources(file: Path | None, without: frozenset[str] = frozenset()) -> type[_Checked]:
-    """Returns `Config`'s fields as pydantic's, with the same types, bounds and defaults.
-
-    Args:
-        file: The TOML file.
-        without: These settings count as not given; those without a default get one, so
-            that the others can be checked.
-    """
-
-    class OfFile(_Checked):
-        _file = file
-        _without = without
-
-    hints = get_type_hints(Config, include_extras=True)
-    made: dict[str, Any] = {}
-    for field in fields(Config):
-        default = ... if field.default is MISSING else field.default
-        if field.default_factory is not MISSING:
-            default = Field(default_factory=field.default_factory)
-        elif default is ... and field.name in without:
-            default = _STAND_INS[field.name]
-        made[field.name] = (hints[field.name], default)
-    return create_model("Settings", __base__=OfFile, **made)
-
-
-class _KafkaNamed(PydanticBaseSettingsSource):
-    """A source whose Kafka settings have Kafka's names.
-
-    Sources are merged by name: otherwise two spellings of one setting would both be there, and
-    chance would decide which of them counts.
-    """
-
-    def __init__(
-        self,
-        settings_cls: type[BaseSettings],
-        source: PydanticBaseSettingsSource,
-        without: frozenset[str],
-    ) -> None:
-        super().__init__(settings_cls)
-        self._source = source
-        self._without = without
-
-    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        """Asks the source for a value."""
-        return self._source.get_field_value(field, field_name)
-
-    def __call__(self) -> dict[str, Any]:
-        """Returns everything that the source has."""
-        found = {name: said for name, said in self._source().items() if name not in self._without}
-        if isinstance(found.get("kafka"), Mapping):
-            found["kafka"] = dict(_flat(found["kafka"]))
-        return found
-
-
-def _nested(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns ``{"kafka.bootstrap.servers": x}`` into ``{"kafka": {"bootstrap.servers": x}}``."""
-    nested: dict[str, Any] = {}
+def _of_flags(flags: Mapping[str, Any]) -> Iterator[_GivenSetting]:
     for name, value in flags.items():
         table, dot, key = name.partition(".")
-        if dot:
-            nested.setdefault(table, {})[key] = value
+        yield _GivenSetting(table, {key: value} if dot else value, "--set")
+
+
+def _merged(all_given: Iterable[_GivenSetting]) -> dict[str, _GivenSetting]:
+    """Joins what is given, by setting: what comes later wins."""
+    merged: dict[str, _GivenSetting] = {}
+    for name, value, place in all_given:
+        if isinstance(value, Mapping):
+            # By one spelling of each name: otherwise chance would decide which of two counts.
+            entries = dict(_flat(value)) if name == "kafka" else value
+            before = merged[name].value if name in merged else None
+            joined = {**before, **entries} if isinstance(before, Mapping) else entries
+            merged[name] = _GivenSetting(name, joined, place)
         else:
-            nested[name] = value
-    return nested
+            merged[name] = _GivenSetting(name, value, place)
+    return merged
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Flattens Kafka's names, whose dots TOML nests and the environment cannot have."""
-    flat: list[tuple[str, str]] = []
     for key, value in settings.items():
         name = prefix + (key if _UNDERSCORED.fullmatch(key) else key.replace("_", "."))
         if isinstance(value, Mapping):
-            flat += _flat(value, f"{name}.")
+            yield from _flat(value, f"{name}.")
         else:
-            flat.append((name, str(value).lower() if isinstance(value, bool) else str(value)))
-    return flat
+            yield name, str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _worded(error: ValidationError, place_of: Callable[[str], str]) -> list[str]:
-    """Words pydantic's errors, one a line: the setting, the fault, and its source."""
-    lines = []
-    for detail in error.errors(include_url=False, include_input=False, include_context=False):
-        names = [str(part) for part in detail["loc"]]
-        text = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden":
-            known = [field.name for field in fields(Config)]
-            text = f"there is no such setting{did_you_mean(names[0], known)}"
-        elif detail["type"] == "missing":
-            text = "must be set"
-        place = place_of(names[0]) if names else ""
-        lines.append(f"{'.'.join(names)}: {text}{place and f' ({place})'}")
-    return lines
+def _checked(given: _GivenSetting) -> Any:
+    """Returns a value as its type has it.
+
+    Raises:
+        ConfigError: It is not one; names each fault, one a line.
+    """
+    kind = _TYPES[given.name]
+    try:
+        value = TypeAdapter(kind).validate_python(_listed(given.value, kind))
+    except ValidationError as error:
+        lines = []
+        for detail in error.errors(include_url=False, include_input=False, include_context=False):
+            name = ".".join((given.name, *map(str, detail["loc"]))).removesuffix(".[key]")
+            text = detail["msg"].removeprefix("Value error, ")
+            lines.append(f"{name}: {text} ({given.place})")
+        raise ConfigError("\n".join(lines)) from error
+    for key, entry in value.items() if isinstance(value, dict) else [("", value)]:
+        # Libraries in C would silently cut it.
+        if "\0" in key or (isinstance(entry, str | Path) and "\0" in str(entry)):
+            name = f"{given.name}{key and f'.{key!r}'}"
+            raise ConfigError(f"{name}: has the character U+0000 ({given.place})")
+    return value
+
+
+def _listed(value: Any, kind: Any) -> Any:
+    """Splits what is to be a list and is one text with commas, as flags have it."""
+    if get_origin(kind) is list and isinstance(value, str):
+        return [name.strip() for name in value.split(",") if name.strip()]
+    if get_origin(kind) is dict and isinstance(value, Mapping):
+        return {key: _listed(each, get_args(kind)[1]) for key, each in value.items()}
+    return value

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from typing import Final, NamedTuple
 
-from delaywheel_replica.process.inheritance import RELOADABLE, RESOLVED_VARIABLE, SOURCES_VARIABLE
+from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, SOURCES_VARIABLE
 
-_COMMAND: Final = (sys.executable, "-P", "-m", "delaywheel_replica.reread")
+_COMMAND: Final = (sys.executable, "-P", "-m", "delaywheel_replica.node_config")
 
 
 class Reread(NamedTuple):
@@ -68,17 +68,14 @@ class Reload:
         self.close()
         if code != 0:
             return Reread([], [], content.strip() or f"exit code {code}")
-        known, read = json.loads(os.environ[RESOLVED_VARIABLE]), json.loads(content)
-        changed = sorted(name for name in read if read[name] != known[name])
-        taken = [name for name in changed if name in RELOADABLE]
-        kept = [name for name in changed if name not in RELOADABLE]
-        if taken:
-            new = {name: read[name] for name in RELOADABLE}
-            os.environ[RESOLVED_VARIABLE] = json.dumps({**known, **new})
-            document = json.dumps(new).encode()
+        read = json.loads(content)
+        if read["taken"]:
+            known = json.loads(os.environ[RESOLVED_VARIABLE])
+            os.environ[RESOLVED_VARIABLE] = json.dumps({**known, **read["settings"]})
+            document = json.dumps(read["settings"]).encode()
             os.pwrite(self.settings_fd, document, 0)
             os.ftruncate(self.settings_fd, len(document))
-        return Reread(taken, kept)
+        return Reread(read["taken"], read["kept"])
 
     def wanted_again(self) -> bool:
         """Whether another signal came meanwhile; true only once."""

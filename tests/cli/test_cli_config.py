@@ -116,6 +116,8 @@ def test_ingress_topics_are_a_list_however_they_are_given(
     assert shown("--set", "ingress_topics=a, b") == ["a", "b"]
     monkeypatch.setenv("DELAYWHEEL_INGRESS_TOPICS", '["c"]')
     assert shown() == ["c"]
+    monkeypatch.setenv("DELAYWHEEL_INGRESS_TOPICS", "c, d")
+    assert shown() == ["c", "d"]
     monkeypatch.delenv("DELAYWHEEL_INGRESS_TOPICS")
     file.write_text(f'ingress_topics = ["d", "e"]\n{file.read_text()}')
     assert shown() == ["d", "e"]
@@ -222,8 +224,9 @@ def test_a_variable_that_looks_like_a_setting_is_a_fault(
     monkeypatch.setenv("DELAYWHEEL_SPAN_SECOND", "5")
     monkeypatch.setenv("DELAYWHEEL_LEVEL__SOON", "5")
     monkeypatch.setenv("DELAYWHEEL_OF_ANOTHER_PROGRAM", "5")
-    ended = command("config", "check", "--config", str(file))
+    ended = command("config", "check", "--config", str(file), "--set", "flush=never")
     for fault in (
+        "flush: Input should be",
         "level: there is no such setting: did you mean levels? (DELAYWHEEL_LEVEL__SOON)",
         "span_second: there is no such setting: did you mean span_seconds? (DELAYWHEEL_SPAN_",
     ):

@@ -75,7 +75,7 @@ from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.process.defects import end_with_any_thread
 from delaywheel_replica.process.descriptors import raise_descriptor_limit
 from delaywheel_replica.process.garbage import exit_at_once, keep_modules
-from delaywheel_replica.process.inheritance import exit_with_supervisor, reloaded, take_hangups
+from delaywheel_replica.process.inheritance import exit_with_supervisor, take_hangups
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
 from delaywheel_replica.row_places import server_row_path
 
@@ -387,13 +387,6 @@ def _election_config(config: Config) -> ElectionConfig:
     )
 
 
-def _reload(config: Config) -> None:
-    settings = reloaded()
-    if settings is not None:
-        set_level(settings["log_level"])
-        config.take_levels(settings["levels"])
-
-
 def main() -> int:
     """Runs the cleaner of one node."""
     keep_modules()
@@ -401,7 +394,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     config = Config.inherited()
-    signal.signal(signal.SIGHUP, lambda _number, _frame: _reload(config))
+    signal.signal(signal.SIGHUP, lambda _number, _frame: config.take_reloaded(set_level))
     set_up_logging(
         "cleaner",
         node=config.node_id,

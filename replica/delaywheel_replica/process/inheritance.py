@@ -21,9 +21,6 @@ SOURCES_VARIABLE: Final = "DELAYWHEEL_SOURCES"
 SETTINGS_FD_VARIABLE: Final = "DELAYWHEEL_SETTINGS_FD"
 """A file in memory with the settings last reloaded, as JSON; SIGHUP announces a change."""
 
-RELOADABLE: Final = ("levels", "log_level")
-"""Settings that a running node adopts; all others need a restart."""
-
 LINK_FD_VARIABLE: Final = "DELAYWHEEL_LINK_FD"
 """One end of the pair of sockets between server and cleaner."""
 

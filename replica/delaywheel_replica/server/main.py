@@ -25,7 +25,6 @@ from delaywheel_replica.process.inheritance import (
     ADDRESS_VARIABLE,
     EXIT_HOPELESS,
     exit_with_supervisor,
-    reloaded,
     take_hangups,
 )
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
@@ -90,19 +89,12 @@ async def _serve(config: Config) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _reload, config)
+    loop.add_signal_handler(signal.SIGHUP, config.take_reloaded, set_level)
     take_hangups()
     descriptors = share_out(raise_descriptor_limit(), open_files=config.open_files)
     _log.info("descriptors", connections=descriptors.connections, files=descriptors.slot_files)
     server = Server(config, Link.inherited(), descriptors)
     await server.run(stop)
-
-
-def _reload(config: Config) -> None:
-    settings = reloaded()
-    if settings is not None:
-        set_level(settings["log_level"])
-        config.take_levels(settings["levels"])
 
 
 if __name__ == "__main__":

@@ -199,6 +199,10 @@ def test_every_fault_is_named_at_once() -> None:
         load_config(flags={"span_seconds": "-1"})
     for name in ("cluster_id", "node_id", "data_dir", "kafka", "span_seconds"):
         assert name in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        load(members={"n1": "a", "n2": "b:2", "N 3": "c:3", "n4": "d"})
+    faults = [line.partition(":")[0] for line in str(caught.value).splitlines()]
+    assert faults == ["members.n1", "members.N 3", "members.n4"]
 
 
 def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:

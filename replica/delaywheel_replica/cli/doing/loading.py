@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from delaywheel_replica.cleaner.kafka.client_check import client_faults
 from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault
-from delaywheel_replica.config_sources import ConfigError, load_config
-from delaywheel_replica.server.access.faults import access_faults, certificate_faults
+from delaywheel_replica.config_sources import ConfigError
+from delaywheel_replica.node_config import load_node_config
 
 
 def load(
@@ -23,11 +22,7 @@ def load(
 ) -> Config:
     """Reads the settings: flags win over the environment, the environment over the file."""
     try:
-        return load_config(
-            file=file,
-            flags=dict(settings),
-            checks=[client_faults, certificate_faults, access_faults, *checks],
-        )
+        return load_node_config(file, dict(settings), *checks)
     except ConfigError as error:
         lines = str(error).splitlines()
         text = lines[0] if len(lines) == 1 else "".join(f"\n  {line}" for line in lines)
