@@ -1,10 +1,11 @@
 # ruff: noqa: ARG002 - the producers ignore most of their arguments
-"""How late forwarded messages were, counted in columns, and for forwarded ones only."""
+"""What a transaction's end tells: how late its messages were, and how much goes into the next."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 from hypothesis import given
@@ -12,20 +13,22 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Plan
-from delaywheel_replica.cleaner.delivery.forward import Forwarder, _OwnRecords
+from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, ReaderPort, _OwnRecords
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
-from delaywheel_replica.cleaner.due.rows import RECORD, DroppedRows, DueRows
+from delaywheel_replica.cleaner.due.rows import ABSENT, RECORD, DroppedRows, DueRows
 from delaywheel_replica.cleaner.due.steps import Step
-from delaywheel_replica.cleaner.outside.ports import Record, RefusedRecord
+from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
 from delaywheel_replica.cleaner.tallies import Lateness
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US, Tally
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames
 
 DUE_MS = 1_700_000_000_000
+PROGRESS = Progress(DUE_MS - 500, None, {}, 0)
 
 
 @given(st.lists(st.lists(st.integers(-100, 4_000_000))))
@@ -43,6 +46,16 @@ class Refusing:
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
+        self.now_s = 0.0
+        self.commit_s = 0.0
+
+    def begin(self, number: int) -> None:
+        """Begins nothing."""
+
+    def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
+        """Takes as long as it is to."""
+        self.now_s += self.commit_s
+        return KafkaCallEnd(TransactionState.COMMITTED)
 
     def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
         written = len(list(records))
@@ -59,20 +72,27 @@ def rows_due(*dues_ms: int) -> DueRows:
     return DueRows(records, ["orders"], [WheelId("a", 1)], [memoryview(b"")])
 
 
-def written(producers: Refusing, rows: DueRows) -> tuple[list[int], dict[str, int]]:
-    """Dues and counters of a step of these rows."""
-    progress = Progress(DUE_MS - 5_000, None, {}, 0)
-    forwarder = Forwarder(
-        ControlState(progress=progress),
+def forwarder_to(producers: Refusing) -> Forwarder:
+    return Forwarder(
+        ControlState(progress=PROGRESS),
         cast("Any", producers),
-        cast("Any", None),
-        cast("DeadLetters", None),
+        Mock(spec=ReaderPort),
+        Mock(spec=DeadLetters),
         names=KafkaNames("c"),
         cluster=Cluster(("a",), 1, 60),
-        caps=CapLimits(100, 1 << 20, 100, 1 << 20),
+        caps=CapLimits(100, 1 << 20, 1_000, 1 << 20),
+        monotonic=lambda: producers.now_s,
     )
+
+
+def step_of(rows: DueRows, *, behind: bool = False) -> Step:
     nothing = DroppedRows(rows_due(), np.empty(0, np.uint8), np.empty(0, np.bool_))
-    step = Step(progress, progress, rows, nothing, behind=False)
+    return Step(PROGRESS, PROGRESS, rows, nothing, behind=behind)
+
+
+def written(producers: Refusing, rows: DueRows) -> tuple[list[int], dict[str, int]]:
+    """Dues and counters of a step of these rows."""
+    forwarder, step = forwarder_to(producers), step_of(rows)
     own = _OwnRecords(cast("Any", producers), 0, 1_000_000, 1_000)
     plan = Plan(rows, [], {}, frozenset())
     forwarded, _, counted = forwarder._write(0, step, plan, Situation(DUE_MS, "a", {}), own)
@@ -95,3 +115,18 @@ def test_of_nothing_nothing_is_counted() -> None:
     dues_ms, counted = written(Refusing(), rows_due())
     assert dues_ms == []
     assert not counted["forwarded"]
+
+
+def test_a_slow_commit_is_judged_by_the_partitions_of_its_messages() -> None:
+    """A hundred messages that took 0.9 s: for two partitions, or each for another one."""
+    caps = []
+    for partitions in (2, 1_000):
+        producers = Refusing()
+        producers.commit_s = 0.9
+        forwarder, rows = forwarder_to(producers), rows_due(*[DUE_MS] * 100)
+        rows.records["partition"] = ABSENT
+        plan = Plan(rows, partitions={"orders": partitions})
+        planned = Planned(step_of(rows, behind=True), plan, messages=rows)
+        forwarder.transact(planned, Situation(DUE_MS, "a", {}), 1_000)
+        caps.append(forwarder._pace.cap_messages)
+    assert caps == [200, 100]

@@ -368,3 +368,11 @@ def test_a_sample_to_probe_with_is_small_whatever_was_sent() -> None:
     held_s(kafka, judging, 6.0, lambda _: large)
     (message,) = probed[0]
     assert (message.topic, message.key, message.value) == ("bad", b"key", b"")
+
+
+def test_a_plan_says_how_many_partitions_its_topics_have() -> None:
+    """The leader paces its transactions by them."""
+    kafka = Kafka({"orders": PRESENT, "bills": replace(PRESENT, partitions=7)})
+    plan = run_once(kafka, judge(kafka), rows_of("orders", "bills"))
+    assert plan is not None
+    assert plan.partitions == {"orders": 2, "bills": 7}

@@ -1,3 +1,5 @@
+from dataclasses import replace
+from itertools import pairwise
 from math import exp
 from random import Random
 
@@ -8,18 +10,30 @@ from hypothesis import strategies as st
 from delaywheel.transactional import MAX_CALL_MS
 from delaywheel_replica.cleaner.leadership import MIN_CALL_MS
 from delaywheel_replica.core.leader.pacing import (
+    BESIDE_SLOW_MS,
     LEAST_PAUSE_MS,
     LONGEST_BEHIND_MS,
     LONGEST_COMMIT_MS,
     MOST_PAUSE_MS,
-    STEADY_COMMITS,
+    UNSAFE_COMMIT_MS,
     CapLimits,
+    Load,
     Pace,
     first_pace,
 )
 
-TOO_LONG_MS = LONGEST_COMMIT_MS * 5 // 4
 LIMITS = CapLimits(frame_messages=100, frame_bytes=1_000, max_messages=1_000, max_bytes=20_000)
+WIDE = CapLimits(frame_messages=32, frame_bytes=1 << 20, max_messages=10_000, max_bytes=1 << 30)
+ROOM = Load(is_full=False)
+EACH_ITS_OWN = Load(is_full=True, partitions=400, partitions_of_half=200, partitions_of_quarter=100)
+"""Every message goes to another partition."""
+THE_SAME = Load(is_full=True, partitions=5, partitions_of_half=5, partitions_of_quarter=5)
+
+
+def spread(messages: int, partitions: int, *, full: bool = True) -> Load:
+    """So many messages for as many partitions drawn at random."""
+    touched = [round(partitions * (1 - exp(-messages / n / partitions))) for n in (1, 2, 4)]
+    return Load(full, messages * 200, *touched)
 
 
 def test_full_transactions_double_up_to_the_most() -> None:
@@ -27,7 +41,7 @@ def test_full_transactions_double_up_to_the_most() -> None:
     caps = []
     for _ in range(6):
         caps.append((pace.cap_messages, pace.cap_bytes))
-        pace = pace.after_commit(5, full=True)
+        pace = pace.after_commit(5, EACH_ITS_OWN)
     assert caps == [
         (100, 1_000),
         (200, 2_000),
@@ -47,62 +61,99 @@ def test_only_what_is_near_the_cap_fills_it() -> None:
 
 
 def test_a_transaction_with_room_left_changes_nothing() -> None:
-    pace = first_pace(LIMITS).after_commit(5, full=False)
-    assert (pace.cap_messages, pace.cap_bytes) == (100, 1_000)
+    pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000)
+    for duration_ms in (5, UNSAFE_COMMIT_MS - 1):
+        pace = pace.after_commit(duration_ms, ROOM)
+    assert (pace.cap_messages, pace.cap_bytes) == (400, 4_000)
 
 
 @pytest.mark.parametrize(
-    ("duration_ms", "cap"), [(502, 800), (503, 400), (1_255, 400), (1_256, 200)]
+    ("duration_ms", "late_ms", "cap"),
+    [
+        (500, 0, 800),
+        (501, 0, 400),
+        (1_000, 0, 400),
+        (1_001, 0, 200),
+        (1_001, 1_001, 400),
+        (750, 1_500, 800),
+        (LONGEST_BEHIND_MS // 2, 1 << 40, 800),
+        (LONGEST_BEHIND_MS // 2 + 1, 1 << 40, 400),
+        (LONGEST_BEHIND_MS, 1 << 40, 400),
+        (LONGEST_BEHIND_MS + 1, 1 << 40, 200),
+        (1_001, -(1 << 40), 200),
+    ],
 )
-def test_one_time_bounds_how_a_cap_grows_and_when_it_is_halved(duration_ms: int, cap: int) -> None:
-    """Twice as many messages are expected to take 2 * 502 - 5 ms, and 2 * 503 - 5."""
-    pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000, spare_ms=(5, 900, 7))
-    assert pace.after_commit(duration_ms, full=True).cap_messages == cap
+def test_one_time_bounds_how_a_cap_grows_and_when_it_is_halved(
+    duration_ms: int, late_ms: int, cap: int
+) -> None:
+    """A second, or as long as its messages were late, up to a bound that a call can last for."""
+    pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000)
+    assert pace.after_commit(duration_ms, EACH_ITS_OWN, late_ms=late_ms).cap_messages == cap
+    assert 3 * LONGEST_BEHIND_MS <= MAX_CALL_MS
 
 
-@given(st.integers(0, 400), st.integers(1, 7_700), st.integers(0, 10_000))
-def test_a_steady_kafka_gets_a_steady_cap(least_ms: int, us_a_message: int, seed: int) -> None:
-    """Neither halved and doubled in turns, nor ever larger while all transactions are full.
+@pytest.mark.parametrize(
+    ("duration_ms", "cap"), [(1_001, 800), (UNSAFE_COMMIT_MS - 1, 800), (UNSAFE_COMMIT_MS, 200)]
+)
+def test_what_takes_long_whatever_it_holds_holds_more_unless_a_call_might_not_last(
+    duration_ms: int, cap: int
+) -> None:
+    pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000)
+    assert pace.after_commit(duration_ms, THE_SAME).cap_messages == cap
 
-    7.7 ms a message is the slowest broker that was seen (decision 103).
+
+def test_bytes_count_where_kafka_is_slow() -> None:
+    """600,000 take 300 ms where Kafka is slowest: more than what is always in time."""
+    large = replace(THE_SAME, length_bytes=600_000)
+    pace = Pace(LIMITS, cap_messages=400, cap_bytes=4_000)
+    assert pace.after_commit(700, large).cap_messages == 800
+    assert pace.after_commit(701, large).cap_messages == 400
+    assert pace.after_commit(1_500, replace(THE_SAME, length_bytes=2_000_000)).cap_messages == 200
+
+
+@given(st.integers(0, 400), st.integers(1, 20_000), st.integers(1, 20_000), st.integers(0, 10_000))
+def test_a_steady_kafka_gets_a_steady_cap(
+    least_ms: int, us_a_partition: int, partitions: int, seed: int
+) -> None:
+    """Neither halved and doubled in turns, nor too long unless more messages add next to nothing.
+
+    A message costs 2 us, and a partition up to twice what the slowest broker took that was seen.
     """
-    limits = CapLimits(frame_messages=32, frame_bytes=1, max_messages=1 << 20, max_bytes=1 << 30)
-    random, caps = Random(seed), list[int]()
-    pace = first_pace(limits).after_commit(least_ms, full=False)  # a term begins idle
-    for _ in range(100):
+    random, caps, took_ms = Random(seed), list[int](), 0
+    pace = first_pace(WIDE)
+    for _ in range(60):
         is_full = random.random() < 0.9
-        took_ms = least_ms + is_full * pace.cap_messages * us_a_message // 1000
-        pace = pace.after_commit(took_ms, full=is_full)
+        messages = pace.cap_messages if is_full else 5
+        load = spread(messages, partitions, full=is_full)
+        took_ms = least_ms + load.partitions * us_a_partition // 1000 + messages // 500
+        before, pace = pace, pace.after_commit(took_ms, load)
+        if is_full and pace.cap_messages > before.cap_messages:
+            more = spread(2 * messages, partitions)
+            will_ms = least_ms + more.partitions * us_a_partition // 1000 + messages // 250
+            rounded_ms = 3 + us_a_partition * 3 // 1000
+            allowed_ms = max(LONGEST_COMMIT_MS, took_ms + BESIDE_SLOW_MS)
+            assert will_ms <= allowed_ms + rounded_ms
         caps.append(pace.cap_messages)
-    assert caps == sorted(caps)
-    took_ms = least_ms + caps[-1] * us_a_message // 1000
-    shortest_ms = least_ms + 32 * us_a_message // 1000
-    assert caps[-1] == 32 or took_ms <= TOO_LONG_MS + shortest_ms
+    halved = [b for a, b in pairwise(caps) if b < a]
+    assert not halved or max(caps) <= 64 or took_ms >= UNSAFE_COMMIT_MS
 
 
 def test_a_kafka_that_becomes_slow_gets_smaller_transactions_while_they_are_quicker() -> None:
-    pace = Pace(LIMITS, cap_messages=800, cap_bytes=8_000, spare_ms=(5,) * 16)
+    pace = Pace(LIMITS, cap_messages=800, cap_bytes=8_000)
     for cap in (400, 200, 200):
-        pace = pace.after_commit(4 * pace.cap_messages, full=True)  # 4 ms each
+        pace = pace.after_commit(4 * pace.cap_messages, EACH_ITS_OWN)  # 4 ms each
         assert pace.cap_messages == cap
-    for _ in range(2):
-        pace = pace.after_commit(pace.cap_messages, full=True)
-    assert pace.cap_messages == 800
+    for cap in (400, 800, 800):
+        pace = pace.after_commit(pace.cap_messages, EACH_ITS_OWN)
+        assert pace.cap_messages == cap
 
 
-def test_a_kafka_that_becomes_slow_whatever_a_transaction_holds_gets_smaller_ones_once() -> None:
-    pace = Pace(LIMITS, cap_messages=800, cap_bytes=8_000, spare_ms=(5,) * 16)
-    for cap in (400, 400, 400):
-        pace = pace.after_commit(1_500, full=True)
-        assert pace.cap_messages == cap
-    pace = pace.after_commit(1_500, full=True, late_ms=1_500)
-    assert pace.cap_messages == 800, "its messages are late, and less at once did not help"
-    for _ in range(3):  # nor is a call risked for them
-        pace = pace.after_commit(LONGEST_BEHIND_MS * 3 // 2, full=True, late_ms=10_000)
-    assert pace.cap_messages == 100
-    for _ in range(16):  # by now it is known that their size is not the reason
-        pace = pace.after_commit(900, full=True)
-    assert pace.cap_messages > 100
+def test_one_commit_that_hangs_is_made_good_by_the_next_ones() -> None:
+    pace = Pace(WIDE, cap_messages=4_096, cap_bytes=1 << 30)
+    pace = pace.after_commit(8_000, spread(4_096, 250), late_ms=60_000)
+    assert pace.cap_messages == 2_048
+    pace = pace.after_commit(2_900, spread(2_048, 250), late_ms=60_000)
+    assert pace.cap_messages == 4_096
 
 
 def test_transactions_that_take_long_because_of_what_they_hold_do_not_outgrow_a_call() -> None:
@@ -110,102 +161,47 @@ def test_transactions_that_take_long_because_of_what_they_hold_do_not_outgrow_a_
     pace = first_pace(limits)
     took_ms = 5
     for _ in range(100):
-        pace = pace.after_commit(took_ms, full=True)
+        pace = pace.after_commit(took_ms, spread(pace.cap_messages, 1 << 30))
         took_ms = 5 + pace.cap_messages * 2 // 3  # each message goes to another partition
         assert took_ms < MIN_CALL_MS
     assert pace.cap_messages >= 500
 
 
-@pytest.mark.parametrize(
-    ("us_a_partition", "noise"), [(500, 0.2), (1_000, 0.2), (2_000, 0.2), (2_800, 0.0)]
-)
-def test_messages_for_the_same_partitions_again_do_not_count_twice(
-    us_a_partition: int, noise: float
+@pytest.mark.parametrize("us_a_partition", [500, 2_800, 4_000, 8_000])
+@pytest.mark.parametrize("partitions", [50, 250])
+@pytest.mark.parametrize("sigma", [0.1, 0.4])
+def test_a_leader_that_is_behind_catches_up(
+    us_a_partition: int, partitions: int, sigma: float
 ) -> None:
-    """2,000 a second for 50 topics of 5 partitions were too many for a broker just started.
-
-    A partition costs 0.5 ms on a broker at its pace, 2 to 4 ms on one that was just started
-    (decision 76). By what twice as many might cost, 2.8 ms allowed 512 messages each 0.6 s.
-    """
-    for seed in range(10):
-        random, limits = Random(seed), CapLimits(32, 1 << 20, 10_000, 1 << 30)
-        pace, took_ms = first_pace(limits).after_commit(5, full=False), 0
-        for _ in range(60):
-            touched = 250 * (1 - exp(-pace.cap_messages / 250))
-            took_ms = 5 + round(touched * us_a_partition / 1_000 * random.uniform(1 - noise, 1))
-            assert took_ms - 5 <= TOO_LONG_MS, "it is never halved"
-            pace = pace.after_commit(took_ms, full=True)
-        assert pace.cap_messages / took_ms > 2
-
-
-@pytest.mark.parametrize("us_a_partition", [4_000, 6_000, 8_000])
-@pytest.mark.parametrize("noise", [0.2, 0.8])
-def test_a_leader_that_is_behind_catches_up(us_a_partition: int, noise: float) -> None:
-    """2,000 a second for a minute, in 250 partitions that cost 1 to 2 s if all are touched.
+    """2,000 a second for a minute, in partitions that cost up to 2 s if all are touched.
 
     By one second each, 170 to 280 messages would go with each transaction: 50 s late after a
-    minute, and later ever after.
+    minute, and later ever after. How long commits take varies as on a machine that is busy.
     """
+    us_a_partition *= 250 // partitions
     for seed in range(4):
-        random, limits = Random(seed), CapLimits(32, 1 << 20, 10_000, 1 << 30)
-        pace = first_pace(limits).after_commit(5, full=False)
+        random, pace = Random(seed), first_pace(WIDE)
         now_ms, forwarded, latest_ms = 0, 0, 0
         while forwarded < 2 * 60_000:
             messages = min(pace.cap_messages, 2 * min(now_ms, 60_000) - forwarded)
             late_ms = now_ms - forwarded // 2
-            touched = 250 * (1 - exp(-messages / 250))
-            took_ms = 5 + round(touched * us_a_partition / 1e3 * random.uniform(1 - noise, 1))
-            pace = pace.after_commit(took_ms, full=messages == pace.cap_messages, late_ms=late_ms)
+            load = spread(messages, partitions, full=messages == pace.cap_messages)
+            took_ms = 5 + round(
+                load.partitions * us_a_partition / 1e3 * random.lognormvariate(0, sigma)
+            )
+            pace = pace.after_commit(took_ms, load, late_ms=late_ms)
             now_ms += max(25, took_ms)
             forwarded += messages
             latest_ms = max(latest_ms, late_ms)
         assert latest_ms < 30_000
-        assert now_ms < 80_000
+        assert now_ms < 70_000
 
 
-def test_what_is_allowed_to_a_leader_that_is_behind_is_bounded() -> None:
-    """However late it is; and three commits in a row must say that twice as much is in time."""
-    enough_ms = (LONGEST_BEHIND_MS + 5) // 2
-    for late_ms in (LONGEST_BEHIND_MS, 1 << 40):
-        for last_ms, cap in ((enough_ms, 400), (enough_ms + 1, 200)):
-            pace = Pace(LIMITS, cap_messages=200, cap_bytes=2_000, spare_ms=(5,))
-            for duration_ms in (enough_ms, enough_ms):
-                pace = pace.after_commit(duration_ms, full=True, late_ms=late_ms)
-                assert pace.cap_messages == 200
-            assert pace.after_commit(last_ms, full=True, late_ms=late_ms).cap_messages == cap
-    assert 3 * LONGEST_BEHIND_MS <= MAX_CALL_MS
-    assert pace.after_commit(1_300, full=True, late_ms=-(1 << 40)).cap_messages == 100
-
-
-def test_what_a_cap_took_once_is_forgotten_while_a_leader_is_far_behind() -> None:
-    """One commit of six seconds, and commits of three from then on: half a cap for ever."""
-    pace = Pace(LIMITS, cap_messages=800, cap_bytes=8_000, spare_ms=(5,))
-    pace = pace.after_commit(6_000, full=True, late_ms=60_000)
-    assert pace.cap_messages == 400
-    for _ in range(STEADY_COMMITS):
-        assert pace.cap_messages == 400
-        pace = pace.after_commit(3_020, full=True, late_ms=60_000)
-    assert pace.cap_messages == 800
-
-
-def test_a_kafka_that_became_slow_before_the_first_message_gets_larger_ones() -> None:
-    """Nothing but the idle commits was quick: 32 messages each 0.6 s, for 16 commits."""
+@given(st.lists(st.tuples(st.integers(0, 9_000), st.booleans(), st.integers(0, 500)), max_size=40))
+def test_the_cap_stays_within_its_limits(commits: list[tuple[int, bool, int]]) -> None:
     pace = first_pace(LIMITS)
-    for duration_ms in [40] * 16 + [1_100] * 6:
-        pace = pace.after_commit(duration_ms, full=duration_ms > 1_000)
-    assert pace.cap_messages > 100
-
-
-def test_a_kafka_that_is_slow_whatever_a_transaction_holds_gets_larger_ones() -> None:
-    pace = Pace(LIMITS, cap_messages=100, cap_bytes=1_000, spare_ms=(900,) * 16)
-    assert pace.after_commit(910, full=True).cap_messages == 200
-
-
-@given(st.lists(st.tuples(st.integers(0, 5_000), st.booleans()), max_size=40))
-def test_the_cap_stays_within_its_limits(commits: list[tuple[int, bool]]) -> None:
-    pace = first_pace(LIMITS)
-    for duration_ms, full in commits:
-        pace = pace.after_commit(duration_ms, full=full)
+    for duration_ms, full, messages in commits:
+        pace = pace.after_commit(duration_ms, spread(messages, 100, full=full))
         assert LIMITS.frame_messages <= pace.cap_messages <= LIMITS.max_messages
         assert LIMITS.frame_bytes <= pace.cap_bytes <= LIMITS.max_bytes
         assert len(pace.recent_ms) <= 16
@@ -214,7 +210,7 @@ def test_the_cap_stays_within_its_limits(commits: list[tuple[int, bool]]) -> Non
 def paced(commits_ms: list[int]) -> Pace:
     pace = first_pace(LIMITS)
     for duration_ms in commits_ms:
-        pace = pace.after_commit(duration_ms, full=False)
+        pace = pace.after_commit(duration_ms, ROOM)
     return pace
 
 

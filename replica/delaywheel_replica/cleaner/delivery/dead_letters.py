@@ -99,12 +99,14 @@ class Plan:
         look_up: Topics that the clients should look up first, because their metadata may be
             outdated: a topic got more partitions, or a transaction failed although nothing is wrong
             with its messages.
+        partitions: How many each topic has, where that is known.
     """
 
     rows: DueRows
     dead: list[Condemned] = field(default_factory=list)
     batch_limits: Mapping[str, int] = field(default_factory=dict)
     look_up: frozenset[str] = frozenset()
+    partitions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +440,8 @@ class DeadLetters:
                 (message,) = rows.take(slice(row, row + 1))
                 dead.append(Condemned(message, *verdict))
         sound = rows if good.all() else rows.take(good)
-        return Plan(sound, dead, batch_limits, frozenset(self._look_up))
+        partitions = {name: topic.partitions for name, topic in topics.items() if topic.partitions}
+        return Plan(sound, dead, batch_limits, frozenset(self._look_up), partitions)
 
     def _find_unsuited(
         self, rows: DueRows, topics: Mapping[str, Topic], now: float

@@ -50,7 +50,7 @@ from delaywheel_replica.core.ingress.moment import TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
 from delaywheel_replica.core.leader.floor import FloorWatch
-from delaywheel_replica.core.leader.pacing import CapLimits, Pace, first_pace
+from delaywheel_replica.core.leader.pacing import CapLimits, Load, Pace, first_pace
 from delaywheel_replica.core.leader.rescheduling import (
     Rescheduling,
     open_proposals,
@@ -362,7 +362,8 @@ class Forwarder:
             self._committed(step, todo)
             is_full = taken.is_full or (step is not None and self._is_full(step))
             late_ms = situation.now_ms - step.before.due_ms if step else 0
-            self._pace = self._pace.after_commit(commit_ms, full=is_full, late_ms=late_ms)
+            load = Load(is_full) if planned is None else _load(planned.plan, is_full=is_full)
+            self._pace = self._pace.after_commit(commit_ms, load, late_ms=late_ms)
             self.counters += counted
             if self.ingress is not None:
                 self.counters += self.ingress.committed(taken, self.state)
@@ -535,6 +536,11 @@ class _OwnRecords:
         """Waits until the brokers have everything written so far."""
         self._producers.flush(self._number, self._timeout_ms)
         self._together.clear()
+
+
+def _load(plan: Plan, *, is_full: bool) -> Load:
+    rows = plan.rows
+    return Load(is_full, rows.length_bytes, *rows.partitions_touched(plan.partitions))
 
 
 def _was_done(lost: LostFrames, progress: Progress | None) -> bool:

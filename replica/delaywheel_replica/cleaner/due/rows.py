@@ -7,7 +7,7 @@ call, makes Python objects and copies keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, TypeAlias
@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from delaywheel.headers import decode_headers
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.columns import Blob
+
+_UNKNOWN = 1 << 62
 
 ABSENT = -1
 """Length of a null key or value, partition or timestamp that the caller left out."""
@@ -143,6 +145,24 @@ class DueRows:
         if not len(self.records):
             return set()
         return {self.topics[number] for number in np.unique(self.topic_numbers).tolist()}
+
+    def partitions_touched(self, most: Mapping[str, int]) -> tuple[int, int, int]:
+        """Returns how many partitions all rows go to at most, every second, and every fourth.
+
+        Args:
+            most: How many partitions each topic has; of others, each row may go to another one.
+        """
+        given = self.partitions.astype(np.int64)
+        places, rows = np.unique(
+            self.topic_numbers.astype(np.int64) << 32 | (given + 1), return_inverse=True
+        )
+        counts = [most.get(self.topics[place >> 32], _UNKNOWN) for place in places.tolist()]
+        bounds = np.where(places & 0xFFFF_FFFF, 1, np.array(counts, np.int64))
+        all_, half, quarter = (
+            int(np.minimum(np.bincount(rows[::step], minlength=len(places)), bounds).sum())
+            for step in (1, 2, 4)
+        )
+        return all_, half, quarter
 
     def take(self, rows: slice | NDArray[np.intp] | NDArray[np.bool_]) -> DueRows:
         """Returns some of the rows, for instance one half, or those of one topic."""
