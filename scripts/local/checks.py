@@ -34,7 +34,6 @@ from local.loopback.kafka_jars import cache_folder
 ROOT = Path(__file__).parents[2]
 NODES = "tests/e2e"
 """Where the tests of real nodes are."""
-ALONE = f"{NODES}/one_node"
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
 SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
@@ -49,11 +48,11 @@ CONSUMERS = ("tests/consumer", "tests/wheel")
 CORE = ("tests/core", *CONSUMERS)
 """What computes longest of all that needs neither a broker nor the simulation."""
 
-LIKE_KAFKA = "tests/client/testing"
-"""Some of these compare the service in memory with a real one."""
-
-UNTIED = ("tests/client", "tests/docs", "tests/handover")
-"""Needs no broker, as neither do the server and the core: to collect it would take seconds."""
+KAFKA = (
+    *("tests/audit/kafka", "tests/cleaner", "tests/cli", "tests/local"),
+    *(*CONSUMERS, "tests/client/testing"),
+)
+"""Where other tests of a broker are: to collect all would take seconds, and each broker costs."""
 
 # The last line of pytest; a library's words about an ended broker may follow it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
@@ -116,17 +115,14 @@ def queues(*, fast: bool, scratch: Path) -> list[Queue]:
 
 def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
     pytest = (*_PYTEST, "-m", "(kafka or spark)" + and_not_slow)
-    elsewhere = _ignored(NODES, SCRIPTS, SIMULATION, *SPARK, SERVER, *SERVING, *CORE, *UNTIED)
     without = (*_PYTEST, "-m", _NEITHER + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
     return (
         Step("pytest spark", (*pytest, *SPARK)),
-        Step("pytest nodes", (*pytest, NODES, *_ignored(ALONE))),
-        Step("pytest kafka", (*pytest, *elsewhere)),
+        Step("pytest kafka", (*pytest, *KAFKA, *_ignored(*SPARK))),
+        Step("pytest nodes", (*pytest, NODES)),
         Step("pytest serving", (*without, *SERVING)),
-        Step("pytest consumers", (*pytest, *CONSUMERS, LIKE_KAFKA)),
-        Step("pytest one node", (*pytest, ALONE)),
         *slow,
     )
 

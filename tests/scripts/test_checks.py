@@ -217,11 +217,9 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
     computing, waiting = queues(fast=False, scratch=tmp_path)
     assert [step.name for step in waiting.steps] == [
         "pytest spark",
-        "pytest nodes",
         "pytest kafka",
+        "pytest nodes",
         "pytest serving",
-        "pytest consumers",
-        "pytest one node",
         "pytest scripts",
     ]
     assert [step.name for step in computing.steps] == [
