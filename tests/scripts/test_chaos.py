@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local.chaos.disturbing import How
+from local.chaos.disturbing import Disturber, How
 from local.chaos.figures import Disturbance, Summary, as_json, print_summaries
 from local.chaos.run import main, order_of
 from local.chaos.transactions import OpenTransactions
@@ -21,10 +27,12 @@ from local.loopback.node import Node
 from local.stage import wholeness
 from local.stage.gaps import Gap, longest_gap, usual_spacing_ms
 from local.stage.mirrors import Mirrors
-from local.stage.stage import Ended
+from local.stage.stage import Ended, Stage
 from local.stage.tally import Tally
 from local.stage.traffic import LEAD_S, burst, steady
+from local.stage.view import PlainView
 from local.stage.wholeness import look
+from support.services.service import wait_until
 
 
 def test_longest_gap_is_reported_with_its_end() -> None:
@@ -197,6 +205,57 @@ def test_open_transactions_are_unknown_until_the_client_knows_the_broker_again()
     transactions._client = cast("Any", Stale())
     assert transactions.records() == 0
     assert looked == ["again"]
+
+
+class Interrupted:
+    """A stage on which somebody presses Ctrl-C as soon as there is something to wait for."""
+
+    def __init__(self, waited: Callable[[], object]) -> None:
+        self._waited = waited
+        self.cluster = SimpleNamespace(kafka="127.0.0.1:1", nodes=[])
+        self.view = PlainView(figures_every_s=10.0)
+
+    def wait(self, _seconds: float) -> NoReturn:
+        self._waited()
+        raise KeyboardInterrupt
+
+
+def test_a_leader_that_is_stopped_goes_on_when_the_run_is_interrupted() -> None:
+    """What is stopped never ends, whoever asks it to."""
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+
+        def state() -> str:
+            stat = Path(f"/proc/{process.pid}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0]
+
+        def is_stopped() -> bool:
+            return state() == "T"
+
+        stage = Interrupted(lambda: wait_until("it is stopped", is_stopped))
+        leader = SimpleNamespace(
+            node=SimpleNamespace(id="n1", pids=lambda _names: [process.pid]), epoch=7
+        )
+        with pytest.raises(KeyboardInterrupt):
+            Disturber(cast("Stage", stage), random.Random(1))._pause(cast("Any", leader))
+        try:
+            wait_until("it goes on", lambda: not is_stopped())
+        finally:
+            process.kill()
+
+
+def test_an_interrupted_run_has_a_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("local.chaos.run.run", interrupted)
+    monkeypatch.setattr("local.loopback.child._interrupted", [])
+    try:
+        assert main(["--plain"]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
 
 
 def test_machine_has_cpu_time_and_a_load() -> None:

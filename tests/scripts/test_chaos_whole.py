@@ -1,20 +1,19 @@
-"""scripts/chaos on a real broker and one node: two disturbances, and an end in the third.
+"""scripts/chaos on a real broker and one node: two disturbances, and nothing is left behind.
 
 What becomes of messages while one of three leads after another, test_demo_whole.py shows with the
 same reader and the same comparison of copies, and tests/e2e/three_nodes with open transactions.
+What a signal leaves behind, test_chaos.py and test_cluster.py show.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
 
 from local.loopback.postgres import has_postgres
 from support.process.script_run import (
-    END_S,
     assert_nothing_is_left,
     cluster_folders,
     processes_below,
@@ -26,6 +25,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) -> None:
+    before = cluster_folders()
     figures = tmp_path / "figures.json"
     hows = ("--how", "transaction", "--how", "server")
     shop = ("--halves", "20") if has_postgres() else ()
@@ -33,8 +33,12 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
         *("chaos.run", "--nodes", "1", "--plain", "--kills", "1", "--calm", "2", *hows),
         *("--rate", "20", "--json", str(figures), *shop),
     )
+    read_until(chaos, "messages a second")
+    [folder] = cluster_folders() - before
+    assert processes_below(folder)
     reported, _ = chaos.communicate(timeout=360)
     assert chaos.returncode == 0, reported
+    assert_nothing_is_left(folder)
     assert "exactly once" in reported
     found = json.loads(figures.read_text())
     assert found["clean"], reported
@@ -49,16 +53,3 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
     assert done["transaction"]["open_records"] > 0
     # Nothing continues without a leader, which takes at least some heartbeats to find.
     assert all(row["silence_ms"] > 100 for row in done.values())
-
-
-def test_nothing_is_left_after_a_signal_while_a_node_is_stopped() -> None:
-    before = cluster_folders()
-    alone = ("--nodes", "1", "--plain", "--kills", "1", "--calm", "1")
-    chaos = start_script("chaos.run", *alone, "--how", "pause")
-    read_until(chaos, "SIGSTOP")
-    [folder] = cluster_folders() - before
-    assert processes_below(folder)
-    chaos.send_signal(signal.SIGINT)
-    chaos.communicate(timeout=END_S)
-    assert chaos.returncode == 130
-    assert_nothing_is_left(folder)

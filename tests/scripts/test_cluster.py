@@ -234,13 +234,16 @@ def test_node_that_does_not_start_is_said_with_its_log(
 
 
 @pytest.mark.usefixtures("fake_node")
-def test_own_folder_goes_after_a_clean_end_and_stays_after_a_failure(
+def test_own_folder_goes_after_an_end_that_was_wanted_and_stays_after_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_module, "ROOT", tmp_path)
     with LocalCluster(kafka="127.0.0.1:1") as clean:
         assert clean.folder.is_dir()
     assert not clean.folder.exists()
+    with pytest.raises(KeyboardInterrupt), LocalCluster(kafka="127.0.0.1:1") as interrupted:
+        raise KeyboardInterrupt
+    assert not interrupted.folder.exists()
     with pytest.raises(RuntimeError), LocalCluster(kafka="127.0.0.1:1") as failed:
         raise RuntimeError
     assert failed.folder.is_dir()

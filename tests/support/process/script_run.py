@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-END_S = 150
-"""Nodes, and then the broker, may take so long to stop before they are killed; and some more."""
 
 
 def start_script(name: str, *arguments: str) -> subprocess.Popen[str]:
