@@ -1,6 +1,6 @@
 """A backlog is files, not memory; any number of messages of one second comes out once.
 
-`DELAYWHEEL_IN_ONE_SECOND` says how many, 250,000 otherwise: more than the cleaner reads ahead, and
+`DELAYWHEEL_IN_ONE_SECOND` says how many, 210,000 otherwise: more than the cleaner reads ahead, and
 half of them in a millisecond, which is more than any of its transactions takes.
 """
 
@@ -24,7 +24,7 @@ from support.services.service import Service
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-IN_ONE_SECOND = int(os.environ.get("DELAYWHEEL_IN_ONE_SECOND", "250000"))
+IN_ONE_SECOND = int(os.environ.get("DELAYWHEEL_IN_ONE_SECOND", "210000"))
 
 
 def open_files(pid: int) -> int:
