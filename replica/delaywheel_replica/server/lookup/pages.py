@@ -1,38 +1,60 @@
-"""The messages of one second, a page at a time.
+"""The messages of one second, a page at a time; and what all pages of messages have in common.
 
 A second's cancels are read first, because they may lie behind what they withdraw; then only as many
 messages as the page holds, up to the end of a batch. Where a page ends, the reader stays open
 for a while for the next page; a caller that comes later starts a new one from there.
 """
 
+import re
 import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
 
 from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.halves import HalfRows
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.server.lookup.batches import in_batches
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.scan import Scanner
 from delaywheel_replica.server.lookup.stored import listed_half_state, rows_after, stored_message
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 
-_PAGE_DEFAULT: Final = 100
-_PAGE_AT_MOST: Final = 1_000
-# A page that carries contents ends at this length.
-_PAGE_BYTES: Final = 2 << 20
-LONGEST_PAGE_BYTES: Final = _PAGE_BYTES + (1 << 20)
+PAGE_DEFAULT: Final = 100
+PAGE_AT_MOST: Final = 1_000
+PAGE_BYTES: Final = 2 << 20
+"""A page that carries contents ends once it has this length."""
+LONGEST_PAGE_BYTES: Final = PAGE_BYTES + (1 << 20)
 """A page with the rest of its rows; beyond that there is the content of one message."""
+
+# Digits that fit what is compared with them.
+_POSITION = re.compile(r"[^/]+/\d{1,18}/\d{1,9}")
 
 # Each may hold a batch of messages in memory.
 _READINGS: Final = 4
 _OPEN_FOR_S: Final = 30.0
+
+
+def position_of(token: str) -> Position | None:
+    """Returns the last message of the page before; an empty token has none.
+
+    Raises:
+        RefusedError: PAGE_TOKEN_INVALID.
+    """
+    if not token:
+        return None
+    if _POSITION.fullmatch(token):
+        with suppress(MalformedError):
+            return Position.parse(token)
+    raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID)
 
 
 @dataclass(slots=True)
@@ -49,7 +71,7 @@ class _Reading:
     until_s: float
 
 
-class SearchPages:
+class SlotPages:
     """Builds pages. For one thread."""
 
     def __init__(self, scanner: Scanner, fates: Fates, history: ProgressHistory) -> None:
@@ -61,22 +83,24 @@ class SearchPages:
     def page(
         self,
         request: pb.GetSlotRequest,
-        after: Position | None,
         limits: Mapping[WheelId, int],
         progress: Progress | None,
     ) -> pb.GetSlotResponse:
         """Returns one page.
 
         Args:
-            after: The position in its token.
             limits: The wheels to read, each up to a seq.
+
+        Raises:
+            RefusedError: PAGE_TOKEN_INVALID.
         """
-        page_size = min(request.page_size or _PAGE_DEFAULT, _PAGE_AT_MOST)
+        after = position_of(request.page_token)
+        page_size = min(request.page_size or PAGE_DEFAULT, PAGE_AT_MOST)
         reading = self._reading(request, after, limits, page_size)
         answer = pb.GetSlotResponse()
         length_bytes = 0
         for frame, row, cancels, half in reading.rows:
-            if len(answer.messages) >= page_size or length_bytes >= _PAGE_BYTES:
+            if len(answer.messages) >= page_size or length_bytes >= PAGE_BYTES:
                 answer.next_page_token = str(after)
                 reading.rows = chain([(frame, row, cancels, half)], reading.rows)
                 self._keep((request.slot, answer.next_page_token), reading)

@@ -7,7 +7,6 @@ second and long lists are made on two others, so that they do not delay cancels 
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_DELIVER_AT
 from delaywheel.storage.folder.disk import Disk
@@ -36,20 +35,17 @@ from delaywheel_replica.server.lookup.batches import is_half
 from delaywheel_replica.server.lookup.describe import wheels_of
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
-from delaywheel_replica.server.lookup.pages import SearchPages
-from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.pages import SlotPages
+from delaywheel_replica.server.lookup.references import SLOT_BEYOND, Reference
 from delaywheel_replica.server.lookup.scan import Found, Scanner
 from delaywheel_replica.server.lookup.stored import half_state, progress_message, stored_message
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _SLOTS_AT_MOST: Final = 10_000
-_SLOT_BEYOND: Final = 1 << 32
 # How many of the messages that a handle may mean are named.
 _DUES_NAMED: Final = 5
 _Made = TypeVar("_Made")
-
-_PAGE_TOKEN = re.compile(r"(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ class Queries:
         self._on_damaged = on_damaged
         self._dial = DialView(disk, data)
         self._scanner = Scanner(disk, data, on_damaged=self.damaged)
-        self._pages = SearchPages(Scanner(disk, data, on_damaged=self.damaged), fates, history)
+        self._pages = SlotPages(Scanner(disk, data, on_damaged=self.damaged), fates, history)
         self._copying = Scanner(disk, data, on_damaged=self.damaged)
         self._copies = ThreadPoolExecutor(1, thread_name_prefix="copies")
         self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
@@ -417,14 +413,12 @@ class Queries:
         Raises:
             RefusedError: SLOT_INVALID, PAGE_TOKEN_INVALID.
         """
-        if not 0 < request.slot < _SLOT_BEYOND:
+        if not 0 < request.slot < SLOT_BEYOND:
             raise RequestRefusedError(Reason.SLOT_INVALID)
-        after = _page_position(request.page_token)
         return await asyncio.get_running_loop().run_in_executor(
             self._paging,
             self._pages.page,
             request,
-            after,
             limits_of(self._view.status()),
             self._progress(),
         )
@@ -492,15 +486,3 @@ def limits_of(status: ServerStatus) -> dict[WheelId, int]:
         for wheel, reported in status.heartbeat.wheels.items()
         if reported.applied
     }
-
-
-def _page_position(token: str) -> Position | None:
-    if not token:
-        return None
-    match = _PAGE_TOKEN.fullmatch(token)
-    if match is None:
-        raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID)
-    try:
-        return Position(WheelId.parse(match["wheel"]), int(match["seq"]), int(match["row"]))
-    except NameInvalidError as error:
-        raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID) from error

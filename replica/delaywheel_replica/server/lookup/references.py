@@ -11,7 +11,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.node.refusals import RequestRefusedError, quoted
 
-_SLOT_BEYOND = 1 << 32
+SLOT_BEYOND = 1 << 32
 
 
 class Reference(NamedTuple):
@@ -61,6 +61,6 @@ def _of_handle(text: str) -> Reference:
 
 
 def _slot(slot: int, reason: Reason) -> int:
-    if not 0 <= slot < _SLOT_BEYOND:
+    if not 0 <= slot < SLOT_BEYOND:
         raise RequestRefusedError(reason, f"Second {slot}")
     return slot

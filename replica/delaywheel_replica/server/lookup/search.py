@@ -27,7 +27,7 @@ from typing import Final, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.identity import NameInvalidError, WheelId
+from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.format import Frame
@@ -42,7 +42,14 @@ from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.lookup.batches import Examined, ScannedBatch, in_batches
 from delaywheel_replica.server.lookup.filters import Wanted
 from delaywheel_replica.server.lookup.history import ProgressHistory
+from delaywheel_replica.server.lookup.pages import (
+    PAGE_AT_MOST,
+    PAGE_BYTES,
+    PAGE_DEFAULT,
+    position_of,
+)
 from delaywheel_replica.server.lookup.queries import limits_of
+from delaywheel_replica.server.lookup.references import SLOT_BEYOND
 from delaywheel_replica.server.lookup.scan import (
     Found,
     Scanner,
@@ -52,10 +59,6 @@ from delaywheel_replica.server.lookup.stored import first_row, half_state, store
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
-_PAGE_DEFAULT: Final = 100
-PAGE_AT_MOST: Final = 1_000
-# A page with contents ends once it reaches this length.
-_PAGE_BYTES: Final = 2 << 20
 READ_BYTES: Final = 128 << 20
 """One call reads at most this much of slot files, plus what crosses the limit: a frame, or a second
 that is passed over. Of each wheel, it may have read 4 MiB ahead."""
@@ -63,12 +66,11 @@ READ_S: Final = 2.0
 """And for at most this long."""
 # This many callers may wait for their turn.
 _WAITING: Final = 8
-_SLOT_BEYOND: Final = 1 << 32
 _Made = TypeVar("_Made")
 _NO_HISTORY: Final = ProgressHistory()
 """What is shown here is not done: nothing needs to be known of the past."""
 
-_TOKEN = re.compile(r"(?P<slot>\d{1,10})(?:/(?P<wheel>[^/]+)/(?P<seq>\d{1,18})/(?P<row>\d{1,9}))?")
+_SLOT = re.compile(r"\d{1,10}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,7 @@ class Walk:
                 page.next = place
                 return page
             if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
-                page.next = PageStart(slot + 1) if slot + 1 < _SLOT_BEYOND else None
+                page.next = PageStart(slot + 1) if slot + 1 < SLOT_BEYOND else None
                 return page
         return page
 
@@ -279,14 +281,14 @@ class Walk:
         self, page: Page, asked: Asked, begin: PageStart, held: NodeHoldings, until_s: float
     ) -> PageStart | None:
         """Adds a second's messages to a page; returns where that ends if the page is full."""
-        size = min(asked.page_size or _PAGE_DEFAULT, PAGE_AT_MOST)
+        size = min(asked.page_size or PAGE_DEFAULT, PAGE_AT_MOST)
         seen = set[bytes]()
         for batch in self._batches(page, asked, begin, held, Found()):
             for message, at in _matches(asked, held, batch, seen):
                 page.messages.append(message)
                 page.places.append(at)
                 page.content_bytes += message.ByteSize() if asked.with_content else 0
-                if len(page.messages) >= size or page.content_bytes >= _PAGE_BYTES:
+                if len(page.messages) >= size or page.content_bytes >= PAGE_BYTES:
                     return PageStart(begin.slot, at)
             if page.read_bytes >= self._read_bytes or time.monotonic() >= until_s:
                 return PageStart(begin.slot, batch.end)
@@ -345,7 +347,7 @@ class Walk:
         return in_batches(
             wanted(),
             naming,
-            min(asked.page_size or _PAGE_DEFAULT, PAGE_AT_MOST),
+            min(asked.page_size or PAGE_DEFAULT, PAGE_AT_MOST),
             is_enough=lambda: page.read_bytes >= self._read_bytes,
         )
 
@@ -408,15 +410,7 @@ def _matches(
 
 
 def _place_of(token: str) -> PageStart:
-    if not token:
-        return PageStart(0)
-    match = _TOKEN.fullmatch(token)
-    if match is None or int(match["slot"]) >= _SLOT_BEYOND:
+    slot, slash, position = (token or "0").partition("/")
+    if not _SLOT.fullmatch(slot) or int(slot) >= SLOT_BEYOND or (slash and not position):
         raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID)
-    if match["wheel"] is None:
-        return PageStart(int(match["slot"]))
-    try:
-        wheel = WheelId.parse(match["wheel"])
-    except NameInvalidError as error:
-        raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID) from error
-    return PageStart(int(match["slot"]), Position(wheel, int(match["seq"]), int(match["row"])))
+    return PageStart(int(slot), position_of(position))
