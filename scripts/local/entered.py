@@ -28,8 +28,8 @@ from sim.plans.plan import Plan
 
 ROOT = Path(__file__).parents[2]
 PRODUCT = tuple(f"{ROOT / room}/" for room in ("wheel", "replica"))
-QUIET = (24_000, 29_000)
-"""Milliseconds in which nothing is asked; it has been accepted and forwarded before."""
+QUIET = ((12_500, 29_000), (41_500, 44_900))
+"""Milliseconds in which nothing is asked: so long that what is done every few seconds is done."""
 
 WAYS = {"accept": (30_000, 31_000), "forward": (39_000, 41_000), "cancel": (50_000, 52_000)}
 DUE_MS = 40_000
@@ -81,12 +81,13 @@ def trace(seed: int) -> Entered:
     script.until_ms = 55_000
     plan = Plan(seed, "entered", script.settings, script.steps, script.until_ms)
     world, entered = World(plan), Entered()
-    for way, (begin_ms, end_ms) in {"rest": QUIET, **WAYS}.items():
+    quiet = {f"quiet {number}": window for number, window in enumerate(QUIET)}
+    for way, (begin_ms, end_ms) in {**quiet, **WAYS}.items():
         world.scheduler.call_at(begin_ms * 1_000, entered.begin)
         world.scheduler.call_at(end_ms * 1_000, entered.end, way)
     result = world.run()
     assert not result.violations, result.violations
-    at_rest = entered.by_way.pop("rest")
+    at_rest = set[Function]().union(*(entered.by_way.pop(window) for window in quiet))
     entered.by_way = {way: found - at_rest for way, found in entered.by_way.items()}
     return entered
 

@@ -41,11 +41,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.seqset import SeqSet
+from delaywheel.storage.files.wheel_folder import WheelMissing
 from delaywheel.storage.frames.kinds import WITHDRAWING, Kind
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.member.member import Member, MemberRefusal
@@ -86,7 +89,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.node.pending_effects import Alone, Awaited
 from delaywheel_replica.core.node.plausible import check
-from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, PeerMessage
+from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Lacks, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.core.wheels.mirroring import AHEAD_SECONDS
 from delaywheel_replica.server.commit.committer import (
@@ -98,8 +101,12 @@ from delaywheel_replica.server.commit.committer import (
 )
 from delaywheel_replica.server.commit.disk_watch import DiskWatch
 from delaywheel_replica.server.commit.outside import GroupJob, Job, Outside, StepJob
-from delaywheel_replica.server.commit.peer_frames import PeerFrames
-from delaywheel_replica.server.commit.time_sharing import TIME_SLICE_MS, AllOfAWheel, LongWork
+from delaywheel_replica.server.commit.time_sharing import (
+    TIME_SLICE_MS,
+    AllOfAWheel,
+    LongWork,
+    TimeSlice,
+)
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.store.store import Store
 
@@ -145,16 +152,10 @@ class Driver:
         self._disk = DiskWatch(
             store.room, outside.now_ms, lambda state: self._report(DiskReported(state))
         )
-        self._peer_frames = PeerFrames(
-            store,
-            outside,
-            write_group=self._write_group,
-            step=self._report,
-            wrote=self._disk.wrote,
-            message_bytes=message_bytes,
-            batch_frames=config.batch_frames,
-            slice_at_most=slice_at_most,
-        )
+        self._storage = store.state.storage
+        self._message_bytes = message_bytes
+        self._batch_frames = config.batch_frames
+        self._slice_at_most = slice_at_most
         self._long_work = LongWork(store, outside.now_ms, most_files=slice_at_most)
         # When the last group was accepted, and into which wheel.
         self._accepted: tuple[WheelId, int] | None = None
@@ -385,7 +386,7 @@ class Driver:
                 held = store.leave_wheel()
                 return _at_any_time(Left(effect.wheel)) if held is None else _mirrored(held)
             case Mirror():
-                return _mirrored(self._peer_frames.mirror(effect))
+                return _mirrored(self._mirror(effect))
             case Repair():
                 between = self._write_group
                 return _mirrored(store.repair(effect.card, effect.frames, between=between))
@@ -394,7 +395,7 @@ class Driver:
                 closed = store.close_wheel(effect.wheel, effect.final_seq, between=between)
                 return _at_any_time(Closed(closed))
             case Serve():
-                self._peer_frames.serve(effect, floor=self.floor)
+                self._serve(effect)
             case ForgetLost():
                 store.forget_lost(effect.frames)
             case _:
@@ -406,6 +407,78 @@ class Driver:
             self.floor = max(self.floor, effect.floor)
         if self._long_work.begin(effect):
             self._outside.enqueue(StepJob())
+
+    # --- frames of other nodes and for them, on the store's thread
+
+    def _time_slice(self) -> TimeSlice:
+        return TimeSlice(self._outside.now_ms, self._slice_at_most)
+
+    def _mirror(self, effect: Mirror) -> HeldWheel:
+        """Writes another node's frames, in pieces; a piece without any frame ends the work.
+
+        Raises:
+            OSError: The medium reported an error.
+        """
+        held: HeldWheel | None = None
+        frames = effect.frames
+        while True:
+            before = held
+            is_over = self._time_slice().is_over
+            try:
+                held = self._store.mirror(
+                    effect.card, frames, is_over=is_over, between=self._write_group
+                )
+            except OSError:
+                self._report_missing(effect.card.wheel)
+                raise
+            done = int(frames.seqs.searchsorted(held.applied, side="right"))
+            self._disk.wrote(frames.part(0, done).length_bytes)
+            frames = frames.part(done, len(frames))
+            if not len(frames) or (before is not None and held.applied == before.applied):
+                return held
+            self._write_group()
+
+    def _report_missing(self, wheel: WheelId) -> None:
+        """Reports what a copy is missing: what refused a frame may have lost others as well."""
+        with suppress(WheelMissing):
+            missing = self._store.held(wheel).missing
+            if missing:
+                self._report(Unreadable(wheel, missing))
+
+    def _serve(self, effect: Serve) -> None:
+        """Sends a push completely, in as many messages as needed; a fetch in one message.
+
+        If a push takes longer than a time slice, what is left queues behind what came meanwhile.
+        """
+        store, outside, first_seq = self._store, self._outside, effect.first_seq
+        time_slice = self._time_slice()
+        while first_seq <= effect.last_seq:
+            frames, missing, unreadable = store.outgoing.read(
+                effect.wheel,
+                first_seq,
+                effect.last_seq,
+                max_bytes=self._message_bytes,
+                max_frames=self._batch_frames,
+                floor=self.floor,
+                now_ms=outside.wall_ms(),
+                is_over=time_slice.is_over,
+                again=effect.again or effect.request != 0,
+            )
+            if len(frames):
+                card = store.card(effect.wheel)
+                outside.send(effect.peer, Frames(card, frames, effect.request))
+                first_seq = frames.last_seq + 1
+            elif effect.request and missing:
+                first, last = missing.first, missing.last
+                lacks = Lacks(effect.request, effect.wheel, self._storage, first, last)
+                outside.send(effect.peer, lacks)
+            if missing or unreadable:
+                self._report(Unreadable(effect.wheel, missing | unreadable))
+            if effect.request or missing or unreadable or not len(frames):
+                return
+            if first_seq <= effect.last_seq and time_slice.has_ended:
+                outside.enqueue(deque([replace(effect, first_seq=first_seq)]))
+                return
 
     # --- callers' groups, on the store's thread
 
