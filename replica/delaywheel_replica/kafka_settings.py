@@ -15,6 +15,7 @@ from typing import Any
 
 from delaywheel.ingress import IngressLimits, halves_topic, ingress_topic
 from delaywheel.transactional import unrepeated
+from delaywheel_replica.core.leader.pacing import MOST_PAUSE_MS
 
 DEFAULT_BATCH_BYTES = 1_000_000
 """librdkafka's `batch.size`, unless the operator sets it."""
@@ -186,6 +187,9 @@ class KafkaSettings:
         return {
             "log_level": log_level,
             "linger.ms": 5,  # a flush does not wait for it; without it, batches stay small
+            # Messages without a key go to one partition of their topic for so long. As long as
+            # transactions are apart: each partition costs, and none has two of them in a row.
+            "sticky.partitioning.linger.ms": MOST_PAUSE_MS,
             "queue.buffering.max.messages": 1_000_000,
             **self.client,
             **unrepeated(transactional_id),
