@@ -373,7 +373,13 @@ class Checks:
                 self._fail(f"{entry} is reported delivered and is not")
         elif decision is CancelDecision.NOT_FOUND and self._was_known(entry, asked_us):
             self._fail(f"{entry} is reported not found")
-        elif decision is CancelDecision.TOO_LATE and self._is_known_cancelled(entry):
+
+    def decides_cancel(self, key: Key, decision: CancelDecision) -> None:
+        """Checks a decision when it is made; its caller waits for those on other messages."""
+        entry = self._book.of(key)
+        if entry is None or decision is not CancelDecision.TOO_LATE:
+            return
+        if self._is_known_cancelled(entry):
             self._fail(f"{entry} is cancelled, and reported too late")
 
     def _is_known_cancelled(self, entry: Entry) -> bool:

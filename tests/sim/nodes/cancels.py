@@ -95,6 +95,7 @@ class Cancels:
             decisions[key] = (
                 CancelDecision.UNKNOWN if isinstance(decided, Refusal) else decided.decision
             )
+            self._server.world.checks.decides_cancel(key, decisions[key])
             if len(decisions) == len(keys):
                 on_answer(decisions)
 
