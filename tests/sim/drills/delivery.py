@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.drills.script import FOREVER_MS, Drills, Script
 from sim.machine.clocks import EPOCH_MS
+from sim.machine.network import Quality
 
 DELIVERY = Drills()
 
@@ -91,6 +92,22 @@ def one_millisecond(script: Script) -> None:
     script.do(script.about(4_150, 500), "bit_flip", node="a", what="slot", choice=script.about(0))
     script.do(script.about(4_250, 500), "kill_cleaner", node="a")
     script.until_ms = 9_000
+
+
+@DELIVERY(r"client +cancels", r"hears of m\d+: cancelled")
+def cancel_beside_messages(script: Script) -> None:
+    """A cancel is submitted behind messages, which wait until slow mirrors hold those before."""
+    script.cluster("abc", 2, apart_ms=50)
+    slow = Quality(delay_us=250_000, jitter_us=1_000)
+    for mirror in "bc":
+        script.do(2_500, "bad_link", src=mirror, dst="a", quality=slow, ms=4_000)
+    for at_ms in range(3_000, 6_000, 1_000):
+        first = script.send(at_ms, "a", delay_ms=3_000, count=5)
+        script.send(at_ms + 600, "a", delay_ms=3_000, count=5)
+        script.send(at_ms + 700, "a", delay_ms=3_000)
+        script.send(at_ms + 710, "a", delay_ms=3_000)
+        script.cancel(script.about(at_ms + 715, 30), first, "a")
+    script.until_ms = 7_000
 
 
 @DELIVERY(r"client +cancels", r"delivers")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -42,6 +42,8 @@ from delaywheel_replica.core.wheels.mirrors import Mirrors
 from delaywheel_replica.core.wheels.node_file import NodeFile
 from delaywheel_replica.core.wheels.replication import Replication
 from delaywheel_replica.core.wheels.verifying import Verifying
+from delaywheel_replica.server.commit import committer
+from delaywheel_replica.server.commit.committer import Committer, Request
 from delaywheel_replica.server.commit.time_sharing import TimeSlice
 from delaywheel_replica.server.node.disk_space import FreeSpace
 from delaywheel_replica.server.store.store import Store
@@ -71,6 +73,19 @@ def answers_before_it_has_written() -> list[Patch]:
         return [Send(sender, applied), *effects] if frames.request == 0 else effects
 
     return [instead(Mirrors, "came", came)]
+
+
+def kinds_behind_the_first_wait() -> list[Patch]:
+    def submit(self: Committer, requests: Sequence[Request], now_ms: int) -> bool:
+        with self._lock:
+            self._pending.extend((now_ms, request) for request in requests)
+            self._pending_size += sum(map(committer._size, requests))
+            if len(self._pending) == len(requests):
+                return True
+            of_messages = requests[0].kind is Kind.MESSAGES
+            return self._may_go_on(now_ms) if of_messages else self._is_held_up
+
+    return [instead(Committer, "submit", submit)]
 
 
 def promises_are_not_durable() -> list[Patch]:
@@ -483,6 +498,12 @@ MEMBER = {
         deletes_in_one_job,
         "holds up a group",
         ("slow_files",),
+    ),
+    "kinds behind the first wait": Mutant(
+        "a cancel that is submitted behind messages waits for mirrors as they do",
+        kinds_behind_the_first_wait,
+        "holds up a group",
+        ("cancel_beside_messages", "links", "halves"),
     ),
     "indexes stay open": Mutant(
         "every wheel that was ever read or written costs a descriptor",

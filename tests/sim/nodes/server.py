@@ -105,6 +105,8 @@ class SimServer:
         self.effects_left: int | None = None
         self.handover: SimHandover | None = None
         self._jobs: deque[Job] = deque()
+        self._gathered: list[Request] = []
+        self._submits_us = 0
         self._working = False
         self._checkpointing = False
         self._dead = False
@@ -210,8 +212,21 @@ class SimServer:
         return self._cancels.has_none(key)
 
     def write(self, request: Request) -> None:
-        """Writes a request with the next group."""
-        self.driver.submit(request)
+        """Writes a request with the next group; those gathered are submitted as by `Writing`."""
+        self._gathered.append(request)
+        if len(self._gathered) > 1:
+            return
+        wait_us = self._submits_us - self.node.scheduler.now_us
+        if wait_us <= 0:
+            self._submit()
+        else:
+            self.process.call_later(wait_us, self.run, self._submit)
+
+    def _submit(self) -> None:
+        apart_us = self.world.settings.apart_ms * US_PER_MS
+        self._submits_us = self.node.scheduler.now_us + apart_us
+        gathered, self._gathered = self._gathered, []
+        self.driver.submit(*gathered)
 
     def take_cleaner_status(self, status: CleanerStatus | None) -> None:
         """Called when the cleaner has a new status, or has died."""

@@ -35,6 +35,7 @@ class Settings:
         ttl_header: the header that states a time to live; empty: none.
         halves: half messages are sent.
         segment_rows: how many rows a segment of an index holds.
+        apart_ms: how long after requests others are submitted, together; long: a busy event loop.
     """
 
     nodes: tuple[str, ...]
@@ -53,6 +54,7 @@ class Settings:
     ttl_header: str = TTL_HEADER
     halves: bool = False
     segment_rows: int = 65_536
+    apart_ms: int = 5
 
 
 @dataclass(frozen=True, slots=True)

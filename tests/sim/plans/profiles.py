@@ -483,7 +483,10 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
     # A separate stream, as below.
     ttl_header = Random(f"ttl {seed}").choice((TTL_HEADER, TTL_HEADER, OTHER_TTL_HEADER, ""))
     segment_rows = Random(f"segments {seed}").choice((8, 32, 65_536))
-    settings = replace(settings, ttl_header=ttl_header, segment_rows=segment_rows)
+    apart_ms = Random(f"apart {seed}").choice((5, 5, 50, 200))
+    settings = replace(
+        settings, ttl_header=ttl_header, segment_rows=segment_rows, apart_ms=apart_ms
+    )
     until_ms = random.randrange(20_000, 45_000)
     steps: list[Step] = [*_traffic(random, settings, until_ms)]
     steps += _faults(random, kind, settings, until_ms)

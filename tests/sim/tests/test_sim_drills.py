@@ -40,6 +40,7 @@ INTERLEAVINGS = {
 """What once broke a draft of the protocol: the drills name the danger and what must save us."""
 
 FOUND = {
+    "cancel_beside_messages",
     "crashed_repair",
     "many_cancels",
     "overtaken_cancel",

@@ -38,6 +38,7 @@ QUICK = (
     "the floor passes what is not read",
     "the high watermark is of local writes",
     "takes what is not due",
+    "kinds behind the first wait",
 )
 
 PATIENCE_S = 300
