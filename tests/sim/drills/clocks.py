@@ -140,11 +140,11 @@ def corrected_alone(script: Script) -> None:
 def disputed(script: Script) -> None:
     """Of two nodes one is a day ahead all the time: Kafka's clock shows which."""
     script.cluster("ab", 1)
-    script.do(0, "clock_step", node="a", step_ms=24 * 3_600_000, ms=60_000)
+    script.do(0, "clock_step", node="a", step_ms=24 * 3_600_000, ms=30_000)
     script.send(6_000, "b", delay_ms=2_000, count=3, patience_ms=4_000)
-    script.flow(8_000, 90_000, 4_000, "b", delay_ms=1_000, patience_ms=4_000)
-    script.do(95_000, "kill_cleaner", node="a")
-    script.until_ms = 100_000
+    script.flow(8_000, 45_000, 3_000, "b", delay_ms=1_000, patience_ms=4_000)
+    script.do(50_000, "kill_cleaner", node="a")
+    script.until_ms = 54_000
 
 
 @CLOCKS(

@@ -31,7 +31,7 @@ def self_fenced(script: Script) -> None:
     script.mute(12_800, "Gossip", "c", "ab")
     script.cut(3_000, "c", "ab", ms=script.about(10_200, 200))
     script.cut(14_500, "c", "ab")
-    script.flow(2_500, 14_400, 50, "c", delay_ms=40_000)
+    script.flow(2_500, 14_400, 50, "c", delay_ms=25_000)
     script.until_ms = 26_000
 
 
@@ -135,7 +135,7 @@ def _two_hold(script: Script) -> None:
     """With Kafka away, so that none of it is taken."""
     script.do(2_500, "kafka_down", ms=4_500)
     script.do(2_600, "absence", node="a", ms=3_400)
-    script.flow(2_700, 5_100, 20, "c", delay_ms=40_000)
+    script.flow(2_700, 5_100, 20, "c", delay_ms=22_000)
     script.cut(script.about(5_100, 30), "c", "ab")
 
 

@@ -204,7 +204,7 @@ def unreadable_marks(script: Script) -> None:
     """
     script.cluster("abc", 2, late_window_s=2)
     script.send(2_500, "a", delay_ms=100)
-    first = script.send(3_000, "a", delay_ms=25_000)
+    first = script.send(3_000, "a", delay_ms=12_000)
     script.reschedule(script.about(3_500), first, 1_000, "a")
     script.mute(7_000, "Fetch", "a", "bc")  # nothing is repaired
     script.do(script.about(7_010), "bad_sector", node="a", what="index", choice=0)
@@ -433,7 +433,7 @@ def torn_behind_a_loss(script: Script) -> None:
     at_ms = script.about(4_320, 60)
     # Slot files are announced before they are made and written; then only some rows get through.
     script.do(at_ms, "kill_at_write", node="a", effects=5, torn=0.7)
-    for delay_ms in (20_000, 24_000):
+    for delay_ms in (11_000, 12_500):
         script.send(at_ms, "a", delay_ms=delay_ms, patience_ms=100)
     script.until_ms = 9_000
 

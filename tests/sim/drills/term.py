@@ -72,9 +72,9 @@ def dead_server(script: Script) -> None:
 def slow_commits(script: Script) -> None:
     """Interleaving 18: a commit takes longer than nodes wait for a leader at first."""
     way_us = (550_000, 650_000)
-    script.do(script.about(3_000), "kafka_faults", changes={"way_us": way_us}, ms=50_000)
-    script.flow(4_000, 40_000, 1_000, "abc", delay_ms=500, patience_ms=6_000)
-    script.until_ms = 54_000
+    script.do(script.about(3_000), "kafka_faults", changes={"way_us": way_us}, ms=30_000)
+    script.flow(4_000, 28_000, 1_000, "abc", delay_ms=500, patience_ms=6_000)
+    script.until_ms = 34_000
 
 
 @TERM(r"clock_step node=a", r"init .* epoch 1", r"delivers")
@@ -90,10 +90,10 @@ def clock_wrong_at_start(script: Script) -> None:
 def clock_wrong_at_a_restart(script: Script) -> None:
     """The same with messages pending, which would all be delivered at once."""
     script.cluster("a", 1)
-    script.flow(3_000, 6_000, 200, "a", delay_ms=40_000, patience_ms=4_000)
-    script.do(8_000, "clock_step", node="a", step_ms=1_800_000, ms=script.about(15_000))
+    script.flow(3_000, 6_000, 200, "a", delay_ms=24_000, patience_ms=4_000)
+    script.do(8_000, "clock_step", node="a", step_ms=1_800_000, ms=script.about(10_000))
     script.do(8_000, "kill_server", node="a")
-    script.until_ms = 50_000
+    script.until_ms = 33_000
 
 
 @TERM(r"kafka_faults", r"delivers")
@@ -102,8 +102,8 @@ def slow_ends(script: Script) -> None:
     us = script.about(script.random.choice((1_300_000, 2_500_000, 4_000_000, 5_000_000)), 300_000)
     commit_us = (us, us + 150_000)
     script.do(script.about(3_000), "kafka_faults", changes={"commit_us": commit_us}, ms=FOREVER_MS)
-    script.flow(4_000, 50_000, 5_000, "abc", delay_ms=500, patience_ms=6_000)
-    script.until_ms = 60_000
+    script.flow(4_000, 34_000, 5_000, "abc", delay_ms=500, patience_ms=6_000)
+    script.until_ms = 42_000
 
 
 @TERM(r"init .* epoch 1", r"kill_server node=c", r"kafka_cut node=a ms=3000", r"init .* epoch 3")

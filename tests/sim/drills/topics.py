@@ -126,7 +126,7 @@ def expired_by_another_header(script: Script) -> None:
     script.stream(8_000, 12_000, 400, asks="expiring")
     for node in "abc":
         script.do(script.about(9_000), "pause", node=node, part="cleaner", ms=12_000)
-    script.until_ms = 40_000
+    script.until_ms = 26_000
 
 
 @TOPICS(r"pause node=a", r"dead letter", r"delivers")
@@ -142,4 +142,4 @@ def expired_meanwhile(script: Script) -> None:
         script.do(script.about(9_000), "pause", node=node, part="cleaner", ms=30_000)
     for ttl_s in (2, 4, 30):
         script.flow(12_500, 36_000, 1_000, "abc", delay_ms=5_000, ttl_s=ttl_s)
-    script.until_ms = 60_000
+    script.until_ms = 46_000
