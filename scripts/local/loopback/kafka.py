@@ -50,7 +50,7 @@ ARCHIVE_TIMEOUT_S = 120.0
 PORTS = range(20_000, 32_000)
 JVM_VARIABLE = "DELAYWHEEL_BROKER_JVM"
 """The environment variable for other options of the broker's JVM, for whatever starts one."""
-JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto"
+JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData"
 SESSION_MS = 30_000
 """How long a broker may be silent and still leads: a busy machine stops it for seconds."""
 RESTART_SESSION_MS = 2_000
@@ -264,7 +264,12 @@ class KafkaBroker:
             "broker.session.timeout.ms": str(
                 RESTART_SESSION_MS if self._was_killed else SESSION_MS
             ),
-            "broker.heartbeat.interval.ms": "500",
+            "broker.heartbeat.interval.ms": "500" if self._was_killed else "2000",
+            # Each thread wakes up some times a second, and nobody has more than two cores for it.
+            "num.network.threads": "1",
+            "num.io.threads": "2",
+            "group.coordinator.threads": "1",
+            "share.coordinator.threads": "1",
             # No record twice a second that says only that time passes: at rest it was two thirds
             # of what the broker computes. It is of use to controllers that follow another.
             "metadata.max.idle.interval.ms": "0",
