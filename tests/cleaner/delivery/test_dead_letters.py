@@ -19,8 +19,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
 )
 from structlog.testing import capture_logs
 
+from delaywheel_replica.cleaner.delivery import bisection, troubles
 from delaywheel_replica.cleaner.delivery import dead_letters as deadletters
-from delaywheel_replica.cleaner.delivery import troubles
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World, sent
@@ -176,9 +176,10 @@ def test_keys_and_timestamps_that_a_topic_refuses(
 
 
 def test_what_only_the_broker_can_refuse_is_found_by_halves(
-    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, good: str
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, good: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compressed sizes are unknown in advance."""
+    """Compressed sizes are unknown in advance; a slow machine may take its time to search."""
+    monkeypatch.setattr(bisection, "SEARCH_S", 60)
     small = f"small-{cluster_id}"
     create_topic(kafka.address, small, config={"max.message.bytes": "20000"})
     client = {"bootstrap.servers": kafka.address, "compression.type": "gzip"}
