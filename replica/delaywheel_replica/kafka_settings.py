@@ -187,8 +187,8 @@ class KafkaSettings:
         return {
             "log_level": log_level,
             "linger.ms": 5,  # a flush does not wait for it; without it, batches stay small
-            # Messages without a key go to one partition of their topic for so long. As long as
-            # transactions are apart: each partition costs, and none has two of them in a row.
+            # Messages without a key go to one partition of their topic for so long: for as long as
+            # transactions are apart, since each partition that a transaction touches costs time.
             "sticky.partitioning.linger.ms": MOST_PAUSE_MS,
             "queue.buffering.max.messages": 1_000_000,
             **self.client,

@@ -32,7 +32,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
-from delaywheel_replica.core.leader.pacing import CapLimits, Load, first_pace
+from delaywheel_replica.core.leader.pacing import CapLimits, first_pace
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
@@ -102,7 +102,7 @@ class Leader:
             self.transact(taken, number)
             took_s = time.time() - began
             commits.append(took_s * 1000)
-            pace = pace.after_commit(round(took_s * 1000), Load(is_full=False))
+            pace = pace.after_commit(round(took_s * 1000), None)
             pause_ms = pace.pause_ms if pause == "follow" else float(pause)
             next_begin = began + pause_ms / 1000
         count = len(commits)

@@ -362,7 +362,7 @@ class Forwarder:
             self._committed(step, todo)
             is_full = taken.is_full or (step is not None and self._is_full(step))
             late_ms = situation.now_ms - step.before.due_ms if step else 0
-            load = Load(is_full) if planned is None else _load(planned.plan, is_full=is_full)
+            load = _load(planned.plan) if is_full and planned else None
             self._pace = self._pace.after_commit(commit_ms, load, late_ms=late_ms)
             self.counters += counted
             if self.ingress is not None:
@@ -380,9 +380,9 @@ class Forwarder:
         )
 
     def _is_full(self, step: Step) -> bool:
-        """Whether the cap ended a step; it may also be behind because a second is not loaded."""
+        """Whether a step is near the cap; what did not fit any more may be large."""
         messages = len(step.messages) + len(step.dropped)
-        return step.behind and self._pace.is_filled_by(messages, step.messages.length_bytes)
+        return self._pace.is_filled_by(messages, step.messages.length_bytes)
 
     def _rescheduling(self, step: Step | None, situation: Situation) -> Rescheduling:
         """Adds what only the reader of due messages knows about reschedules."""
@@ -538,9 +538,11 @@ class _OwnRecords:
         self._together.clear()
 
 
-def _load(plan: Plan, *, is_full: bool) -> Load:
-    rows = plan.rows
-    return Load(is_full, rows.length_bytes, *rows.partitions_touched(plan.partitions))
+def _load(plan: Plan) -> Load:
+    """Returns what was written; dead letters may each go to a partition of their own."""
+    rows, dead = plan.rows, len(plan.dead)
+    of_all, of_half, of_quarter = rows.partitions_touched(plan.partitions)
+    return Load(rows.length_bytes, of_all + dead, of_half + dead // 2, of_quarter + dead // 4)
 
 
 def _was_done(lost: LostFrames, progress: Progress | None) -> bool:

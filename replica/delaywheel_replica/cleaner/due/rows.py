@@ -19,6 +19,10 @@ from delaywheel.headers import decode_headers
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.columns import Blob
 
+STICKY_PARTITIONS = 2
+"""So many partitions of a topic the client gives messages without a key that come together: it
+changes to another one after `sticky.partitioning.linger.ms`."""
+
 _UNKNOWN = 1 << 62
 
 ABSENT = -1
@@ -147,20 +151,26 @@ class DueRows:
         return {self.topics[number] for number in np.unique(self.topic_numbers).tolist()}
 
     def partitions_touched(self, most: Mapping[str, int]) -> tuple[int, int, int]:
-        """Returns how many partitions all rows go to at most, every second, and every fourth.
+        """Returns how many partitions all rows may go to, half of them, and a quarter.
+
+        Those are drawn at random, always the same: topics may follow any pattern.
 
         Args:
             most: How many partitions each topic has; of others, each row may go to another one.
         """
-        given = self.partitions.astype(np.int64)
-        places, rows = np.unique(
-            self.topic_numbers.astype(np.int64) << 32 | (given + 1), return_inverse=True
+        topics, of_topic = np.unique(self.topic_numbers, return_inverse=True)
+        counts = np.array([most.get(self.topics[n], _UNKNOWN) for n in topics.tolist()], np.int64)
+        has_no_key = self.records["key_length"] < 0
+        given = np.where(self.partitions >= 0, self.partitions + 2, np.where(has_no_key, 1, 0))
+        places, rows = np.unique(of_topic << 32 | given, return_inverse=True)
+        kind = places & 0xFFFF_FFFF
+        bounds = np.minimum(
+            counts[places >> 32], np.array([_UNKNOWN, STICKY_PARTITIONS, 1])[np.minimum(kind, 2)]
         )
-        counts = [most.get(self.topics[place >> 32], _UNKNOWN) for place in places.tolist()]
-        bounds = np.where(places & 0xFFFF_FFFF, 1, np.array(counts, np.int64))
+        drawn = np.random.default_rng(0).random(len(rows))
         all_, half, quarter = (
-            int(np.minimum(np.bincount(rows[::step], minlength=len(places)), bounds).sum())
-            for step in (1, 2, 4)
+            int(np.minimum(np.bincount(rows[drawn < part], minlength=len(places)), bounds).sum())
+            for part in (1, 1 / 2, 1 / 4)
         )
         return all_, half, quarter
 

@@ -24,29 +24,30 @@ call may last: Kafka's client sends a request for each partition, so messages fo
 cost as much time as partitions.
 
 =============================================  =================================================
-a commit                                       and then the cap
+a full commit                                  and then the cap
 =============================================  =================================================
 took longer than it may, and half of it is     is halved, but never below one frame
 expected to take three quarters of the time
 or less; or it took `UNSAFE_COMMIT_MS`
-was full, and twice as much is expected to     is doubled
-take no longer than it may, or at most
+is expected, with twice as much, to take no    is doubled
+longer than it may, or at most
 `BESIDE_SLOW_MS` longer than it took now
 is anything else                               stays
 =============================================  =================================================
 
-It may take `LONGEST_COMMIT_MS`, or as long as its oldest message was late when it began, up to
+A commit that had room left says nothing of what the cap allows. A full one may take
+`LONGEST_COMMIT_MS`, or as long as its oldest message was late when it began, up to
 `LONGEST_BEHIND_MS`: what has waited for that long is served by a higher rate, not by short
 transactions. A leader that kept to a second would stay behind a Kafka that needs more for all
 partitions, however few messages more that would take.
 
 What is expected is read off the transaction itself, not learned from how long others took, which
-says little where a machine is busy: how many partitions all of its messages may touch, every second
-one of them, and every fourth (decision 229). The more messages there are, the fewer of them are the
-first for their partition: if half of them touched 30 partitions and all touch 40, twice as many
-touch 44. So twice as much is never expected to take less than it will, a commit that was doubled
-is not halved while Kafka stays as it is, and one that takes long whatever it holds is not halved
-at all.
+says little where a machine is busy: how many partitions all of its messages may touch, half of
+them, and a quarter (decision 229). The more messages there are, the fewer of them are the first for
+their partition. If a quarter touches 19 partitions, half 30 and all 40, then the last doubling
+added ten elevenths of what the one before it did, and the next adds ten elevenths of that, or less.
+So a commit that was doubled is not halved while Kafka stays as it is, and one that takes long
+whatever it holds is not halved before a call might not last for it.
 """
 
 from dataclasses import dataclass, replace
@@ -89,36 +90,42 @@ class CapLimits:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a transaction asked of Kafka.
+    """What a full transaction asked of Kafka.
 
     Attributes:
-        is_full: It was as large as the cap allowed.
         length_bytes: The length of its messages.
-        partitions: How many partitions they may have touched, at most.
-        partitions_of_half: The same of every second message.
-        partitions_of_quarter: The same of every fourth.
+        partitions: How many partitions they may have touched.
+        partitions_of_half: The same of half of the messages.
+        partitions_of_quarter: The same of a quarter.
     """
 
-    is_full: bool
-    length_bytes: int = 0
-    partitions: int = 0
-    partitions_of_half: int = 0
-    partitions_of_quarter: int = 0
+    length_bytes: int
+    partitions: int
+    partitions_of_half: int
+    partitions_of_quarter: int
 
     def doubled_ms(self, duration_ms: int) -> int:
         """Returns how long twice as much is expected to take, at most."""
-        added = self.partitions - self.partitions_of_half
         added_before = self.partitions_of_half - self.partitions_of_quarter
-        ratio = min(2.0, added / added_before) if added_before else 2.0
-        more = added * ratio / max(1, self.partitions)
-        more_ms = duration_ms * more + self.length_bytes / LEAST_BYTES_PER_MS
-        return round(duration_ms + min(duration_ms, more_ms))
+        ratio = min(2.0, self._added / added_before) if added_before else 2.0
+        return round(duration_ms + self._part_ms(duration_ms, self._added * ratio, 1))
 
     def halved_ms(self, duration_ms: int) -> int:
         """Returns how long half of it is expected to take."""
-        less = (self.partitions - self.partitions_of_half) / max(1, self.partitions)
-        less_ms = duration_ms * less + self.length_bytes / 2 / LEAST_BYTES_PER_MS
-        return round(duration_ms - min(duration_ms / 2, less_ms))
+        return round(duration_ms - self._part_ms(duration_ms, self._added, 1 / 2))
+
+    @property
+    def _added(self) -> int:
+        """How many partitions the second half touched that the first one had not."""
+        return self.partitions - self.partitions_of_half
+
+    def _part_ms(self, duration_ms: int, partitions: float, part: float) -> float:
+        """Returns how long a part of the messages takes that is the first for some partitions."""
+        if not self.partitions:  # nothing but records of our own
+            return duration_ms * part
+        for_partitions_ms = duration_ms * partitions / self.partitions
+        for_bytes_ms = self.length_bytes * part / LEAST_BYTES_PER_MS
+        return min(duration_ms * part, for_partitions_ms + for_bytes_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,23 +155,24 @@ class Pace:
         """Whether so much is near the cap; what did not fit any more may be large."""
         return 2 * messages >= self.cap_messages or 2 * length_bytes >= self.cap_bytes
 
-    def after_commit(self, duration_ms: int, load: Load, *, late_ms: int = 0) -> "Pace":
+    def after_commit(self, duration_ms: int, load: Load | None, *, late_ms: int = 0) -> "Pace":
         """Returns the cap after one more committed transaction.
 
         Args:
             duration_ms: How long the commit took.
-            load: What it held.
+            load: What it held, if that was near the cap; None: it had room left.
             late_ms: How late its oldest message was when it began.
         """
         pace = replace(self, recent_ms=(*self.recent_ms, duration_ms)[-RECENT_COMMITS:])
+        if load is None:
+            return pace
         may_take_ms = max(LONGEST_COMMIT_MS, min(late_ms, LONGEST_BEHIND_MS))
         is_safe = duration_ms < UNSAFE_COMMIT_MS
         saves_time = 4 * load.halved_ms(duration_ms) <= 3 * duration_ms
         if duration_ms > may_take_ms and (saves_time or not is_safe):
             return _with_cap(pace, self.cap_messages // 2, self.cap_bytes // 2)
         doubled_ms = load.doubled_ms(duration_ms)
-        is_cheap = doubled_ms - duration_ms <= BESIDE_SLOW_MS and is_safe
-        if load.is_full and (doubled_ms <= may_take_ms or is_cheap):
+        if doubled_ms <= may_take_ms or (doubled_ms - duration_ms <= BESIDE_SLOW_MS and is_safe):
             return _with_cap(pace, self.cap_messages * 2, self.cap_bytes * 2)
         return pace
 
