@@ -362,9 +362,10 @@ class HalvesChecks:
     def _is_away_for_good(self, entry: Entry) -> bool:
         """Whether its letter was lost with what it came back through."""
         sent, truth = self._away.get(entry.key), self._world.truth
-        return sent is not None and any(
-            truth.frames[name].gone for name in truth.copies[sent.message]
-        )
+        if sent is None:
+            return False
+        is_gone = any(truth.frames[name].gone for name in truth.copies[sent.message])
+        return is_gone or sent.excuse is not None
 
     def _is_cancel_gone(self, entry: Entry) -> bool:
         truth = self._world.truth
