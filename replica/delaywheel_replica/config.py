@@ -147,8 +147,8 @@ class Config:
         ingress: take records from the topic `delaywheel-<cluster>-ingress`, which is made if it is
             missing: [delay through Kafka alone](INGRESS.md)
         ingress_topics: further topics that records are taken from, also without `ingress`; made if
-            they are missing. As a flag or a variable a list with commas; a variable may have it in
-            JSON, too. The same on all nodes
+            they are missing. As a flag or a variable a list with commas, or in JSON: `[]` for none.
+            The same on all nodes
         ingress_destinations: of an ingress topic, the topics to which its records
             [may lead](INGRESS.md#where-a-topic-may-lead); `*` in a name stands for any characters.
             An ingress topic that is not among them leads anywhere. The same on all nodes

@@ -50,11 +50,24 @@ class ConfigError(Exception):
 
 
 class _GivenSetting(NamedTuple):
-    """The value of a setting, or some entries of a table, and where the operator gave it."""
+    """What one place gives of a setting: its value, or that of the entry which `keys` lead to."""
 
     name: str
+    keys: Sequence[str]
     value: Any
     place: str
+
+
+class _MergedSetting(NamedTuple):
+    """What all places together give of it.
+
+    Attributes:
+        value: Its value; of a table all entries.
+        places: By entry the place that won; under None the last one that gave any of it.
+    """
+
+    value: Any
+    places: dict[str | None, str]
 
 
 def load_config(
@@ -73,29 +86,26 @@ def load_config(
     Raises:
         ConfigError: Settings are missing, unknown or refused; names all of them.
     """
-    given = _merged([*_of_file(file), *_of_environment(), *_of_flags(flags or {})])
-    texts = [
-        f"{each.name}: there is no such setting{did_you_mean(each.name, _TYPES)} ({each.place})"
-        for each in given.values()
-        if each.name not in _TYPES
-    ]
+    given, texts, wrong = _merged([*_of_file(file), *_of_environment(), *_of_flags(flags or {})])
     read: dict[str, Any] = {}
     for field in fields(Config):
         if field.name in given:
             try:
-                read[field.name] = _checked(given[field.name])
+                read[field.name] = _checked(field.name, given[field.name])
             except ConfigError as error:
                 texts.append(str(error))
-        elif field.default is MISSING and field.default_factory is MISSING:
+                wrong.add(field.name)
+        elif field.name not in wrong and field.default is field.default_factory is MISSING:
             texts.append(f"{field.name}: must be set")
+            wrong.add(field.name)
     # Other mistakes are reported as well: refused settings count as unset.
-    wrong = (given.keys() | _STAND_INS.keys()) - read.keys()
     config = Config(**{**_STAND_INS, **read})
     if not config.members:
         config = replace(config, members={config.node_id: config.advertised or config.listen})
     for fault in (fault for check in (faults, *checks) for fault in check(config)):
         if not wrong & set(fault.names):
-            places = dict.fromkeys(given[name].place for name in fault.names if name in given)
+            settings = [given[name] for name in fault.names if name in given]
+            places = dict.fromkeys(place for each in settings for place in each.places.values())
             texts.append(fault.text + (f" ({', '.join(places)})" if places else ""))
     if texts:
         raise ConfigError("\n".join(texts))
@@ -114,7 +124,7 @@ def _of_file(file: Path | None) -> Iterator[_GivenSetting]:
     except ValueError as error:  # its syntax, or its encoding
         raise ConfigError(f"{file}: {error}") from error
     for name, value in document.items():
-        yield _GivenSetting(name, value, str(file))
+        yield _GivenSetting(name, (), value, str(file))
 
 
 def _of_environment() -> Iterator[_GivenSetting]:
@@ -127,46 +137,67 @@ def _of_environment() -> Iterator[_GivenSetting]:
         if not variable.upper().startswith(_PREFIX):
             continue
         name, *keys = variable[len(_PREFIX) :].lower().split("__")
-        kind, value = _TYPES.get(name), os.environ[variable]
-        if kind is None:
-            if name not in _OF_THE_COMMAND_LINE and did_you_mean(name, _TYPES):
-                yield _GivenSetting(name, value, variable)
-        elif not keys:
-            yield _GivenSetting(name, _from_json(value, kind), variable)
-        elif get_origin(kind) is dict:
-            entry: Any = _from_json(value, get_args(kind)[1])
-            for key in reversed(keys):
-                entry = {key: entry}
-            yield _GivenSetting(name, entry, variable)
-
-
-def _from_json(text: str, kind: Any) -> Any:
-    """Returns a table or list, which variables have as JSON; any other text as it is."""
-    if get_origin(kind) in {dict, list}:
-        with suppress(ValueError):  # then it is judged as the text that it is
-            return json.loads(text)
-    return text
+        if name in _TYPES or (name not in _OF_THE_COMMAND_LINE and did_you_mean(name, _TYPES)):
+            yield _GivenSetting(name, keys, os.environ[variable], variable)
 
 
 def _of_flags(flags: Mapping[str, Any]) -> Iterator[_GivenSetting]:
     for name, value in flags.items():
         table, dot, key = name.partition(".")
-        yield _GivenSetting(table, {key: value} if dot else value, "--set")
+        yield _GivenSetting(table, [key] if dot else [], value, "--set")
 
 
-def _merged(all_given: Iterable[_GivenSetting]) -> dict[str, _GivenSetting]:
-    """Joins what is given, by setting: what comes later wins."""
-    merged: dict[str, _GivenSetting] = {}
-    for name, value, place in all_given:
-        if isinstance(value, Mapping):
+def _merged(
+    all_given: Iterable[_GivenSetting],
+) -> tuple[dict[str, _MergedSetting], list[str], set[str]]:
+    """Joins what is given, by setting: what comes later wins.
+
+    Returns:
+        The settings; the faults of what cannot be joined, and the settings that have them. What
+        comes later never hides such a fault: all of a table would be gone, and one entry be left.
+    """
+    merged: dict[str, _MergedSetting] = {}
+    faulty: dict[str, str] = {}
+    for name, keys, value, place in all_given:
+        kind = _TYPES.get(name)
+        if kind is None:
+            faulty[f"{name}: there is no such setting{did_you_mean(name, _TYPES)} ({place})"] = name
+            continue
+        is_table = get_origin(kind) is dict
+        for key in reversed(keys):
+            value = {key: value}  # noqa: PLW2901 - from the inside out
+        value = _read(value, kind)  # noqa: PLW2901
+        if keys and not is_table:
+            faulty[f"{name}: is no table ({place})"] = name
+        elif is_table and not isinstance(value, Mapping):
+            faulty[f"{name}: must be a table; as text, in JSON ({place})"] = name
+        elif is_table:
             # By one spelling of each name: otherwise chance would decide which of two counts.
             entries = dict(_flat(value)) if name == "kafka" else value
-            before = merged[name].value if name in merged else None
-            joined = {**before, **entries} if isinstance(before, Mapping) else entries
-            merged[name] = _GivenSetting(name, joined, place)
+            before = merged.get(name, _MergedSetting({}, {}))
+            places = dict.fromkeys([*entries, None], place)
+            merged[name] = _MergedSetting({**before.value, **entries}, {**before.places, **places})
         else:
-            merged[name] = _GivenSetting(name, value, place)
-    return merged
+            merged[name] = _MergedSetting(value, {None: place})
+    return merged, list(faulty), set(faulty.values())
+
+
+def _read(value: Any, kind: Any) -> Any:
+    """Returns the table or list that a text stands for; what stands for none stays as it is.
+
+    Flags and variables have them in JSON; lists also with commas. An empty text is no list: rather
+    a variable that somebody forgot to set.
+    """
+    if get_origin(kind) is dict and isinstance(value, Mapping):
+        return {key: _read(each, get_args(kind)[1]) for key, each in value.items()}
+    if get_origin(kind) not in {dict, list} or not isinstance(value, str):
+        return value
+    if value.lstrip().startswith(("[", "{")):
+        with suppress(ValueError):
+            return _read(json.loads(value), kind)
+    elif get_origin(kind) is list:
+        return [name.strip() for name in value.split(",") if name.strip()] or value
+    return value
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -179,34 +210,26 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield name, str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _checked(given: _GivenSetting) -> Any:
+def _checked(setting: str, given: _MergedSetting) -> Any:
     """Returns a value as its type has it.
 
     Raises:
         ConfigError: It is not one; names each fault, one a line.
     """
-    kind = _TYPES[given.name]
+    last = given.places[None]
     try:
-        value = TypeAdapter(kind).validate_python(_listed(given.value, kind))
+        value = TypeAdapter(_TYPES[setting]).validate_python(given.value)
     except ValidationError as error:
         lines = []
         for detail in error.errors(include_url=False, include_input=False, include_context=False):
-            name = ".".join((given.name, *map(str, detail["loc"]))).removesuffix(".[key]")
+            name = ".".join((setting, *map(str, detail["loc"]))).removesuffix(".[key]")
+            place = given.places.get(str(detail["loc"][0]), last) if detail["loc"] else last
             text = detail["msg"].removeprefix("Value error, ")
-            lines.append(f"{name}: {text} ({given.place})")
+            lines.append(f"{name}: {text} ({place})")
         raise ConfigError("\n".join(lines)) from error
     for key, entry in value.items() if isinstance(value, dict) else [("", value)]:
         # Libraries in C would silently cut it.
         if "\0" in key or (isinstance(entry, str | Path) and "\0" in str(entry)):
-            name = f"{given.name}{key and f'.{key!r}'}"
-            raise ConfigError(f"{name}: has the character U+0000 ({given.place})")
-    return value
-
-
-def _listed(value: Any, kind: Any) -> Any:
-    """Splits what is to be a list and is one text with commas, as flags have it."""
-    if get_origin(kind) is list and isinstance(value, str):
-        return [name.strip() for name in value.split(",") if name.strip()]
-    if get_origin(kind) is dict and isinstance(value, Mapping):
-        return {key: _listed(each, get_args(kind)[1]) for key, each in value.items()}
+            name = f"{setting}{key and f'.{key!r}'}"
+            raise ConfigError(f"{name}: has the character U+0000 ({given.places.get(key, last)})")
     return value

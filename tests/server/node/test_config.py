@@ -205,6 +205,103 @@ def test_every_fault_is_named_at_once() -> None:
     assert faults == ["members.n1", "members.N 3", "members.n4"]
 
 
+@pytest.mark.parametrize(
+    ("variables", "reported"),
+    [
+        (
+            {"KAFKA": '{"sasl.password": "hush"', "KAFKA__CLIENT_ID": "x"},
+            "kafka: must be a table; as text, in JSON (DELAYWHEEL_KAFKA)",
+        ),
+        ({"KAFKA": ""}, "kafka: must be a table; as text, in JSON (DELAYWHEEL_KAFKA)"),
+        (
+            {"MEMBERS": "n1=a:1", "MEMBERS__N1": "a:1"},
+            "members: must be a table; as text, in JSON (DELAYWHEEL_MEMBERS)",
+        ),
+        (
+            {"INGRESS_DESTINATIONS": "x=y", "INGRESS_DESTINATIONS__X": "y"},
+            "ingress_destinations: must be a table; as text, in JSON (DELAYWHEEL_INGRESS_DEST",
+        ),
+        ({"LEVELS": "[5]"}, "levels: must be a table; as text, in JSON (DELAYWHEEL_LEVELS)"),
+        ({"LEVELS": "null"}, "levels: must be a table; as text, in JSON (DELAYWHEEL_LEVELS)"),
+        ({"INGRESS_TOPICS__0": "a"}, "ingress_topics: is no table (DELAYWHEEL_INGRESS_TOPICS__0)"),
+        ({"LISTEN__X": "a"}, "listen: is no table (DELAYWHEEL_LISTEN__X)"),
+        ({"NODE_ID__X": "a"}, "node_id: is no table (DELAYWHEEL_NODE_ID__X)"),
+        ({"INGRESS_TOPICS": ""}, "ingress_topics: Input should be a valid list (DELAYWHEEL_INGR"),
+        ({"INGRESS_TOPICS": '["a"'}, "ingress_topics: Input should be a valid list (DELAYWHEEL_"),
+        ({"PRINCIPAL_FROM": " , "}, "principal_from: Input should be a valid list (DELAYWHEEL_PR"),
+        (
+            {"INGRESS_DESTINATIONS__T": ""},
+            "ingress_destinations.t: Input should be a valid list (DELAYWHEEL_INGRESS_DESTINATION",
+        ),
+    ],
+)
+def test_a_text_that_is_no_table_or_list_is_a_fault_of_its_own_place(
+    variables: dict[str, str], reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else is given: a table would be lost but for one entry."""
+    file = tmp_path / "node.toml"
+    file.write_text('ingress_topics = ["a", "b"]\n')
+    for name, value in variables.items():
+        monkeypatch.setenv(f"DELAYWHEEL_{name}", value)
+    with pytest.raises(ConfigError) as caught:
+        load_config(file=file, flags=FLAGS)
+    (fault,) = str(caught.value).splitlines()
+    assert fault.startswith(reported)
+    assert "hush" not in fault
+
+
+def test_a_setting_with_such_a_fault_has_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DELAYWHEEL_KAFKA", '{"bootstrap.servers": "k:1"')
+    monkeypatch.setenv("DELAYWHEEL_KAFKA__CLIENT_ID", "x")
+    monkeypatch.setenv("DELAYWHEEL_CLUSTER_ID__X", "c")
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags={"node_id": "n1", "data_dir": "/d"})
+    assert str(caught.value).splitlines() == [
+        "cluster_id: is no table (DELAYWHEEL_CLUSTER_ID__X)",
+        "kafka: must be a table; as text, in JSON (DELAYWHEEL_KAFKA)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "topics"),
+    [("20261127", ["20261127"]), ("null", ["null"]), ("true", ["true"]), ("[]", [])],
+)
+@pytest.mark.parametrize("given_as", ["flag", "variable"])
+def test_a_list_is_json_only_where_it_begins_as_one(
+    given_as: str, text: str, topics: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given_as == "variable":
+        monkeypatch.setenv("DELAYWHEEL_INGRESS_TOPICS", text)
+        assert load().ingress_topics == topics
+    else:
+        assert load(ingress_topics=text).ingress_topics == topics
+
+
+def test_each_entry_of_a_table_is_a_fault_of_the_place_that_gives_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text("[levels]\nbad = -1\nworse = -1\n")
+    monkeypatch.setenv("DELAYWHEEL_LEVELS__SOON", "5")
+    monkeypatch.setenv("DELAYWHEEL_LEVELS__WORSE", "-2")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file=file, flags={**FLAGS, "levels.late": "x", "kafka.acks": "1"})
+    bad, worse, late, acks = str(caught.value).splitlines()
+    assert bad.startswith("levels.bad: ")
+    assert bad.endswith(f" ({file})")
+    assert worse.startswith("levels.worse: ")
+    assert worse.endswith(" (DELAYWHEEL_LEVELS__WORSE)")
+    assert late.startswith("levels.late: ")
+    assert late.endswith(" (--set)")
+    assert acks.endswith(" (--set)")
+
+
+def test_a_table_may_be_given_as_a_whole_in_json() -> None:
+    assert load(levels='{"soon": 250}', **{"levels.late": "5"}).levels == {"soon": 250, "late": 5}
+
+
 def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_config(file=tmp_path / "nope.toml", flags=FLAGS)
