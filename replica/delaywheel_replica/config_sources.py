@@ -193,21 +193,23 @@ def _read(value: Any, kind: Any) -> Any:
     if get_origin(kind) not in {dict, list} or not isinstance(value, str):
         return value
     if value.lstrip().startswith(("[", "{")):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             return _read(json.loads(value), kind)
     elif get_origin(kind) is list:
         return [name.strip() for name in value.split(",") if name.strip()] or value
     return value
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Flattens Kafka's names, whose dots TOML nests and the environment cannot have."""
     for key, value in settings.items():
         name = prefix + (key if _UNDERSCORED.fullmatch(key) else key.replace("_", "."))
         if isinstance(value, Mapping):
             yield from _flat(value, f"{name}.")
-        else:
-            yield name, str(value).lower() if isinstance(value, bool) else str(value)
+        elif isinstance(value, bool):
+            yield name, str(value).lower()
+        else:  # a list, or null, is refused as what it is
+            yield name, str(value) if isinstance(value, int | float) else value
 
 
 def _checked(setting: str, given: _MergedSetting) -> Any:

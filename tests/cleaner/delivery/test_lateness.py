@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -12,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Plan
+from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan
 from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, ReaderPort, _OwnRecords
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.due.rows import ABSENT, RECORD, DroppedRows, DueRows
 from delaywheel_replica.cleaner.due.steps import Step
+from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
 from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
 from delaywheel_replica.cleaner.tallies import Lateness
 from delaywheel_replica.core.leader.duties import Cluster, Situation
@@ -117,16 +119,31 @@ def test_of_nothing_nothing_is_counted() -> None:
     assert not counted["forwarded"]
 
 
+def cap_after(producers: Refusing, rows: DueRows, plan: Plan, taken: Taken = NOTHING) -> int:
+    """The cap, first 100, after a commit that took as long as the producers say."""
+    forwarder = forwarder_to(producers)
+    planned = Planned(step_of(rows, behind=True), plan, taken, rows)
+    forwarder.transact(planned, Situation(DUE_MS, "a", {}), 1_000)
+    return forwarder._pace.cap_messages
+
+
 def test_a_slow_commit_is_judged_by_the_partitions_of_its_messages() -> None:
     """A hundred messages that took 0.9 s: for two partitions, or each for another one."""
-    caps = []
-    for partitions in (2, 1_000):
-        producers = Refusing()
-        producers.commit_s = 0.9
-        forwarder, rows = forwarder_to(producers), rows_due(*[DUE_MS] * 100)
-        rows.records["partition"] = ABSENT
-        plan = Plan(rows, partitions={"orders": partitions})
-        planned = Planned(step_of(rows, behind=True), plan, messages=rows)
-        forwarder.transact(planned, Situation(DUE_MS, "a", {}), 1_000)
-        caps.append(forwarder._pace.cap_messages)
+    rows = rows_due(*[DUE_MS] * 100)
+    rows.records["partition"], rows.records["key_length"] = ABSENT, 1
+    slow = Refusing()
+    slow.commit_s = 0.9
+    caps = [
+        cap_after(slow, rows, Plan(rows, partitions={"orders": partitions}))
+        for partitions in (2, 1_000)
+    ]
     assert caps == [200, 100]
+
+
+def test_records_that_are_only_handed_over_and_dead_letters_do_not_slow_a_leader_down() -> None:
+    """They go to one partition each time, however many they are."""
+    slow, nothing, rows = Refusing(), rows_due(), rows_due(*[DUE_MS] * 100)
+    slow.commit_s = 0.9
+    assert cap_after(slow, nothing, Plan(nothing), replace(NOTHING, is_full=True)) == 200
+    dead = [Condemned(message, DeadReason.TOPIC_MISSING) for message in rows]
+    assert cap_after(slow, rows, Plan(nothing, dead)) == 200

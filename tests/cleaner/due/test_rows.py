@@ -19,7 +19,7 @@ def rows_of(*rows: Row) -> DueRows:
     records = np.zeros(len(rows), RECORD)
     records["topic"] = [topic for topic, _, _ in rows]
     records["partition"] = [partition for _, partition, _ in rows]
-    records["key_length"] = [0 if has_key else ABSENT for _, _, has_key in rows]
+    records["key_length"] = [1 if has_key else ABSENT for _, _, has_key in rows]
     return DueRows(records, TOPICS, [WheelId("a", 1)], [memoryview(b"")])
 
 

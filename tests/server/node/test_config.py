@@ -223,6 +223,15 @@ def test_every_fault_is_named_at_once() -> None:
         ),
         ({"LEVELS": "[5]"}, "levels: must be a table; as text, in JSON (DELAYWHEEL_LEVELS)"),
         ({"LEVELS": "null"}, "levels: must be a table; as text, in JSON (DELAYWHEEL_LEVELS)"),
+        (
+            {"KAFKA": '{"ssl.ca.location": null}'},
+            "kafka.ssl.ca.location: Input should be a valid string (DELAYWHEEL_KAFKA)",
+        ),
+        (
+            {"KAFKA": '{"debug": {"of": ["broker", "topic"]}}'},
+            "kafka.debug.of: Input should be a valid string (DELAYWHEEL_KAFKA)",
+        ),
+        ({"INGRESS_TOPICS": "[" * 100_000}, "ingress_topics: Input should be a valid list (DEL"),
         ({"INGRESS_TOPICS__0": "a"}, "ingress_topics: is no table (DELAYWHEEL_INGRESS_TOPICS__0)"),
         ({"LISTEN__X": "a"}, "listen: is no table (DELAYWHEEL_LISTEN__X)"),
         ({"NODE_ID__X": "a"}, "node_id: is no table (DELAYWHEEL_NODE_ID__X)"),

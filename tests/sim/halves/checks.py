@@ -365,7 +365,7 @@ class HalvesChecks:
         if sent is None:
             return False
         is_gone = any(truth.frames[name].gone for name in truth.copies[sent.message])
-        return is_gone or sent.excuse is not None
+        return is_gone or (sent.excuse is not None and sent.settled_us < 0)
 
     def _is_cancel_gone(self, entry: Entry) -> bool:
         truth = self._world.truth

@@ -362,7 +362,7 @@ class Forwarder:
             self._committed(step, todo)
             is_full = taken.is_full or (step is not None and self._is_full(step))
             late_ms = situation.now_ms - step.before.due_ms if step else 0
-            load = _load(planned.plan) if is_full and planned else None
+            load = _load(planned.plan) if is_full and planned is not None else None
             self._pace = self._pace.after_commit(commit_ms, load, late_ms=late_ms)
             self.counters += counted
             if self.ingress is not None:
@@ -539,10 +539,11 @@ class _OwnRecords:
 
 
 def _load(plan: Plan) -> Load:
-    """Returns what was written; dead letters may each go to a partition of their own."""
-    rows, dead = plan.rows, len(plan.dead)
-    of_all, of_half, of_quarter = rows.partitions_touched(plan.partitions)
-    return Load(rows.length_bytes, of_all + dead, of_half + dead // 2, of_quarter + dead // 4)
+    """Returns what was written; our own records go to few partitions, however many they are."""
+    rows, own = plan.rows, 1 + bool(plan.dead)
+    dead_bytes = sum(len(each.message.value or b"") for each in plan.dead)
+    touched = (own + count for count in rows.partitions_touched(plan.partitions))
+    return Load(rows.length_bytes + dead_bytes, *touched)
 
 
 def _was_done(lost: LostFrames, progress: Progress | None) -> bool:

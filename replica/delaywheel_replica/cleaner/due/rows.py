@@ -160,7 +160,7 @@ class DueRows:
         """
         topics, of_topic = np.unique(self.topic_numbers, return_inverse=True)
         counts = np.array([most.get(self.topics[n], _UNKNOWN) for n in topics.tolist()], np.int64)
-        has_no_key = self.records["key_length"] < 0
+        has_no_key = self.records["key_length"] <= 0  # an empty one always goes to the same
         given = np.where(self.partitions >= 0, self.partitions + 2, np.where(has_no_key, 1, 0))
         places, rows = np.unique(of_topic << 32 | given, return_inverse=True)
         kind = places & 0xFFFF_FFFF
@@ -168,6 +168,7 @@ class DueRows:
             counts[places >> 32], np.array([_UNKNOWN, STICKY_PARTITIONS, 1])[np.minimum(kind, 2)]
         )
         drawn = np.random.default_rng(0).random(len(rows))
+        drawn[:1] = 0  # a quarter of few is not none
         all_, half, quarter = (
             int(np.minimum(np.bincount(rows[drawn < part], minlength=len(places)), bounds).sum())
             for part in (1, 1 / 2, 1 / 4)

@@ -24,20 +24,20 @@ call may last: Kafka's client sends a request for each partition, so messages fo
 cost as much time as partitions.
 
 =============================================  =================================================
-a full commit                                  and then the cap
+a commit                                       and then the cap
 =============================================  =================================================
-took longer than it may, and half of it is     is halved, but never below one frame
-expected to take three quarters of the time
-or less; or it took `UNSAFE_COMMIT_MS`
-is expected, with twice as much, to take no    is doubled
-longer than it may, or at most
+took `UNSAFE_COMMIT_MS`                        is halved, but never below one frame
+was full, took longer than it may, and half    is halved likewise
+of it is expected to take three quarters of
+the time or less
+was full, and twice as much is expected to     is doubled
+take no longer than it may, or at most
 `BESIDE_SLOW_MS` longer than it took now
 is anything else                               stays
 =============================================  =================================================
 
-A commit that had room left says nothing of what the cap allows. A full one may take
-`LONGEST_COMMIT_MS`, or as long as its oldest message was late when it began, up to
-`LONGEST_BEHIND_MS`: what has waited for that long is served by a higher rate, not by short
+A full one may take `LONGEST_COMMIT_MS`, or as long as its oldest message was late when it began, up
+to `LONGEST_BEHIND_MS`: what has waited for that long is served by a higher rate, not by short
 transactions. A leader that kept to a second would stay behind a Kafka that needs more for all
 partitions, however few messages more that would take.
 
@@ -94,8 +94,8 @@ class Load:
 
     Attributes:
         length_bytes: The length of its messages.
-        partitions: How many partitions they may have touched.
-        partitions_of_half: The same of half of the messages.
+        partitions: How many partitions it may have touched, with those of our own topics.
+        partitions_of_half: The same if it had half of the messages.
         partitions_of_quarter: The same of a quarter.
     """
 
@@ -121,9 +121,7 @@ class Load:
 
     def _part_ms(self, duration_ms: int, partitions: float, part: float) -> float:
         """Returns how long a part of the messages takes that is the first for some partitions."""
-        if not self.partitions:  # nothing but records of our own
-            return duration_ms * part
-        for_partitions_ms = duration_ms * partitions / self.partitions
+        for_partitions_ms = duration_ms * partitions / max(1, self.partitions)
         for_bytes_ms = self.length_bytes * part / LEAST_BYTES_PER_MS
         return min(duration_ms * part, for_partitions_ms + for_bytes_ms)
 
@@ -164,15 +162,16 @@ class Pace:
             late_ms: How late its oldest message was when it began.
         """
         pace = replace(self, recent_ms=(*self.recent_ms, duration_ms)[-RECENT_COMMITS:])
+        if duration_ms >= UNSAFE_COMMIT_MS:
+            return _with_cap(pace, self.cap_messages // 2, self.cap_bytes // 2)
         if load is None:
             return pace
         may_take_ms = max(LONGEST_COMMIT_MS, min(late_ms, LONGEST_BEHIND_MS))
-        is_safe = duration_ms < UNSAFE_COMMIT_MS
         saves_time = 4 * load.halved_ms(duration_ms) <= 3 * duration_ms
-        if duration_ms > may_take_ms and (saves_time or not is_safe):
+        if duration_ms > may_take_ms and saves_time:
             return _with_cap(pace, self.cap_messages // 2, self.cap_bytes // 2)
         doubled_ms = load.doubled_ms(duration_ms)
-        if doubled_ms <= may_take_ms or (doubled_ms - duration_ms <= BESIDE_SLOW_MS and is_safe):
+        if doubled_ms <= may_take_ms or doubled_ms - duration_ms <= BESIDE_SLOW_MS:
             return _with_cap(pace, self.cap_messages * 2, self.cap_bytes * 2)
         return pace
 
