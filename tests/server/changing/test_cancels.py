@@ -15,7 +15,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.reading.lone_ids import LoneIds
+from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue

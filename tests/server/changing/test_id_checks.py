@@ -13,7 +13,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
-from delaywheel.storage.reading.lone_ids import LoneIds
+from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus

@@ -18,7 +18,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.reading.lone_ids import LoneIds
+from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.cancel import CancelDecision, directly_before, others_to_ask
 from delaywheel_replica.core.leader.halves import are_known

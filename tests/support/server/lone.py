@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from delaywheel.storage.reading.lone_ids import LoneIds
+from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.server.lookup.scan import Found
 
 

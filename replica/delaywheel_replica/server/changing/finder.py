@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_GROUP
-from delaywheel.storage.reading.lone_ids import LoneIds
+from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import (
     CancelDecision,

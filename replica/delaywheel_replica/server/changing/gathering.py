@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.reading.lone_ids import LoneIds
+from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey

@@ -20,7 +20,7 @@ from delaywheel.record_headers import HALF_DELIVER_AT
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame
-from delaywheel.storage.reading.lone_ids import LoneIds
+from delaywheel.storage.reading.ids import LoneIds
 from delaywheel.storage.writing.dial import DialView
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
