@@ -17,7 +17,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.server.access.callers import ANYBODY
-from delaywheel_replica.server.changing.cancel_many import CancelMany
+from delaywheel_replica.server.changing.cancels import CancelMany
 from delaywheel_replica.server.lookup.search import Page
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.server.server_process import ServerProcess, wait_until

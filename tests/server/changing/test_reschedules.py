@@ -27,6 +27,7 @@ from delaywheel_replica.core.protocol.reschedules import (
 )
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
 from delaywheel_replica.server.changing.awaited import SWEPT_AT_LEAST
+from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -330,13 +331,11 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
-    async def leads_here(**_: object) -> None:
-        return None
-
     leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
     view = SimpleNamespace(cleaner=leading)
-    finder = SimpleNamespace(find=never, elsewhere=leads_here)
     others = SimpleNamespace()
+    finder = MessageFinder(*cast("Any", (view, others, others, others)))
+    monkeypatch.setattr(finder, "find", never)
     reschedules = Reschedules(
         *cast("Any", (view, finder, others, others)),
         span=Span(600, 0),

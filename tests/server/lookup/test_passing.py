@@ -22,7 +22,7 @@ from delaywheel_replica.peers.states import (
     PeerRefusal,
     PeerState,
 )
-from delaywheel_replica.server.access.callers import ANYBODY
+from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
@@ -172,21 +172,13 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
     await passing.close()
 
 
-async def test_what_a_node_passed_on_is_answered_where_it_arrives(
-    leader: tuple[LeadersNode, str],
-) -> None:
-    node, address = leader
-    view = view_of(address)
+async def test_what_a_node_passed_on_is_answered_where_it_arrives() -> None:
+    view = view_of("there")
     finder = MessageFinder(
         view, object.__new__(Queries), Passing(view), object.__new__(AskedPlaces)
     )
-
-    async def ask(_: str) -> str:
-        return "the leader's node"
-
-    assert await finder.elsewhere(passed=False, call=ask) == "the leader's node"
-    assert await finder.elsewhere(passed=True, call=ask) is None
-    assert not node.passed
+    assert finder.leader_address(ANYBODY) == "there"
+    assert finder.leader_address(A_NODE) is None
 
 
 def cancel_of(number: int) -> pb.CancelRequest:

@@ -1,16 +1,21 @@
-"""Cancel: messages that a call names, whichever node the caller has asked.
+"""Cancels: messages that a call names, or that a search finds, whichever node is asked.
 
 The leader's node decides (gathering.py), each message on its own; another node passes them on to it
 (passed_on.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import compress
 from typing import Final
 
+from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.rights import Right
+from delaywheel_replica.server.access.showing import searchable
 from delaywheel_replica.server.changing.awaited import (
+    OF_ALL,
     PASSED_ON_S,
     check_some,
     parsed,
@@ -18,13 +23,16 @@ from delaywheel_replica.server.changing.awaited import (
 )
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
-from delaywheel_replica.server.changing.passed_on import PassedChanges, change_permitted
-from delaywheel_replica.server.changing.waiting import Answered
-from delaywheel_replica.server.lookup.references import reference_of
-from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
-from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.changing.passed_on import PassedChanges
+from delaywheel_replica.server.changing.waiting import Answered, Decided
+from delaywheel_replica.server.lookup.filters import wanted_of
+from delaywheel_replica.server.lookup.references import Reference, reference_of
+from delaywheel_replica.server.lookup.search import Asked, Page, Search
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, Passing
+from delaywheel_replica.server.node.node_view import NodeView
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
-OUTCOMES: Final = {
+_OUTCOMES: Final = {
     CancelDecision.CANCELLED: pb.CANCEL_OUTCOME_CANCELLED,
     CancelDecision.ALREADY_DELIVERED: pb.CANCEL_OUTCOME_ALREADY_DELIVERED,
     CancelDecision.TOO_LATE: pb.CANCEL_OUTCOME_TOO_LATE,
@@ -32,8 +40,13 @@ OUTCOMES: Final = {
     CancelDecision.RESCHEDULED: pb.CANCEL_OUTCOME_RESCHEDULED,
 }
 _RESULTS: Final = {
-    decision: pb.MessageCancelled(outcome=outcome) for decision, outcome in OUTCOMES.items()
+    decision: pb.MessageCancelled(outcome=outcome) for decision, outcome in _OUTCOMES.items()
 }
+
+# This many calls of CancelMany hold a page at once. Further ones are refused before anything is
+# written.
+_PAGES_AT_ONCE: Final = 16
+_CANCELLED: Final = frozenset({pb.MESSAGE_STATE_CANCELLED, pb.MESSAGE_STATE_ROLLED_BACK})
 
 
 class Cancels:
@@ -69,17 +82,12 @@ class Cancels:
         within_s = within_s_of(left_s)
 
         async def cancel(rows: Sequence[int]) -> Sequence[Answered | pb.MessageCancelled | None]:
-            passed_on = await self._finder.elsewhere(
-                passed=caller.is_node,
-                call=lambda address: self._passed_on.ask(
-                    address,
-                    [request.messages[row] for row in rows],
-                    within_s,
-                    partly=request.partly,
-                ),
-            )
-            if passed_on is not None:
-                return passed_on
+            address = self._finder.leader_address(caller)
+            if address is not None:
+                messages = [request.messages[row] for row in rows]
+                return await self._passed_on.ask(
+                    address, messages, within_s, partly=request.partly
+                )
             named = [references[row] for row in rows]
             first_s = PASSED_ON_S if caller.is_node else WAIT_S
             return await self._groups.cancel(
@@ -87,7 +95,7 @@ class Cancels:
             )
 
         results: Sequence[Answered | pb.MessageCancelled | None]
-        results = await change_permitted(self._finder, caller, references, cancel)
+        results = await self._finder.change_permitted(caller, references, cancel)
         check_some(results)
         return pb.CancelResponse(results=map(_result, results))
 
@@ -101,4 +109,111 @@ def _result(answered: Answered | pb.MessageCancelled | None) -> pb.MessageCancel
         return answered
     if answered.moved_ms is None:
         return _RESULTS[answered.decision]
-    return pb.MessageCancelled(outcome=OUTCOMES[answered.decision], due_ms=answered.moved_ms)
+    return pb.MessageCancelled(outcome=_OUTCOMES[answered.decision], due_ms=answered.moved_ms)
+
+
+class CancelMany:
+    """Cancels the messages that a search finds. For the event loop's thread.
+
+    The messages of a page are cancelled as those of a `Cancel` call that names them. A repeated
+    call finds again what is not due yet, with the earlier cancels, and reports the same. So a
+    caller that did not receive the answer repeats the call.
+
+    The node that is asked judges its caller, as for all calls. It passes on in which topics that
+    may change something, so that the leader's node finds nothing else, whatever grants it has
+    itself.
+    """
+
+    def __init__(
+        self, view: NodeView, search: Search, groups: CancelGroups, passing: Passing
+    ) -> None:
+        self._view = view
+        self._search = search
+        self._groups = groups
+        self._passing = passing
+        self._running = 0
+
+    async def cancel_many(
+        self, request: pb.CancelManyRequest, caller: Caller
+    ) -> pb.CancelManyResponse:
+        """Cancels a page of messages, or only returns them.
+
+        Args:
+            caller: Who asks: only what they may change is found.
+
+        Raises:
+            RefusedError: FILTER_MISSING, FORBIDDEN, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE, and
+                those of filters.
+        """
+        wanted = wanted_of(request.filter)
+        found_in = searchable(caller, Right.CHANGE, request.filter).within(request.within)
+        wanted = wanted.only_in(found_in.test)
+        if not wanted.names_something:
+            raise RequestRefusedError(Reason.FILTER_MISSING)
+        if self._view.cleaner.leading() is None:
+            address = None if caller.is_node else self._passing.leader_address()
+            if address is None:
+                raise RequestRefusedError(Reason.NO_LEADER)
+            passed = pb.CancelManyRequest()
+            passed.CopyFrom(request)
+            del passed.within[:]
+            passed.within.extend(found_in.encoded())
+            return await self._passing.cancel_many(address, passed)
+        if self._running >= _PAGES_AT_ONCE:
+            raise RequestRefusedError(Reason.SEARCHES_BUSY)
+        self._running += 1
+        try:
+            asked = Asked(wanted, request.page_token, request.limit, with_cancelled=True)
+            page = await self._search.page(asked)
+            results = await self._results(page, dry_run=request.dry_run)
+        finally:
+            self._running -= 1
+        answer = pb.CancelManyResponse(
+            next_page_token=page.next_token,
+            looked=page.looked(self._view.status().heartbeat.node),
+        )
+        for message, outcome in zip(page.messages, results, strict=True):
+            was_cancelled = message.state in _CANCELLED
+            answer.results.add(
+                handle=message.handle,
+                due_ms=message.due_ms,
+                topic=message.topic,
+                outcome=outcome,
+                cancelled_before=was_cancelled and outcome == pb.CANCEL_OUTCOME_CANCELLED,
+            )
+        return answer
+
+    async def _results(
+        self, page: Page, *, dry_run: bool
+    ) -> Iterable["pb.CancelOutcome.ValueType"]:
+        references = [
+            Reference(message.due_ms // 1000, message.id, message.due_ms)
+            for message in page.messages
+        ]
+        if not references:
+            return ()
+        if dry_run:
+            return await self._cancelled_before(page, references)
+        return list(map(_outcome, await self._groups.cancel(references, WAIT_S)))
+
+    async def _cancelled_before(
+        self, page: Page, references: Sequence[Reference]
+    ) -> Iterable["pb.CancelOutcome.ValueType"]:
+        """What is known of messages that have a cancel; of all others nothing is said."""
+        are_cancelled = [message.state in _CANCELLED for message in page.messages]
+        decided = iter(await self._groups.known(list(compress(references, are_cancelled))))
+        return [
+            _outcome(next(decided)) if is_cancelled else pb.CANCEL_OUTCOME_UNSPECIFIED
+            for is_cancelled in are_cancelled
+        ]
+
+
+def _outcome(answered: Answered | None) -> "pb.CancelOutcome.ValueType":
+    """The outcome of one message; raises what concerns all of them."""
+    if isinstance(answered, Decided):
+        if answered.decision is CancelDecision.NO_LEADER:
+            raise RequestRefusedError(Reason.NO_LEADER)
+        return _OUTCOMES.get(answered.decision, pb.CANCEL_OUTCOME_UNSPECIFIED)
+    if answered is not None and answered.reason in OF_ALL:
+        raise RequestRefusedError.of(answered)
+    return pb.CANCEL_OUTCOME_UNSPECIFIED

@@ -1,7 +1,22 @@
 """What this node knows of a message to be changed, and the decision that follows.
 
 Cancels and reschedules begin alike: the caller's reference is parsed, a node that does not lead
-forwards the call, the message is looked up, and core/leader/cancel.py decides.
+passes the call on, the message is looked up, and core/leader/cancel.py decides.
+
+Before that, the node that a call comes to judges which of the messages its caller may change, and
+passes on what is left: the leader's node believes it.
+
+| the message, on this node | the caller gets |
+|---|---|
+| lies in topics that it may change, all copies | what became of it |
+| lies in another topic, which it may look at | FORBIDDEN |
+| lies in another topic | as if there were none |
+| may lie in what this node lacks | NOT_UP_TO_DATE |
+| lies nowhere here, nor on the other nodes | NOT_FOUND |
+| is of a second that is finished and deleted | TOO_LATE |
+
+Nothing is looked up for a caller that may change all topics. All copies that are here count, as
+whoever may send to a topic can send there what has the id and due of somebody else's message.
 """
 
 import asyncio
@@ -28,6 +43,9 @@ from delaywheel_replica.core.leader.holders import holds_progress
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
+from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.rights import Right, Rights
+from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
@@ -37,9 +55,11 @@ from delaywheel_replica.server.node.calls_to_nodes import Passing
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
-_Answer = TypeVar("_Answer")
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
+_Permitted = Reference | Decided | Refusal
+"""A message that may be changed; or what its caller is told."""
 
 _ASKED_ABOUT: Final = 16
 """Messages of a call that other nodes are asked for: those that are nowhere here."""
@@ -169,28 +189,45 @@ class MessageFinder:
         self._looks = Together(self._look_for_cancels)
         self._confirms = Together(self.confirm)
 
-    async def elsewhere(
-        self, *, passed: bool, call: Callable[[str], Awaitable[_Answer]]
-    ) -> _Answer | None:
-        """Returns the answer of the leader's node; None: this one leads, or no leader is known.
+    async def change_permitted(
+        self,
+        caller: Caller,
+        references: Sequence[Reference | Refusal],
+        change: Callable[[Sequence[int]], Awaitable[Sequence[_Result | Refusal | None]]],
+    ) -> list[_Result | Refusal | Decided | None]:
+        """Changes the messages that a caller may change; returns what became of each, in order.
 
         Args:
-            passed: Another node has forwarded the call: it is not forwarded again.
-            call: Makes the same call at an address.
+            references: What is named; a refusal stays what it is.
+            change: Changes the messages of these rows; returns what became of each.
         """
-        if passed or self._view.cleaner.leading() is not None:
-            return None
-        address = self._passing.leader_address()
-        return None if address is None else await call(address)
+        judged = await self._permitted(caller, references)
+        rows = [row for row, each in enumerate(judged) if isinstance(each, Reference)]
+        results: list[_Result | Refusal | Decided | None] = [
+            None if isinstance(each, Reference) else each for each in judged
+        ]
+        if rows:
+            for row, result in zip(rows, await change(rows), strict=True):
+                results[row] = result
+        return results
 
-    def moment(self) -> DecisionBasis:
-        """Returns what decisions are based on now."""
-        cleaner = self._view.cleaner
-        return DecisionBasis(
-            wall_ms(), cleaner.status, cleaner.before, cleaner.leading() is not None
-        )
+    async def _permitted(
+        self, caller: Caller, references: Sequence[Reference | Refusal]
+    ) -> list[_Permitted]:
+        """Returns, for each message in order, the message if it may be changed."""
+        judged: list[_Permitted] = list(references)
+        if caller.rights.may_everywhere(Right.CHANGE):
+            return judged
+        rows = [row for row, each in enumerate(judged) if isinstance(each, Reference)]
+        named = [each for each in references if isinstance(each, Reference)]
+        for row, topics in zip(rows, await self._topics_if_there(named), strict=True):
+            if not isinstance(topics, frozenset):
+                judged[row] = topics
+            elif refusal := _refusal(caller, caller.rights, topics):
+                judged[row] = refusal
+        return judged
 
-    async def topics_if_there(
+    async def _topics_if_there(
         self, named: Sequence[Reference]
     ) -> list[frozenset[str] | Decided | Refusal]:
         """Returns in which topics messages lie; or what callers are told of one that is not there.
@@ -214,6 +251,22 @@ class MessageFinder:
             if is_none:
                 results[row] = Decided(CancelDecision.NOT_FOUND)
         return results
+
+    def leader_address(self, caller: Caller) -> str | None:
+        """Returns where the leader's node is, to pass a call on to it; None: it is answered here.
+
+        Also if no leader is known, or another node has passed the call on.
+        """
+        if caller.is_node or self._view.cleaner.leading() is not None:
+            return None
+        return self._passing.leader_address()
+
+    def moment(self) -> DecisionBasis:
+        """Returns what decisions are based on now."""
+        cleaner = self._view.cleaner
+        return DecisionBasis(
+            wall_ms(), cleaner.status, cleaner.before, cleaner.leading() is not None
+        )
 
     async def find_many(self, named: Sequence[Reference]) -> list[Subject | RequestRefusedError]:
         """Finds messages that callers refer to; see `Queries.find_many` for the errors."""
@@ -372,6 +425,15 @@ class MessageFinder:
         cleaner = self._view.cleaner.status
         wheels = () if cleaner is None else cleaner.wheels.values()
         return await self._passing.others_have_none(_as_named(named), wanted=others_to_ask(wheels))
+
+
+def _refusal(caller: Caller, rights: Rights, topics: frozenset[str]) -> Decided | Refusal | None:
+    """What a caller is told of a message in these topics that it may not change."""
+    if all(rights.may(Right.CHANGE, topic) for topic in topics):
+        return None
+    if may_know_of(rights, topics):
+        return caller.refuse_without(Right.CHANGE, "in the topic of this message").refusal
+    return Decided(CancelDecision.NOT_FOUND)
 
 
 def place_in(found: Found, progress: Progress | None) -> Position:

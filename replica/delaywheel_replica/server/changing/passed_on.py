@@ -6,22 +6,6 @@ waits for nothing. No caller waits for what another one named: the leader's
 node answers soon after some are decided, or after `PASSED_ON_S` (awaited.py) if none is, and the
 others are asked for again. A large call that is not answered in part shares its cost by itself: it
 is passed on as it is, once, and waits behind no other.
-
-Before that, `change_permitted` decides which of the messages that a caller names it may change.
-
-The node that a call comes to judges it, and passes on what is left: the leader's node believes it.
-
-| the message, on this node | the caller gets |
-|---|---|
-| lies in topics that it may change, all copies | what became of it |
-| lies in another topic, which it may look at | FORBIDDEN |
-| lies in another topic | as if there were none |
-| may lie in what this node lacks | NOT_UP_TO_DATE |
-| lies nowhere here, nor on the other nodes | NOT_FOUND |
-| is of a second that is finished and deleted | TOO_LATE |
-
-Nothing is looked up for a caller that may change all topics. All copies that are here count, as
-whoever may send to a topic can send there what has the id and due of somebody else's message.
 """
 
 from __future__ import annotations
@@ -35,14 +19,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import Right, Rights
-from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, AwaitedCall
-from delaywheel_replica.server.changing.finder import MessageFinder
-from delaywheel_replica.server.changing.waiting import Decided
-from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.calls_to_nodes import refusal_of_a_change
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
@@ -270,60 +247,3 @@ class PassedChanges(Generic[NamedT, ResultT]):
             one.is_doubtful = True
             one.since_s = time.monotonic()
             line.waiting.append(one)
-
-
-_Result = TypeVar("_Result")
-Permitted = Reference | Decided | Refusal
-"""A message that may be changed; or what its caller is told."""
-
-_NOT_FOUND: Final = Decided(CancelDecision.NOT_FOUND)
-
-
-async def change_permitted(
-    finder: MessageFinder,
-    caller: Caller,
-    references: Sequence[Reference | Refusal],
-    change: Callable[[Sequence[int]], Awaitable[Sequence[_Result | Refusal | None]]],
-) -> list[_Result | Refusal | Decided | None]:
-    """Changes the messages that a caller may change; returns what became of each, in order.
-
-    Args:
-        references: What is named; a refusal stays what it is.
-        change: Changes the messages of these rows; returns what became of each.
-    """
-    judged = await _permitted(finder, caller, references)
-    rows = [row for row, each in enumerate(judged) if isinstance(each, Reference)]
-    results: list[_Result | Refusal | Decided | None] = [
-        None if isinstance(each, Reference) else each for each in judged
-    ]
-    if rows:
-        for row, result in zip(rows, await change(rows), strict=True):
-            results[row] = result
-    return results
-
-
-async def _permitted(
-    finder: MessageFinder, caller: Caller, references: Sequence[Reference | Refusal]
-) -> list[Permitted]:
-    """Returns, for each message in order, the message if it may be changed."""
-    rights = caller.rights
-    judged: list[Permitted] = list(references)
-    if rights.may_everywhere(Right.CHANGE):
-        return judged
-    rows = [row for row, each in enumerate(judged) if isinstance(each, Reference)]
-    named = [each for each in references if isinstance(each, Reference)]
-    for row, topics in zip(rows, await finder.topics_if_there(named), strict=True):
-        if not isinstance(topics, frozenset):
-            judged[row] = topics
-        elif refusal := _refusal(caller, rights, topics):
-            judged[row] = refusal
-    return judged
-
-
-def _refusal(caller: Caller, rights: Rights, topics: frozenset[str]) -> Decided | Refusal | None:
-    """What a caller is told of a message in these topics that it may not change."""
-    if all(rights.may(Right.CHANGE, topic) for topic in topics):
-        return None
-    if may_know_of(rights, topics):
-        return caller.refuse_without(Right.CHANGE, "in the topic of this message").refusal
-    return _NOT_FOUND

@@ -50,7 +50,7 @@ from delaywheel_replica.server.changing.awaited import (
 )
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.finder import MessageFinder
-from delaywheel_replica.server.changing.passed_on import PassedChanges, change_permitted
+from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
@@ -202,15 +202,12 @@ class Reschedules:
         within_s = within_s_of(left_s)
 
         async def reschedule(rows: Sequence[int]) -> Sequence[_Answered | None]:
-            messages = [request.messages[row] for row in rows]
-            passed_on: Sequence[_Answered | None] | None = await self._finder.elsewhere(
-                passed=caller.is_node,
-                call=lambda address: self._passed_on.ask(
+            address = self._finder.leader_address(caller)
+            if address is not None:
+                messages = [request.messages[row] for row in rows]
+                return await self._passed_on.ask(
                     address, messages, within_s, partly=request.partly
-                ),
-            )
-            if passed_on is not None:
-                return passed_on
+                )
             if self._view.cleaner.leading() is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
             asked = [wanted[row] for row in rows]
@@ -220,7 +217,7 @@ class Reschedules:
             )
 
         named = [each if isinstance(each, Refusal) else each.named for each in wanted]
-        results = await change_permitted(self._finder, caller, named, reschedule)
+        results = await self._finder.change_permitted(caller, named, reschedule)
         check_some(results)
         return pb.RescheduleResponse(results=map(_result, results))
 
