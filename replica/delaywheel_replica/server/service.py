@@ -20,8 +20,7 @@ from delaywheel_replica.server.access.showing import (
     searchable,
     shown_to,
 )
-from delaywheel_replica.server.changing.cancels import CancelMany
-from delaywheel_replica.server.changing.cancels import Cancels
+from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.cluster.fan_out import FanOut

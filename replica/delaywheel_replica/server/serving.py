@@ -34,8 +34,7 @@ from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.access.faults import exposed_ports
 from delaywheel_replica.server.access.spending import TopicRoom, TopicRooms
 from delaywheel_replica.server.certificates import NodeCertificates
-from delaywheel_replica.server.changing.cancels import CancelMany
-from delaywheel_replica.server.changing.cancels import Cancels
+from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups

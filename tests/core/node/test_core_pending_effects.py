@@ -12,7 +12,7 @@ from delaywheel_replica.core.node.events import (
     Save,
     Sweep,
 )
-from delaywheel_replica.core.node.pending_effects import PendingEffects
+from delaywheel_replica.core.node.shared_state import PendingEffects
 from support.core.member_world import held_of, state_of
 
 B1, B2 = WheelId("b", 1), WheelId("b", 2)

@@ -43,7 +43,7 @@ Invariants, and what keeps them:
 The effects of a step come in this order: those that cannot fail, then those that are answered with
 an event, then the rest. Effects that cannot fail are done at once, by the stepping thread: they
 depend on nothing that is not durable yet. Effects with answers are done one after another, and if
-one fails, those after it are dropped, since they are requested again (pending_effects.py). Each of
+one fails, those after it are dropped, since they are requested again (`PendingEffects`). Each of
 the rest stands alone: a full disk that accepts no `Save` must not keep `Sweep` from freeing space.
 So do `DeleteWheel`, `VerifyWheel` and `ReadAgain`, although they are answered: all of them concern
 any number of files, in steps between other jobs.
@@ -60,6 +60,8 @@ from delaywheel_replica.core.member.parts import Parts
 from delaywheel_replica.core.member.peer_messages import PeerMessages
 from delaywheel_replica.core.node.events import (
     Acknowledge,
+    AtOnce,
+    Awaited,
     Broken,
     CleanerReported,
     Closed,
@@ -85,7 +87,6 @@ from delaywheel_replica.core.node.events import (
     Received,
     Repair,
     Saved,
-    Send,
     Started,
     Sweep,
     Tick,
@@ -96,7 +97,6 @@ from delaywheel_replica.core.node.events import (
     WriteStatus,
     Written,
 )
-from delaywheel_replica.core.node.pending_effects import Awaited
 from delaywheel_replica.core.node.shared_state import Known, Registry
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
@@ -472,4 +472,4 @@ def _rank(effect: Effect) -> int:
     """Ranks effects: those that cannot fail, those that are answered, all others."""
     if isinstance(effect, Awaited):
         return 1
-    return 0 if isinstance(effect, Acknowledge | Send | WriteStatus) else 2
+    return 0 if isinstance(effect, AtOnce) else 2

@@ -10,8 +10,7 @@ from delaywheel_replica.core.node.events import (
     Started,
 )
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
-from delaywheel_replica.core.node.pending_effects import PendingEffects
-from delaywheel_replica.core.node.shared_state import Known
+from delaywheel_replica.core.node.shared_state import Known, PendingEffects
 from delaywheel_replica.core.wheels.completeness import Completeness
 from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.inventory import Inventory

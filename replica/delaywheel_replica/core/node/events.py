@@ -416,6 +416,15 @@ Effect = (
     | WriteStatus
 )
 
+AtOnce = Send | WriteStatus | Acknowledge
+"""They cannot fail, and are done by the thread that has stepped the machine."""
+
+Alone = DeleteWheel | VerifyWheel | ReadAgain
+"""Those that concern any number of files: each runs in steps, beside everything else."""
+
+Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | Alone
+"""Each of them is answered with an event, or with Failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemberConfig:
@@ -460,6 +469,9 @@ class Started:
 
 __all__ = [
     "Acknowledge",
+    "Alone",
+    "AtOnce",
+    "Awaited",
     "Broken",
     "CleanerReported",
     "CloseWheel",

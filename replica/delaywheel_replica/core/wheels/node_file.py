@@ -12,9 +12,15 @@ what only time changes (a spare's seal, the incomplete set) at ticks alone.
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState
-from delaywheel_replica.core.node.events import Effect, HeldWheel, LeaveWheel, OpenWheel, Save
-from delaywheel_replica.core.node.pending_effects import Awaited, PendingEffects
-from delaywheel_replica.core.node.shared_state import Known
+from delaywheel_replica.core.node.events import (
+    Awaited,
+    Effect,
+    HeldWheel,
+    LeaveWheel,
+    OpenWheel,
+    Save,
+)
+from delaywheel_replica.core.node.shared_state import Known, PendingEffects
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 from delaywheel_replica.core.wheels import own_wheels as own
 from delaywheel_replica.core.wheels.completeness import Completeness

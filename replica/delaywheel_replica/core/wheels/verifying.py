@@ -26,8 +26,7 @@ from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import DeleteWheel, VerifyWheel
-from delaywheel_replica.core.node.pending_effects import PendingEffects
-from delaywheel_replica.core.node.shared_state import Registry
+from delaywheel_replica.core.node.shared_state import PendingEffects, Registry
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
 
 AGAIN_MS: Final = 10_000

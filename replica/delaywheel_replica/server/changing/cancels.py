@@ -85,9 +85,7 @@ class Cancels:
             address = self._finder.leader_address(caller)
             if address is not None:
                 messages = [request.messages[row] for row in rows]
-                return await self._passed_on.ask(
-                    address, messages, within_s, partly=request.partly
-                )
+                return await self._passed_on.ask(address, messages, within_s, partly=request.partly)
             named = [references[row] for row in rows]
             first_s = PASSED_ON_S if caller.is_node else WAIT_S
             return await self._groups.cancel(

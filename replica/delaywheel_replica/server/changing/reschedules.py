@@ -205,9 +205,7 @@ class Reschedules:
             address = self._finder.leader_address(caller)
             if address is not None:
                 messages = [request.messages[row] for row in rows]
-                return await self._passed_on.ask(
-                    address, messages, within_s, partly=request.partly
-                )
+                return await self._passed_on.ask(address, messages, within_s, partly=request.partly)
             if self._view.cleaner.leading() is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
             asked = [wanted[row] for row in rows]

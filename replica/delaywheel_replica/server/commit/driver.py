@@ -54,6 +54,9 @@ from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.member.member import Member, MemberRefusal
 from delaywheel_replica.core.node.events import (
     Acknowledge,
+    Alone,
+    AtOnce,
+    Awaited,
     Broken,
     CleanerReported,
     Closed,
@@ -87,7 +90,6 @@ from delaywheel_replica.core.node.events import (
     WriteStatus,
     Written,
 )
-from delaywheel_replica.core.node.pending_effects import Alone, Awaited
 from delaywheel_replica.core.node.plausible import check
 from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Lacks, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
@@ -276,7 +278,7 @@ class Driver:
         answered: deque[Effect] = deque()
         alone: list[Effect] = []
         for effect in effects:
-            if isinstance(effect, Send | WriteStatus | Acknowledge):
+            if isinstance(effect, AtOnce):
                 at_once.append(effect)
             elif isinstance(effect, Awaited) and not isinstance(effect, Alone):
                 answered.append(effect)

@@ -22,8 +22,7 @@ from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver
 from delaywheel.storage.reading.id_index import IdIndex, Look
-from delaywheel.storage.reading.ids import SoughtIds
-from delaywheel.storage.reading.ids import LoneIds
+from delaywheel.storage.reading.ids import LoneIds, SoughtIds
 from delaywheel.storage.reading.passing_over import PassedSecond
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
