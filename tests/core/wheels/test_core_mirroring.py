@@ -11,7 +11,7 @@ from delaywheel.seqset import SeqSet
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.messages import Frames, WheelCard
-from delaywheel_replica.core.wheels.mirroring import MirrorVerdict, judge
+from delaywheel_replica.core.wheels.mirrors import MirrorVerdict, judge
 from support.wheels.copies import bundled, copy_of
 
 A2 = WheelId("a", 2)

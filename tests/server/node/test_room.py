@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from delaywheel.identity import WheelId
 from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.node.events import DiskState
-from delaywheel_replica.server.node.disk_space import REFUSED_MS, FreeSpace, is_no_room
+from delaywheel_replica.server.node.disk_state import REFUSED_MS, FreeSpace, is_no_room
 from sim.machine.disk import SimulatedDisk
 
 DATA = Path("/data")

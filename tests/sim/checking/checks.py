@@ -46,7 +46,7 @@ from delaywheel_replica.core.protocol.control import NEEDS_KEY, ControlState, Wh
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, violations
 from delaywheel_replica.core.protocol.status_files import Role
-from delaywheel_replica.core.wheels.mirroring import AHEAD_SECONDS
+from delaywheel_replica.core.wheels.mirrors import AHEAD_SECONDS
 from sim.checking.book import Entry, Fate
 from sim.checking.calm import (
     are_clocks_right,

@@ -32,20 +32,19 @@ from delaywheel_replica.core.protocol import quorum
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.messages import Frames, Vote
 from delaywheel_replica.core.wheels import fencing as promises
-from delaywheel_replica.core.wheels import mirroring
+from delaywheel_replica.core.wheels import mirrors
 from delaywheel_replica.core.wheels import own_wheels as own
 from delaywheel_replica.core.wheels.completeness import Completeness
 from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.inventory import Inventory
-from delaywheel_replica.core.wheels.mirroring import MirrorVerdict
-from delaywheel_replica.core.wheels.mirrors import Mirrors
+from delaywheel_replica.core.wheels.mirrors import Mirrors, MirrorVerdict
 from delaywheel_replica.core.wheels.node_file import NodeFile
 from delaywheel_replica.core.wheels.replication import Replication
 from delaywheel_replica.core.wheels.verifying import Verifying
 from delaywheel_replica.server.commit import committer
 from delaywheel_replica.server.commit.committer import Committer, Request
 from delaywheel_replica.server.commit.time_sharing import TimeSlice
-from delaywheel_replica.server.node.disk_space import FreeSpace
+from delaywheel_replica.server.node.disk_state import FreeSpace
 from delaywheel_replica.server.store.store import Store
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
@@ -112,7 +111,7 @@ def promises_are_sent_before_they_are_durable() -> list[Patch]:
 
 
 def takes_what_it_has_fenced() -> list[Patch]:
-    real = mirroring.judge
+    real = mirrors.judge
 
     def judge(*frames: Any, **stand: Any) -> MirrorVerdict:
         return real(*frames, **{**stand, "fenced_upto": 0})
@@ -122,7 +121,7 @@ def takes_what_it_has_fenced() -> list[Patch]:
 
 def fetches_what_it_has_fenced() -> list[Patch]:
     """Only the origin is refused."""
-    real = mirroring.judge
+    real = mirrors.judge
 
     def judge(frames: Frames, held: HeldWheel | None, **stand: Any) -> MirrorVerdict:
         return real(frames, held, **(stand | {"fenced_upto": 0} if frames.request else stand))
@@ -197,7 +196,7 @@ def complete_again_by_the_high_watermark() -> list[Patch]:
 def replaced_members_count() -> list[Patch]:
     """No check compares a member's storage with the registered one."""
     applied, booted = Replication.applied, Replication.booted
-    real, holders = mirroring.judge, Mirrors._holders
+    real, holders = mirrors.judge, Mirrors._holders
 
     def counted(self: Replication, peer: str, storage: str, *rest: Any) -> None:
         applied(self, peer, _registered(self, peer) or storage, *rest)

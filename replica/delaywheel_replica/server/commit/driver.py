@@ -93,7 +93,7 @@ from delaywheel_replica.core.node.events import (
 from delaywheel_replica.core.node.plausible import check
 from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Lacks, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
-from delaywheel_replica.core.wheels.mirroring import AHEAD_SECONDS
+from delaywheel_replica.core.wheels.mirrors import AHEAD_SECONDS
 from delaywheel_replica.server.commit.committer import (
     Answers,
     Committer,
@@ -101,7 +101,6 @@ from delaywheel_replica.server.commit.committer import (
     Request,
     write,
 )
-from delaywheel_replica.server.commit.disk_watch import DiskWatch
 from delaywheel_replica.server.commit.outside import GroupJob, Job, Outside, StepJob
 from delaywheel_replica.server.commit.time_sharing import (
     TIME_SLICE_MS,
@@ -109,6 +108,7 @@ from delaywheel_replica.server.commit.time_sharing import (
     LongWork,
     TimeSlice,
 )
+from delaywheel_replica.server.node.disk_state import DiskWatch
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.store.store import Store
 

@@ -58,7 +58,7 @@ from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.messages import WheelCard
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.node.disk_space import BALLAST_BYTES, FreeSpace
+from delaywheel_replica.server.node.disk_state import BALLAST_BYTES, FreeSpace
 from delaywheel_replica.server.store.copies import Copies, MissingOfCopies
 from delaywheel_replica.server.store.frames_to_send import FramesToSend
 
