@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
@@ -22,7 +20,7 @@ from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.cancel import CancelDecision, directly_before, others_to_ask
 from delaywheel_replica.core.leader.halves import are_known
-from delaywheel_replica.core.leader.holders import holds_progress, knows_all
+from delaywheel_replica.core.leader.holders import knows_all
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -34,6 +32,7 @@ from delaywheel_replica.server.changing.waiting import (
     PendingCancel,
     Subject,
     WaitingCancels,
+    cancels_of,
 )
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
 from delaywheel_replica.server.commit.own_halves import (
@@ -168,7 +167,7 @@ class Cancels:
             self._server.node.commit_soon()
             self.look()
 
-        columns = _cancels_of([pending.key for pending in group])
+        columns = cancels_of(pending.key for pending in group)
         self._server.write(Request(columns, Kind.CANCELS, written))
 
     def look(self) -> None:
@@ -187,7 +186,9 @@ class Cancels:
     def _confirmed(self, key: Key, decision: CancelDecision) -> CancelDecision:
         """Looks again once everything is held that progress covers."""
         is_done = decision is CancelDecision.ALREADY_DELIVERED
-        if not self._holds_progress():
+        if self._server.row is None or not self.moment().is_held_by(
+            self._server.driver.status().heartbeat
+        ):
             return CancelDecision.UNKNOWN if is_done else CancelDecision.WAIT
         if self._is_cancelled(key):
             return CancelDecision.CANCELLED
@@ -204,12 +205,6 @@ class Cancels:
         seq = int(lone.cancel_seqs[0])
         is_taken = 0 < seq <= moment.progress.seq(lone.cancel_wheels[0])
         return is_taken and bool(moment.are_taken([key], lone.due_ms, moment.progress)[0])
-
-    def _holds_progress(self) -> bool:
-        status, row = self._server.cleaner_row, self._server.row
-        if status is None or row is None:
-            return False
-        return holds_progress(status.control, self._server.driver.status().heartbeat)
 
     def moment(self) -> DecisionBasis:
         """Returns what this node decides by now."""
@@ -354,11 +349,6 @@ class Halves:
             self._server.write(
                 Request(rows.columns, rows.kind, on_answer, rows.wheel, rows.released_bytes)
             )
-
-
-def _cancels_of(keys: list[Key]) -> Columns:
-    ids = np.frombuffer(b"".join(id_ for id_, _ in keys), dtype=np.uint8).reshape(len(keys), -1)
-    return Columns.of_cancels(np.array([due_ms for _, due_ms in keys], dtype=np.int64), ids)
 
 
 def _is_open(decision: CancelDecision) -> bool:

@@ -40,6 +40,7 @@ from delaywheel_replica.core.leader.cancel import (
     others_to_ask,
 )
 from delaywheel_replica.core.leader.holders import holds_progress
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
@@ -86,6 +87,10 @@ class DecisionBasis(NamedTuple):
     def progress(self) -> Progress | None:
         """The committed progress."""
         return None if self.status is None else self.status.progress
+
+    def is_held_by(self, own: Heartbeat) -> bool:
+        """Whether a node holds every frame up to V; False also while there is no status."""
+        return self.status is not None and holds_progress(self.status.control, own)
 
     def view(self, key: MessageKey, found: Found, *, confirmed: bool = False) -> CancelView:
         """Returns what is known of a message; see `CancelView` for `confirmed`."""
@@ -293,10 +298,8 @@ class MessageFinder:
         that is not plain.
         """
         moment = self.moment()
-        status, progress = moment.status, moment.progress
-        if status is None or progress is None:
-            return None
-        if not holds_progress(status.control, self._view.status().heartbeat):
+        progress = moment.progress
+        if progress is None or not moment.is_held_by(self._view.status().heartbeat):
             return None
         lone, _ = await self._queries.find_lone(pinned)
         wheels = zip(lone.cancel_wheels.tolist(), lone.is_lone.tolist(), strict=True)
@@ -354,8 +357,7 @@ class MessageFinder:
             doubtful: Messages, each with what it is to confirm: CONFIRM or ALREADY_DELIVERED.
         """
         moment = self.moment()
-        status = moment.status
-        if status is None or not holds_progress(status.control, self._view.status().heartbeat):
+        if not moment.is_held_by(self._view.status().heartbeat):
             return [(subject, _not_confirmed(decision)) for subject, decision in doubtful]
         found = await self._queries.find_many([subject.reference for subject, _ in doubtful])
         results = []
@@ -410,8 +412,7 @@ class MessageFinder:
             is_known = ended is not None
             return Decided(CancelDecision.ALREADY_DELIVERED) if is_known else unknown
         moment = self.moment()
-        status = moment.status
-        if status is None or not holds_progress(status.control, self._view.status().heartbeat):
+        if not moment.is_held_by(self._view.status().heartbeat):
             return unknown
         (found,) = await self._queries.find_many([subject.reference])
         if isinstance(found, RequestRefusedError) or not (found.copies and found.readable):

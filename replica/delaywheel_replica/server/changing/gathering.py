@@ -27,14 +27,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.reasons import Reason
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
@@ -53,6 +53,7 @@ from delaywheel_replica.server.changing.waiting import (
     Subject,
     Waiter,
     WaitingCancels,
+    cancels_of,
 )
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
@@ -441,7 +442,7 @@ class CancelGroups:
 
     async def _write(self, group: list[PendingCancel]) -> None:
         """Writes the cancels of messages that are in no cohort, as one group."""
-        columns = _cancels_of([pending.key for pending in group])
+        columns = cancels_of(pending.key for pending in group)
         written = await self._written(columns)
         if isinstance(written, Refusal):
             for pending in group:
@@ -463,7 +464,7 @@ class CancelGroups:
         self._news.set()
 
     async def _write_cohort(self, cohort: Cohort) -> None:
-        written = await self._written(cohort.cancels())
+        written = await self._written(cancels_of(cohort.keys))
         if isinstance(written, Refusal):
             await self._settle_of(cohort, np.flatnonzero(cohort.is_open), written)
             return
@@ -679,9 +680,3 @@ def _why_unknown(pending: PendingCancel) -> Reason:
     """Why it is not known what became of a message."""
     was_cancelled = pending.is_written or pending.subject.found.cancels
     return Reason.CANCEL_UNKNOWN if was_cancelled else Reason.NOT_UP_TO_DATE
-
-
-def _cancels_of(keys: Iterable[MessageKey]) -> Columns:
-    ids, dues_ms = zip(*keys, strict=True)
-    named = np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(-1, ID_LENGTH_BYTES)
-    return Columns.of_cancels(np.array(dues_ms, dtype=np.int64), named)

@@ -49,7 +49,6 @@ import numpy as np
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.core.leader.holders import holds_progress
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, DecisionBasis
@@ -218,10 +217,7 @@ class IdChecks:
 
     async def _verdicts(self, wanted: Sequence[_Waiting]) -> list[IdVerdict]:
         basis = self._moment()  # before the scan, which then has every frame up to its V
-        status = basis.status
-        is_held = status is not None and holds_progress(
-            status.control, self._view.status().heartbeat
-        )
+        is_held = basis.is_held_by(self._view.status().heartbeat)
         # Nearly always an id is new: those are found together, without an object for each.
         lone, knows_all = await self._queries.find_lone([each.reference for each in wanted])
         is_new = IdVerdict.CHECKED if knows_all else IdVerdict.UNKNOWN

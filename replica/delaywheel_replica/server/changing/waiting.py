@@ -276,11 +276,6 @@ class Cohort:
             for caller in (*group.callers(at)[1:], *self._of(row)[0]):
                 caller(answered)
 
-    def cancels(self) -> Columns:
-        """Returns the rows of their cancels."""
-        ids = np.frombuffer(b"".join([id_ for id_, _ in self.keys]), np.uint8)
-        return Columns.of_cancels(self.due_ms, ids.reshape(-1, ID_LENGTH_BYTES))
-
     def pinned(self, rows: Sequence[int]) -> list[Reference]:
         """Returns references to some of them, with their dues."""
         keys = [self.keys[row] for row in rows]
@@ -395,3 +390,10 @@ class WaitingCancels:
                 self._by_seq[wheel] = kept
             else:
                 del self._by_seq[wheel]
+
+
+def cancels_of(keys: Iterable[MessageKey]) -> Columns:
+    """Returns the rows that cancel these messages."""
+    ids, dues_ms = zip(*keys, strict=True)
+    named = np.frombuffer(b"".join(ids), dtype=np.uint8).reshape(-1, ID_LENGTH_BYTES)
+    return Columns.of_cancels(np.array(dues_ms, dtype=np.int64), named)
