@@ -20,8 +20,8 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames import rows
 from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
-from delaywheel.storage.frames.rows import INDEX_ROW
-from delaywheel.storage.reading.places import Places, SlotPlaces
+from delaywheel.storage.frames.rows import INDEX_ROW, Places
+from delaywheel.storage.reading.places import SlotPlaces
 from delaywheel.storage.reading.reader import DamagedFrame
 from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.storage.recovery import found_rows, recover

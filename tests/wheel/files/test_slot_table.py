@@ -9,7 +9,8 @@ from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.slot_table import ENTRY_LENGTH_BYTES, TableHead, load_head, read_entry
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import DamageReason, Frame
-from delaywheel.storage.reading.places import Places, SlotPlaces
+from delaywheel.storage.frames.rows import Places
+from delaywheel.storage.reading.places import SlotPlaces
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import Crash, Fault, SimulatedDisk

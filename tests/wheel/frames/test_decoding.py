@@ -23,9 +23,8 @@ from delaywheel.storage.frames.format import (
     index_row_of,
 )
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.frames.rows import index_rows, kinds_of
+from delaywheel.storage.frames.rows import Places, index_rows, kinds_of
 from delaywheel.storage.reading.decoding import FrameBatch, PassedOver, decode_ids, decode_together
-from delaywheel.storage.reading.places import Places
 from delaywheel.storage.reading.reader import DamagedFrame, read_batches, read_frames
 from support.wheels.messages import (
     BASE_SLOT,

@@ -32,7 +32,7 @@ rows is made, or checked, at once.
 """
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from crc32c import crc32c
@@ -44,6 +44,9 @@ INDEX_ROW: Final[np.dtype[Any]] = np.dtype(
     [("slot", "<u4"), ("offset", "<u4"), ("length", "<u4"), ("messages", "<u4")]
 )
 INDEX_ROW_LENGTH_BYTES: Final = 16
+Places: TypeAlias = tuple[NDArray[np.int64], NDArray[Any]]
+"""Seqs and index rows of frames, ascending by seq."""
+
 SLOT_FILE_LIMIT_BYTES: Final = 1 << 32  # the greatest offset that a row can hold
 
 _INDEX_ROW = struct.Struct("<IIII")

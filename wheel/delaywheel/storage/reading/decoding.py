@@ -29,8 +29,7 @@ from delaywheel.storage.frames.format import (
     decode_topics,
 )
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.frames.rows import flawed_rows, kinds_of
-from delaywheel.storage.reading.places import Places
+from delaywheel.storage.frames.rows import Places, flawed_rows, kinds_of
 
 _ID_WORDS: Final = np.arange(ID_LENGTH_BYTES // 8)
 _LENGTHS: Final = 3  # of key, value and headers

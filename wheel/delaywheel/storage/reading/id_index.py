@@ -51,7 +51,7 @@ from numpy.typing import NDArray
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.format import NO_SLOT
-from delaywheel.storage.frames.rows import INDEX_ROW
+from delaywheel.storage.frames.rows import INDEX_ROW, Places
 from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
 from delaywheel.storage.reading.ids import (
     NONE_FOUND,
@@ -61,7 +61,6 @@ from delaywheel.storage.reading.ids import (
     Ids,
     SoughtIds,
 )
-from delaywheel.storage.reading.places import Places
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 
 MOST_BYTES: Final = 64 << 20

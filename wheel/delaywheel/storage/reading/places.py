@@ -22,7 +22,7 @@ the table's head and from the rows behind it, each of which is checked once; see
 """
 
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +45,7 @@ from delaywheel.storage.folder.steps import Steps, finish
 from delaywheel.storage.frames.format import FrameDamaged, index_rows_of_headers
 from delaywheel.storage.frames.rows import (
     INDEX_ROW,
+    Places,
     checked_rows,
     is_hole,
     row_counts,
@@ -52,9 +53,6 @@ from delaywheel.storage.frames.rows import (
 from delaywheel.storage.reading.holes import find_holes
 from delaywheel.storage.reading.unlisted import with_unlisted
 from delaywheel.storage.reading.walk import walk_together
-
-Places: TypeAlias = tuple[NDArray[np.int64], NDArray[Any]]
-"""Seqs and index rows of frames, ascending by seq."""
 
 # A table further behind than this is still being made: the index is scanned instead.
 _ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT

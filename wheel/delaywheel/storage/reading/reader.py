@@ -39,6 +39,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import (
     HOLE_ROW,
     INDEX_ROW,
+    Places,
     is_gone,
     is_hole,
     is_unreadable,
@@ -55,7 +56,7 @@ from delaywheel.storage.reading.decoding import (
 )
 from delaywheel.storage.reading.holes import find_holes, lying_in_files, still_holes
 from delaywheel.storage.reading.passing_over import PassedSecond, passing_over
-from delaywheel.storage.reading.places import Places, SlotPlaces
+from delaywheel.storage.reading.places import SlotPlaces
 
 # Frames close together are read at once, up to this many and this many bytes; a larger one is read
 # alone. Short gaps between them are read too.

@@ -28,10 +28,7 @@ from delaywheel.storage.frames.format import (
     decode_header,
     index_row_of,
 )
-from delaywheel.storage.frames.rows import INDEX_ROW
-
-Places = tuple[NDArray[np.int64], NDArray[Any]]
-"""Seqs and index rows of frames, ascending by seq."""
+from delaywheel.storage.frames.rows import INDEX_ROW, Places
 
 
 def with_unlisted(

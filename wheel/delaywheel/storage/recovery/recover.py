@@ -72,8 +72,8 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames.format import DamageReason, Frame
-from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, checked_rows, is_hole
-from delaywheel.storage.reading.places import Places, SlotPlaces, finding_rows
+from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, Places, checked_rows, is_hole
+from delaywheel.storage.reading.places import SlotPlaces, finding_rows
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.reading.unlisted import with_unlisted
 from delaywheel.storage.reading.walk import walk_headers

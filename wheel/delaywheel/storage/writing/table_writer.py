@@ -31,13 +31,14 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.layout import SECONDS_PER_HOUR
 from delaywheel.storage.frames.rows import (
     INDEX_ROW,
+    Places,
     checked_rows,
     is_hole,
     message_counts,
     withdrawn_counts,
 )
 from delaywheel.storage.reading.holes import find_holes
-from delaywheel.storage.reading.places import Places, rows_of_slots
+from delaywheel.storage.reading.places import rows_of_slots
 
 # While a table is rebuilt, this much is counted before it is put on the medium.
 _SEGMENTS_AT_ONCE = 16
