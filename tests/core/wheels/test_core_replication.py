@@ -1,7 +1,7 @@
 """An origin's open wheel: in-sync set, high watermark, pushes."""
 
 from delaywheel_replica.core.protocol.seal import Seal
-from delaywheel_replica.core.wheels.replication import Replication
+from delaywheel_replica.core.wheels.open_wheel import Replication
 from support.core.origin_line import A1, INSYNC_MS, PUSH_MS, START_MS, Line, config_of
 
 # --- acknowledging

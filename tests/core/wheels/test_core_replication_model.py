@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from delaywheel_replica.core.protocol.seal import Seal
-from delaywheel_replica.core.wheels.replication import Replication
+from delaywheel_replica.core.wheels.open_wheel import Replication
 from support.core.origin_line import A1, INSYNC_MS, START_MS, Line, config_of
 
 # --- against what members really hold

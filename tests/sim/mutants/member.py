@@ -39,7 +39,7 @@ from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.inventory import Inventory
 from delaywheel_replica.core.wheels.mirrors import Mirrors, MirrorVerdict
 from delaywheel_replica.core.wheels.node_file import NodeFile
-from delaywheel_replica.core.wheels.replication import Replication
+from delaywheel_replica.core.wheels.open_wheel import Replication
 from delaywheel_replica.core.wheels.verifying import Verifying
 from delaywheel_replica.server.commit import committer
 from delaywheel_replica.server.commit.committer import Committer, Request

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.node.events import MemberConfig
 from delaywheel_replica.core.protocol.seal import Seal
-from delaywheel_replica.core.wheels.replication import Replication
+from delaywheel_replica.core.wheels.open_wheel import Replication
 
 A1 = WheelId("a", 1)
 START_MS = 50_000

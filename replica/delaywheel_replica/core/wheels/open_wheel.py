@@ -13,26 +13,288 @@ group; otherwise it would never move under load.
 
 Reasons to leave: a member refused the wheel or a leader has it fenced, it is closed, its medium
 broke, a frame of it cannot be read, a clock that was ahead has sealed it, a spare behind it was
-given up, the node stops. Nothing
-is acknowledged after the decision to leave: waiting callers get an unknown outcome.
+given up, the node stops. Nothing is acknowledged after the decision to leave: waiting callers get
+an unknown outcome.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import Spare
-from delaywheel_replica.core.node.events import Effect, LeaveWheel, OpenWheel, Serve, Written
+from delaywheel_replica.core.node.events import (
+    Effect,
+    LeaveWheel,
+    MemberConfig,
+    OpenWheel,
+    Serve,
+    Written,
+)
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Applied
-from delaywheel_replica.core.protocol.seal import Seal
-from delaywheel_replica.core.wheels.replication import Replication
+from delaywheel_replica.core.protocol.quorum import high_watermark
+from delaywheel_replica.core.protocol.seal import Seal, next_seal
 
 NEAR_MS = 2_000
 """Frames due sooner are announced once they are acknowledged; others by the next heartbeat."""
+
+
+@dataclass(slots=True)
+class _Mirror:
+    """What the origin knows of one mirror.
+
+    Attributes:
+        storage: As registered.
+        in_sync: Its answers are waited for.
+        drains: It reports that it is stopping on purpose.
+        disk_out: It reports that its disk accepts no frames.
+        heard_ms: When it last reported what it holds.
+        boot: The newest boot heard; None: none yet.
+        past_boots: Those before.
+        has_disk: The storage last heard is the registered one.
+        prefix: It reported holding everything up to here.
+        pushed: Everything up to here is held or under way.
+        progress_ms: Since when nothing under way was answered.
+        stalled: What was under way counts as lost, and nothing was answered since.
+    """
+
+    storage: str
+    in_sync: bool
+    heard_ms: int
+    drains: bool = False
+    disk_out: bool = False
+    boot: str | None = None
+    past_boots: set[str] = field(default_factory=set)
+    has_disk: bool = False
+    prefix: int = 0
+    pushed: int = 0
+    progress_ms: int = 0
+    stalled: bool = False
+
+
+class Replication:
+    """An open wheel: what members hold, what is acknowledged, and what to push.
+
+    In-sync as in Kafka. A mirror was last *caught up* when it held everything up to the end of that
+    moment, and reported so or was heard since.
+
+    | a mirror | when |
+    |---|---|
+    | leaves the set | it is behind and was not caught up for longer than `insync_timeout_ms` |
+    | leaves the set | its machine restarted, or has another disk: what it held may be lost |
+    | leaves the set | it drains, and W are left without it; back when heard and they are not |
+    | leaves the set | it reports that its disk accepts no frames |
+    | comes back | it reports holding what is acknowledged, and the end of that time ago |
+
+    So an idle wheel keeps its mirrors, heard or not, and accepts its next message; a mirror that
+    has then not been heard for the timeout is not waited for. Under steady load a mirror never
+    reports to hold the very end, because more is written before its answer arrives: a little less
+    brings it back.
+
+    Pushes follow one another while answers are under way:
+
+    | a mirror that | is pushed | at most |
+    |---|---|---|
+    | has no disk for it | nothing | 0 |
+    | answers | what follows on what was pushed | `in_flight_frames` beyond its answer |
+    | made no progress for `fetch_timeout_ms` | what follows on its answer, again | `batch_frames` |
+    | was not heard, or had another disk | what follows on its answer, again | as above |
+
+    Invariants:
+    - The high watermark never decreases, never passes the last seq written, and only passes a seq
+      that every in-sync member, and at least W members, reported holding.
+    - A mirror's report counts only from the storage that the wheel was registered with, and only
+      under the newest boot that was heard of it: what it reported before its machine crashed may be
+      lost. A boot that was followed by another never counts again, however late its messages
+      arrive.
+    - Under one boot a mirror's report is never withdrawn: the mirror itself repairs frames damaged
+      since, and cannot report to hold anything beyond them until then.
+    - No seal is ever withdrawn (core/protocol/seal.py).
+
+    Attributes:
+        wheel: The wheel.
+        last_seq: The last seq written.
+        top_slot: The greatest slot of a frame; -1: there is none.
+        high_watermark: The greatest seq that is acknowledged.
+        seal: The promise given last.
+    """
+
+    def __init__(
+        self,
+        config: MemberConfig,
+        wheel: WheelId,
+        members: Mapping[str, str],
+        min_insync: int,
+        seal: Seal,
+        *,
+        in_sync: Iterable[str],
+        now_ms: int,
+    ) -> None:
+        """Begins before the first frame.
+
+        Args:
+            members: Node -> storage, as registered.
+            min_insync: W, as registered.
+            seal: The newest one reported for the wheel.
+            in_sync: Members that are heard now.
+            now_ms: The monotonic clock.
+        """
+        self.wheel = wheel
+        self.last_seq = 0
+        self.top_slot = -1
+        self.high_watermark = 0
+        self.seal = seal
+        self._config = config
+        self._min_insync = min_insync
+        heard = frozenset(in_sync)
+        self._mirrors = {
+            node: _Mirror(storage, node in heard, now_ms)
+            for node, storage in sorted(members.items())
+            if node != config.node
+        }
+        # (since when, the end from then on); the first of them is as old as the timeout.
+        self._ends = deque([(now_ms, 0)])
+
+    @property
+    def in_sync(self) -> frozenset[str]:
+        """The members that must hold each frame, the origin included."""
+        mirrors = (node for node, mirror in self._mirrors.items() if mirror.in_sync)
+        return frozenset({self._config.node, *mirrors})
+
+    def written(self, last_seq: int, top_slot: int, now_ms: int) -> None:
+        """Notes frames written at the origin, up to this seq."""
+        self.last_seq = last_seq
+        self.top_slot = max(self.top_slot, top_slot)
+        self._ends.append((now_ms, last_seq))
+        self._raise_high_watermark()
+
+    def booted(self, peer: str, storage: str, boot: str, now_ms: int) -> None:
+        """Notes that a peer was heard directly, with this storage and boot.
+
+        A report from another storage says nothing about the registered one.
+        """
+        mirror = self._mirrors.get(peer)
+        if mirror is None:
+            return
+        mirror.has_disk = storage == mirror.storage
+        mirror.in_sync = mirror.in_sync and mirror.has_disk
+        if not mirror.has_disk or boot == mirror.boot or boot in mirror.past_boots:
+            return
+        if mirror.boot is not None:
+            mirror.past_boots.add(mirror.boot)
+            mirror.in_sync = False
+            mirror.prefix = mirror.pushed = 0
+        mirror.boot = boot
+        mirror.progress_ms = now_ms
+
+    def says(self, peer: str, *, is_draining: bool, disk_out: bool) -> None:
+        """Notes whether a peer is stopping, and whether its disk accepts frames."""
+        mirror = self._mirrors.get(peer)
+        if mirror is None:
+            return
+        mirror.drains, mirror.disk_out = is_draining, disk_out
+        if mirror.in_sync and not self._is_wanted(mirror):
+            mirror.in_sync = False
+            self._raise_high_watermark()
+
+    def applied(self, peer: str, storage: str, boot: str, prefix: int, now_ms: int) -> None:
+        """Notes the seq up to which a mirror reports holding everything."""
+        mirror = self._mirrors.get(peer)
+        if mirror is None or not mirror.has_disk:
+            return
+        if (storage, boot) != (mirror.storage, mirror.boot):
+            return
+        mirror.heard_ms = now_ms
+        prefix = min(prefix, self.last_seq)
+        if prefix > mirror.prefix:
+            mirror.prefix = prefix
+            mirror.pushed = max(mirror.pushed, prefix)
+            mirror.progress_ms = now_ms
+            mirror.stalled = False
+        has_caught_up = mirror.prefix >= max(self.high_watermark, self._overdue_seq(now_ms))
+        mirror.in_sync = mirror.in_sync or (has_caught_up and self._is_wanted(mirror))
+        self._raise_high_watermark()
+
+    def tick(self, now_ms: int) -> None:
+        """Removes mirrors from the in-sync set that have lagged for too long."""
+        overdue_seq = self._overdue_seq(now_ms)
+        for mirror in self._mirrors.values():
+            was_heard = now_ms - mirror.heard_ms <= self._config.insync_timeout_ms
+            if mirror.prefix < (overdue_seq if was_heard else self.last_seq):
+                mirror.in_sync = False
+        self._raise_high_watermark()
+
+    def pushes(self, now_ms: int, reachable: Collection[str]) -> list[tuple[str, int, int]]:
+        """Returns what to push now, as (mirror, first seq, last seq)."""
+        found = []
+        for node, mirror in self._mirrors.items():
+            if node not in reachable or not mirror.has_disk or mirror.disk_out:
+                mirror.pushed = mirror.prefix
+                continue
+            is_late = now_ms - mirror.progress_ms > self._config.fetch_timeout_ms
+            if mirror.pushed > mirror.prefix and is_late:
+                mirror.pushed = mirror.prefix
+                mirror.stalled = True
+            if mirror.pushed == mirror.prefix:
+                mirror.progress_ms = now_ms
+            found += [(node, *batch) for batch in self._take_batches(mirror)]
+        return found
+
+    def is_stalled(self, peer: str) -> bool:
+        """Whether what is pushed to a mirror was pushed before, and the mirror made no progress."""
+        return self._mirrors[peer].stalled
+
+    def sealed(self, *, own_clock_ms: int, leader_clock_ms: int | None, late_window_s: int) -> None:
+        """Gives the seal that is possible now."""
+        self.seal = next_seal(
+            self.seal,
+            own_clock_ms=own_clock_ms,
+            leader_clock_ms=leader_clock_ms,
+            last_seq=self.last_seq,
+            late_window_s=late_window_s,
+        )
+
+    def _is_wanted(self, mirror: _Mirror) -> bool:
+        """Whether this mirror may be in the in-sync set."""
+        if mirror.disk_out:
+            return False
+        return not mirror.drains or len(self.in_sync) - mirror.in_sync < self._min_insync
+
+    def _take_batches(self, mirror: _Mirror) -> list[tuple[int, int]]:
+        """Returns the batches that may be sent to a mirror now."""
+        batch_frames = self._config.batch_frames
+        in_flight_frames = self._config.in_flight_frames
+        if mirror.stalled:
+            in_flight_frames = min(in_flight_frames, batch_frames)
+        end = min(self.last_seq, mirror.prefix + in_flight_frames)
+        if end <= mirror.pushed:
+            return []
+        batches = [
+            (first, min(end, first + batch_frames - 1))
+            for first in range(mirror.pushed + 1, end + 1, batch_frames)
+        ]
+        mirror.pushed = end
+        return batches
+
+    def _overdue_seq(self, now_ms: int) -> int:
+        """Returns the last seq at the time when the timeout that ends now began."""
+        began_ms = now_ms - self._config.insync_timeout_ms
+        while len(self._ends) > 1 and self._ends[1][0] < began_ms:
+            self._ends.popleft()
+        since_ms, end = self._ends[0]
+        return end if since_ms < began_ms else 0
+
+    def _raise_high_watermark(self) -> None:
+        if self.high_watermark == self.last_seq:
+            return  # it never goes back, and can go no further
+        held = {node: mirror.prefix for node, mirror in self._mirrors.items()}
+        held[self._config.node] = self.last_seq
+        reached = high_watermark(held, self.in_sync, self._min_insync)
+        self.high_watermark = max(self.high_watermark, reached or 0)
 
 
 @dataclass(frozen=True, slots=True)
