@@ -52,8 +52,7 @@ from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import to_json
-from delaywheel_replica.core.protocol.control import ControlState
-from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.core.protocol.control import ControlState, required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.handover.sending import Handover

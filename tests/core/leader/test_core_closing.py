@@ -13,6 +13,7 @@ from delaywheel_replica.core.leader.closing import (
     fills_wanted,
     wheels_to_close,
 )
+from delaywheel_replica.core.leader.holders import held_by
 from delaywheel_replica.core.protocol.control import (
     ControlState,
     NodeRecord,
@@ -23,7 +24,6 @@ from delaywheel_replica.core.protocol.control import (
 )
 from delaywheel_replica.core.protocol.frames import FrameRange
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
-from delaywheel_replica.core.protocol.quorum import held_by
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 
 A1, A2, A3, A4 = (WheelId("a", number) for number in range(1, 5))

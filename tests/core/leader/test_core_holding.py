@@ -8,6 +8,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.leader.holders import (
     held_alone,
+    held_by,
     held_prefix,
     holds_progress,
     knows_all,
@@ -250,3 +251,9 @@ def test_what_one_node_holds_if_another_goes() -> None:
     }
     assert held_alone(state, heartbeats) == {}
     assert held_alone(state, heartbeats, without="b") == {A1: ("a", 1, 5)}
+
+
+@given(st.lists(st.integers(0, 5), max_size=5), st.integers(1, 5))
+def test_held_by_agrees_with_counting(applied: list[int], holders: int) -> None:
+    counted = [seq for seq in range(6) if sum(held >= seq for held in applied) >= holders]
+    assert held_by(applied, holders) == max(counted, default=0)

@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,7 @@ from delaywheel_replica.core.protocol.control import (
     needs_record,
     node_record,
     progress_record,
+    required_answers,
     reschedule_record,
     unregister_records,
     wheel_record,
@@ -227,3 +229,29 @@ def test_compaction_changes_nothing(history: list[tuple[WheelId, WheelRecord | N
         state = state.apply(key, value, 0)
         written[key] = value
     assert ControlState().apply_all(list(written.items())).wheels == state.wheels
+
+
+SIZES = [(members, w) for members in range(1, 6) for w in range(1, members + 1)]
+
+
+@pytest.mark.parametrize(("members", "min_insync"), SIZES)
+def test_required_answers_is_the_least_that_meets_every_set_of_holders(
+    members: int, min_insync: int
+) -> None:
+    everyone = range(members)
+    holders = [set(chosen) for chosen in combinations(everyone, min_insync)]
+
+    def always_meets(answers: int) -> bool:
+        return all(
+            set(asked) & held for asked in combinations(everyone, answers) for held in holders
+        )
+
+    assert required_answers(members, min_insync) == next(
+        answers for answers in range(1, members + 1) if always_meets(answers)
+    )
+
+
+@pytest.mark.parametrize(("members", "min_insync"), [(1, 0), (1, 2), (3, 4), (0, 1)])
+def test_impossible_sizes_are_refused(members: int, min_insync: int) -> None:
+    with pytest.raises(ValueError, match="min_insync"):
+        required_answers(members, min_insync)

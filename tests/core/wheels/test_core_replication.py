@@ -1,7 +1,10 @@
 """An origin's open wheel: in-sync set, high watermark, pushes."""
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from delaywheel_replica.core.protocol.seal import Seal
-from delaywheel_replica.core.wheels.open_wheel import Replication
+from delaywheel_replica.core.wheels.open_wheel import Replication, high_watermark
 from support.core.origin_line import A1, INSYNC_MS, PUSH_MS, START_MS, Line, config_of
 
 # --- acknowledging
@@ -361,3 +364,19 @@ def test_the_top_slot_never_falls() -> None:
     line.replication.written(1, 90, line.now_ms)
     line.replication.written(2, 80, line.now_ms)
     assert line.replication.top_slot == 90
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcde"), st.integers(0, 5)),
+    st.sets(st.sampled_from("abcde")),
+    st.integers(1, 5),
+)
+def test_high_watermark_agrees_with_counting(
+    applied: dict[str, int], in_sync: set[str], min_insync: int
+) -> None:
+    acknowledged = [
+        seq
+        for seq in range(6)
+        if len(in_sync) >= min_insync and all(applied.get(node, 0) >= seq for node in in_sync)
+    ]
+    assert high_watermark(applied, in_sync, min_insync) == max(acknowledged, default=None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder import layout
 from delaywheel_replica.cleaner.outside.ports import IDS
-from delaywheel_replica.core.protocol.quorum import required_answers
+from delaywheel_replica.core.protocol.control import required_answers
 from delaywheel_replica.core.protocol.status_files import Role
 from sim.machine.scheduler import US_PER_MS
 from sim.plans.plan import Action, Plan

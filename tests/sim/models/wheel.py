@@ -36,7 +36,7 @@ from delaywheel_replica.core.protocol.control import (
     wheel_record,
 )
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
-from delaywheel_replica.core.protocol.quorum import high_watermark
+from delaywheel_replica.core.wheels.open_wheel import high_watermark
 from support.core.values import heartbeat, wheel_heartbeat
 
 WHEEL = WheelId("a", 1)

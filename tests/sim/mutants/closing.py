@@ -11,10 +11,14 @@ from delaywheel_replica.core.leader import closing
 from delaywheel_replica.core.leader.closing import Close, Closing, HoldersWanted
 from delaywheel_replica.core.node.shared_state import Registry
 from delaywheel_replica.core.protocol import control
-from delaywheel_replica.core.protocol.control import ControlRecord, ControlState, WheelRecord
+from delaywheel_replica.core.protocol.control import (
+    ControlRecord,
+    ControlState,
+    WheelRecord,
+    required_answers,
+)
 from delaywheel_replica.core.protocol.frames import FrameRange
 from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
-from delaywheel_replica.core.protocol.quorum import required_answers
 from delaywheel_replica.server.ledger.source import LedgerSource
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 from sim.nodes.books import SimBooks

@@ -28,11 +28,10 @@ from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.node.events import DiskState, Effect, HeldWheel, Send, Sweep
 from delaywheel_replica.core.node.shared_state import Registry
-from delaywheel_replica.core.protocol import quorum
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.messages import Frames, Vote
 from delaywheel_replica.core.wheels import fencing as promises
-from delaywheel_replica.core.wheels import mirrors
+from delaywheel_replica.core.wheels import mirrors, open_wheel
 from delaywheel_replica.core.wheels import own_wheels as own
 from delaywheel_replica.core.wheels.completeness import Completeness
 from delaywheel_replica.core.wheels.fencing import Fencing
@@ -56,11 +55,11 @@ def acknowledges_one_mirror_early() -> list[Patch]:
         slowest_first = sorted(applied.get(member, 0) for member in in_sync)
         return slowest_first[min(1, len(slowest_first) - 1)]
 
-    return [everywhere(quorum.high_watermark, early)]
+    return [everywhere(open_wheel.high_watermark, early)]
 
 
 def high_watermark_of_local_writes() -> list[Patch]:
-    return [everywhere(quorum.high_watermark, lambda applied, *_: max(applied.values()))]
+    return [everywhere(open_wheel.high_watermark, lambda applied, *_: max(applied.values()))]
 
 
 def answers_before_it_has_written() -> list[Patch]:

@@ -15,12 +15,11 @@ seq" means every frame up to there; those that are committed as lost, or whose s
 are not missing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat, WheelHeartbeat
-from delaywheel_replica.core.protocol.quorum import held_by
 
 _NOTHING = WheelHeartbeat(0, 0, 0, 0, 0, -1)
 
@@ -160,3 +159,9 @@ def _limit(
     ]
     held = held_by(member_prefixes(state, wheel, record, heartbeats), record.min_insync)
     return max([taken, held, *reported])
+
+
+def held_by(applied: Iterable[int], holders: int) -> int:
+    """Returns the greatest seq that at least this many of the members hold, or 0."""
+    greatest_first = sorted(applied, reverse=True)
+    return greatest_first[holders - 1] if len(greatest_first) >= holders else 0

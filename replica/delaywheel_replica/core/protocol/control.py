@@ -43,7 +43,6 @@ from delaywheel_replica.core.protocol.codec import (
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
-from delaywheel_replica.core.protocol.quorum import required_answers
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 
 _T = TypeVar("_T")
@@ -108,6 +107,16 @@ class NodeRecord:
 
     storage: str
     last_number: Natural
+
+
+def required_answers(members: int, min_insync: int) -> int:
+    """Returns R: any R members include a holder of every acknowledged frame.
+
+    Such a frame was acknowledged by never fewer than W = ``min_insync`` of the members.
+    """
+    if not 1 <= min_insync <= members:
+        raise ValueError(f"min_insync {min_insync} of {members} members")
+    return members - min_insync + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.messages import Applied
-from delaywheel_replica.core.protocol.quorum import high_watermark
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
 
 NEAR_MS = 2_000
@@ -295,6 +294,21 @@ class Replication:
         held[self._config.node] = self.last_seq
         reached = high_watermark(held, self.in_sync, self._min_insync)
         self.high_watermark = max(self.high_watermark, reached or 0)
+
+
+def high_watermark(
+    applied: Mapping[str, int], in_sync: Collection[str], min_insync: int
+) -> int | None:
+    """Returns the greatest seq that all in-sync members hold; None while fewer than W are in sync.
+
+    Args:
+        applied: What each member is known to hold, including the origin's own last seq.
+        in_sync: The members whose answers are waited for.
+        min_insync: W.
+    """
+    if len(in_sync) < min_insync:
+        return None
+    return min(applied.get(member, 0) for member in in_sync)
 
 
 @dataclass(frozen=True, slots=True)
