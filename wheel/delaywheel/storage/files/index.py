@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.seqset import SeqSet
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File, is_medium_error
@@ -243,6 +243,13 @@ class IndexReader:
             at += count
         return rows
 
+    def still_holes(self, seqs: SeqSet) -> SeqSet:
+        """Returns which of these seqs are still holes."""
+        holes = NO_SEQS
+        for first, last in seqs.spans:
+            holes |= SeqSet.where(first, is_hole(self.rows(first, last)))
+        return holes
+
     def close(self) -> None:
         """Closes the segment in use."""
         if self._file is not None:
@@ -315,6 +322,14 @@ def read_raw_rows(
             if segment < segments[-1] and len(rows) < end - begin:
                 rows = np.concatenate((rows, filled_with(HOLE_ROW, end - begin - len(rows))))
             yield segment * ROWS_PER_SEGMENT + begin + 1, rows
+
+
+def find_holes(disk: Disk, folder: Path, first_seq: int, last_seq: int) -> SeqSet:
+    """Returns the holes between two seqs, from the whole index."""
+    holes = NO_SEQS
+    for begin, rows in read_raw_rows(disk, folder, first_seq, last_seq):
+        holes |= SeqSet.where(begin, is_hole(checked_rows(rows)))
+    return holes
 
 
 def top_slot_of(rows: NDArray[Any], least: int) -> int:

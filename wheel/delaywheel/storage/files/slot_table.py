@@ -23,7 +23,7 @@ slots whose rows were changed in place; until then readers use the index.
 
 A hole in the index has no slot, so it is in no entry. The head lists the holes that refreshes have
 passed: otherwise a frame that lost first its row and then its bytes would never be noticed
-(holes.py).
+(reading/unlisted.py).
 
 Hence an entry must always be compared with the slot file, and if the two differ, the index decides:
 the table saves work, and nothing is ever deleted because of it.

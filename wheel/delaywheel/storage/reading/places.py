@@ -18,7 +18,7 @@ index is scanned for the slot, and shows what is missing. That happens only with
 some 5 ms for each million rows.
 
 A hole in the index does not show which slot is missing a frame. Which rows are holes is known from
-the table's head and from the rows behind it, each of which is checked once; see holes.py.
+the table's head and from the rows behind it, each of which is checked once; see unlisted.py.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, read_raw_rows
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, find_holes, read_raw_rows
 from delaywheel.storage.files.slot_table import (
     ENTRY,
     UNIT_BYTES,
@@ -50,9 +50,7 @@ from delaywheel.storage.frames.rows import (
     is_hole,
     row_counts,
 )
-from delaywheel.storage.reading.holes import find_holes
-from delaywheel.storage.reading.unlisted import with_unlisted
-from delaywheel.storage.reading.walk import walk_together
+from delaywheel.storage.reading.unlisted import walk_together, with_unlisted
 
 # A table further behind than this is still being made: the index is scanned instead.
 _ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT

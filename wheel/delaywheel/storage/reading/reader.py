@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, OpenIndexes
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, OpenIndexes, find_holes
 from delaywheel.storage.files.slot_files import list_slots
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Buffer, Disk, is_medium_error
@@ -54,9 +54,9 @@ from delaywheel.storage.reading.decoding import (
     decode_ids,
     decode_together,
 )
-from delaywheel.storage.reading.holes import find_holes, lying_in_files, still_holes
 from delaywheel.storage.reading.passing_over import PassedSecond, passing_over
 from delaywheel.storage.reading.places import SlotPlaces
+from delaywheel.storage.reading.unlisted import lying_in_files
 
 # Frames close together are read at once, up to this many and this many bytes; a larger one is read
 # alone. Short gaps between them are read too.
@@ -336,7 +336,7 @@ class WheelReader:
         if holes is None:
             holes = self._places.scanned_holes(up_to_seq)
         holes -= lost
-        still = still_holes(self._index, holes)
+        still = self._index.still_holes(holes)
         if still != holes:
             # Some were filled. What was read of the index before does not have these rows, and in a
             # slot file they may lie behind a gap, where no walk from its beginning arrives.

@@ -1,8 +1,11 @@
-"""Frames in a slot file that the index does not list, or lists wrongly.
+"""Frames as they lie in slot files, whatever the index says of them.
 
-A damaged index row makes a good frame vanish from its second. But a frame proves itself: its
-checksum, wheel, slot and seq show that it belongs where it lies. So when a second is read, the
-parts of the file that no row covers are examined: frames found there are read as if their rows were
+A frame proves itself: its checksum, wheel, slot and seq show that it belongs where it lies. A slot
+file is walked from frame to frame, by the lengths that their headers state; headers alone prove
+nothing.
+
+A damaged index row makes a good frame vanish from its second. So when a second is read, the parts
+of the file that no row covers are examined: frames found there are read as if their rows were
 right.
 
 | a part that no row covers | begins with | is |
@@ -10,9 +13,20 @@ right.
 | between rows, or behind the last | a good frame, not a later one | a frame whose row is wrong |
 | between rows | anything else | the place of a frame that is missing here |
 | behind the last | a later frame, or a torn one | being written |
+
+A row that is a hole may be of any second, so no second is known to be complete while there is one:
+
+| the frame of a hole | is |
+|---|---|
+| lies intact in some slot file | found with its second, where it lies |
+| lies nowhere | missing, possibly from any second that is read |
+
+To find such frames, all slot files of the wheel are searched. That takes long; it is done once for
+each hole, by the reader that needs to know. Files that could not be read are searched again.
 """
 
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +34,108 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import SeqSet
+from delaywheel.storage.files.slot_table import UNIT_BYTES
+from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.frames.checking import are_foreign
 from delaywheel.storage.frames.format import (
+    HEADER,
     HEADER_LENGTH_BYTES,
+    MAGIC,
     FrameDamaged,
+    FrameHeader,
     decode_frame,
     decode_header,
     index_row_of,
 )
 from delaywheel.storage.frames.rows import INDEX_ROW, Places
+
+# Bytes to read at once: few if the next header lies beyond what was read, twice as many each time
+# that small frames lie close together.
+_LEAST_PIECE_BYTES = 4 * 1024
+_PIECE_BYTES = 64 * 1024
+_DENSE_PIECE_BYTES = 256 * 1024  # where many headers are examined together
+_length_of = struct.Struct("<I").unpack_from
+_LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
+_SEARCHED_BYTES = 1024 * 1024
+
+
+def walk_headers(
+    file: File, wheel: WheelId, slot: int, begin: int, end: int
+) -> Iterator[tuple[int, FrameHeader]]:
+    """Yields offsets and headers of the frames that lie in [begin, end).
+
+    Ends at the first place where no frame of this wheel and slot begins, or where one would not
+    fit. Only headers are read: nothing proves that a frame, or even its header, is good.
+
+    Raises:
+        OSError: The medium reported an error.
+    """
+    piece, piece_begin, piece_bytes = memoryview(b""), begin, _LEAST_PIECE_BYTES
+    offset, wheel_hash = begin, wheel.hash64
+    while offset + HEADER_LENGTH_BYTES <= end:
+        at = offset - piece_begin
+        if at + HEADER_LENGTH_BYTES > len(piece):
+            is_close = 0 < at <= len(piece)
+            piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_close else _LEAST_PIECE_BYTES
+            piece = memoryview(file.read_at(min(piece_bytes, end - offset), offset))
+            piece_begin, at = offset, 0
+        try:
+            header = decode_header(
+                piece[at : at + HEADER_LENGTH_BYTES], available_bytes=end - offset
+            )
+        except FrameDamaged:
+            return
+        if header.wheel_hash != wheel_hash or header.slot != slot:
+            return
+        yield offset, header
+        offset += header.length_bytes
+
+
+def walk_together(
+    file: File, wheel: WheelId, slot: int, end: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Yields the same from byte 0 on, several at a time: offsets and headers (``format.HEADER``).
+
+    Raises:
+        OSError: The medium reported an error.
+    """
+    begin, piece_bytes = 0, _LEAST_PIECE_BYTES
+    while begin + HEADER_LENGTH_BYTES <= end:
+        piece = file.read_at(min(piece_bytes, end - begin), begin)
+        places, after = _chain(piece, end - begin)
+        if not places:
+            return
+        offsets = np.array(places, np.int64)
+        headers = np.frombuffer(
+            b"".join([piece[place : place + HEADER_LENGTH_BYTES] for place in places]), HEADER
+        )
+        wrong = are_foreign(headers, wheel, slot)
+        good = int(wrong.argmax()) if wrong.any() else len(wrong)
+        if good:
+            yield offsets[:good] + begin, headers[:good]
+        if good < len(wrong) or after is None:
+            return
+        is_dense = len(places) > 1
+        piece_bytes = min(2 * piece_bytes, _DENSE_PIECE_BYTES) if is_dense else _LEAST_PIECE_BYTES
+        begin += after
+
+
+def _chain(piece: bytes, available_bytes: int) -> tuple[list[int], int | None]:
+    """Follows headers by their lengths; returns where they lie, and where the next one does.
+
+    None: the last one states an impossible length, and is not among them.
+    """
+    places: list[int] = []
+    at, last = 0, len(piece) - HEADER_LENGTH_BYTES
+    while at <= last:
+        (length,) = _length_of(piece, at + _LENGTH_AT)
+        if length < HEADER_LENGTH_BYTES or length > available_bytes - at:
+            return places, None
+        places.append(at)
+        at += length
+    return places, at
 
 
 def with_unlisted(
@@ -94,3 +201,95 @@ def _merged(listed: Places, found: dict[int, bytes]) -> Places:
     rows = np.concatenate((rows[kept], np.frombuffer(b"".join(found.values()), INDEX_ROW)))
     order = np.argsort(seqs)
     return seqs[order], rows[order]
+
+
+def lying_in_files(
+    disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet, slots: Iterable[int]
+) -> tuple[SeqSet, list[int]]:
+    """Returns which of these frames lie intact in the files of some slots, at any place.
+
+    Also returns the slots whose files could not be read.
+    """
+    found: set[int] = set()
+    unread: list[int] = []
+    for slot in slots:
+        try:
+            found.update(rows_in_file(disk, folder, wheel, slot, seqs))
+        except OSError:
+            unread.append(slot)
+        if len(found) == len(seqs):
+            break
+    return SeqSet.of(found), unread
+
+
+def rows_in_file(
+    disk: Disk, folder: Path, wheel: WheelId, slot: int, seqs: SeqSet
+) -> dict[int, bytes]:
+    """Returns the index rows of those of these frames that lie intact in one slot's file.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    try:
+        file = disk.open_read(layout.slot_path(folder, slot))
+    except FileNotFoundError:
+        return {}
+    try:
+        return dict(_rows_in(file, wheel, slot, seqs))
+    finally:
+        file.close()
+
+
+def _rows_in(file: File, wheel: WheelId, slot: int, seqs: SeqSet) -> Iterator[tuple[int, bytes]]:
+    """Walks from frame to frame; where none begins, tries the next possible place."""
+    offset, size = 0, file.size()
+    while offset < size:
+        for begin, header in walk_headers(file, wheel, slot, offset, size):
+            if header.seq in seqs:
+                row = _row_at(file, wheel, slot, begin, header.length_bytes)
+                if row is not None:
+                    yield header.seq, row
+            offset = begin + header.length_bytes
+        offset = _next_magic(file, offset + UNIT_BYTES, size)
+
+
+def _row_at(file: File, wheel: WheelId, slot: int, offset: int, length_bytes: int) -> bytes | None:
+    """Returns the row of the frame that begins here; None if it is damaged."""
+    content = file.read_at(length_bytes, offset)
+    try:
+        return index_row_of(decode_frame(content, wheel=wheel, slot=slot, seq=None), offset)
+    except FrameDamaged:
+        return None
+
+
+def possible_frames(disk: Disk, folder: Path, slot: int, offset: int) -> list[int]:
+    """Returns where frames may begin in a slot file behind an offset; nowhere if it fails."""
+    found: list[int] = []
+    try:
+        file = disk.open_read(layout.slot_path(folder, slot))
+    except OSError:
+        return found
+    try:
+        size = file.size()
+        at = _next_magic(file, offset + UNIT_BYTES, size)
+        while at < size:
+            found.append(at)
+            at = _next_magic(file, at + UNIT_BYTES, size)
+    except OSError:
+        pass
+    finally:
+        file.close()
+    return found
+
+
+def _next_magic(file: File, offset: int, size: int) -> int:
+    """Returns where the next frame may begin; the end if there is no such place."""
+    while offset < size:
+        piece = file.read_at(min(_SEARCHED_BYTES, size - offset), offset)
+        at = piece.find(MAGIC)
+        while at > 0 and at % UNIT_BYTES:
+            at = piece.find(MAGIC, at + 1)
+        if at >= 0:
+            return offset + at
+        offset += _SEARCHED_BYTES
+    return offset

@@ -27,8 +27,8 @@ from delaywheel.storage.frames.format import (
     index_row_of,
 )
 from delaywheel.storage.frames.rows import checked_rows, is_gone, is_hole
-from delaywheel.storage.reading.holes import possible_frames
 from delaywheel.storage.reading.places import finding_rows
+from delaywheel.storage.reading.unlisted import possible_frames
 from delaywheel.storage.recovery.found_rows import FoundRows, whole_segments
 from delaywheel.storage.writing.cutting import end_index, last_seq_of, raise_ends
 

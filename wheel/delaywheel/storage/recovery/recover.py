@@ -75,8 +75,7 @@ from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, Places, checked_rows, is_hole
 from delaywheel.storage.reading.places import SlotPlaces, finding_rows
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
-from delaywheel.storage.reading.unlisted import with_unlisted
-from delaywheel.storage.reading.walk import walk_headers
+from delaywheel.storage.reading.unlisted import walk_headers, with_unlisted
 from delaywheel.storage.recovery.found_rows import lost_behind
 from delaywheel.storage.recovery.rebuilding import HourSizes, longer_files, rebuild_rows
 from delaywheel.storage.writing.cutting import cut_beyond, cut_slot, last_seq_of

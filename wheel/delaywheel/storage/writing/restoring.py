@@ -27,7 +27,7 @@ from delaywheel.storage.frames.rows import (
     checked_rows,
     is_hole,
 )
-from delaywheel.storage.reading.holes import rows_in_file
+from delaywheel.storage.reading.unlisted import rows_in_file
 
 
 class Restored(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, read_raw_rows
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexReader, find_holes, read_raw_rows
 from delaywheel.storage.files.slot_table import (
     ENTRY,
     ENTRY_LENGTH_BYTES,
@@ -37,7 +37,6 @@ from delaywheel.storage.frames.rows import (
     message_counts,
     withdrawn_counts,
 )
-from delaywheel.storage.reading.holes import find_holes
 from delaywheel.storage.reading.places import rows_of_slots
 
 # While a table is rebuilt, this much is counted before it is put on the medium.
