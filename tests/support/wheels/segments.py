@@ -20,7 +20,7 @@ _MODULES = (
     "writing.cutting",
     "writing.medium",
     "writing.mirror",
-    "writing.missing_frames",
+    "writing.placing",
     "writing.restoring",
     "writing.table_writer",
 )

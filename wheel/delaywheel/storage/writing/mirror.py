@@ -73,8 +73,8 @@ from delaywheel.storage.reading.reader import UNREADABLE_WAIT_MS, DamagedFrame, 
 from delaywheel.storage.writing.cutting import cut_beyond
 from delaywheel.storage.writing.dial import Dial
 from delaywheel.storage.writing.medium import CopyMedium
-from delaywheel.storage.writing.missing_frames import MissingFrames
 from delaywheel.storage.writing.placing import (
+    MissingFrames,
     Occupied,
     checked_frame,
     lies_there,

@@ -1,14 +1,58 @@
-"""Whether frames may be put in their places in a copy: intact, and nothing else lies there."""
+"""What a copy is missing, and whether frames may be put in their places.
 
+They may if they are intact, and nothing else lies there.
+"""
+
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from delaywheel.identity import WheelId
+from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
 from delaywheel.storage.frames.checking import damage_of, good_frames
 from delaywheel.storage.frames.format import DamageReason, Frame, FrameDamaged
 from delaywheel.storage.reading.reader import WheelReader
+
+
+class MissingFrames:
+    """The unreadable frames of a copy, for the threads that write and sync it.
+
+    Attributes:
+        seqs: The missing frames; replaced as a whole.
+    """
+
+    def __init__(self) -> None:
+        self.seqs = NO_SEQS
+        self._lock = threading.Lock()
+        self._looked_to = 0  # the last one that `some` has returned
+
+    def add(self, seqs: SeqSet) -> None:
+        """Notes that these frames cannot be read."""
+        with self._lock:
+            self.seqs |= seqs
+
+    def remove(self, seqs: SeqSet) -> None:
+        """Notes that these frames can be read again, or are no longer needed."""
+        with self._lock:
+            self.seqs -= seqs
+
+    def cut_behind(self, last_seq: int) -> None:
+        """Keeps only seqs up to the last frame."""
+        with self._lock:
+            self.seqs = self.seqs.within(1, last_seq)
+
+    def some(self) -> SeqSet:
+        """Returns all, or a bounded part; repeated calls go through all parts in turn."""
+        missing = self.seqs
+        if len(missing) <= ROWS_PER_SEGMENT:
+            return missing
+        behind = missing.within(self._looked_to + 1, missing.last) or missing
+        part = behind.least(ROWS_PER_SEGMENT)
+        self._looked_to = part.last
+        return part
 
 
 def checked_frame(wheel: WheelId, frame: FrameBundle) -> FrameBundle:
