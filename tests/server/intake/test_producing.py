@@ -23,10 +23,9 @@ from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake import producing as producing_module
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.known_topics import KnownTopics
-from delaywheel_replica.server.intake.producing import Accepting, Producing
+from delaywheel_replica.server.intake.producing import PASS_S, Accepting, LoopTime, Producing
 from delaywheel_replica.server.intake.validate import IntakeRules, RequestBatch, decode_outlined
 from delaywheel_replica.server.node.counts import NodeCounts
-from delaywheel_replica.server.node.looptime import PASS_S, LoopTime
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 from support.wheels.messages import Message, columns_of

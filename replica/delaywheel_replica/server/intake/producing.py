@@ -5,7 +5,7 @@ a stream, an error in its response, so that the stream continues.
 
 Decoding and encoding that take more than some milliseconds are done on a thread: one for all
 callers, so that large requests wait only for each other. Small ones are not worth the hand-over: a
-pass of the loop does some of them (looptime.py).
+pass of the loop does some of them (`LoopTime`).
 
 A request's bytes are released once columns are made of them, before it is written: code that passes
 them on must not keep them. Otherwise a waiting request would be in memory twice.
@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter_ns
+from time import monotonic, perf_counter_ns
 from typing import Final, TypeVar
 
 from delaywheel.identity import WheelId
@@ -30,7 +30,6 @@ from delaywheel_replica.server.intake.admission import Admission, cost_bytes
 from delaywheel_replica.server.intake.calls import StreamContext
 from delaywheel_replica.server.intake.columnar import headers_bytes
 from delaywheel_replica.server.intake.known_topics import KnownTopics
-from delaywheel_replica.server.intake.results import column_results, row_results
 from delaywheel_replica.server.intake.unpacking import Outline, is_short, outline_of
 from delaywheel_replica.server.intake.validate import (
     IntakeRules,
@@ -41,7 +40,6 @@ from delaywheel_replica.server.intake.validate import (
 )
 from delaywheel_replica.server.node.answering import Answer, defect
 from delaywheel_replica.server.node.counts import NodeCounts
-from delaywheel_replica.server.node.looptime import LoopTime
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -55,6 +53,7 @@ _FEW_ROW_BYTES: Final = 1 << 14
 _FEW_COLUMN_ROWS: Final = 2_000
 _FEW_TOPICS: Final = 128
 _FEW_HEADER_BYTES: Final = 1 << 14
+PASS_S: Final = 0.02
 
 _Made = TypeVar("_Made")
 
@@ -76,6 +75,43 @@ class Accepting:
     # How to find how much more may be pending in a topic; None: no topic has a quota.
     room_in: Callable[[], Callable[[str], TopicRoom | None] | None] = lambda: None
     halves: OwnHalves = field(default_factory=OwnHalves)
+
+
+class LoopTime:
+    """Limits how long the event loop works on requests in one pass. For its thread.
+
+    Hundreds of small ones may arrive in the same pass of the loop, and everything else waits until
+    it is over: the cleaner's messages, health checks, other callers. So a pass does some of them,
+    and leaves the rest, in order, to the next ones.
+    """
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        """Begins with nothing done.
+
+        Args:
+            clock: In seconds.
+        """
+        self._clock = clock
+        self._spent_s = 0.0
+        self._is_counting = False
+
+    async def do(self, work: Callable[[], _Made]) -> _Made:
+        """Does some work, in this pass or a later one."""
+        while self._spent_s >= PASS_S:  # noqa: ASYNC110 - so that waiting work keeps its order
+            await asyncio.sleep(0)
+        if not self._is_counting:
+            self._is_counting = True
+            asyncio.get_running_loop().call_soon(self._end_pass)
+        began_s = self._clock()
+        try:
+            return work()
+        finally:
+            self._spent_s += self._clock() - began_s
+
+    def _end_pass(self) -> None:
+        """Begins the next pass."""
+        self._spent_s = 0.0
+        self._is_counting = False
 
 
 class Producing:
@@ -139,7 +175,7 @@ class Producing:
             raise
         content = await self._done(
             len(batch.refusals if outline.columns is not None else batch) <= _FEW_ROWS,
-            partial(row_results if outline.columns is None else column_results, batch, wheel),
+            partial(_row_results if outline.columns is None else _column_results, batch, wheel),
         )
         took_us = (perf_counter_ns() - began) // 1_000
         parts.counts.answered(len(batch), batch.refusals, took_us)
@@ -249,6 +285,47 @@ def _is_small(request: bytes, outline: Outline) -> bool:
         and len(outline.topics) <= _FEW_TOPICS
         and headers_bytes(request, outline) <= _FEW_HEADER_BYTES
     )
+
+
+def _row_results(batch: RequestBatch, wheel: WheelId | None) -> bytes:
+    """Returns the results of a request of rows as bytes: one for each message, in order.
+
+    Thousands of messages may be refused for the same reason: its error is encoded once.
+    """
+    ids = batch.columns.ids.tobytes().hex()
+    errors: dict[Refusal, bytes] = {}
+    checked = set(batch.checked)
+    results = []
+    for row, due_ms in enumerate(batch.columns.due_ms.tolist()):
+        refusal = batch.refusals.get(row)
+        if refusal is None:
+            handle = f"{wheel}:{due_ms // 1000}:{ids[row * 32 : row * 32 + 32]}"
+            result = pb.ProduceResult(handle=handle, due_ms=due_ms, id_checked=row in checked)
+            results.append(_encoded(result))
+        elif (known := errors.get(refusal)) is not None:
+            results.append(known)
+        else:
+            errors[refusal] = _encoded(pb.ProduceResult(error=refusal.as_error()))
+            results.append(errors[refusal])
+    return b"".join(results)
+
+
+def _encoded(result: pb.ProduceResult) -> bytes:
+    """Encodes one result as a field; a response is the concatenation of its fields."""
+    return pb.DelayProduceResponse(results=[result]).SerializeToString()
+
+
+def _column_results(batch: RequestBatch, wheel: WheelId | None) -> bytes:
+    """Returns the results of a request of columns: the wheel, and the refused messages."""
+    errors: dict[Refusal, pb.Error] = {}
+    results = pb.ColumnResults(wheel=str(wheel) if wheel is not None else "")
+    for row, refusal in sorted(batch.refusals.items(), key=lambda item: item[0]):
+        error = errors.get(refusal)
+        if error is None:
+            error = errors[refusal] = refusal.as_error()
+        results.errors.add(row=row, error=error)
+    results.id_checked.extend(row for row in batch.checked if row not in batch.refusals)
+    return pb.DelayProduceResponse(columns=results).SerializeToString()
 
 
 class _Stream:
