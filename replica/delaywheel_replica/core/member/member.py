@@ -7,7 +7,6 @@ effect is made up for by a later tick.
 
 | part | decides |
 |---|---|
-| peer_messages.py | what other nodes' messages mean for all of these |
 | own_wheels.py, wheels/node_file.py | what is saved in node.json, and when: promises, own wheels |
 | open_wheel.py | the current own wheel: callers, mirrors, high watermark |
 | wheels/mirrors.py | what is accepted, fetched, closed and deleted of all others |
@@ -49,6 +48,7 @@ So do `DeleteWheel`, `VerifyWheel` and `ReadAgain`, although they are answered: 
 any number of files, in steps between other jobs.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -56,8 +56,8 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.folder.node_state import NodeState
-from delaywheel_replica.core.member.parts import Parts
-from delaywheel_replica.core.member.peer_messages import PeerMessages
+from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
+from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.node.events import (
     Acknowledge,
     AtOnce,
@@ -87,6 +87,8 @@ from delaywheel_replica.core.node.events import (
     Received,
     Repair,
     Saved,
+    Send,
+    Serve,
     Started,
     Sweep,
     Tick,
@@ -97,9 +99,31 @@ from delaywheel_replica.core.node.events import (
     WriteStatus,
     Written,
 )
-from delaywheel_replica.core.node.shared_state import Known, Registry
+from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, HeartbeatNews
+from delaywheel_replica.core.node.plausible import known_number, tempered
+from delaywheel_replica.core.node.shared_state import Known, PendingEffects, Registry
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
+from delaywheel_replica.core.protocol.messages import (
+    Applied,
+    Fetch,
+    Frames,
+    Gossip,
+    Lacks,
+    PeerMessage,
+    PrevoteRequest,
+    Promise,
+    Refused,
+    Vote,
+)
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.wheels.completeness import Completeness
+from delaywheel_replica.core.wheels.fencing import Fencing, answer
+from delaywheel_replica.core.wheels.inventory import Inventory
+from delaywheel_replica.core.wheels.mirrors import Mirrors
+from delaywheel_replica.core.wheels.node_file import NodeFile
+from delaywheel_replica.core.wheels.open_wheel import CurrentWheel
+from delaywheel_replica.core.wheels.verifying import Verifying
 
 SWEEP_EVERY_MS: Final = 60_000
 SWEEP_AFTER_FAILURE_MS: Final = 10_000
@@ -136,20 +160,20 @@ class Member:
 
     def __init__(self, config: MemberConfig, started: Started) -> None:
         """Begins with what the data folder has."""
-        parts = Parts.of(config, started)
-        self._known = parts.known
-        self._pending = parts.pending
-        self._hearing = parts.hearing
-        self._prevote = parts.prevote
-        self._fencing = parts.fencing
-        self._completeness = parts.completeness
-        self._inventory = parts.inventory
-        self._verifying = parts.verifying
-        self._current = parts.current
-        self._node_file = parts.node_file
-        self._mirrors = parts.mirrors
-        self._own_heartbeat = parts.own_heartbeat
-        self._peers = PeerMessages(parts)
+        self._known = known = Known(config, started.state, started.now_ms)
+        self._pending = pending = PendingEffects()
+        self._hearing = hearing = HeardHeartbeats(config)
+        self._prevote = Prevote(config.node, started.now_ms)
+        self._fencing = fencing = Fencing()
+        self._completeness = Completeness(config.node, started.state.boot_id)
+        self._inventory = inventory = Inventory(started.held)
+        self._verifying = verifying = Verifying(started.unverified, pending)
+        self._current = current = CurrentWheel(known, hearing)
+        self._node_file = node_file = NodeFile(
+            known, fencing, self._completeness, inventory, current, pending
+        )
+        self._mirrors = Mirrors(known, hearing, fencing, inventory, current, pending, verifying)
+        self._own_heartbeat = OwnHeartbeat(known, hearing, node_file, inventory, current, verifying)
         self._swept: int | None = None
         self._sweep_again_ms = 0
         self._leave_again_ms = 0
@@ -198,7 +222,7 @@ class Member:
         known = self._known
         known.now_ms, known.wall_ms = now_ms, wall_ms
         term = known.term
-        own_answers = [] if term is None else self._peers.answers(term.fences)
+        own_answers = [] if term is None else self._answers(term.fences)
         looked_for, lacks = self._mirrors.looked_for()
         return ServerStatus(
             heartbeat=self._own_heartbeat.heartbeat(),
@@ -237,7 +261,7 @@ class Member:
             case Tick():
                 return self._tick()
             case Received():
-                return self._peers.received(event.sender, event.message)
+                return self._received(event.sender, event.message)
             case Disconnected():
                 self._hearing.disconnected(event.peer)
                 self._prevote.gone(event.peer)
@@ -300,7 +324,7 @@ class Member:
         self._current.tick()
         cleaner = known.living_cleaner
         self._prevote.requested(None if cleaner is None else cleaner.prevote_request)
-        self._peers.promise_away(self._mirrors.unwritable())
+        self._promise_away(self._mirrors.unwritable())
         return [
             *self._current.pushes(),
             *self._mirrors.tick(),
@@ -308,7 +332,7 @@ class Member:
             *self._read_again(),
             *self._forget_lost(),
             *self._sweep(),
-            *self._peers.ask_votes(),
+            *self._ask_votes(),
             *self._own_heartbeat.tick(),
         ]
 
@@ -327,7 +351,7 @@ class Member:
         effects = self._node_file.saved(state)
         self._mirrors.saved()
         for heartbeat in self._hearing.terms(self._known.now_ms):
-            effects += self._peers.answer_leader(heartbeat)
+            effects += self._answer_leader(heartbeat)
         return [WriteStatus(), *effects]
 
     def _failed(self, effect: Effect) -> None:
@@ -369,7 +393,7 @@ class Member:
         if wheel == self._current.wheel:
             self._node_file.left(wheel, held)
             return [WriteStatus()]
-        return [*self._mirrors.mirrored(held), *self._peers.update_if_leading()]
+        return [*self._mirrors.mirrored(held), *self._update_if_leading()]
 
     def _verified(self, held: HeldWheel) -> list[Effect]:
         """Treats a verified wheel like all others; sweeps what has expired meanwhile."""
@@ -392,6 +416,159 @@ class Member:
             else [acknowledge]
         )
 
+    # --- messages of other nodes
+
+    def _received(  # noqa: C901, PLR0911 - one for each message
+        self, sender: str, message: PeerMessage
+    ) -> list[Effect]:
+        """Takes one message; one of an unknown node is ignored."""
+        if sender not in self._hearing.others:
+            return []
+        self._hearing.message(sender, self._known.now_ms)
+        match message:
+            case Gossip():
+                return self._gossiped(sender, message)
+            case Frames():
+                return self._mirrors.came(sender, message)
+            case Applied():
+                self._current.applied(sender, message)
+                return self._current.pushes()
+            case Refused():
+                self._refused(message)
+                return []
+            case Fetch():
+                return self._serve(sender, message)
+            case Lacks():
+                self._mirrors.note_lacks(sender, message)
+                return self._mirrors.fetch()
+            case Promise():
+                return self._promised(sender, message.answer)
+            case PrevoteRequest():
+                return self._asked_vote(sender, message)
+            case Vote():
+                return [WriteStatus()] if self._prevote.voted(sender, message) else []
+
+    def _refused(self, message: Refused) -> None:
+        """Fences own wheels: one member that refuses them is enough to prevent acknowledgement."""
+        node = self._known.node
+        if message.origin == node:
+            upto = min(message.upto, self._known_number(node))
+            self._asked([Fence(node, upto)])
+
+    def _known_number(self, origin: str) -> int:
+        """Returns the highest plausible wheel number: promises beyond it would bind forever."""
+        known = self._known
+        registered = () if known.registry is None else known.registry.wheels
+        held = {*self._inventory, *self._verifying.wheels}
+        number = known_number(origin, registered, held, self._hearing.heartbeats())
+        return max(number, known.state.last_number) if origin == known.node else number
+
+    def _asked(self, fences: Iterable[Fence]) -> None:
+        if self._fencing.asked(fences, self._known.state):
+            self._node_file.changed()
+
+    def _promise_away(self, wheels: Iterable[WheelId]) -> None:
+        """Fences wheels of other nodes that cannot be written here: their origins leave them."""
+        self._asked([Fence(wheel.node, wheel.number) for wheel in wheels])
+
+    def _gossiped(self, sender: str, gossip: Gossip) -> list[Effect]:
+        known, now_ms = self._known, self._known.now_ms
+        effects: list[Effect] = []
+        most_slot = known.wall_ms // 1000 - known.config.late_window_s
+        heartbeats = [
+            tempered(heartbeat, most_slot) for heartbeat in (gossip.heartbeat, *gossip.others)
+        ]
+        news = self._hearing.gossip(sender, Gossip(heartbeats[0], tuple(heartbeats[1:])), now_ms)
+        self._hearing.message(sender, now_ms)
+        for each in news:
+            effects += self._heard(each)
+        if news and news[0].is_direct:
+            effects += self._current.pushes()
+        return effects
+
+    def _heard(self, news: HeartbeatNews) -> list[Effect]:
+        heartbeat, known = news.heartbeat, self._known
+        effects = self._update_if_leading() if self._inventory.heard(heartbeat) else []
+        if news.is_direct:
+            self._completeness.heard(heartbeat)
+            self._current.heard(heartbeat)
+            effects += self._refuse_named(heartbeat)
+        is_waited_for = heartbeat.stands or heartbeat.term is not None
+        if news.is_direct and is_waited_for:
+            self._prevote.leader_heard(heartbeat.node, known.now_ms)
+        elif news.is_direct and self._prevote.gone(heartbeat.node):
+            effects.append(WriteStatus())  # the cleaner may stand at once
+        if heartbeat.term is None:
+            return effects
+        self._fencing.filled(heartbeat.term.fills)
+        self._asked(f for f in heartbeat.term.fences if f.upto <= self._known_number(f.origin))
+        return [*effects, *self._answer_leader(heartbeat)]
+
+    def _refuse_named(self, heartbeat: Heartbeat) -> list[Effect]:
+        """Warns an origin that uses fenced wheels, before any caller's frames are at stake."""
+        upto = self._known.state.fenced.get(heartbeat.node, 0)
+        if all(wheel.number > upto for wheel in heartbeat.named):
+            return []
+        return [Send(heartbeat.node, Refused(heartbeat.node, upto))]
+
+    def _answer_leader(self, heartbeat: Heartbeat) -> list[Effect]:
+        """Sends a leader this node's durable answers to the fences it asks for."""
+        fences = () if heartbeat.term is None else heartbeat.term.fences
+        return [Send(heartbeat.node, Promise(found)) for found in self._answers(fences)]
+
+    def _answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
+        """Returns this node's durable answers, at most one for each origin."""
+        state = self._known.state
+        found = (answer(state, fence, self._inventory, self._verifying) for fence in sorted(fences))
+        return [each for each in found if each is not None]
+
+    def _promised(self, sender: str, given: FenceAnswer) -> list[Effect]:
+        """Keeps another node's answer to a fence; answers about unknown origins are dropped."""
+        origin = given.fence.origin
+        is_configured = origin in {self._known.node, *self._hearing.others}
+        if not is_configured and self._known_number(origin) == 0:
+            return []
+        return [WriteStatus()] if self._fencing.answered(sender, given) else []
+
+    def _update_if_leading(self) -> list[Effect]:
+        """Updates the status at once if the own cleaner leads."""
+        return [] if self._known.term is None else [WriteStatus()]
+
+    def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
+        """Serves frames, except those that were never written or not reported yet."""
+        if fetch.wheel in self._verifying:
+            return []  # the asking node will ask another, and again
+        writing, held = self._current.writing, self._inventory.get(fetch.wheel)
+        if writing is not None and writing.wheel == fetch.wheel:
+            end = writing.last_seq
+        elif fetch.wheel == self._current.wheel:
+            return []
+        else:
+            end = 0 if held is None else held.applied
+        if fetch.first_seq <= end:
+            last_seq = min(fetch.last_seq, end)
+            return [Serve(sender, fetch.wheel, fetch.first_seq, last_seq, fetch.request)]
+        lacks = Lacks(
+            fetch.request, fetch.wheel, self._known.storage, fetch.first_seq, fetch.last_seq
+        )
+        return [Send(sender, lacks)]
+
+    def _asked_vote(self, sender: str, ask: PrevoteRequest) -> list[Effect]:
+        known = self._known
+        cleaner = known.living_cleaner
+        stands = known.term is not None or (
+            cleaner is not None
+            and cleaner.role is Role.CANDIDATE
+            and cleaner.prevote_request is None
+        )
+        vote = self._prevote.asked(sender, ask, known.now_ms, stands=stands)
+        return [] if vote is None else [Send(sender, vote), WriteStatus()]
+
+    def _ask_votes(self) -> list[Effect]:
+        """Asks all other nodes for votes, if the own cleaner wants any."""
+        ask = self._prevote.ask()
+        return [] if ask is None else [Send(peer, ask) for peer in self._hearing.others]
+
     # --- reports of the cleaner
 
     def _cleaner_reported(self, status: CleanerStatus | None) -> list[Effect]:
@@ -403,7 +580,7 @@ class Member:
         if stood != _standing(known):
             effects += self._own_heartbeat.gossip()  # standing should not wait for the tick
         if self._prevote.requested(None if status is None else status.prevote_request):
-            effects += self._peers.ask_votes()
+            effects += self._ask_votes()
         if status is None:
             return effects
         if status.control_offset >= 0:
