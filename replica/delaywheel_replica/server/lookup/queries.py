@@ -7,12 +7,12 @@ second and long lists are made on two others, so that they do not delay cancels 
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from types import MappingProxyType
+from typing import Final, NamedTuple, TypeVar
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
@@ -27,9 +27,9 @@ from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.leader.holders import knows_all
 from delaywheel_replica.core.protocol.control import ControlState
-from delaywheel_replica.core.protocol.frames import NO_FRAMES
+from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.core.protocol.reschedules import known_due_ms
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, known_due_ms
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.lookup.batches import is_half
 from delaywheel_replica.server.lookup.describe import wheels_of
@@ -54,6 +54,22 @@ class Got:
 
     message: pb.StoredMessage
     is_doubtful: bool
+
+
+class _Scope(NamedTuple):
+    """What is looked through, as it is known when the look begins.
+
+    Attributes:
+        status: The node's.
+        limits: Its wheels, each with the last seq to read.
+        lost: Frames that no node can read any more.
+        reschedules: Decisions that may not be in frames yet.
+    """
+
+    status: ServerStatus
+    limits: Mapping[WheelId, int]
+    lost: FrameSet = NO_FRAMES
+    reschedules: Mapping[MessageKey, Reschedule] = MappingProxyType({})
 
 
 class Queries:
@@ -120,23 +136,13 @@ class Queries:
             What was found, and whether the node holds all that was acknowledged. No message below
             the floor is lone, but what is absent may be below it.
         """
-        status, cleaner, progress = (
-            self._view.status(),
-            self._view.cleaner.status,
-            self._progress(),
+        floor, scope = self._floor(), self._scope()
+        lone = await self._on_thread(
+            lambda: self._scanner.find_lone(
+                references, scope.limits, lost=scope.lost, reschedules=scope.reschedules
+            )
         )
-        lone = await asyncio.get_running_loop().run_in_executor(
-            self._thread,
-            partial(
-                self._scanner.find_lone,
-                references,
-                limits_of(status),
-                lost=NO_FRAMES if cleaner is None else cleaner.lost,
-                reschedules={} if cleaner is None else cleaner.reschedules,
-            ),
-        )
-        floor = 0 if progress is None else progress.floor
-        return lone.where(lone.due_ms >= floor * 1000), self.knows_all(status)
+        return lone.where(lone.due_ms >= floor * 1000), self.knows_all(scope.status)
 
     async def topics_of(self, references: Sequence[Reference]) -> list[frozenset[str] | None]:
         """Returns in which topics messages lie, whichever of several is meant.
@@ -145,26 +151,25 @@ class Queries:
             For each reference, in the same order, the topics of all its copies; None: it may lie
             in what this node lacks or cannot read. Below the floor there are none.
         """
-        status, cleaner = self._view.status(), self._view.cleaner.status
-        limits, lost = limits_of(status), NO_FRAMES if cleaner is None else cleaner.lost
+        scope = self._scope()
         above = [each for each in references if not self.is_deleted(each)]
-        knows_all = self.knows_all(status)
+        knows_all = self.knows_all(scope.status)
 
         def read() -> list[frozenset[str] | None]:
             scanner = self._scanner
             results: list[frozenset[str] | None] = []
-            found_of_all = scanner.find_many(above, limits, lost=lost)
+            found_of_all = scanner.find_many(above, scope.limits, lost=scope.lost)
             for reference, found in zip(above, found_of_all, strict=True):
                 slot, found_each = reference.slot, [found]
                 if len(found.dues_ms) > 1:
                     meant = [Reference(slot, reference.id, due_ms) for due_ms in found.dues_ms]
-                    found_each = scanner.find_many(meant, limits, lost=lost)
+                    found_each = scanner.find_many(meant, scope.limits, lost=scope.lost)
                 each = [_topics(scanner, slot, one, knows_all=knows_all) for one in found_each]
                 known = [topics for topics in each if topics is not None]
                 results.append(frozenset().union(*known) if len(known) == len(each) else None)
             return results
 
-        of_all = await asyncio.get_running_loop().run_in_executor(self._thread, read)
+        of_all = await self._on_thread(read)
         topics = dict(zip(above, of_all, strict=True))
         # The floor may have moved meanwhile.
         return [
@@ -174,26 +179,24 @@ class Queries:
 
     def is_deleted(self, reference: Reference) -> bool:
         """Whether the second of a message is finished and deleted."""
-        progress = self._progress()
-        return progress is not None and reference.slot < progress.floor
+        return reference.slot < self._floor()
 
     async def _find(
         self, references: Sequence[Reference], *, with_frames: bool
     ) -> list[tuple[Found | RequestRefusedError, Frame | None]]:
         """Finds messages; with frames, also reads the frame of each one's first copy."""
-        progress = self._progress()
-        floor = 0 if progress is None else progress.floor
+        floor = self._floor()
         # Below the floor rows may still be in an index, but the files are gone: there is nothing
         # that others could hold.
         above = [reference for reference in references if reference.slot >= floor]
         if not above:
             return [(Found(), None) for _ in references]
-        status, cleaner = self._view.status(), self._view.cleaner.status
-        limits, lost = limits_of(status), NO_FRAMES if cleaner is None else cleaner.lost
-        reschedules = {} if cleaner is None else cleaner.reschedules
+        scope = self._scope()
 
         def find(references: Sequence[Reference]) -> list[Found]:
-            return self._scanner.find_many(references, limits, lost=lost, reschedules=reschedules)
+            return self._scanner.find_many(
+                references, scope.limits, lost=scope.lost, reschedules=scope.reschedules
+            )
 
         def read() -> list[tuple[Found, Frame | None]]:
             found = find(above)
@@ -204,8 +207,8 @@ class Queries:
                 for reference, each in zip(above, found, strict=True)
             ]
 
-        results = iter(await asyncio.get_running_loop().run_in_executor(self._thread, read))
-        knows_all = self.knows_all(status)
+        results = iter(await self._on_thread(read))
+        knows_all = self.knows_all(scope.status)
         answers: list[tuple[Found | RequestRefusedError, Frame | None]] = []
         for reference in references:
             if reference.slot < floor:
@@ -243,19 +246,14 @@ class Queries:
         Args:
             known: Messages, each with its due, and what was found of it; that is updated.
         """
-        status, cleaner = self._view.status(), self._view.cleaner.status
-        look = partial(
-            self._scanner.look_for_cancels, lost=NO_FRAMES if cleaner is None else cleaner.lost
-        )
-        await asyncio.get_running_loop().run_in_executor(
-            self._thread, look, known, limits_of(status)
+        scope = self._scope()
+        await self._on_thread(
+            lambda: self._scanner.look_for_cancels(known, scope.limits, lost=scope.lost)
         )
 
     async def message(self, slot: int, place: Position) -> Columns | None:
         """Returns one message; None: its frame cannot be read, or no longer exists."""
-        (columns,) = await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._scanner.messages, [(slot, place)], 0
-        )
+        (columns,) = await self._on_thread(lambda: self._scanner.messages([(slot, place)], 0))
         return columns
 
     async def to_copy(
@@ -281,9 +279,7 @@ class Queries:
         self, copies: Sequence[tuple[int, Position, Columns, int]]
     ) -> list[bool | None]:
         """Whether copies have the contents of messages; see `Scanner.are_same`."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._thread, self._scanner.are_same, copies
-        )
+        return await self._on_thread(lambda: self._scanner.are_same(copies))
 
     async def get_message(self, reference: Reference) -> Got:
         """Returns one message with its content.
@@ -423,7 +419,22 @@ class Queries:
             self._progress(),
         )
 
+    async def _on_thread(self, look: Callable[[], _Made]) -> _Made:
+        """Looks, on the thread for callers that ask for single messages."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, look)
+
     # --- what the node knows
+
+    def _scope(self) -> _Scope:
+        status, cleaner = self._view.status(), self._view.cleaner.status
+        if cleaner is None:
+            return _Scope(status, limits_of(status))
+        return _Scope(status, limits_of(status), cleaner.lost, cleaner.reschedules)
+
+    def _floor(self) -> int:
+        """The slot below which everything is finished and deleted."""
+        progress = self._progress()
+        return 0 if progress is None else progress.floor
 
     def _progress(self) -> Progress | None:
         status = self._view.cleaner.status
