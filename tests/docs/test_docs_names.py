@@ -1,6 +1,7 @@
 """Everything that the documents name exists: files of the tree, links, headings."""
 
 import ast
+import builtins
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob
 PACKAGES = ("proto", "wheel", "replica", "scripts", "tests")
 
 _MODULE = re.compile(r"`([a-z_/]*?)([a-z_0-9]+\.py)`")
+_MODULE_IN_CODE = re.compile(r"(?<![\w/])[\w/]+\.py\b")
+_RAISED = re.compile(r"^    (\w+):", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
@@ -32,6 +35,32 @@ def there() -> list[str]:
 def test_modules_are_there(document: Path, there: list[str]) -> None:
     for folder, name in _MODULE.findall(document.read_text(encoding="utf-8")):
         assert any(path.endswith(f"/{folder}{name}") for path in there), f"{folder}{name}"
+
+
+@pytest.mark.parametrize("package", ["wheel", "replica"])
+def test_modules_that_code_names_are_there(package: str, there: list[str]) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        for name in _MODULE_IN_CODE.findall(path.read_text(encoding="utf-8")):
+            assert any(each.endswith(f"/{name}") for each in there), f"{path}: {name}"
+
+
+@pytest.mark.parametrize("package", ["wheel/delaywheel", "replica/delaywheel_replica"])
+def test_exceptions_that_docstrings_name_are_known_in_their_room(package: str) -> None:
+    known: dict[str, set[str]] = {}
+    raised: list[tuple[str, str]] = []
+    for path in (ROOT / package).rglob("*.py"):
+        room = path.relative_to(ROOT / package).parts[0]
+        names = known.setdefault(room, set(dir(builtins)))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names.update(each.name for each in node.names)
+            if isinstance(node, ast.ClassDef):
+                names.add(node.name)
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                section = (ast.get_docstring(node) or "").partition("Raises:\n")[2]
+                raised += [(room, name) for name in _RAISED.findall(section)]
+    assert raised
+    assert [(room, name) for room, name in raised if name not in known[room]] == []
 
 
 @pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)

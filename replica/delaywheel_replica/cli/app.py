@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
     """Runs one command; returns its exit code.
 
     Raises:
-        Failure: Why it could not, by name.
+        CommandFailure: Why it could not, by name.
     """
     if arguments and arguments[0] == "--version":
         # Only here: it reads the metadata of installed packages.

@@ -124,7 +124,7 @@ class Parser(argparse.ArgumentParser):
         """Returns the arguments by name; options may stand before, between or after them.
 
         Raises:
-            Failure: USAGE, and what is wrong.
+            CommandFailure: USAGE, and what is wrong.
         """
         named, unknown = self.parse_known_intermixed_args(list(arguments))
         if unknown:
@@ -137,7 +137,7 @@ class Parser(argparse.ArgumentParser):
         """Returns what the command gets of the arguments read (see `after`).
 
         Raises:
-            Failure: A file that they name is not in order.
+            CommandFailure: A file that they name is not in order.
         """
         for change in self._after:
             change(named)

@@ -242,6 +242,6 @@ def _count_question(request: Message, context: CallContext) -> None:
     """Counts a question against the caller's quota.
 
     Raises:
-        RefusedError: QUOTA_EXCEEDED.
+        RequestRefusedError: QUOTA_EXCEEDED.
     """
     context.caller.spend(0, request.ByteSize(), questions=1)

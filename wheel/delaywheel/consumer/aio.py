@@ -29,7 +29,7 @@ async def await_handler(
     """Awaits a handler in its own task.
 
     Raises:
-        CancelledError: The task is cancelled.
+        asyncio.CancelledError: The task is cancelled.
         HandlerCancelledError: It is not, but something that the handler awaited.
         Exception: What the handler raised.
     """

@@ -132,7 +132,7 @@ class Broker(Protocol):
         """Checks the topics, and creates ours that are missing.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
             ConsumerError: It is impossible.
         """
         ...
@@ -141,7 +141,7 @@ class Broker(Protocol):
         """Returns the names of all topics that these credentials may see.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         ...
 
@@ -152,7 +152,7 @@ class Broker(Protocol):
             Their largest batches, as in `Start.most_bytes`.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
             ConsumerError: It is impossible for one of them.
         """
         ...
@@ -161,7 +161,7 @@ class Broker(Protocol):
         """Returns the largest batches of these topics as they are now, as in `Start.most_bytes`.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
             ConsumerError: One takes less than the topic whose records go there.
         """
         ...
@@ -200,7 +200,7 @@ class Broker(Protocol):
         process (librdkafka's issues 4605 and 5397).
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         ...
 
@@ -208,7 +208,7 @@ class Broker(Protocol):
         """Returns what ingress takes; None: nobody says it, or not to us.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         ...
 
@@ -216,7 +216,7 @@ class Broker(Protocol):
         """Returns these of the topics that are read, or all of them, as far as they exist.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         ...
 
@@ -224,7 +224,7 @@ class Broker(Protocol):
         """Returns the group's offsets, once no open transaction may still change them.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         ...
 
@@ -232,7 +232,7 @@ class Broker(Protocol):
         """Returns the offsets after the last records.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         ...
 
@@ -242,7 +242,7 @@ class Broker(Protocol):
         Of the end, if there is none.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         ...
 
@@ -272,7 +272,7 @@ class Broker(Protocol):
             tell: Is called every few seconds with how many records are unread.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         ...
 
@@ -327,7 +327,7 @@ class Broker(Protocol):
             unseen: Topics that these credentials may not describe now: they are not looked for.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
             ConsumerError: It is impossible, or a topic that outcomes go to is gone: no transaction
                 with one would ever commit.
         """

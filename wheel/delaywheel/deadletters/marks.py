@@ -7,7 +7,7 @@ in transactions of the id `<topic>-replay`:
 |---|---|
 | `claim` | the owner of the transactions that follow: a token never used before, and when |
 | `<topic id>/<partition>/<offset>` | some letters that were dealt with together: how (`action`), when (`at_ms`), where they went (`to`), and their offsets as ranges |
-| `position/<topic id>/<partition>` | the next offset for the handlers of letters (`handling.py`); written with what they decided |
+| `position/<topic id>/<partition>` | the next offset for the handlers of letters (`handling/`); written with what they decided |
 
 The offset in a key is the first of the ranges; the topic id separates a topic that was deleted and
 recreated under the same name. A claim removes the marks of letters that retention has deleted.

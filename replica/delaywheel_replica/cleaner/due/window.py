@@ -24,11 +24,11 @@ Seconds that exist are found an hour at a time: those that index rows refer to, 
 slot file is noticed, and those that have a file, because a row may be missing as well. If both are
 gone the index has a hole, and every second is read as if it existed: none is passed before it is
 known where that frame lies, or that no node has it. `note` announces later frames. The seconds up
-to a little beyond now are loaded, and in a catch-up only as many as hold `LOADED_AHEAD_MESSAGES`,
-so memory does not grow with the backlog. In a backlog seconds that are wanted early have a bound of
-the same size: a wheel waits with a release for a second beyond it. Otherwise what is behind such a
-release may be due before it, so there is room for all that is due within the holds of halves: at
-40 MB a second, for instance, with holds of 10 s.
+to a little beyond now are loaded, and in a catch-up no more than `AHEAD` says, so memory does not
+grow with the backlog. In a backlog seconds that are wanted early have a bound of the same size: a
+wheel waits with a release for a second beyond it. Otherwise what is behind such a release may be
+due before it, so there is room for all that is due within the holds of halves: at 40 MB a second,
+for instance, with holds of 10 s.
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ class KafkaPort(Protocol):
 
         Raises:
             KafkaAway: Kafka does not answer.
-            Refusal: Kafka answers, but leading on it would break a promise.
+            LeadingRefused: Kafka answers, but leading on it would break a promise.
         """
 
     def producers(self) -> ProducersPort:

@@ -22,7 +22,7 @@ def confirm(question: str, *, yes: bool) -> None:
     """Continues only if the operator agrees, or has agreed in advance.
 
     Raises:
-        Failure: They did not.
+        CommandFailure: They did not.
     """
     if yes:
         return

@@ -24,7 +24,7 @@ def ask(server: Nodes, call: Callable[[DelayWheelStub], Answer]) -> Answer:
         call: Makes the call; it sets its own deadline.
 
     Raises:
-        Failure: No node answered, or one refused.
+        CommandFailure: No node answered, or one refused.
     """
     return _ask(server, lambda channel: call(DelayWheelStub(channel)), changes=False)
 
@@ -39,7 +39,7 @@ def ask_admin(
         changes: Whether the call changes something: a node without an answer may have done it.
 
     Raises:
-        Failure: No node answered, or one refused.
+        CommandFailure: No node answered, or one refused.
     """
     return _ask(server, lambda channel: call(DelayWheelAdminStub(channel)), changes=changes)
 

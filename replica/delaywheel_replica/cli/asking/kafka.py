@@ -52,7 +52,7 @@ def kafka_access(options: KafkaOptions) -> KafkaAccess:
     """Combines the options: the command line wins over the file, and a node is asked last.
 
     Raises:
-        Failure: CONFIG_INVALID; or no Kafka is named, and no node can be asked.
+        CommandFailure: CONFIG_INVALID; or no Kafka is named, and no node can be asked.
     """
     client: dict[str, str] = {}
     cluster_id = None

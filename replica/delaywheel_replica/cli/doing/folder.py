@@ -49,7 +49,7 @@ def list_slots(data: Path, from_slot: int, to_slot: int | None) -> pb.ListSlotsR
     """Returns the seconds that hold frames, and how much.
 
     Raises:
-        Failure: This is no data folder.
+        CommandFailure: This is no data folder.
     """
     disk = PosixDisk()
     node = node_of(data)
@@ -83,7 +83,7 @@ def node_of(data: Path) -> str:
     """Returns the node that the data folder belongs to.
 
     Raises:
-        Failure: It belongs to no node, or that cannot be read.
+        CommandFailure: It belongs to no node, or that cannot be read.
     """
     try:
         state = load_node_state(PosixDisk(), data)
@@ -135,7 +135,7 @@ def slot_messages(data: Path, slot: int, *, with_content: bool) -> Iterator[pb.S
     Damaged frames are passed over; `verify` speaks of them.
 
     Raises:
-        Failure: This is no data folder.
+        CommandFailure: This is no data folder.
     """
     node_of(data)
     disk = PosixDisk()

@@ -84,7 +84,7 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
         as_ndjson: Whether standard output gets an object a line, also of what failed.
 
     Raises:
-        Failure: Something was not accepted; standard error says what.
+        CommandFailure: Something was not accepted; standard error says what.
     """
     accepted, codes, is_read = 0, set[ExitCode](), True
     for first, lines in batches(source):

@@ -129,7 +129,7 @@ def _wait_until_safe(server: Nodes, node: str, *, up_to_s: float, timeout_s: flo
         timeout_s: How long one look may take.
 
     Raises:
-        Failure: A node refused to answer. One that does not answer is asked again.
+        CommandFailure: A node refused to answer. One that does not answer is asked again.
     """
     began_s, said_s = time.monotonic(), -SAY_S
     said, found_nothing = "", 0

@@ -365,7 +365,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class DeleteWheel:
-    """Delete a wheel's folder; answer Deleted."""
+    """Delete a wheel's folder; answer WheelDeleted."""
 
     wheel: WheelId
 

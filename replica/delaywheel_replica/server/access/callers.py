@@ -97,7 +97,7 @@ class Caller:
         """What they may do now.
 
         Raises:
-            RefusedError: TOKEN_UNKNOWN: the token is no longer known.
+            RequestRefusedError: TOKEN_UNKNOWN: the token is no longer known.
         """
         return self._rights()
 
@@ -117,7 +117,7 @@ class Caller:
         """Counts a request against their quota.
 
         Raises:
-            RefusedError: QUOTA_EXCEEDED.
+            RequestRefusedError: QUOTA_EXCEEDED.
         """
         quota = self.quota
         if quota is not None:
@@ -251,7 +251,7 @@ class Access:
             shown: What it shows.
 
         Raises:
-            RefusedError: FORBIDDEN, TOKEN_UNKNOWN, NODE_UNPROVEN.
+            RequestRefusedError: FORBIDDEN, TOKEN_UNKNOWN, NODE_UNPROVEN.
         """
         need = NEEDS[call]
         if self._grants is None and not need.by_nodes:

@@ -60,7 +60,7 @@ def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Searchable:
         right: What is needed for what is done with the found.
 
     Raises:
-        RefusedError: FORBIDDEN: nothing can be found.
+        RequestRefusedError: FORBIDDEN: nothing can be found.
     """
     rights = caller.rights
     by_content = asked.HasField("key") or asked.HasField("header")
@@ -78,7 +78,7 @@ def refuse_unseen(caller: Caller, topics: frozenset[str] | None) -> None:
     """Refuses to show a message whose copies are in these topics; None: not all are known.
 
     Raises:
-        RefusedError: MESSAGE_NOT_FOUND; FORBIDDEN, if the caller may know that there is one;
+        RequestRefusedError: MESSAGE_NOT_FOUND; FORBIDDEN, if the caller may know that there is one;
             NOT_UP_TO_DATE.
     """
     if topics is None:
@@ -126,7 +126,7 @@ def refuse_details(caller: Caller, what: Sequence[Right]) -> None:
     """Refuses what a caller with none of these rights is not told.
 
     Raises:
-        RefusedError: FORBIDDEN.
+        RequestRefusedError: FORBIDDEN.
     """
     if not any(caller.rights.may_somewhere(right) for right in what):
         raise caller.refuse_without(what[0], "in any topic, for details of the cluster")

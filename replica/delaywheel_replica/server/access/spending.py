@@ -80,7 +80,7 @@ class Spending:
         """Counts a request, unless it is beyond the quota.
 
         Raises:
-            RefusedError: QUOTA_EXCEEDED.
+            RequestRefusedError: QUOTA_EXCEEDED.
         """
         now_s = time.monotonic() if now_s is None else now_s
         used = [

@@ -137,7 +137,7 @@ def parsed(messages: Sequence[_Named], parse: Callable[[_Named], _Asked]) -> lis
     """Parses the messages of a call, each on its own.
 
     Raises:
-        RefusedError: TOO_MANY_MESSAGES, HANDLE_AMBIGUOUS.
+        RequestRefusedError: TOO_MANY_MESSAGES, HANDLE_AMBIGUOUS.
     """
     if not messages:
         raise RequestRefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
@@ -161,7 +161,7 @@ def check_some(results: Sequence[object]) -> None:
     """Refuses the call, if all of its messages are refused for what concerns all of them.
 
     Raises:
-        RefusedError: That reason; of a single message any.
+        RequestRefusedError: That reason; of a single message any.
     """
     reasons = {each.reason if isinstance(each, Refusal) else None for each in results}
     if len(reasons) == 1 and (len(results) == 1 or reasons <= OF_ALL):

@@ -72,7 +72,7 @@ class Cancels:
             left_s: How long the caller waits; None: it does not say.
 
         Raises:
-            RefusedError: TOO_MANY_MESSAGES, and what concerns every message: NO_LEADER,
+            RequestRefusedError: TOO_MANY_MESSAGES, and what concerns every message: NO_LEADER,
                 BACKPRESSURE; of a single message also those of references, NOT_UP_TO_DATE,
                 CANCEL_UNKNOWN, and those of the writing.
         """
@@ -140,7 +140,7 @@ class CancelMany:
             caller: Who asks: only what they may change is found.
 
         Raises:
-            RefusedError: FILTER_MISSING, FORBIDDEN, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE, and
+            RequestRefusedError: FILTER_MISSING, FORBIDDEN, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE, and
                 those of filters.
         """
         wanted = wanted_of(request.filter)

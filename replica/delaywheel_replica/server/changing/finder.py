@@ -311,7 +311,7 @@ class MessageFinder:
         """Finds one message, together with others that are asked for meanwhile.
 
         Raises:
-            RefusedError: HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
+            RequestRefusedError: HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
         """
         subject = await self._finds.one(named)
         if isinstance(subject, RequestRefusedError):
@@ -378,7 +378,7 @@ class MessageFinder:
         """Whether a message that was found is a half, as its headers say.
 
         Raises:
-            RefusedError: NOT_UP_TO_DATE: its frame cannot be read here for now.
+            RequestRefusedError: NOT_UP_TO_DATE: its frame cannot be read here for now.
         """
         place = self.place(subject.found)
         columns = await self._queries.message(subject.reference.slot, place)

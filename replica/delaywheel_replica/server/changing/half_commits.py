@@ -70,7 +70,7 @@ class HalfCommits:
         """Commits halves, each on its own.
 
         Raises:
-            RefusedError: TOO_MANY_MESSAGES, HALVES_OFF, HALVES_NOT_READY.
+            RequestRefusedError: TOO_MANY_MESSAGES, HALVES_OFF, HALVES_NOT_READY.
         """
         refusal = self._refusal()
         if refusal is not None:

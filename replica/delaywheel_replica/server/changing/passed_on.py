@@ -112,7 +112,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
         With `partly` it returns soon after some are decided; None: others, which go on there.
 
         Raises:
-            RefusedError: BACKPRESSURE.
+            RequestRefusedError: BACKPRESSURE.
         """
         line = self._lines.setdefault(address, _AddressQueue(deque()))
         if line.is_full:

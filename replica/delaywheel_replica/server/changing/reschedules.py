@@ -99,7 +99,7 @@ class Span:
         """A new due that is no nearer than possible.
 
         Raises:
-            RefusedError: DUE_INVALID, DUE_BEYOND_SPAN.
+            RequestRefusedError: DUE_INVALID, DUE_BEYOND_SPAN.
         """
         if due_ms <= 0:
             raise RequestRefusedError(Reason.DUE_INVALID, f"Due {due_ms}")
@@ -191,7 +191,7 @@ class Reschedules:
         """Gives messages other dues, or returns why not; arguments as of `Cancels.cancel`.
 
         Raises:
-            RefusedError: TOO_MANY_MESSAGES, and what concerns every message: NO_LEADER,
+            RequestRefusedError: TOO_MANY_MESSAGES, and what concerns every message: NO_LEADER,
                 RESCHEDULES_BUSY, BACKPRESSURE; of a single message also those of references,
                 NOT_UP_TO_DATE, DUE_INVALID, DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD,
                 RESCHEDULES_RESTING, HALF_KEEPS_DUE, RESCHEDULE_UNKNOWN.

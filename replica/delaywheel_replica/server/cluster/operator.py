@@ -116,7 +116,7 @@ class Operator:
         """Registers the data folder that is heard, or the one that is named, for a node.
 
         Raises:
-            RefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, NO_LEADER,
+            RequestRefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, NO_LEADER,
                 NODE_CHANGE_UNKNOWN.
         """
         there = await self._elsewhere(
@@ -137,7 +137,8 @@ class Operator:
         """Removes a node for good.
 
         Raises:
-            RefusedError: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER, NODE_CHANGE_UNKNOWN.
+            RequestRefusedError: NODE_UNKNOWN, NODE_LEADS, NODE_IN_USE, NO_LEADER,
+                NODE_CHANGE_UNKNOWN.
         """
         there = await self._elsewhere(
             lambda node: node.admin.RemoveNode(request, timeout=_TIMEOUT_S, metadata=node.metadata),
@@ -159,7 +160,8 @@ class Operator:
             passed: Another node has forwarded the call.
 
         Raises:
-            RefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER, SET_BACK_UNKNOWN.
+            RequestRefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER,
+                SET_BACK_UNKNOWN.
         """
         there = await self._elsewhere(
             lambda node: node.admin.SetBack(request, timeout=_TIMEOUT_S, metadata=node.metadata),
@@ -228,7 +230,8 @@ class Operator:
         """Returns the answer of the leader's node to the same call; None if this node leads.
 
         Raises:
-            RefusedError: As there, `unknown` if no reason was given; or this node knows no leader.
+            RequestRefusedError: As there, `unknown` if no reason was given; or this node knows no
+                leader.
         """
         if self._leads():
             return None
@@ -321,7 +324,7 @@ class Operator:
         """Repeats a request to the cleaner until it is fulfilled.
 
         Raises:
-            RefusedError: `unknown`, if it takes too long; and what `is_committed` raises.
+            RequestRefusedError: `unknown`, if it takes too long; and what `is_committed` raises.
         """
         try:
             async with asyncio.timeout(self._wait_s):

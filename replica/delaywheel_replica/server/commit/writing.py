@@ -39,8 +39,8 @@ class Writing:
     ) -> "asyncio.Future[Committed]":
         """Submits a request's messages; returns the answer once they may be acknowledged.
 
-        The arguments are those of a `Request`. The answer is a RefusedError if none of them was
-        accepted, or (WHEEL_LOST) if that is unknown.
+        The arguments are those of a `Request`. The answer is a RequestRefusedError if none of them
+        was accepted, or (WHEEL_LOST) if that is unknown.
         """
         answer: asyncio.Future[Committed] = self._loop.create_future()
         request = Request(columns, kind, partial(_settle, answer), wheel, released_bytes)

@@ -120,7 +120,7 @@ class Admission:
         """Counts a request until its ticket is returned.
 
         Raises:
-            RefusedError: BACKPRESSURE.
+            RequestRefusedError: BACKPRESSURE.
         """
         refusal = self._refusal(caller, length_bytes)
         if refusal is not None:

@@ -39,7 +39,7 @@ def decode_columns(request: bytes, outline: Outline) -> Columns:
     """Returns the messages; their contents stay in the request's buffer.
 
     Raises:
-        RefusedError: REQUEST_MALFORMED.
+        RequestRefusedError: REQUEST_MALFORMED.
     """
     messages = outline.messages
     if not messages:
@@ -82,7 +82,7 @@ def rows_to_check(request: bytes, outline: Outline) -> NDArray[np.intp]:
     """Returns the rows of a request of columns that ask for their ids to be checked.
 
     Raises:
-        RefusedError: REQUEST_MALFORMED.
+        RequestRefusedError: REQUEST_MALFORMED.
     """
     if outline.columns is None or "check_ids" not in outline.columns:
         return NO_ROWS

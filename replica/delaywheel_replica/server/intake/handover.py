@@ -137,7 +137,7 @@ class HandoverServer:
 
         Raises:
             MalformedError: the bytes are no batch.
-            RefusedError: no record was written, or the outcome is unknown.
+            RequestRefusedError: no record was written, or the outcome is unknown.
         """
         parts = self._accepting
         # Cancels are accepted while messages are not: the write decides.

@@ -130,7 +130,7 @@ class Producing:
         """Answers one request.
 
         Raises:
-            RefusedError: All of it is refused.
+            RequestRefusedError: All of it is refused.
         """
         outline = await self._outlined(request)
         producing = self._produce(request, outline, call.origin, call.caller)

@@ -137,7 +137,7 @@ class Reception:
         """Counts a call; the returned function ends it.
 
         Raises:
-            RefusedError: BACKPRESSURE.
+            RequestRefusedError: BACKPRESSURE.
         """
         if self.calls >= self._bounds.calls and not self._arrivals.make_room_for(caller):
             raise RequestRefusedError(
@@ -154,7 +154,7 @@ class Reception:
             now: A clock, in seconds.
 
         Raises:
-            RefusedError: BACKPRESSURE.
+            RequestRefusedError: BACKPRESSURE.
         """
         _, _, most, of_caller, of_principal = self._bounds
         own = sum(stream.caller.address == caller.address for stream in self._streams)
@@ -194,7 +194,7 @@ class Reception:
         """Reads the message of a call when it is its turn.
 
         Raises:
-            RefusedError: BACKPRESSURE: it did not arrive.
+            RequestRefusedError: BACKPRESSURE: it did not arrive.
         """
         loop = asyncio.get_running_loop()
         arrival = self._arrivals.begin(caller, loop.time())

@@ -118,7 +118,7 @@ def fields_of(content: bytes, span: Span, most: int) -> Iterator[tuple[int, int,
     """Yields the fields of a protobuf message: tag, begin and end, or a varint's value.
 
     Raises:
-        RefusedError: REQUEST_MALFORMED: it is malformed, or has more than `most` fields.
+        RequestRefusedError: REQUEST_MALFORMED: it is malformed, or has more than `most` fields.
     """
     try:
         yield from _walk(content, span, most)
@@ -170,7 +170,7 @@ def has_more_fields(content: bytes, span: Span, most: int) -> bool:
     """Whether a protobuf message has more than `most` fields.
 
     Raises:
-        RefusedError: REQUEST_MALFORMED: it is malformed.
+        RequestRefusedError: REQUEST_MALFORMED: it is malformed.
     """
     try:
         for _ in _walk(content, span, most):

@@ -175,7 +175,7 @@ def decode(request: bytes, rules: IntakeRules, *, now_ms: int) -> RequestBatch:
     What Kafka knows of the topics is not checked here.
 
     Raises:
-        RefusedError: The request as a whole: REQUEST_MALFORMED, TOO_MANY_MESSAGES,
+        RequestRefusedError: The request as a whole: REQUEST_MALFORMED, TOO_MANY_MESSAGES,
             REQUEST_TOO_LARGE.
     """
     outline = outline_of(request, max_messages=rules.max_request_messages)
@@ -188,7 +188,7 @@ def decode_outlined(
     """Decodes and validates a request whose outline was parsed before.
 
     Raises:
-        RefusedError: As above.
+        RequestRefusedError: As above.
     """
     if outline.refusal is not None:
         raise RequestRefusedError.of(outline.refusal)
@@ -339,7 +339,7 @@ def refuse_forbidden(batch: RequestBatch, caller: Caller) -> Mapping[str, Refusa
     """Refuses messages for topics that a caller may not send to; returns these topics.
 
     Raises:
-        RefusedError: TOKEN_UNKNOWN.
+        RequestRefusedError: TOKEN_UNKNOWN.
     """
     rights = caller.rights
     if rights is EVERYTHING:

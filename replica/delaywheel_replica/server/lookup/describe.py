@@ -1,7 +1,7 @@
 """What a node reports of its cluster: DescribeCluster, and the wheels in lists of slots.
 
 For each wheel the newest report counts: for an open one its own node's, if that is heard. What
-requires reading the disk is in details.py, what requires asking the other nodes in asking.py.
+requires reading the disk is in details.py, what requires asking the other nodes in fan_out.py.
 """
 
 from importlib.metadata import version

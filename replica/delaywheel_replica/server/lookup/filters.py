@@ -100,7 +100,7 @@ def wanted_of(asked: pb.Filter) -> Wanted:
     """Parses a filter. What it names has a bounded length: look at it before anything else does.
 
     Raises:
-        RefusedError: TOPIC_INVALID, ID_INVALID, DUE_INVALID, HEADER_INVALID.
+        RequestRefusedError: TOPIC_INVALID, ID_INVALID, DUE_INVALID, HEADER_INVALID.
     """
     if asked.HasField("topic") and not is_topic_name(asked.topic):
         raise RequestRefusedError(Reason.TOPIC_INVALID, quoted(asked.topic))

@@ -47,7 +47,7 @@ def position_of(token: str) -> Position | None:
     """Returns the last message of the page before; an empty token has none.
 
     Raises:
-        RefusedError: PAGE_TOKEN_INVALID.
+        RequestRefusedError: PAGE_TOKEN_INVALID.
     """
     if not token:
         return None
@@ -92,7 +92,7 @@ class SlotPages:
             limits: The wheels to read, each up to a seq.
 
         Raises:
-            RefusedError: PAGE_TOKEN_INVALID.
+            RequestRefusedError: PAGE_TOKEN_INVALID.
         """
         after = position_of(request.page_token)
         page_size = min(request.page_size or PAGE_DEFAULT, PAGE_AT_MOST)

@@ -285,8 +285,8 @@ class Queries:
         """Returns one message with its content.
 
         Raises:
-            RefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot be read;
-                HANDLE_AMBIGUOUS.
+            RequestRefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot
+                be read; HANDLE_AMBIGUOUS.
         """
         ((found, frame),) = await self._find([reference], with_frames=True)
         if isinstance(found, RequestRefusedError):
@@ -407,7 +407,7 @@ class Queries:
         """Returns one page of a second's messages.
 
         Raises:
-            RefusedError: SLOT_INVALID, PAGE_TOKEN_INVALID.
+            RequestRefusedError: SLOT_INVALID, PAGE_TOKEN_INVALID.
         """
         if not 0 < request.slot < SLOT_BEYOND:
             raise RequestRefusedError(Reason.SLOT_INVALID)

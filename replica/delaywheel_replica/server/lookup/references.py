@@ -33,7 +33,7 @@ def reference_of(message: pb.MessageRef) -> Reference:
     """Parses a reference.
 
     Raises:
-        RefusedError: HANDLE_INVALID, HANDLE_AMBIGUOUS, ID_INVALID, DUE_INVALID.
+        RequestRefusedError: HANDLE_INVALID, HANDLE_AMBIGUOUS, ID_INVALID, DUE_INVALID.
     """
     if text := message.handle:  # nearly all are of this kind
         return _of_handle(text)

@@ -177,7 +177,7 @@ class Search:
         """Returns a page of pending messages.
 
         Raises:
-            RefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
+            RequestRefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
         """
         asked = Asked(wanted, request.page_token, request.page_size, request.with_content)
         page = await self.page(asked)
@@ -190,7 +190,7 @@ class Search:
         """Returns a page of pending messages, with their places.
 
         Raises:
-            RefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
+            RequestRefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
         """
         begin = _place_of(asked.token)
         status, cleaner = self._view.status(), self._view.cleaner.status
@@ -212,7 +212,7 @@ class Search:
         """Runs a function on the thread, after earlier ones.
 
         Raises:
-            RefusedError: SEARCHES_BUSY.
+            RequestRefusedError: SEARCHES_BUSY.
         """
         if self._callers > _WAITING:
             raise RequestRefusedError(Reason.SEARCHES_BUSY)

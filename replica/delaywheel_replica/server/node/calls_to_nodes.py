@@ -160,9 +160,9 @@ class Passing:
         """Cancels messages there, all within so many seconds; None: it answers once some are.
 
         Raises:
-            RefusedError: With the reason given there; CANCEL_UNKNOWN if there was none. A reason
-                that concerns only that node (DRAINING) becomes NO_LEADER or, if the cancel may have
-                been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
+            RequestRefusedError: With the reason given there; CANCEL_UNKNOWN if there was none. A
+                reason that concerns only that node (DRAINING) becomes NO_LEADER or, if the cancel
+                may have been written (WHEEL_LOST), CANCEL_UNKNOWN: this node is as well as before.
         """
         request = pb.CancelRequest(messages=messages, partly=whole_within_s is None)
         within_s = WAIT_S if whole_within_s is None else whole_within_s
@@ -179,7 +179,7 @@ class Passing:
         """Makes the same call there.
 
         Raises:
-            RefusedError: As for `cancel`.
+            RequestRefusedError: As for `cancel`.
         """
         return await self._change_there(
             address,
@@ -195,7 +195,7 @@ class Passing:
         """Gives messages other dues there; for the answer see `cancel`.
 
         Raises:
-            RefusedError: As for `cancel`, with RESCHEDULE_UNKNOWN.
+            RequestRefusedError: As for `cancel`, with RESCHEDULE_UNKNOWN.
         """
         request = pb.RescheduleRequest(messages=messages, partly=whole_within_s is None)
         within_s = WAIT_S if whole_within_s is None else whole_within_s
@@ -276,7 +276,7 @@ class Passing:
             unknown: The reason if none is given: the call may have arrived or not.
 
         Raises:
-            RefusedError: With the reason given there, and its text.
+            RequestRefusedError: With the reason given there, and its text.
         """
         try:
             return await call(self._node(address))

@@ -41,7 +41,7 @@ class PatternWatch:
         """Takes in what there is now; True.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         if self._topics.has_patterns:
             self._follow()

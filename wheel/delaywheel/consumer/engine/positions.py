@@ -80,7 +80,7 @@ class Positions:
         are not skipped, even if this consumer dies at once.
 
         Raises:
-            KafkaAway: Try again.
+            KafkaUnavailable: Try again.
         """
         topics = self._broker.topics(self._state.seen_topics)
         partitions = self._to_be_read(partitions, topics)

@@ -77,7 +77,7 @@ class OrderTopics:
             tell: Is called every few seconds with how many records are unread.
 
         Raises:
-            KafkaAway: Kafka does not answer, or a transaction stays open.
+            KafkaUnavailable: Kafka does not answer, or a transaction stays open.
             KafkaException: Kafka refuses.
         """
         ends = self._ends_of(partitions)

@@ -86,7 +86,7 @@ def limits_of(reader: Consumer, ingress: str) -> IngressLimits | None:
         ingress: The name of the topic, and of the group.
 
     Raises:
-        KafkaAway: Kafka does not answer.
+        KafkaUnavailable: Kafka does not answer.
     """
     try:
         (found,) = reader.committed([TopicPartition(ingress, 0)], timeout=ASK_S)

@@ -164,7 +164,7 @@ def _send_offsets(producer: Producer, offsets: list[TopicPartition], membership:
 
     Raises:
         KafkaException: Kafka, or the client, refused.
-        KafkaAway: The call did not end.
+        KafkaUnavailable: The call did not end.
     """
     raised: list[Exception] = []
     has_ended = threading.Event()

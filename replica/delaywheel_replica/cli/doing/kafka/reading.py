@@ -69,7 +69,7 @@ class Records:
             until_end: End where the partitions end now.
 
         Raises:
-            Failure: A topic is missing, or Kafka is away or refuses.
+            CommandFailure: A topic is missing, or Kafka is away or refuses.
         """
         places = self._places()
         if last is not None:
@@ -149,7 +149,7 @@ class Records:
         """Whether it is a record; waits out a Kafka that is away, and says so once.
 
         Raises:
-            Failure: It is an error that waiting does not end.
+            CommandFailure: It is an error that waiting does not end.
         """
         error = message.error()
         if error is None:

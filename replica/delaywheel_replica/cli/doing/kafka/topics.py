@@ -63,7 +63,7 @@ def _print_answer(topic: str, error: KafkaError) -> None:
     """Prints Kafka's answer for one topic; an existing one counts as created.
 
     Raises:
-        Failure: It was not made.
+        CommandFailure: It was not made.
     """
     if error.code() == KafkaError.TOPIC_ALREADY_EXISTS:
         say(f"there already: {topic}")

@@ -146,7 +146,7 @@ def _handles(first: int, lines: Sequence[bytes]) -> dict[int, Handle]:
     """Returns the handle of each line that is not blank, by its place.
 
     Raises:
-        Failure: A line is not one of an export; nothing of the batch was done.
+        CommandFailure: A line is not one of an export; nothing of the batch was done.
     """
     handles = {}
     for place, line in enumerate(lines):
