@@ -442,8 +442,8 @@ def test_what_is_rescheduled_is_lost_with_a_frame_whose_wheel_goes_at_once() -> 
     """No node would know it later: the floor would wait for its copy for ever."""
     state = committed((A1, 4), (A2, None))
     state = replace(state, progress=Progress(NOW_MS, None, {A1: 4, A2: 1}, floor=10))
-    key, stands = (b"i" * 16, NOW_MS + 5_000), Reschedule(NOW_MS + 9_000, Position(A1, 3, 0))
-    state = state.apply_all([reschedule_record(key, stands)])
+    key, record = (b"i" * 16, NOW_MS + 5_000), Reschedule(NOW_MS + 9_000, Position(A1, 3, 0))
+    state = state.apply_all([reschedule_record(key, record)])
     reported = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(4, top_slot=9)})
     found = look(state, reported, **lacked({(A1, 3): frozenset("a")}))
     assert (found.lost, found.unregistered) == (FrameSet.of([(A1, 3)]), frozenset({A1}))

@@ -152,14 +152,14 @@ def put_off_ahead() -> ControlState:
 def test_what_is_not_written_when_w_is_set_back_is_put_off_to_what_was_chosen() -> None:
     state = put_off_ahead()
     far_ms = state.reschedules[KEY].to_ms
-    stands = after(state, SET_BACK).reschedules[KEY]
-    assert (stands.to_ms, stands.set_backs) == (TO_MS + 1, 1)  # 90,000 itself has passed
-    assert stands.passed == (TO_MS, far_ms)
-    assert after(after(state, SET_BACK), SET_BACK).reschedules[KEY] == stands
+    record = after(state, SET_BACK).reschedules[KEY]
+    assert (record.to_ms, record.set_backs) == (TO_MS + 1, 1)  # 90,000 itself has passed
+    assert record.passed == (TO_MS, far_ms)
+    assert after(after(state, SET_BACK), SET_BACK).reschedules[KEY] == record
     # Its mark is newer than that of the due that it had, though that is later.
-    marks = [mark_of(KEY, each) for each in (stands, state.reschedules[KEY])]
+    marks = [mark_of(KEY, each) for each in (record, state.reschedules[KEY])]
     assert marked_due(KEY, marks) == GivenDue(1, TO_MS + 1)
-    assert known_due_ms(stands, GivenDue(0, far_ms)) == TO_MS + 1
+    assert known_due_ms(record, GivenDue(0, far_ms)) == TO_MS + 1
 
 
 def test_what_is_written_at_a_due_that_nobody_chose_is_moved_once_w_is_set_back() -> None:
@@ -170,13 +170,13 @@ def test_what_is_written_at_a_due_that_nobody_chose_is_moved_once_w_is_set_back(
     assert state.reschedules[KEY].is_written
     assert not to_move(state.reschedules, W_AHEAD)
     state = after(state, SET_BACK)
-    ((key, stands),) = to_move(state.reschedules, SET_BACK).items()
+    ((key, record),) = to_move(state.reschedules, SET_BACK).items()
     assert key == (ID, far_ms)
-    to_ms = nearer_due_ms(stands, SET_BACK, 20_050)
+    to_ms = nearer_due_ms(record, SET_BACK, 20_050)
     assert to_ms == TO_MS + 1
     later = replace(SET_BACK, due_ms=200_000)
-    assert nearer_due_ms(stands, later, 200_050) == 200_050 + PUT_OFF_MS
-    assert nearer_due_ms(stands, replace(SET_BACK, floor=300), 20_050) == 300_000
+    assert nearer_due_ms(record, later, 200_050) == 200_050 + PUT_OFF_MS
+    assert nearer_due_ms(record, replace(SET_BACK, floor=300), 20_050) == 300_000
     # A proposal is decided though something is done ahead, and though no other finds room.
     proposal = RescheduleProposal(key, to_ms, Position(A1, 7, 0))
     others = [
@@ -299,7 +299,7 @@ def test_only_proposals_that_may_be_decided_and_have_room_are_looked_at() -> Non
 
 
 @pytest.mark.parametrize(
-    ("stands", "marked", "known_ms"),
+    ("record", "marked", "known_ms"),
     [
         (None, None, None),
         (None, GivenDue(0, 7), 7),
@@ -311,9 +311,9 @@ def test_only_proposals_that_may_be_decided_and_have_room_are_looked_at() -> Non
     ids=["nowhere", "its mark", "its record", "put off", "an older record", "lost"],
 )
 def test_the_newer_of_record_and_mark_shows_where_a_message_went(
-    stands: Reschedule | None, marked: GivenDue | None, known_ms: int | None
+    record: Reschedule | None, marked: GivenDue | None, known_ms: int | None
 ) -> None:
-    assert known_due_ms(stands, marked) == known_ms
+    assert known_due_ms(record, marked) == known_ms
 
 
 def test_a_mark_shows_where_its_message_went_and_no_other() -> None:
@@ -323,21 +323,21 @@ def test_a_mark_shows_where_its_message_went_and_no_other() -> None:
 
 
 def test_records_are_read_as_they_were_written() -> None:
-    stands = Reschedule(TO_MS, PLACE, (1, 2), is_written=True, chosen_ms=3, set_backs=4)
-    state = STATE.apply_all([reschedule_record(KEY, stands)])
-    assert state.reschedules == {KEY: stands}
+    record = Reschedule(TO_MS, PLACE, (1, 2), is_written=True, chosen_ms=3, set_backs=4)
+    state = STATE.apply_all([reschedule_record(KEY, record)])
+    assert state.reschedules == {KEY: record}
     assert not state.apply_all([reschedule_record(KEY, None)]).reschedules
 
 
 def test_where_no_cancel_can_be_written_the_record_withdraws_until_nothing_comes() -> None:
     sealed = replace(WRITTEN, cancel=None)
     past = replace(NOW, seqs={A1: 8}, due_ms=60_000)
-    stands = after(DECIDED, past, written=[sealed])
-    assert stands.reschedules[KEY].is_written
-    assert KEY in withdrawn(stands)
-    assert floor_below(stands, 1_000) == 1_000
-    assert after(stands, replace(past, floor=50)).reschedules, "its second is not finished"
-    assert not after(stands, replace(past, floor=51)).reschedules
+    state = after(DECIDED, past, written=[sealed])
+    assert state.reschedules[KEY].is_written
+    assert KEY in withdrawn(state)
+    assert floor_below(state, 1_000) == 1_000
+    assert after(state, replace(past, floor=50)).reschedules, "its second is not finished"
+    assert not after(state, replace(past, floor=51)).reschedules
     assert (
         not after(DECIDED, replace(past, seqs={A1: 6}), written=[sealed])
         .reschedules[KEY]
@@ -355,8 +355,8 @@ def test_of_several_dues_that_were_given_the_last_counts() -> None:
 
 def test_what_was_forwarded_at_its_new_due_needs_no_more_frames() -> None:
     past = replace(NOW, due_ms=TO_MS)
-    stands = after(DECIDED, past)
-    assert stands.reschedules[KEY].is_written
-    assert KEY in withdrawn(stands)
-    assert floor_below(stands, 1_000) == 1_000
-    assert not after(stands, replace(past, floor=KEY[1] // 1000 + 1)).reschedules
+    state = after(DECIDED, past)
+    assert state.reschedules[KEY].is_written
+    assert KEY in withdrawn(state)
+    assert floor_below(state, 1_000) == 1_000
+    assert not after(state, replace(past, floor=KEY[1] // 1000 + 1)).reschedules

@@ -155,14 +155,14 @@ def test_what_was_put_off_ahead_is_proposed_at_a_nearer_due_unless_it_was_cancel
     with pytest.raises(grpc.RpcError) as caught:  # this cleaner takes no frames into V
         server.stub.Cancel(pb.CancelRequest(messages=[named(handles[1])]), timeout=30)
     assert Reason.CANCEL_UNKNOWN.advice in str(caught.value)
-    stands = {
+    reschedules = {
         (id_, due_ms - 1): Reschedule(
             due_ms, Position(WheelId("n1", 1), 1, 0), (), is_written=True, chosen_ms=chosen_ms
         )
         for id_ in ids
     }
     server.cleaner.commit_progress(set_backs=1, ahead=(Done(in_ms(90_000), None),))
-    server.cleaner.commit(lambda state: replace(state, reschedules=stands))
+    server.cleaner.commit(lambda state: replace(state, reschedules=reschedules))
     try:
         wait_until("it is proposed", lambda: (ids[0], due_ms) in proposed(server))
         assert proposed(server)[ids[0], due_ms] == chosen_ms

@@ -95,9 +95,9 @@ def _control_left(world: World) -> Iterator[str]:
     moving = to_move(control.reschedules, control.progress).values()
     standing = [
         key
-        for key, stands in control.reschedules.items()
-        if stands in moving
-        or not (stands.is_written and any(due_ms // 1000 > last for due_ms in stands.passed))
+        for key, record in control.reschedules.items()
+        if record in moving
+        or not (record.is_written and any(due_ms // 1000 > last for due_ms in record.passed))
     ]
     if standing:
         yield f"rescheduled and not settled are {sorted(standing)}"

@@ -114,34 +114,34 @@ class Reschedules:
             return
         for key in self._written.keys() - status.reschedules.keys():
             del self._written[key]
-        for key, stands in status.reschedules.items():
-            if stands.is_written:
+        for key, record in status.reschedules.items():
+            if record.is_written:
                 continue
             written = self._written.get(key)
-            if written is not None and written.to_ms == stands.to_ms:
+            if written is not None and written.to_ms == record.to_ms:
                 self._server.node.send_to_cleaner(written)
             elif key not in self._busy:
                 self._busy.add(key)
-                self._write_copy(key, stands)
+                self._write_copy(key, record)
 
-    def _write_copy(self, key: Key, stands: Reschedule) -> None:
-        (columns,) = self._cancels.scanner.messages([(key[1] // 1000, stands.place)], 0)
+    def _write_copy(self, key: Key, record: Reschedule) -> None:
+        (columns,) = self._cancels.scanner.messages([(key[1] // 1000, record.place)], 0)
         if columns is None:
             self._busy.discard(key)
             return
-        columns = replace(columns, due_ms=np.array([stands.to_ms], dtype=np.int64))
+        columns = replace(columns, due_ms=np.array([record.to_ms], dtype=np.int64))
 
         def written(outcome: Outcome) -> None:
             if isinstance(outcome, Committed) and not outcome.failed:
-                self._write_cancel(key, stands, (outcome.wheel, outcome.seq))
+                self._write_cancel(key, record, (outcome.wheel, outcome.seq))
             else:
                 self._busy.discard(key)
 
         self._server.write(Request(columns, Kind.MESSAGES, written))
 
-    def _write_cancel(self, key: Key, stands: Reschedule, copy: tuple[WheelId, int]) -> None:
+    def _write_cancel(self, key: Key, record: Reschedule, copy: tuple[WheelId, int]) -> None:
         id_, due_ms = key
-        ids = np.frombuffer(id_ + mark_of(key, stands), dtype=np.uint8).reshape(2, -1)
+        ids = np.frombuffer(id_ + mark_of(key, record), dtype=np.uint8).reshape(2, -1)
         columns = Columns.of_cancels(np.array([due_ms, due_ms], dtype=np.int64), ids)
 
         def written(outcome: Outcome) -> None:
@@ -151,7 +151,7 @@ class Reschedules:
             reasons = {refusal.reason for refusal in outcome.failed.values()}
             if reasons <= {Reason.DUE_TOO_OLD}:
                 cancel = None if reasons else (outcome.wheel, outcome.seq)
-                self._written[key] = RescheduleWritten(key, stands.to_ms, copy, cancel)
+                self._written[key] = RescheduleWritten(key, record.to_ms, copy, cancel)
 
         self._server.write(Request(columns, Kind.CANCELS, written))
 

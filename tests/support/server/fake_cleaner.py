@@ -246,8 +246,8 @@ class FakeCleaner:
         elif isinstance(message, RescheduleProposal):
             with self._lock:
                 if message.key not in self.state.reschedules:
-                    stands = Reschedule(message.to_ms, message.place)
-                    self.state = self.state.apply_all([reschedule_record(message.key, stands)])
+                    reschedule = Reschedule(message.to_ms, message.place)
+                    self.state = self.state.apply_all([reschedule_record(message.key, reschedule)])
         elif isinstance(message, RescheduleWritten):
             with self._lock:
                 self.state = self.state.apply_all([reschedule_record(message.key, None)])

@@ -163,8 +163,8 @@ class Barrier:
         dialect, cursor = self._dialect(connection), connection.cursor()
         if self._insert(cursor, dialect, half, HalfVerdict.COMMIT):
             return
-        stands, _ = self._stands(cursor, dialect, half)
-        raise RecordRefusedError(stands, _REFUSED[stands])
+        recorded, _ = self._recorded(cursor, dialect, half)
+        raise RecordRefusedError(recorded, _REFUSED[recorded])
 
     def verdict(self, connection: DatabaseConnection, half: HalfName) -> HalfVerdict:
         """Returns what became of a half's local transaction; if it has not recorded, it never will.
@@ -199,9 +199,9 @@ class Barrier:
         for statement in dialect.value.begin:
             cursor.execute(self._sql(statement, dialect))
         if not self._insert(cursor, dialect, half, HalfVerdict.ROLLBACK):
-            stands, due_ms = self._stands(cursor, dialect, half)
+            recorded, due_ms = self._recorded(cursor, dialect, half)
             connection.rollback()
-            return stands if due_ms == half.due_ms else _beside(half, due_ms)
+            return recorded if due_ms == half.due_ms else _beside(half, due_ms)
         floor = self._read(cursor, dialect, _FLOOR_ID)
         if floor is not None and half.due_ms < int(floor[1]):
             connection.rollback()
@@ -257,7 +257,7 @@ class Barrier:
         row = (_text(half), verdict.value, half.due_ms)
         return bool(self._execute(cursor, dialect, dialect.value.insert, *row))
 
-    def _stands(
+    def _recorded(
         self, cursor: Any, dialect: Dialect, half: HalfName
     ) -> tuple[HalfVerdict, int | None]:
         """Returns what the row of a half's id says, and of which due; UNKNOWN: it is gone."""

@@ -114,17 +114,17 @@ def reschedule_records(
     """
     records = []
     written = {each.key: each for each in situation.written}
-    for key, stands in sorted(state.reschedules.items()):
-        then = _next(key, stands, written.get(key), state, after)
+    for key, record in sorted(state.reschedules.items()):
+        then = _next(key, record, written.get(key), state, after)
         if not then.is_written and key in situation.absent:
-            then = _put_off(stands, after, now_ms)
-        elif not then.is_written and stands.to_ms <= after.due_ms:  # so its copy was forwarded
-            then = _withdrawing(stands, key[1])
+            then = _put_off(record, after, now_ms)
+        elif not then.is_written and record.to_ms <= after.due_ms:  # so its copy was forwarded
+            then = _withdrawing(record, key[1])
         elif not then.is_written and _is_off(then, after):
-            then = _put_off(stands, after, now_ms)
+            then = _put_off(record, after, now_ms)
         if then.is_written and not _still_passed(then, after) and not _may_move(then, after):
             records.append(reschedule_record(key, None))
-        elif then != stands:
+        elif then != record:
             records.append(reschedule_record(key, then))
     if situation.proposals and not nodes_behind(state, heartbeats):
         records += _deciding(state.apply_all(records), situation.proposals, after)
@@ -158,10 +158,10 @@ def _ended_by(
 ) -> Iterator[ControlRecord]:
     """Yields the records that a request ends: its message gets no other due by them any more."""
     id_, due_ms = proposal.key
-    for key, stands in state.reschedules.items():
-        if key[0] == id_ and stands.to_ms == due_ms and stands.chosen_ms is not None:
-            is_needed = bool(_still_passed(stands, after))
-            yield reschedule_record(key, replace(stands, chosen_ms=None) if is_needed else None)
+    for key, record in state.reschedules.items():
+        if key[0] == id_ and record.to_ms == due_ms and record.chosen_ms is not None:
+            is_needed = bool(_still_passed(record, after))
+            yield reschedule_record(key, replace(record, chosen_ms=None) if is_needed else None)
 
 
 def nodes_behind(
@@ -220,8 +220,8 @@ def _touched(state: ControlState) -> set[MessageKey]:
     """Returns all that records say of: the old due, the new one, and those that passed."""
     return {
         (key[0], due_ms)
-        for key, stands in state.reschedules.items()
-        for due_ms in (key[1], *stands.passed, *(() if stands.is_written else (stands.to_ms,)))
+        for key, record in state.reschedules.items()
+        for due_ms in (key[1], *record.passed, *(() if record.is_written else (record.to_ms,)))
     }
 
 
@@ -233,22 +233,22 @@ def to_move(
     Which due that is, the leader chose before w was set back.
     """
     return {
-        (id_, stands.to_ms): stands
-        for (id_, _), stands in reschedules.items()
-        if stands.is_written and _may_move(stands, progress) and _is_off(stands, progress)
+        (id_, record.to_ms): record
+        for (id_, _), record in reschedules.items()
+        if record.is_written and _may_move(record, progress) and _is_off(record, progress)
     }
 
 
-def nearer_due_ms(stands: Reschedule, progress: Progress, now_ms: int) -> int:
+def nearer_due_ms(record: Reschedule, progress: Progress, now_ms: int) -> int:
     """Returns the due for a message that is moved: soon, but not before the caller's choice."""
-    return _free_due_ms(stands, progress, max(now_ms, progress.due_ms) + PUT_OFF_MS)
+    return _free_due_ms(record, progress, max(now_ms, progress.due_ms) + PUT_OFF_MS)
 
 
 def withdrawn(state: ControlState) -> frozenset[MessageKey]:
     """Returns the messages that no transaction forwards, even without a cancel."""
     keys = set(state.reschedules)
-    for (id_, _), stands in state.reschedules.items():
-        keys.update((id_, due_ms) for due_ms in stands.passed)
+    for (id_, _), record in state.reschedules.items():
+        keys.update((id_, due_ms) for due_ms in record.passed)
     return frozenset(keys)
 
 
@@ -258,8 +258,8 @@ def passing(state: ControlState, after: Progress) -> list[MessageKey]:
         return []
     return [
         key
-        for key, stands in state.reschedules.items()
-        if state.progress.due_ms < stands.to_ms <= after.due_ms and not stands.is_written
+        for key, record in state.reschedules.items()
+        if state.progress.due_ms < record.to_ms <= after.due_ms and not record.is_written
     ]
 
 
@@ -271,25 +271,25 @@ def overdue(state: ControlState) -> dict[Position, int]:
     nor given up.
     """
     return {
-        stands.place: due_ms // 1000
-        for (_, due_ms), stands in state.reschedules.items()
-        if not stands.is_written and len(stands.passed) > 1
+        record.place: due_ms // 1000
+        for (_, due_ms), record in state.reschedules.items()
+        if not record.is_written and len(record.passed) > 1
     }
 
 
 def floor_below(state: ControlState, floor: int) -> int:
     """Returns the floor, at most the least slot that a reschedule reads from or writes to."""
     dues_ms = [
-        min(due_ms, stands.to_ms)
-        for (_, due_ms), stands in state.reschedules.items()
-        if not stands.is_written
+        min(due_ms, record.to_ms)
+        for (_, due_ms), record in state.reschedules.items()
+        if not record.is_written
     ]
     return min([floor, *(due_ms // 1000 for due_ms in dues_ms)])
 
 
 def _next(
     key: MessageKey,
-    stands: Reschedule,
+    record: Reschedule,
     written: RescheduleWritten | None,
     state: ControlState,
     after: Progress,
@@ -300,55 +300,55 @@ def _next(
     can arrive for that due. And a message that was reported as lost with its frame comes at no due:
     a copy may be under way.
     """
-    if stands.is_written:
-        return stands
-    if written is not None and written.to_ms == stands.to_ms and _is_in_v(written.copy, after):
+    if record.is_written:
+        return record
+    if written is not None and written.to_ms == record.to_ms and _is_in_v(written.copy, after):
         if written.cancel is None:
-            return _withdrawing(stands, key[1])
+            return _withdrawing(record, key[1])
         if _is_in_v(written.cancel, after):
-            return replace(stands, is_written=True)
-    if (stands.place.wheel, stands.place.seq) in state.lost:
-        return _withdrawing(stands, stands.to_ms)
-    return stands
+            return replace(record, is_written=True)
+    if (record.place.wheel, record.place.seq) in state.lost:
+        return _withdrawing(record, record.to_ms)
+    return record
 
 
-def _withdrawing(stands: Reschedule, due_ms: int) -> Reschedule:
+def _withdrawing(record: Reschedule, due_ms: int) -> Reschedule:
     """Returns the record as withdrawing this due alone, without further frames."""
-    return replace(stands, is_written=True, passed=(*stands.passed, due_ms))
+    return replace(record, is_written=True, passed=(*record.passed, due_ms))
 
 
-def _put_off(stands: Reschedule, after: Progress, now_ms: int) -> Reschedule:
-    passed = (*_still_passed(stands, after), stands.to_ms)
+def _put_off(record: Reschedule, after: Progress, now_ms: int) -> Reschedule:
+    passed = (*_still_passed(record, after), record.to_ms)
     by_ms = PUT_OFF_MS << min(len(passed) - 1, _DOUBLINGS)
-    chosen_ms = stands.to_ms if stands.chosen_ms is None else stands.chosen_ms
-    stands = replace(stands, passed=passed, chosen_ms=chosen_ms, set_backs=after.set_backs)
-    return replace(stands, to_ms=_free_due_ms(stands, after, max(now_ms, after.due_ms) + by_ms))
+    chosen_ms = record.to_ms if record.chosen_ms is None else record.chosen_ms
+    record = replace(record, passed=passed, chosen_ms=chosen_ms, set_backs=after.set_backs)
+    return replace(record, to_ms=_free_due_ms(record, after, max(now_ms, after.due_ms) + by_ms))
 
 
-def _free_due_ms(stands: Reschedule, after: Progress, least_ms: int) -> int:
+def _free_due_ms(record: Reschedule, after: Progress, least_ms: int) -> int:
     """Returns the next due that may be given: not below the floor, and none that passed."""
-    chosen_ms = 0 if stands.chosen_ms is None else stands.chosen_ms
+    chosen_ms = 0 if record.chosen_ms is None else record.chosen_ms
     due_ms = max(least_ms, after.floor * 1000, chosen_ms)
-    while due_ms in stands.passed:
+    while due_ms in record.passed:
         due_ms += 1
     return due_ms
 
 
-def _may_move(stands: Reschedule, progress: Progress) -> bool:
+def _may_move(record: Reschedule, progress: Progress) -> bool:
     """Whether a due that the leader chose is still to come, and there are nearer ones."""
-    is_lost = stands.to_ms in stands.passed
+    is_lost = record.to_ms in record.passed
     done_ms = max(progress.due_ms, progress.floor * 1000)
-    return stands.chosen_ms is not None and not is_lost and stands.to_ms > done_ms
+    return record.chosen_ms is not None and not is_lost and record.to_ms > done_ms
 
 
-def _is_off(stands: Reschedule, progress: Progress) -> bool:
+def _is_off(record: Reschedule, progress: Progress) -> bool:
     """Whether the leader chose the due by a w that was set back since."""
-    return stands.chosen_ms is not None and stands.set_backs < progress.set_backs
+    return record.chosen_ms is not None and record.set_backs < progress.set_backs
 
 
-def _still_passed(stands: Reschedule, after: Progress) -> tuple[int, ...]:
+def _still_passed(record: Reschedule, after: Progress) -> tuple[int, ...]:
     """Returns passed dues that still matter: nothing arrives below the floor."""
-    return tuple(due_ms for due_ms in stands.passed if due_ms // 1000 >= after.floor)
+    return tuple(due_ms for due_ms in record.passed if due_ms // 1000 >= after.floor)
 
 
 def _is_in_v(frame: tuple[WheelId, int], after: Progress) -> bool:

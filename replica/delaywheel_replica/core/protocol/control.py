@@ -426,10 +426,10 @@ def ingress_record(partition: IngressPartition, record: IngressRecord) -> Contro
     return f"ingress/{topic}/{number}", encode(record)
 
 
-def reschedule_record(key: MessageKey, stands: Reschedule | None) -> ControlRecord:
+def reschedule_record(key: MessageKey, record: Reschedule | None) -> ControlRecord:
     """Builds the record of a message's new due; None: removed, once frames express the same."""
     id_, due_ms = key
-    return f"reschedule/{id_.hex()}/{due_ms}", None if stands is None else encode(stands)
+    return f"reschedule/{id_.hex()}/{due_ms}", None if record is None else encode(record)
 
 
 def lost_record(lost: FrameRange) -> ControlRecord:

@@ -114,9 +114,9 @@ class RescheduleWritten:
     cancel: tuple[WheelId, int] | None
 
 
-def mark_of(key: MessageKey, stands: Reschedule) -> bytes:
+def mark_of(key: MessageKey, record: Reschedule) -> bytes:
     """Returns the 16 bytes that accompany the cancel of a rescheduled message."""
-    given = (stands.set_backs << _DUE_BITS) + stands.to_ms
+    given = (record.set_backs << _DUE_BITS) + record.to_ms
     return _hash(key) + given.to_bytes(_DUE_BYTES, "big")
 
 
@@ -137,13 +137,13 @@ def marked_due(key: MessageKey, ids: Iterable[bytes]) -> GivenDue | None:
     return None if newest is None else GivenDue(*divmod(newest, 1 << _DUE_BITS))
 
 
-def known_due_ms(stands: Reschedule | None, marked: GivenDue | None) -> int | None:
+def known_due_ms(record: Reschedule | None, marked: GivenDue | None) -> int | None:
     """Where a message went to, by its record and by its mark, of which either may be the newer.
 
     None: it has no other due; or it was lost with its frame before it had one.
     """
-    is_lost = stands is None or stands.to_ms in stands.passed
-    recorded = None if stands is None or is_lost else GivenDue(stands.set_backs, stands.to_ms)
+    is_lost = record is None or record.to_ms in record.passed
+    recorded = None if record is None or is_lost else GivenDue(record.set_backs, record.to_ms)
     newest = max((given for given in (recorded, marked) if given is not None), default=None)
     return None if newest is None else newest.due_ms
 

@@ -108,7 +108,7 @@ class Decisions:
             await self._progressed.wait()
             self._progressed.clear()
             tried: set[MessageKey] = set()
-            while batch := self._open(tried):
+            while batch := self._to_write(tried):
                 try:
                     examined = await self._copy(batch)
                 except Exception as error:  # noqa: BLE001 - it is named, and tried again
@@ -167,23 +167,23 @@ class Decisions:
             for key in known.keys() - status.reschedules.keys():
                 del known[key]
         for key, written in self._written.items():
-            stands = status.reschedules[key]
-            is_asked_for = not stands.is_written and written.to_ms == stands.to_ms
+            record = status.reschedules[key]
+            is_asked_for = not record.is_written and written.to_ms == record.to_ms
             if is_asked_for and _is_taken(written, status):
                 self._report(written)
 
-    def _open(self, tried: set[MessageKey]) -> dict[MessageKey, Reschedule]:
+    def _to_write(self, tried: set[MessageKey]) -> dict[MessageKey, Reschedule]:
         """Returns what is decided, not written, and not tried since the last progress."""
         leading = self._view.cleaner.leading()
         if leading is None:
             return {}
         return {
-            key: stands
-            for key, stands in leading.reschedules.items()
-            if not stands.is_written
+            key: record
+            for key, record in leading.reschedules.items()
+            if not record.is_written
             and key not in tried
             and key not in self._cancelling
-            and not _has(self._written, key, stands)
+            and not _has(self._written, key, record)
         }
 
     async def _copy(self, batch: Mapping[MessageKey, Reschedule]) -> Collection[MessageKey]:
@@ -193,11 +193,11 @@ class Decisions:
             The messages that were examined.
         """
         uncopied = {
-            key: stands
-            for key, stands in sorted(batch.items(), key=lambda item: item[1].place)
-            if not _has(self._copies, key, stands)
+            key: record
+            for key, record in sorted(batch.items(), key=lambda item: item[1].place)
+            if not _has(self._copies, key, record)
         }
-        places = [(key[1] // 1000, stands.place) for key, stands in uncopied.items()]
+        places = [(key[1] // 1000, record.place) for key, record in uncopied.items()]
         read = await self._queries.to_copy(places, COPIES_BYTES) if places else []
         examined = batch.keys() - [*uncopied][len(read) :]
         copies = {
@@ -256,11 +256,11 @@ class Decisions:
 def _has(
     known: Mapping[MessageKey, Copy] | Mapping[MessageKey, RescheduleWritten],
     key: MessageKey,
-    stands: Reschedule,
+    record: Reschedule,
 ) -> bool:
     """Whether this is known for the due that the record states by now."""
     each = known.get(key)
-    return each is not None and each.to_ms == stands.to_ms
+    return each is not None and each.to_ms == record.to_ms
 
 
 def _is_taken(written: RescheduleWritten, status: CleanerStatus) -> bool:
@@ -270,9 +270,9 @@ def _is_taken(written: RescheduleWritten, status: CleanerStatus) -> bool:
     return progress is not None and all(seq <= progress.seq(wheel) for wheel, seq in frames)
 
 
-def _cancel_of(key: MessageKey, stands: Reschedule) -> Columns:
+def _cancel_of(key: MessageKey, record: Reschedule) -> Columns:
     """The cancel and its mark: two rows of one second, so of one frame."""
     id_, due_ms = key
-    ids = np.frombuffer(id_ + mark_of(key, stands), dtype=np.uint8)
+    ids = np.frombuffer(id_ + mark_of(key, record), dtype=np.uint8)
     dues_ms = np.array([due_ms, due_ms], dtype=np.int64)
     return Columns.of_cancels(dues_ms, ids.reshape(2, ID_LENGTH_BYTES))

@@ -141,8 +141,8 @@ class DecisionBasis(NamedTuple):
     def _with_due(self, decision: CancelDecision, key: MessageKey, found: Found) -> Decided:
         if decision is not CancelDecision.RESCHEDULED:
             return Decided(decision)
-        stands = None if self.status is None else self.status.reschedules.get(key)
-        return Decided(decision, known_due_ms(stands, found.rescheduled_to))
+        record = None if self.status is None else self.status.reschedules.get(key)
+        return Decided(decision, known_due_ms(record, found.rescheduled_to))
 
 
 class Together(Generic[_Asked, _Found]):

@@ -32,12 +32,12 @@ class NearerDue(NamedTuple):
 
     Attributes:
         key: Its id, and the due that a caller chose.
-        stands: Its reschedule, as committed.
+        record: Of its reschedule, as committed.
         progress: Committed.
     """
 
     key: MessageKey
-    stands: Reschedule
+    record: Reschedule
     progress: Progress
 
     @property
@@ -58,9 +58,9 @@ class NearerDue(NamedTuple):
         """
         if decision is not CancelDecision.WRITE:
             return None
-        to_ms = nearer_due_ms(self.stands, self.progress, now_ms)
+        to_ms = nearer_due_ms(self.record, self.progress, now_ms)
         place = place_in(found, self.progress)
-        return RescheduleProposal(self.key, to_ms, place, chosen_ms=self.stands.chosen_ms)
+        return RescheduleProposal(self.key, to_ms, place, chosen_ms=self.record.chosen_ms)
 
 
 class Moves:
@@ -81,7 +81,7 @@ class Moves:
         moving = to_move(leading.reschedules, leading.progress)
         if moving:
             self._again_ms = now_ms + AGAIN_MS
-        return [NearerDue(key, stands, leading.progress) for key, stands in moving.items()]
+        return [NearerDue(key, record, leading.progress) for key, record in moving.items()]
 
 
 async def keep_moving(

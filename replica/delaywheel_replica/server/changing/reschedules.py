@@ -460,8 +460,8 @@ class Reschedules:
         """
         try:
             async with asyncio.timeout(_WRITTEN_S):
-                while (stands := self._stands(key)) is not None:
-                    moved_ms = stands.to_ms
+                while (record := self._unwritten(key)) is not None:
+                    moved_ms = record.to_ms
                     copy = self._decisions.copy(key)
                     if copy is not None and copy.to_ms == moved_ms:
                         break
@@ -470,10 +470,10 @@ class Reschedules:
             _log.warning("a reschedule is decided, and not written yet", due_ms=key[1])
         return moved_ms
 
-    def _stands(self, key: MessageKey) -> Reschedule | None:
+    def _unwritten(self, key: MessageKey) -> Reschedule | None:
         status = self._view.cleaner.status
-        stands = None if status is None else status.reschedules.get(key)
-        return None if stands is None or stands.is_written else stands
+        record = None if status is None else status.reschedules.get(key)
+        return None if record is None or record.is_written else record
 
 
 def _at(id_: bytes, due_ms: int) -> Reference:

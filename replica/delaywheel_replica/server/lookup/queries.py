@@ -348,8 +348,8 @@ class Queries:
     def _moved_ms(self, id_: bytes, found: Found) -> int | None:
         """The due that a message was rescheduled to: the record shows it before frames do."""
         status, (due_ms,) = self._view.cleaner.status, found.dues_ms
-        stands = None if status is None else status.reschedules.get((id_, due_ms))
-        return known_due_ms(stands, found.rescheduled_to)
+        record = None if status is None else status.reschedules.get((id_, due_ms))
+        return known_due_ms(record, found.rescheduled_to)
 
     def _was_delivered(self, found: Found) -> bool:
         """Whether a message that is done was delivered; None unless a loss would be known.

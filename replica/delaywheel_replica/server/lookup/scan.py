@@ -244,8 +244,8 @@ class Scanner:
         self._look(looked, ((each.slot, each.id) for each in references), keys)
         self._look(looked, (), looked.perhaps_moved() - keys)
         decided: dict[bytes, dict[int, Reschedule]] = {}
-        for (id_, due_ms), stands in reschedules.items():
-            decided.setdefault(id_, {})[due_ms] = stands
+        for (id_, due_ms), record in reschedules.items():
+            decided.setdefault(id_, {})[due_ms] = record
         all_found = [looked.found(each, decided.get(each.id, {})) for each in references]
         for found in all_found:
             found.looked = limits if found.readable else _NOWHERE
@@ -627,7 +627,7 @@ def _by_now(
             for due_ms in by_now
         }
     # A due that passed before its copy was there is not the due of any message.
-    passed = {due_ms for stands in reschedules.values() for due_ms in stands.passed}
+    passed = {due_ms for record in reschedules.values() for due_ms in record.passed}
     return by_now - passed or by_now
 
 
