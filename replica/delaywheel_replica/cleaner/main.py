@@ -22,7 +22,7 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.bisection import LANES, Bisection
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
-from delaywheel_replica.cleaner.delivery.news import DeadNews, TopicNews
+from delaywheel_replica.cleaner.delivery.news import DeadLetterNews, TopicNews
 from delaywheel_replica.cleaner.delivery.topics import CreateTopics, DestinationTopics
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
@@ -122,7 +122,7 @@ class Cleaner:
         self._news = TopicNews(link.send, creates=config.create_topics)
         self._places = PlaceFinder(settings, send=link.send, on_found=wake)
         threading.Thread(target=self._places.run, name="places", daemon=True).start()
-        self._dead_news = DeadNews(link.send, cleaner_ms=self._started_ms)
+        self._letter_news = DeadLetterNews(link.send, cleaner_ms=self._started_ms)
         self._bisection = Bisection(
             lambda number: TransactionalProducer(
                 settings,
@@ -169,7 +169,7 @@ class Cleaner:
             follower,
             self._forwarder,
             clock=self._clock,
-            on_dead=self._dead_news.add,
+            on_dead=self._letter_news.add,
         )
         # For another thread, which must not look at counters while they grow.
         self._halves_asked: tuple[int | None, int] = None, 0
@@ -198,7 +198,7 @@ class Cleaner:
             self._take_levels()
             wait_s = self._leadership.run_once(self._server)
             self._news.report(self._topics.news())
-            self._dead_news.report()
+            self._letter_news.report()
             self._places.report()
             self._write_row()
             if self._leadership.phase is ElectionPhase.STOPPED:

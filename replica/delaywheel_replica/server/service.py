@@ -30,7 +30,7 @@ from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.lookup.search import Search
-from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
@@ -58,7 +58,7 @@ class DelayWheelService:
         search: Search,
         changes: Changes,
         fan_out: FanOut,
-        passing: Passing,
+        other_nodes: OtherNodes,
         places: AskedPlaces,
         *,
         max_message_bytes: int,
@@ -66,7 +66,7 @@ class DelayWheelService:
     ) -> None:
         self._queries = queries
         self._search = search
-        self._passing = passing
+        self._other_nodes = other_nodes
         self._places = places
         self._changes = changes
         self._fan_out = fan_out
@@ -174,10 +174,10 @@ class DelayWheelService:
     async def _ask_leader(
         self, named: pb.MessageRef, context: CallContext
     ) -> pb.StoredMessage | None:
-        address = self._passing.leader_address()
+        address = self._other_nodes.leader_address()
         if address is None or context.caller.is_node:
             return None
-        return await self._passing.get_message(address, pb.GetMessageRequest(message=named))
+        return await self._other_nodes.get_message(address, pb.GetMessageRequest(message=named))
 
     async def Search(  # noqa: N802 - gRPC's names
         self, request: pb.SearchRequest, context: CallContext

@@ -81,7 +81,7 @@ from delaywheel_replica.server.metrics.census import Census
 from delaywheel_replica.server.metrics.scrape import Sources
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.alone import pending_messages
-from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import (
@@ -251,9 +251,9 @@ class Server:
         places = AskedPlaces(
             ask=self._link.send, halves_topic=halves_topic(self._config.cluster_id)
         )
-        self._passing = Passing(self._view, self._certificates)
+        self._other_nodes = OtherNodes(self._view, self._certificates)
         writing = Writing(self._driver)
-        finder = MessageFinder(self._view, self._queries, self._passing, places)
+        finder = MessageFinder(self._view, self._queries, self._other_nodes, places)
         id_checks = IdChecks(self._view, self._queries, finder.moment, self._counts)
         halves = OwnHalves()
         accepting = Accepting(
@@ -288,9 +288,9 @@ class Server:
             next_change=self._hearing.next_change,
             counts=self._counts,
         )
-        passed_on = PassedChanges(self._passing.cancel, Reason.CANCEL_UNKNOWN)
+        passed_on = PassedChanges(self._other_nodes.cancel, Reason.CANCEL_UNKNOWN)
         cancels = Cancels(finder, self._cancel_groups, passed_on)
-        cancel_many = CancelMany(self._view, self._search, self._cancel_groups, self._passing)
+        cancel_many = CancelMany(self._view, self._search, self._cancel_groups, self._other_nodes)
         self._decisions = Decisions(
             self._view,
             self._queries,
@@ -309,7 +309,7 @@ class Server:
             self._view,
             finder,
             self._decisions,
-            PassedChanges(self._passing.reschedule, Reason.RESCHEDULE_UNKNOWN),
+            PassedChanges(self._other_nodes.reschedule, Reason.RESCHEDULE_UNKNOWN),
             span=Span(config.span_seconds, config.max_clock_skew_ms),
             propose=self._link.send,
             next_change=self._hearing.next_change,
@@ -318,7 +318,7 @@ class Server:
         half_commits = HalfCommits(
             config.node_id,
             self._queries,
-            self._passing,
+            self._other_nodes,
             commits,
             self._halves_refusals.of_commits,
             clock_skew_ms=config.max_clock_skew_ms,
@@ -328,7 +328,7 @@ class Server:
             self._search,
             Changes(half_commits, cancels, cancel_many, reschedules),
             self._make_fan_out(disk),
-            self._passing,
+            self._other_nodes,
             places,
             max_message_bytes=config.max_message_bytes,
             counts=self._counts,
@@ -337,7 +337,7 @@ class Server:
         self._address = config.advertised or config.listen
         operator = Operator(
             self._view,
-            self._passing,
+            self._other_nodes,
             members=config.members,
             send=self._link.send,
             pending=partial(pending_messages, disk, config.data_dir),
@@ -387,7 +387,7 @@ class Server:
         return FanOut(
             self._config,
             self._view,
-            self._passing,
+            self._other_nodes,
             self._queries,
             Details(disk, self._config.data_dir, self._view, own_report),
             address=lambda: self._address,
@@ -570,7 +570,7 @@ class Server:
             _log.warning("the cleaner did not end in time")
         await self._listener.stop(_CALLS_STOP_S)
         await self._monitoring.stop()
-        await self._passing.close()
+        await self._other_nodes.close()
         # Last: it may sync so many files that a node may not take that long to end.
         await asyncio.to_thread(self._upkeep.stop)
         await asyncio.to_thread(self._end_threads)

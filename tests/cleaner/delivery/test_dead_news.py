@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delaywheel_replica.cleaner.delivery.news import UNREPORTED_AT_MOST, DeadNews
+from delaywheel_replica.cleaner.delivery.news import UNREPORTED_AT_MOST, DeadLetterNews
 from delaywheel_replica.link import LETTERS_AT_MOST, DeadLetter, DeadLettered, encode
 
 
@@ -27,7 +27,7 @@ def letters(count: int, first: int = 0) -> list[DeadLetter]:
 
 def test_each_is_reported_once_and_in_order_however_full_the_link_is() -> None:
     line = Line(2)
-    news = DeadNews(line.send, cleaner_ms=7)
+    news = DeadLetterNews(line.send, cleaner_ms=7)
     news.add(letters(1_000))
     for room in (2, 3, 4, 9):
         line.room = room
@@ -42,7 +42,7 @@ def test_each_is_reported_once_and_in_order_however_full_the_link_is() -> None:
 
 def test_of_too_many_the_oldest_are_dropped_and_the_counts_show_it() -> None:
     line = Line(0)
-    news = DeadNews(line.send, cleaner_ms=7)
+    news = DeadLetterNews(line.send, cleaner_ms=7)
     for first in range(0, 3 * UNREPORTED_AT_MOST, UNREPORTED_AT_MOST // 2):
         news.add(letters(UNREPORTED_AT_MOST // 2, first))
         news.report()

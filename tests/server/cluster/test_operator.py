@@ -34,7 +34,7 @@ from delaywheel_replica.server.cluster.operator import (
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
 from delaywheel_replica.server.intake.reception import Reception
-from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
@@ -91,10 +91,10 @@ class Place:
 
     def __post_init__(self) -> None:
         view = node_view(self.status, peers=self.states, cleaner=self.cleaner)
-        self.passing = Passing(view)
+        self.other_nodes = OtherNodes(view)
         self.operator = Operator(
             view,
-            self.passing,
+            self.other_nodes,
             members=self.members,
             send=self.report,
             pending=self.pending,
@@ -447,7 +447,7 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     place.peers["b"] = replace(place.peers["b"], term=LeaderTerm(7))
     place.cleaner.status = replace(control_of(), role=Role.STANDBY)
     yield Site(leader, place, counts)
-    await place.passing.close()
+    await place.other_nodes.close()
     await server.stop(0)
 
 

@@ -32,7 +32,7 @@ from delaywheel_replica.server.changing.passed_on import (
 )
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.node.calls_to_nodes import PASSED, Passing, Silent
+from delaywheel_replica.server.node.calls_to_nodes import PASSED, OtherNodes, Silent
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, abort
 from support.core.values import heartbeat
@@ -155,27 +155,27 @@ def view_of(
     return node_view(lambda: status, peers=lambda: {"n2": state})
 
 
-def cancels_of(view: NodeView, passing: Passing) -> Cancels:
+def cancels_of(view: NodeView, other_nodes: OtherNodes) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
-    finder = MessageFinder(view, object.__new__(Queries), passing, object.__new__(AskedPlaces))
-    passed_on = PassedChanges(passing.cancel, Reason.CANCEL_UNKNOWN)
+    finder = MessageFinder(view, object.__new__(Queries), other_nodes, object.__new__(AskedPlaces))
+    passed_on = PassedChanges(other_nodes.cancel, Reason.CANCEL_UNKNOWN)
     return Cancels(finder, object.__new__(CancelGroups), passed_on)
 
 
 async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]) -> None:
     node, address = leader
     view = view_of(address)
-    passing = Passing(view)
-    answer = await cancels_of(view, passing).cancel(REQUEST, ANYBODY, left_s=5)
+    other_nodes = OtherNodes(view)
+    answer = await cancels_of(view, other_nodes).cancel(REQUEST, ANYBODY, left_s=5)
     assert answer.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert node.passed == ["1"]
-    await passing.close()
+    await other_nodes.close()
 
 
 async def test_what_a_node_passed_on_is_answered_where_it_arrives() -> None:
     view = view_of("there")
     finder = MessageFinder(
-        view, object.__new__(Queries), Passing(view), object.__new__(AskedPlaces)
+        view, object.__new__(Queries), OtherNodes(view), object.__new__(AskedPlaces)
     )
     assert finder.leader_address(ANYBODY) == "there"
     assert finder.leader_address(A_NODE) is None
@@ -197,8 +197,8 @@ async def test_cancels_of_many_callers_are_passed_on_together(
     """Those that come while a few calls are under way gather, and not until one of these ends."""
     node, address = leader
     node.goes_on.clear()
-    passing = Passing(view_of(address))
-    cancels = cancels_of(view_of(address), passing)
+    other_nodes = OtherNodes(view_of(address))
+    cancels = cancels_of(view_of(address), other_nodes)
 
     def begin(number: int) -> asyncio.Task[pb.CancelResponse]:
         return asyncio.create_task(cancels.cancel(cancel_of(number), ANYBODY, left_s=20))
@@ -218,7 +218,7 @@ async def test_cancels_of_many_callers_are_passed_on_together(
     for call in calls:
         assert (await call).results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert sorted(map(len, node.asked)) == [1] * CALLS_AT_ONCE + [41 - CALLS_AT_ONCE]
-    await passing.close()
+    await other_nodes.close()
 
 
 async def test_nothing_is_queued_behind_what_has_waited_for_long(
@@ -228,8 +228,8 @@ async def test_nothing_is_queued_behind_what_has_waited_for_long(
     monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.CALLS_AT_MOST", CALLS_AT_ONCE)
     node, address = leader
     node.goes_on.clear()
-    passing = Passing(view_of(address))
-    cancels = cancels_of(view_of(address), passing)
+    other_nodes = OtherNodes(view_of(address))
+    cancels = cancels_of(view_of(address), other_nodes)
     calls = [
         asyncio.create_task(cancels.cancel(cancel_of(number), ANYBODY, left_s=20))
         for number in range(CALLS_AT_ONCE + 1)
@@ -242,7 +242,7 @@ async def test_nothing_is_queued_behind_what_has_waited_for_long(
     node.goes_on.set()
     for call in calls:
         assert (await call).results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
-    await passing.close()
+    await other_nodes.close()
 
 
 async def test_what_one_caller_adds_is_not_passed_on_in_the_call_of_many(
@@ -250,15 +250,15 @@ async def test_what_one_caller_adds_is_not_passed_on_in_the_call_of_many(
 ) -> None:
     """Unknown fields made the call too long: nobody's message in it was cancelled."""
     _, address = leader
-    passing = Passing(view_of(address))
+    other_nodes = OtherNodes(view_of(address))
     named = REQUEST.messages[0].SerializeToString()
     added = b"\xfa\x01" + pb.MessageRef(handle="x" * (5 << 20)).SerializeToString()[1:]
     message = pb.MessageRef.FromString(named + added)
     assert message.ByteSize() > 4 << 20
     request = pb.CancelRequest(messages=[message])
-    answer = await cancels_of(view_of(address), passing).cancel(request, ANYBODY, left_s=20)
+    answer = await cancels_of(view_of(address), other_nodes).cancel(request, ANYBODY, left_s=20)
     assert answer.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
-    await passing.close()
+    await other_nodes.close()
 
 
 async def test_nobody_waits_for_what_another_caller_named(
@@ -266,8 +266,8 @@ async def test_nobody_waits_for_what_another_caller_named(
 ) -> None:
     node, address = leader
     node.undecided.add(cancel_of(1).messages[0].handle)
-    passing = Passing(view_of(address))
-    cancels = cancels_of(view_of(address), passing)
+    other_nodes = OtherNodes(view_of(address))
+    cancels = cancels_of(view_of(address), other_nodes)
     both = pb.CancelRequest(messages=[*cancel_of(1).messages, *cancel_of(2).messages])
     slow = asyncio.create_task(cancels.cancel(both, ANYBODY, left_s=20))
     quick = await cancels.cancel(cancel_of(2), ANYBODY, left_s=20)
@@ -280,7 +280,7 @@ async def test_nobody_waits_for_what_another_caller_named(
     node.undecided.clear()
     outcomes = [each.outcome for each in (await slow).results]
     assert outcomes == [pb.CANCEL_OUTCOME_CANCELLED] * 2
-    await passing.close()
+    await other_nodes.close()
 
 
 async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
@@ -398,8 +398,8 @@ async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_is_a_refusa
 async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode, str]) -> None:
     """What is not decided is asked for again; how that node is, says nothing of this one."""
     node, address = leader
-    passing = Passing(view_of(address))
-    passed_on = PassedChanges(passing.reschedule, Reason.RESCHEDULE_UNKNOWN)
+    other_nodes = OtherNodes(view_of(address))
+    passed_on = PassedChanges(other_nodes.reschedule, Reason.RESCHEDULE_UNKNOWN)
     dues = [
         pb.NewDue(message=cancel_of(number).messages[0], deliver_at_ms=number) for number in (1, 2)
     ]
@@ -413,7 +413,7 @@ async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode,
         [dues[0].message.handle, dues[1].message.handle],
         [dues[0].message.handle],
     ]
-    await passing.close()
+    await other_nodes.close()
 
 
 async def test_a_caller_hears_when_the_leaders_node_wants_it_back(
@@ -421,12 +421,12 @@ async def test_a_caller_hears_when_the_leaders_node_wants_it_back(
 ) -> None:
     node, address = leader
     node.answer = Refusal(Reason.BACKPRESSURE, "busy", after_ms=777)
-    passing = Passing(view_of(address))
+    other_nodes = OtherNodes(view_of(address))
     with pytest.raises(RequestRefusedError) as caught:
-        await cancels_of(view_of(address), passing).cancel(REQUEST, ANYBODY, left_s=5)
+        await cancels_of(view_of(address), other_nodes).cancel(REQUEST, ANYBODY, left_s=5)
     refusal = caught.value.refusal
     assert (refusal.reason, refusal.retry_delay_ms) == (Reason.BACKPRESSURE, 777)
-    await passing.close()
+    await other_nodes.close()
 
 
 @pytest.mark.parametrize(
@@ -450,23 +450,23 @@ async def test_others_are_asked_whether_they_have_none(
 ) -> None:
     node, address = leader
     node.answer = answer
-    passing = Passing(view_of(address, is_complete=is_complete))
-    assert await passing.others_have_none(REQUEST.messages[0], wanted=wanted) is have_none
+    other_nodes = OtherNodes(view_of(address, is_complete=is_complete))
+    assert await other_nodes.others_have_none(REQUEST.messages[0], wanted=wanted) is have_none
     assert node.passed == (["1"] if wanted else [])
 
 
 async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str]) -> None:
     node, address = leader
-    passing = Passing(view_of(address))
+    other_nodes = OtherNodes(view_of(address))
     for answer, reason in (
         (Refusal(Reason.NOT_UP_TO_DATE), Reason.NOT_UP_TO_DATE),
         (None, Reason.CANCEL_UNKNOWN),
     ):
         node.answer = answer
         with pytest.raises(RequestRefusedError) as caught:
-            await passing.cancel(address, REQUEST.messages, 5)
+            await other_nodes.cancel(address, REQUEST.messages, 5)
         assert caught.value.refusal.reason is reason
-    await passing.close()
+    await other_nodes.close()
 
 
 @pytest.mark.parametrize(
@@ -488,13 +488,13 @@ async def test_how_the_leaders_node_is_says_nothing_of_this_one(
     """A client leaves a draining node: that node alone, not all that pass its answers on."""
     node, address = leader
     node.answer = Refusal(there)
-    passing = Passing(view_of(address))
+    other_nodes = OtherNodes(view_of(address))
     with pytest.raises(RequestRefusedError) as caught:
-        await passing.cancel(address, REQUEST.messages, 5)
+        await other_nodes.cancel(address, REQUEST.messages, 5)
     assert caught.value.refusal.reason is here
     if here is not there:
         assert caught.value.refusal.detail == f"The leader's node cannot write it: {there}"
-    await passing.close()
+    await other_nodes.close()
 
 
 @pytest.mark.parametrize(
@@ -507,7 +507,7 @@ async def test_how_the_leaders_node_is_says_nothing_of_this_one(
     ids=["address unknown", "nobody leads", "not heard"],
 )
 def test_nobody_is_asked_whose_leadership_is_not_heard(view: NodeView) -> None:
-    assert Passing(view).leader_address() is None
+    assert OtherNodes(view).leader_address() is None
 
 
 async def test_a_channel_that_was_replaced_is_closed(
@@ -515,24 +515,26 @@ async def test_a_channel_that_was_replaced_is_closed(
 ) -> None:
     """Once its calls have ended; so there is one for each node, however often files are renewed."""
     node, address = leader
-    passing = Passing(view_of(address))
+    other_nodes = OtherNodes(view_of(address))
     shown: list[object] = [None]
-    monkeypatch.setattr(passing, "_shown", lambda: shown[0])
-    monkeypatch.setattr(passing, "_open", lambda at, *_, **__: grpc.aio.insecure_channel(at))
+    monkeypatch.setattr(other_nodes, "_shown", lambda: shown[0])
+    monkeypatch.setattr(other_nodes, "_open", lambda at, *_, **__: grpc.aio.insecure_channel(at))
     view_peers = {"n2": replace(SECRETIVE, client_address=address, client_tls=True)}
-    monkeypatch.setattr(passing, "_view", node_view(view_of(None).status, peers=lambda: view_peers))
+    monkeypatch.setattr(
+        other_nodes, "_view", node_view(view_of(None).status, peers=lambda: view_peers)
+    )
     node.goes_on.clear()
-    slow = asyncio.create_task(passing.cancel(address, REQUEST.messages, 20))
+    slow = asyncio.create_task(other_nodes.cancel(address, REQUEST.messages, 20))
     await until(lambda: len(node.asked) == 1)
     for shown[0] in range(3):
         with pytest.raises(RequestRefusedError):
-            await passing.cancel(address, REQUEST.messages, 0.05)
-    assert len(passing._channels) == 1
+            await other_nodes.cancel(address, REQUEST.messages, 0.05)
+    assert len(other_nodes._channels) == 1
     node.goes_on.set()
     assert (await slow)[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
-    await until(lambda: not passing._closing)
+    await until(lambda: not other_nodes._closing)
     assert set(node.passed) == {SECRETIVE.call_secret.hex()}
-    await passing.close()
+    await other_nodes.close()
 
 
 SECRETIVE = PeerState(Connection.CONNECTED, 0, "127.0.0.1:1", call_secret=b"secret")
@@ -546,16 +548,16 @@ async def asked(
     peers: dict[str, PeerState], *, within_s: float
 ) -> dict[str, pb.DescribeClusterResponse | Silent]:
     """The answers of each node to one that asks them all."""
-    passing = Passing(node_view(view_of(None).status, peers=lambda: peers))
+    other_nodes = OtherNodes(node_view(view_of(None).status, peers=lambda: peers))
     try:
-        return await passing.ask_all(
+        return await other_nodes.ask_all(
             lambda node: node.stub.DescribeCluster(
                 pb.DescribeClusterRequest(), timeout=node.within_s
             ),
             within_s=within_s,
         )
     finally:
-        await passing.close()
+        await other_nodes.close()
 
 
 async def test_all_are_asked_at_once_and_silent_nodes_are_reported_with_the_reason(
@@ -599,10 +601,12 @@ async def test_who_came_back_is_found_at_once() -> None:
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{place.getsockname()[1]}"
-        passing = Passing(node_view(view_of(None).status, peers=lambda: {"n2": peer(address)}))
+        other_nodes = OtherNodes(
+            node_view(view_of(None).status, peers=lambda: {"n2": peer(address)})
+        )
 
     async def ask() -> pb.DescribeClusterResponse | Silent:
-        answers = await passing.ask_all(
+        answers = await other_nodes.ask_all(
             lambda node: node.stub.DescribeCluster(
                 pb.DescribeClusterRequest(), timeout=node.within_s
             ),
@@ -616,5 +620,5 @@ async def test_who_came_back_is_found_at_once() -> None:
     server.add_insecure_port(address)
     await server.start()
     assert await ask() == pb.DescribeClusterResponse(node="n2")
-    await passing.close()
+    await other_nodes.close()
     await server.stop(0)

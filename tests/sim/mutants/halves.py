@@ -65,13 +65,13 @@ def released_falls_due() -> list[Patch]:
 
 
 def header_is_left() -> list[Patch]:
-    real = half_letters.parted
+    real = half_letters.split_headers
 
-    def parted(headers: Iterable[tuple[str, bytes | None]]) -> half_letters.Parted:
+    def split_headers(headers: Iterable[tuple[str, bytes | None]]) -> half_letters.HalfHeaders:
         own, group, deliver_at_ms = real(headers)
-        return half_letters.Parted([(HALF_GROUP, group), *own], group, deliver_at_ms)
+        return half_letters.HalfHeaders([(HALF_GROUP, group), *own], group, deliver_at_ms)
 
-    return [instead(halves, "parted", parted)]
+    return [instead(halves, "split_headers", split_headers)]
 
 
 def decided_at_loading() -> list[Patch]:

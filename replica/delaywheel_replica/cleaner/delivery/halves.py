@@ -43,7 +43,7 @@ from delaywheel_replica.cleaner.delivery.dead_letters import Condemned
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState, Records
 from delaywheel_replica.cleaner.due.steps import Step
-from delaywheel_replica.cleaner.ingress.half_letters import Headers, letter_headers, parted
+from delaywheel_replica.cleaner.ingress.half_letters import Headers, letter_headers, split_headers
 from delaywheel_replica.kafka_settings import KafkaNames
 
 _LONGEST_MS = 86_400_000
@@ -107,7 +107,7 @@ def passed_on(rows: DueRows) -> DueRows:
 
 
 def _committed(half: DueMessage, early_ms: int, now_ms: int, names: KafkaNames) -> _AsSent:
-    own, _, deliver_at_ms = parted(half.headers)
+    own, _, deliver_at_ms = split_headers(half.headers)
     if deliver_at_ms is None or deliver_at_ms <= now_ms:
         if early_ms:
             own.append((COMMITTED, b"%d" % (half.due_ms - early_ms)))

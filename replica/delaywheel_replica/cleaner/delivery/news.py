@@ -27,7 +27,7 @@ UNREPORTED_AT_MOST = 20_000
 UNLIMITED_BYTES = (1 << 31) - 1
 
 
-class DeadNews:
+class DeadLetterNews:
     """Dead letters that were not reported to the server yet."""
 
     def __init__(self, send: Callable[[DeadLettered], bool], *, cleaner_ms: int) -> None:

@@ -20,7 +20,7 @@ from delaywheel_replica.kafka_settings import KafkaNames
 Headers = list[tuple[str, bytes | None]]
 
 
-class Parted(NamedTuple):
+class HalfHeaders(NamedTuple):
     """The headers of a half.
 
     Attributes:
@@ -34,13 +34,13 @@ class Parted(NamedTuple):
     deliver_at_ms: int | None
 
 
-def parted(headers: Iterable[tuple[str, bytes | None]]) -> Parted:
+def split_headers(headers: Iterable[tuple[str, bytes | None]]) -> HalfHeaders:
     """Returns a half's headers, ours apart from its own."""
     pairs = list(headers)
     ours = {name: value for name, value in pairs if name in {HALF_GROUP, HALF_DELIVER_AT}}
     own = [each for each in pairs if each[0] not in ours]
     deliver_at = ours.get(HALF_DELIVER_AT)
-    return Parted(own, ours.get(HALF_GROUP), None if deliver_at is None else int(deliver_at))
+    return HalfHeaders(own, ours.get(HALF_GROUP), None if deliver_at is None else int(deliver_at))
 
 
 def letter_headers(
@@ -59,7 +59,7 @@ def letter_headers(
         partition: To which one its message goes, or ABSENT.
         timestamp_ms: Which one its message is delivered with, or ABSENT.
     """
-    own, group, deliver_at_ms = parted(headers)
+    own, group, deliver_at_ms = split_headers(headers)
     if deliver_at_ms is None:
         # Another due than the half's: one id and due is delivered once.
         deliver_at_ms = due_ms + 1

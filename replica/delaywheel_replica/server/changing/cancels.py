@@ -28,7 +28,7 @@ from delaywheel_replica.server.changing.waiting import Answered, Decided
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.search import Asked, Page, Search
-from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, Passing
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, OtherNodes
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -123,12 +123,12 @@ class CancelMany:
     """
 
     def __init__(
-        self, view: NodeView, search: Search, groups: CancelGroups, passing: Passing
+        self, view: NodeView, search: Search, groups: CancelGroups, other_nodes: OtherNodes
     ) -> None:
         self._view = view
         self._search = search
         self._groups = groups
-        self._passing = passing
+        self._other_nodes = other_nodes
         self._running = 0
 
     async def cancel_many(
@@ -140,8 +140,8 @@ class CancelMany:
             caller: Who asks: only what they may change is found.
 
         Raises:
-            RequestRefusedError: FILTER_MISSING, FORBIDDEN, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE, and
-                those of filters.
+            RequestRefusedError: FILTER_MISSING, FORBIDDEN, NO_LEADER, SEARCHES_BUSY, BACKPRESSURE,
+                and those of filters.
         """
         wanted = wanted_of(request.filter)
         found_in = searchable(caller, Right.CHANGE, request.filter).within(request.within)
@@ -149,14 +149,14 @@ class CancelMany:
         if not wanted.names_something:
             raise RequestRefusedError(Reason.FILTER_MISSING)
         if self._view.cleaner.leading() is None:
-            address = None if caller.is_node else self._passing.leader_address()
+            address = None if caller.is_node else self._other_nodes.leader_address()
             if address is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
             passed = pb.CancelManyRequest()
             passed.CopyFrom(request)
             del passed.within[:]
             passed.within.extend(found_in.encoded())
-            return await self._passing.cancel_many(address, passed)
+            return await self._other_nodes.cancel_many(address, passed)
         if self._running >= _PAGES_AT_ONCE:
             raise RequestRefusedError(Reason.SEARCHES_BUSY)
         self._running += 1

@@ -52,7 +52,7 @@ from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
-from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -145,7 +145,7 @@ class DecisionBasis(NamedTuple):
         return Decided(decision, known_due_ms(record, found.rescheduled_to))
 
 
-class Together(Generic[_Asked, _Found]):
+class SharedLook(Generic[_Asked, _Found]):
     """Looks for one thing, with all others that are asked for during the look before."""
 
     def __init__(self, look: Callable[[list[_Asked]], Awaitable[Sequence[_Found]]]) -> None:
@@ -184,15 +184,15 @@ class MessageFinder:
     """Finds messages, and examines them until they are decided. For the event loop's thread."""
 
     def __init__(
-        self, view: NodeView, queries: Queries, passing: Passing, places: AskedPlaces
+        self, view: NodeView, queries: Queries, other_nodes: OtherNodes, places: AskedPlaces
     ) -> None:
         self._view = view
         self._queries = queries
-        self._passing = passing
+        self._other_nodes = other_nodes
         self._places = places
-        self._finds = Together(self.find_many)
-        self._looks = Together(self._look_for_cancels)
-        self._confirms = Together(self.confirm)
+        self._finds = SharedLook(self.find_many)
+        self._looks = SharedLook(self._look_for_cancels)
+        self._confirms = SharedLook(self.confirm)
 
     async def change_permitted(
         self,
@@ -264,7 +264,7 @@ class MessageFinder:
         """
         if caller.is_node or self._view.cleaner.leading() is not None:
             return None
-        return self._passing.leader_address()
+        return self._other_nodes.leader_address()
 
     def moment(self) -> DecisionBasis:
         """Returns what decisions are based on now."""
@@ -425,7 +425,9 @@ class MessageFinder:
         """Asks the other nodes: one may have acknowledged the message since its last heartbeat."""
         cleaner = self._view.cleaner.status
         wheels = () if cleaner is None else cleaner.wheels.values()
-        return await self._passing.others_have_none(_as_named(named), wanted=others_to_ask(wheels))
+        return await self._other_nodes.others_have_none(
+            _as_named(named), wanted=others_to_ask(wheels)
+        )
 
 
 def _refusal(caller: Caller, rights: Rights, topics: frozenset[str]) -> Decided | Refusal | None:

@@ -30,7 +30,7 @@ from delaywheel_replica.server.changing.awaited import parsed
 from delaywheel_replica.server.commit.own_halves import CommitWriting, is_left_to_check
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
-from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -45,7 +45,7 @@ class HalfCommits:
         self,
         node: str,
         queries: Queries,
-        passing: Passing,
+        other_nodes: OtherNodes,
         writing: CommitWriting,
         refusal: Callable[[], Refusal | None],
         *,
@@ -60,7 +60,7 @@ class HalfCommits:
         """
         self._node = node
         self._queries = queries
-        self._passing = passing
+        self._other_nodes = other_nodes
         self._writing = writing
         self._refusal = refusal
         # By the clocks of who made the half, of the node that took it, and of this one.
@@ -105,7 +105,7 @@ class HalfCommits:
         """
         if node != self._node:
             some = pb.CommitRequest(halves=[halves[row] for row in rows])
-            answer = await self._passing.commit(node, some)
+            answer = await self._other_nodes.commit(node, some)
             if answer is not None and len(answer.results) == len(rows):
                 for row, result in zip(rows, answer.results, strict=True):
                     results[row] = None if result.HasField("error") else result

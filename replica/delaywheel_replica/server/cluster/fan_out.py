@@ -10,7 +10,7 @@ from delaywheel_replica.server.cluster.details import Details
 from delaywheel_replica.server.cluster.merging import joined, slots_joined
 from delaywheel_replica.server.lookup.describe import describe_cluster
 from delaywheel_replica.server.lookup.queries import Queries, slots_at_most
-from delaywheel_replica.server.node.calls_to_nodes import Passing
+from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal
 
@@ -32,7 +32,7 @@ class FanOut:
         self,
         config: Config,
         view: NodeView,
-        passing: Passing,
+        other_nodes: OtherNodes,
         queries: Queries,
         details: Details,
         *,
@@ -48,7 +48,7 @@ class FanOut:
         """
         self._config = config
         self._view = view
-        self._passing = passing
+        self._other_nodes = other_nodes
         self._queries = queries
         self._details = details
         self._address = address
@@ -92,7 +92,7 @@ class FanOut:
         async with self._asks:
             own, others = await asyncio.gather(
                 self._described(details=True),
-                self._passing.ask_all(
+                self._other_nodes.ask_all(
                     lambda node: node.stub.DescribeCluster(
                         question, timeout=node.within_s, metadata=node.metadata
                     ),
@@ -116,7 +116,7 @@ class FanOut:
         question.CopyFrom(request)
         question.all_members = False
         async with self._asks:
-            others = await self._passing.ask_all(
+            others = await self._other_nodes.ask_all(
                 lambda node: node.stub.ListSlots(
                     question, timeout=node.within_s, metadata=node.metadata
                 ),

@@ -21,7 +21,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import NodeStorage, SetBack
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.access.callers import CallContext
-from delaywheel_replica.server.node.calls_to_nodes import OtherNode, Passing
+from delaywheel_replica.server.node.calls_to_nodes import OtherNode, OtherNodes
 from delaywheel_replica.server.node.node_view import (
     NodeView,
     done_slot,
@@ -85,7 +85,7 @@ class Operator:
     def __init__(
         self,
         view: NodeView,
-        passing: Passing,
+        other_nodes: OtherNodes,
         *,
         members: Collection[str],
         send: Callable[[NodeStorage | SetBack], object],
@@ -102,7 +102,7 @@ class Operator:
             wait_s: How long a change may take to be committed.
         """
         self._view = view
-        self._passing = passing
+        self._other_nodes = other_nodes
         self._members = members
         self._send = send
         self._pending = pending
@@ -235,10 +235,10 @@ class Operator:
         """
         if self._leads():
             return None
-        address = None if passed else self._passing.leader_address()
+        address = None if passed else self._other_nodes.leader_address()
         if address is None:
             raise RequestRefusedError(Reason.NO_LEADER)
-        return await self._passing.call(address, call, unknown=unknown)
+        return await self._other_nodes.call(address, call, unknown=unknown)
 
     def _leads(self) -> bool:
         """Whether this node leads, even if it rests while it waits for frames of a lost folder."""

@@ -191,7 +191,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Wrote:
+class WriteOutcome:
     """The part of a group that has index rows.
 
     Attributes:
@@ -205,7 +205,7 @@ class Wrote:
     broken: WheelBroken | None = None
 
 
-def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
+def write(store: Store, group: Group, accepted_at_ms: int) -> WriteOutcome:
     """Appends the messages of a group that are not refused.
 
     It refuses, besides earlier refusals: messages of full and finished slots; requests that no
@@ -218,9 +218,9 @@ def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
             rows = np.flatnonzero(group.verdicts == 0)
             columns = columns.take(rows).compacted()
         if not len(columns):
-            return Wrote(columns, NO_GROUP)
+            return WriteOutcome(columns, NO_GROUP)
         try:
-            return Wrote(columns, store.append(columns, group.kind, accepted_at_ms))
+            return WriteOutcome(columns, store.append(columns, group.kind, accepted_at_ms))
         except SlotFull as error:
             full = (group.columns.slots == error.slot) & (group.verdicts == 0)
             group.refuse(full, Refusal(Reason.SLOT_FULL, f"Second {error.slot}"))
@@ -232,7 +232,7 @@ def write(store: Store, group: Group, accepted_at_ms: int) -> Wrote:
             _refuse_not_encodable(store, group, error)
         except WheelBroken as error:
             _refuse_undone(group, rows, error)
-            return Wrote(columns, error.done, error)
+            return WriteOutcome(columns, error.done, error)
 
 
 def _refuse_not_encodable(store: Store, group: Group, error: NotEncodable) -> None:

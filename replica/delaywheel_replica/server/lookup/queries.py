@@ -49,7 +49,7 @@ _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class MessageAnswer:
     """A message, and whether a cancel of it may have come in time although it is given as done."""
 
     message: pb.StoredMessage
@@ -281,7 +281,7 @@ class Queries:
         """Whether copies have the contents of messages; see `Scanner.are_same`."""
         return await self._on_thread(lambda: self._scanner.are_same(copies))
 
-    async def get_message(self, reference: Reference) -> Got:
+    async def get_message(self, reference: Reference) -> MessageAnswer:
         """Returns one message with its content.
 
         Raises:
@@ -325,7 +325,7 @@ class Queries:
         was_taken = message.state == pb.MESSAGE_STATE_DONE and not is_doubtful
         if was_taken or message.state == pb.MESSAGE_STATE_DELIVERED:
             message.state = self._end_of(message, found)
-        return Got(message, is_doubtful=is_doubtful)
+        return MessageAnswer(message, is_doubtful=is_doubtful)
 
     def _end_of(self, message: pb.StoredMessage, found: Found) -> "pb.MessageState.ValueType":
         """What became of a message that was forwarded, or is a dead letter."""

@@ -112,7 +112,7 @@ class _Kept(NamedTuple):
     node: OtherNode
 
 
-class Passing:
+class OtherNodes:
     """Addresses of the other nodes, and calls to them. For the event loop's thread."""
 
     def __init__(self, view: NodeView, certificates: NodeCertificates | None = None) -> None:

@@ -33,7 +33,7 @@ class _Handle:
     used: int  # when it was last used: the number of a bundle
 
 
-class Where(Enum):
+class Placement(Enum):
     """Where frames may be written."""
 
     AT_END = "where their files end"
@@ -119,7 +119,7 @@ class HandleCache:
         folder: Path,
         places: BundlePlaces,
         *,
-        where: Where,
+        where: Placement,
         is_over: Callable[[], bool] | None = None,
     ) -> BundleWritten:
         """Writes frames in order until one cannot be written; creates missing files.
@@ -133,7 +133,7 @@ class HandleCache:
             is_over: Called after each frame; if true, no more are written.
         """
         wrote, edges, content = BundleWritten(), places.edges, places.content
-        behind, anywhere = where is Where.BEHIND, where is Where.ANYWHERE
+        behind, anywhere = where is Placement.BEHIND, where is Placement.ANYWHERE
         with self._lock:
             self._bundles += 1
             handles, number = self._handles, self._bundles

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.storage.files.handles import BundlePlaces, BundleWritten, HandleCache, Where
+from delaywheel.storage.files.handles import BundlePlaces, BundleWritten, HandleCache, Placement
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Buffer, Disk, File
@@ -191,7 +191,7 @@ class SlotFiles:
         hold other frames.
         """
         places = BundlePlaces(slots.tolist(), offsets.tolist(), edges.tolist(), content)
-        wrote = self._handles.write(self._owner, self._folder, places, where=Where.AT_END)
+        wrote = self._handles.write(self._owner, self._folder, places, where=Placement.AT_END)
         if wrote.misplaced_at is not None:
             path = layout.slot_path(self._folder, places.slots[wrote.frames])
             until = places.offsets[wrote.frames]
@@ -210,7 +210,7 @@ class SlotFiles:
         Stops where a frame's place is already occupied.
         """
         wrote = self._handles.write(
-            self._owner, self._folder, places, where=Where.BEHIND, is_over=is_over
+            self._owner, self._folder, places, where=Placement.BEHIND, is_over=is_over
         )
         edges, done = places.edges, places.slots[: wrote.frames]
         filled = [slot for at, slot in enumerate(done) if edges[at] < edges[at + 1]]
@@ -224,7 +224,7 @@ class SlotFiles:
             OSError: The medium reported an error.
         """
         places = BundlePlaces([slot], [offset], [0, len(buffer)], memoryview(buffer))
-        wrote = self._handles.write(self._owner, self._folder, places, where=Where.ANYWHERE)
+        wrote = self._handles.write(self._owner, self._folder, places, where=Placement.ANYWHERE)
         if wrote.failure is not None:
             raise wrote.failure
         self._note_unsynced([slot], wrote.new_slots)

@@ -46,7 +46,7 @@ class LettersTopic(KafkaOptions):
     halves_of: str | None
 
 
-class Which(LettersTopic):
+class SelectionOptions(LettersTopic):
     """Options of commands on several letters: which ones."""
 
     topic: str | None
@@ -58,7 +58,7 @@ class Which(LettersTopic):
     headers: Sequence[tuple[str, bytes | None]]
 
 
-class Dealing(Which):
+class SettlingOptions(SelectionOptions):
     """Options of commands that settle letters: how."""
 
     execute: bool
@@ -79,7 +79,7 @@ def list_letters(
     limit: int,
     as_json: bool,
     as_ndjson: bool,
-    **said: Unpack[Which],
+    **said: Unpack[SelectionOptions],
 ) -> None:
     """Lists the first letters, and counts all."""
     with _topic(said) as topic:
@@ -136,7 +136,11 @@ def show(place: tuple[int, int], *, as_json: bool, **said: Unpack[LettersTopic])
 
 
 def replay(
-    places: Sequence[tuple[int, int]], *, send_to: str | None, as_new: bool, **said: Unpack[Dealing]
+    places: Sequence[tuple[int, int]],
+    *,
+    send_to: str | None,
+    as_new: bool,
+    **said: Unpack[SettlingOptions],
 ) -> int:
     """Sends messages again."""
 
@@ -148,7 +152,7 @@ def replay(
     return _settle("replay", "replayed", settle, places, said)
 
 
-def drop(places: Sequence[tuple[int, int]], **said: Unpack[Dealing]) -> int:
+def drop(places: Sequence[tuple[int, int]], **said: Unpack[SettlingOptions]) -> int:
     """Marks letters as dealt with."""
 
     def settle(topic: DeadLetterTopic, selection: Selection, progress: _Progress) -> Settled:
@@ -168,7 +172,7 @@ class _Progress:
 
 
 def _settle(
-    verb: str, done: str, settle: _Deal, places: Sequence[tuple[int, int]], said: Dealing
+    verb: str, done: str, settle: _Deal, places: Sequence[tuple[int, int]], said: SettlingOptions
 ) -> int:
     """Settles letters with `--execute`; without it, only says what it would do."""
     selection = _selection(said, places)
@@ -200,7 +204,7 @@ def _settle(
     return ExitCode.REFUSED if settled.refused else ExitCode.DONE
 
 
-def _print_preview(verb: str, counts: LetterCounts, said: Dealing) -> None:
+def _print_preview(verb: str, counts: LetterCounts, said: SettlingOptions) -> None:
     waiting = counts.of(LetterState.WAITING)
     number = waiting if said["limit"] is None else min(waiting, said["limit"])
     if said["as_json"]:
@@ -225,7 +229,7 @@ def _counted(
             yield letter, state
 
 
-def _selection(said: Which, places: Sequence[tuple[int, int]] = ()) -> Selection:
+def _selection(said: SelectionOptions, places: Sequence[tuple[int, int]] = ()) -> Selection:
     def ms(moment: datetime | None) -> int | None:
         return None if moment is None else to_ms(moment)
 
