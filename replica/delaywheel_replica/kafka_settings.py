@@ -10,7 +10,7 @@ have been retried ends as an unknown outcome, to which a new candidacy responds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from delaywheel.ingress import IngressLimits, halves_topic, ingress_topic
@@ -142,7 +142,7 @@ class KafkaSettings:
     names: KafkaNames
     client: Mapping[str, Any]
     """The operator's settings, with `bootstrap.servers` among them."""
-    max_record_bytes: int = field(default=1_100_000)
+    max_record_bytes: int = 1_100_000
     """The greatest record we write: a greatest message with all our headers."""
     halves: bool = False
     """Whether half messages are wanted: then their topic is one of ours."""

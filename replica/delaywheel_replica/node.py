@@ -40,7 +40,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -167,7 +167,7 @@ class _Ready:
 
     read_fd: int
     write_fd: int
-    text: bytes = field(default=b"")
+    text: bytes = b""
 
 
 class Supervisor:

@@ -44,7 +44,8 @@ class Pattern:
             return False
         at, until = len(self._begin), len(name) - len(self._end)
         for piece in self._middle:  # the first place of each leaves most room for the next
-            at = name.find(piece, at, until) + len(piece)
-            if at < len(piece):
+            found = name.find(piece, at, until)
+            if found < 0:
                 return False
+            at = found + len(piece)
         return name.startswith(self._begin)

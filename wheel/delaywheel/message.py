@@ -42,7 +42,6 @@ _TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _HANDLE = re.compile(r"(?P<wheel>[^:]+):(?P<slot>[0-9]{1,12}):(?P<id>[0-9a-fA-F]{32})")
 _FIXING_DUE = Lock()
 
-
 _clock: Callable[[], int] = time.time_ns
 
 

@@ -30,7 +30,6 @@ OMITTED_HEADER: Final = "dw-dead-omitted"
 OMISSIONS: Final = ((), ("value",), ("value", "headers"), ("value", "headers", "key"))
 """What is left out of a dead letter: nothing, or else as little as needed, in this order."""
 
-
 HALF_GROUP: Final = "dw-half"
 """The group that is asked what became of the local transaction; with it, a message is a half."""
 HALF_DELIVER_AT: Final = "dw-half-deliver-at"
@@ -47,8 +46,6 @@ LONGEST_GROUP_BYTES: Final = 200
 """The longest value of `HALF_GROUP`."""
 LONGEST_HOLD_MS: Final = 10_000
 """No half is due later: until then seconds with releases are in memory."""
-
-
 LETTER_ROOM_BYTES: Final = 4_096
 """What a letter about a half has beside the message, when it is put off for its next attempt."""
 

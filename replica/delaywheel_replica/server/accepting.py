@@ -30,7 +30,7 @@ class _Line:
         self.come = deque[asyncio.Future[Any]]()
         self.waiting: asyncio.Future[Any] | None = None
 
-    def has_come(self, call: "asyncio.Future[Any]") -> None:
+    def pass_on(self, call: "asyncio.Future[Any]") -> None:
         """Passes a call on to the main loop if that waits for one, and keeps it otherwise."""
         waiting, self.waiting = self.waiting, None
         error = None if call.cancelled() else call.exception()
@@ -61,7 +61,7 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
         line = self._lines.setdefault(method, _Line())
         while line.asked < self._calls_at_once:
             line.asked += 1
-            super()._make_request_call_future(method).add_done_callback(line.has_come)
+            super()._make_request_call_future(method).add_done_callback(line.pass_on)
         if line.come:
             line.asked -= 1
             return line.come.popleft()

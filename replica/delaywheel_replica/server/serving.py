@@ -631,7 +631,7 @@ def _open_store(
         node=config.node_id,
         cluster_id=config.cluster_id,
         boot_id=boot_id,
-        floor=(last_status.floor if last_status is not None else None) or 0,
+        floor=0 if last_status is None else last_status.floor or 0,
         limits=StoreLimits(
             span_seconds=config.span_seconds,
             dial_rows=config.span_seconds + config.late_window_seconds + _DIAL_SLACK_SECONDS,

@@ -517,7 +517,7 @@ async def test_a_channel_that_was_replaced_is_closed(
     node, address = leader
     other_nodes = OtherNodes(view_of(address))
     shown: list[object] = [None]
-    monkeypatch.setattr(other_nodes, "_shown", lambda: shown[0])
+    monkeypatch.setattr(other_nodes, "_current_certificates", lambda: shown[0])
     monkeypatch.setattr(other_nodes, "_open", lambda at, *_, **__: grpc.aio.insecure_channel(at))
     view_peers = {"n2": replace(SECRETIVE, client_address=address, client_tls=True)}
     monkeypatch.setattr(

@@ -78,7 +78,6 @@ CUT_BYTES = 8_000_000
 """The most that one transaction writes, unless what belongs to one record is more. What is only
 done needs no record: of that, a transaction takes all."""
 
-
 MOST_REASONS = 50
 OTHER_REASON = "OTHER"
 """The reason under which dead letters are counted beyond so many reasons."""

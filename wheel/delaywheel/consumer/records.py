@@ -67,7 +67,6 @@ MOST_WRITTEN_BYTES = 8_000_000
 LONGEST_ERROR = 300
 """The most characters of an error that a header carries."""
 
-
 _PLACE = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
 _NUMBER = re.compile(rb"-?[0-9]{1,19}")
 

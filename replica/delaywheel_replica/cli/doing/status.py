@@ -32,7 +32,6 @@ _WHEEL_STATES = {
 }
 """What is no everyday word; open and closed are."""
 
-
 _WATCH_S = 2.0
 _LOOK_S = 1.0
 _UNCHECKED_MS = 60_000

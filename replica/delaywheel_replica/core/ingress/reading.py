@@ -168,7 +168,7 @@ def read(record: CommittedRecord, rules: IngressRules) -> RecordRequest:
         detail = f"More than {ingress.HEADERS_MOST:,} headers"
         return Unfit(UnfitReason.MESSAGE_TOO_LARGE, detail)
     try:
-        asked, passed = _sorted(record.headers)
+        asked, passed = _split(record.headers)
         for name, meaning in _MEANINGS.items():
             if name in asked:
                 return meaning(record, asked, rules)
@@ -227,7 +227,7 @@ def _check_topic(record: CommittedRecord, rules: IngressRules) -> None:
         raise _UnfitError(UnfitReason.FORBIDDEN, detail)
 
 
-def _sorted(
+def _split(
     headers: Sequence[tuple[str, bytes | None]],
 ) -> tuple[_Asked, list[tuple[str, bytes | None]]]:
     """Splits headers into the last of each reserved name, and those that are passed on."""

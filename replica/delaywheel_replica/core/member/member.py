@@ -598,7 +598,7 @@ class Member:
     def _follow(self, status: CleanerStatus) -> None:
         """Keeps what is committed, which stays true even if the cleaner is no longer alive."""
         known = self._known
-        known.has_read(status.progress)
+        known.note_progress(status.progress)
         if status.lost != known.lost:
             known.lost = status.lost
             self._inventory.lost(status.lost)

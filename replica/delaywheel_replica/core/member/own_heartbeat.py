@@ -88,7 +88,8 @@ class OwnHeartbeat:
         hearing, now_ms = self._hearing, self._known.now_ms
         if not hearing.others:
             return []
-        carries_all, self._since_all = self._since_all == 0, (self._since_all + 1) % ALL_EVERY
+        carries_all = self._since_all == 0
+        self._since_all = (self._since_all + 1) % ALL_EVERY
         alone = Gossip(self.heartbeat())
         whole = (
             replace(alone, others=tuple(hearing.heartbeats().values())) if carries_all else alone
@@ -105,7 +106,7 @@ class OwnHeartbeat:
         if wheel is not None:
             heartbeats[wheel] = self._current.heartbeat()
         if spare is not None:
-            heartbeats[spare.wheel] = WheelHeartbeat(0, 0, spare.seal_slot, 0, 0, -1)
+            heartbeats[spare.wheel] = WheelHeartbeat(seal_slot=spare.seal_slot)
         return heartbeats
 
     def _term(self) -> LeaderTerm | None:

@@ -160,7 +160,7 @@ class Known:
         """Returns the record of a wheel if it is known to be registered."""
         return None if self.registry is None else self.registry.wheels.get(wheel)
 
-    def has_read(self, progress: Progress | None) -> None:
+    def note_progress(self, progress: Progress | None) -> None:
         """Notes a committed progress; one older than the known progress changes nothing.
 
         Kafka may have lost what was read before: some node must still know it then.

@@ -46,12 +46,12 @@ class WheelHeartbeat:
             behind it, so that everything outside the spans is held.
     """
 
-    applied: int
-    high_watermark: int
-    seal_slot: int
-    seal_seq: int
-    ledger_seq: int
-    top_slot: int
+    applied: int = 0
+    high_watermark: int = 0
+    seal_slot: int = 0
+    seal_seq: int = 0
+    ledger_seq: int = 0
+    top_slot: int = -1
     missing: SeqSet = NO_SEQS
 
     @property

@@ -24,7 +24,6 @@ _FIELDS: Final = ("who", "may", "topics")
 _PRINCIPALS_AT_MOST: Final = 4_096
 """Principals that are kept: an authority may have signed any number of names."""
 
-
 _TABLES: Final = ("grant", "quota", "topic_quota")
 
 

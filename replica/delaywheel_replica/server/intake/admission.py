@@ -30,7 +30,6 @@ _log = get_logger(__name__)
 
 MESSAGE_COST_BYTES: Final = 320
 
-
 _IN_FLIGHT_RETRY_MS: Final = 50
 _LOOK_S: Final = 5.0
 _UNREAD_LOOKS: Final = 12

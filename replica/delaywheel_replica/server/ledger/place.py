@@ -79,7 +79,7 @@ class Name:
 
 
 class LedgerStorage:
-    """The folder. For one thread; every method may raise one of `UNREACHED`."""
+    """The place, for one thread; every method may raise one of `UNREACHED`."""
 
     def __init__(self, uri: str, *, node: str, staging: Path) -> None:
         """Finds the file system; creates nothing yet.
@@ -105,10 +105,8 @@ class LedgerStorage:
         """When the place last responded, by the monotonic clock; for any thread."""
         return self._answered_s
 
-    # --- names
-
     def reach(self) -> None:
-        """Checks that the place responds, before anything is prepared for it."""
+        """Checks that the place responds, and deletes what a crash has left there of a sending."""
         names = self._list("")
         if self._moves:
             return
@@ -117,6 +115,8 @@ class LedgerStorage:
             for name in names:
                 if name.startswith(self._sent_prefix):
                     self._fs.delete_file(f"{self._folder}/{name}")
+
+    # --- names
 
     def newest(self, wheels: Mapping[WheelId, int]) -> dict[WheelId, int]:
         """Returns the seq up to which each wheel is published; unpublished ones are absent.

@@ -113,8 +113,11 @@ def _newest(wheel: WheelId, status: ServerStatus, *, of_all: bool) -> WheelHeart
     others = [known.heartbeat for known in status.peers.values()] if of_all else []
     heartbeats = [status.heartbeat, *others]
     reported = [heartbeat.wheels[wheel] for heartbeat in heartbeats if wheel in heartbeat.wheels]
-    nothing = WheelHeartbeat(0, 0, 0, 0, 0, -1)
-    return max(reported, key=lambda each: (each.applied, each.high_watermark), default=nothing)
+    return max(
+        reported,
+        key=lambda each: (each.applied, each.high_watermark),
+        default=WheelHeartbeat(),
+    )
 
 
 def _members(

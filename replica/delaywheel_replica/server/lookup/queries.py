@@ -452,9 +452,9 @@ class Queries:
         return knows_all(registry, status.heartbeat, heard_heartbeats(status, status.monotonic_ms))
 
     def damaged(self, wheel: WheelId, seq: int, slot: int) -> None:
-        """Reports a frame that could not be read.
+        """Reports a frame that could not be read, unless it is lost or finished.
 
-        The floor is checked afterwards: nothing is deleted before this node knows it.
+        The floor is looked up only now: if the frame was deleted while it was read, it says so.
         """
         cleaner, floor = self._view.cleaner.status, self._view.status().heartbeat.floor
         is_lost = cleaner is not None and (wheel, seq) in cleaner.lost

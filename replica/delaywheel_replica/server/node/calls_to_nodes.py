@@ -157,7 +157,7 @@ class OtherNodes:
     async def cancel(
         self, address: str, messages: Sequence[pb.MessageRef], whole_within_s: float | None
     ) -> Sequence[pb.MessageCancelled]:
-        """Cancels messages there, all within so many seconds; None: it answers once some are.
+        """Cancels messages there: all within so many seconds, or, without that, until some are.
 
         Raises:
             RequestRefusedError: With the reason given there; CANCEL_UNKNOWN if there was none. A
@@ -312,7 +312,7 @@ class OtherNodes:
         # node that came back.
         async with self._open(address, _FRESH, speaks_tls=peer.client_tls) as channel:
             try:
-                return await call(OtherNode.on(channel, _shows(peer), within_s))
+                return await call(OtherNode.on(channel, _metadata_for(peer), within_s))
             except grpc.aio.AioRpcError as error:
                 return Silent(_why(error, address, within_s))
 
@@ -320,12 +320,12 @@ class OtherNodes:
         """Returns the node at an address, on a new channel once the credentials have changed."""
         peers = [each for each in self._view.peers().values() if each.client_address == address]
         speaks_tls = any(each.client_tls for each in peers)
-        key = address, self._shown() if speaks_tls else None
+        key = address, self._current_certificates() if speaks_tls else None
         if key not in self._channels:
             self._retire(address)
             channel = self._open(address, _OPTIONS, speaks_tls=speaks_tls)
             self._channels[key] = _Kept(channel, OtherNode.on(channel, ()))
-        return self._channels[key].node._replace(metadata=_shows(*peers))
+        return self._channels[key].node._replace(metadata=_metadata_for(*peers))
 
     def _retire(self, address: str) -> None:
         """Closes channels that nobody will use again, once their calls have ended."""
@@ -335,7 +335,7 @@ class OtherNodes:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    def _shown(self) -> Certificates | None:
+    def _current_certificates(self) -> Certificates | None:
         return None if self._certificates is None else self._certificates.current
 
     def _open(
@@ -351,8 +351,8 @@ class OtherNodes:
         return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def _shows(*peers: PeerState) -> Metadata:
-    """What a call to a node carries; an older release has no secret, and believes any text."""
+def _metadata_for(*peers: PeerState) -> Metadata:
+    """Shows that a node calls; an older release has no secret, and believes any text."""
     return ((PASSED, next((each.call_secret.hex() for each in peers if each.call_secret), "1")),)
 
 

@@ -42,7 +42,6 @@ _OF_MESSAGES: Final = tuple(
 )
 """Possible refusals of a message: counted from 0, so that the first one shows as a change."""
 
-
 CALL_BOUNDS_US: Final = tuple(
     ms * 1_000
     for ms in (1, 2, 5, 10, 20, 30, 50, 75, 100, 150, 250, 500, 1_000, 2_500, 5_000, 10_000)

@@ -139,7 +139,7 @@ class Accumulator:
         return batch is self._open
 
     def next_batch(self, now_s: float) -> SendBatch | None:
-        """Returns the batch to send now, which counts as in flight from then on."""
+        """Returns the batch to send now, which is under way from then on."""
         if len(self._under_way) >= self._queue.in_flight:
             return None
         if self._closed:

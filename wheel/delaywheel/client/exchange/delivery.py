@@ -29,7 +29,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
 class Delivery:
-    """A batch in flight; an `Exchange`.
+    """A batch under way; an `Exchange`.
 
     Invariant: every row is either waiting or settled, never both. `doubtful` rows are those of
     `waiting` that may have been accepted already.

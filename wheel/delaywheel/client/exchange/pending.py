@@ -103,7 +103,7 @@ class SendBatch:
 
     @property
     def results(self) -> Sequence[Result] | None:
-        """The results, one for each message; None while the batch is in flight."""
+        """The results, one for each message; None until it is settled."""
         return self._results
 
     def settle(self, results: Sequence[Result]) -> None:

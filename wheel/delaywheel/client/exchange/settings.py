@@ -68,7 +68,7 @@ class ExchangeSettings:
                 raise ValueError(f"{name} {seconds}: above 0 seconds")
 
     def deadline_s(self, timeout_s: float | None) -> float:
-        """Returns when a call that begins now is given up; None: after the client's timeout."""
+        """Returns when a call that begins now is given up; without a timeout, the client's."""
         if timeout_s is None:
             return monotonic() + self.timeout_s
         return monotonic() + checked_seconds("timeout", timeout_s)

@@ -111,7 +111,7 @@ class Deliveries:
             known: What was committed for each.
             ends: Where each ends.
         """
-        self.forgotten(positions)
+        self.forget(positions)
         marks: dict[Partition, DeliveryMark] = {}
         for at, position in positions.items() if self._most is not None else ():
             passed, end = known.get(at), ends.get(at, 0)
@@ -209,8 +209,8 @@ class Deliveries:
             if one is not None and one.deliveries and (not one.is_suspect or self._current == at)
         }
 
-    def forgotten(self, partitions: Iterable[Partition]) -> None:
-        """Drops partitions."""
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """Forgets partitions."""
         for at in partitions:
             self._watched.pop(at, None)
             if self._current == at:

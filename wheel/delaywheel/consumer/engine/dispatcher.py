@@ -31,8 +31,6 @@ from delaywheel.message import Message, time_text
 _LOG = logging.getLogger("delaywheel.consumer")
 
 _LOOK_S = 0.1
-
-
 _SLOW_LOOK_S = 0.5
 
 

@@ -290,7 +290,7 @@ class Engine:
             if any(self._book.is_withheld(at) for at, _ in seeks):
                 return
             lost = self._book.assign(dict(seeks))
-            self._deliveries.forgotten(dict(seeks))
+            self._deliveries.forget(dict(seeks))
         tell_lost(lost)
         if seeks:
             self._flow.go_back(dict(seeks).keys())
@@ -467,7 +467,7 @@ class Engine:
         with self._changed:
             lost = self._book.forget(partitions)
             self._commits.forget_doubt(partitions)
-            self._deliveries.forgotten(partitions)
+            self._deliveries.forget(partitions)
             if state.order is not None:
                 state.order.forget(partitions)
             self._changed.notify_all()

@@ -38,7 +38,6 @@ _COUNTED = struct.Struct("<QI")
 # A reader is overtaken only if the writer writes twice during one read: even once is rare.
 _READ_ATTEMPTS = 100
 
-
 _T = TypeVar("_T")
 
 

@@ -40,7 +40,6 @@ MAGIC: Final = b"DWfr"
 MAGIC_NUMBER: Final = int.from_bytes(MAGIC, "little")  # as it is found in a `HEADER`
 HEADER_LENGTH_BYTES: Final = 64
 
-
 HEADER: Final[np.dtype[Any]] = np.dtype(
     [
         ("magic", "<u4"),

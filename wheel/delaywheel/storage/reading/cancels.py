@@ -26,7 +26,6 @@ FINDING_FRAMES: Final = 16
 _NEW_ROWS_AT_MOST: Final = 1 << 14
 """The index rows of up to this many new frames are examined; beyond, the second is found again."""
 
-
 _NOWHERE: Final[Mapping[WheelId, int]] = {}
 _NO_ROWS: Final = np.empty(0, INDEX_ROW)
 

@@ -67,7 +67,6 @@ _TOGETHER_BYTES = 4 * 1024 * 1024
 
 _HOLE = np.frombuffer(HOLE_ROW, dtype=INDEX_ROW)[0]
 
-
 UNREADABLE_WAIT_MS: Final = 61_000
 """From the beginning of a frame's second on, an unreadable frame is waited for this long."""
 

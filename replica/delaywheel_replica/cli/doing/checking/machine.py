@@ -143,7 +143,7 @@ def _clock() -> CheckedItem:
 
 
 def _ports(config: Config) -> Iterator[CheckedItem]:
-    """Tries to listen where the node would; not if a node runs on the folder, which does."""
+    """Tries to listen where the node would, unless it runs already: then it listens there."""
     pid = running_pid(config.data_dir)
     if pid is not None:
         yield ok("ports", f"not tried, as the node runs: process {pid}")
