@@ -5,7 +5,7 @@ little-endian), the name in UTF-8, the value. Order and duplicates are kept.
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 HEADER_LENGTHS = struct.Struct("<Ii")
 
@@ -51,6 +51,16 @@ def decode_headers(buffer: bytes) -> list[tuple[str, bytes | None]]:
         headers.append((name, None if value_length < 0 else buffer[value_at:value_end]))
         position = value_end
     return headers
+
+
+def content_bytes(
+    key: bytes | None, value: bytes | None, headers: Collection[tuple[str, bytes | None]] | None
+) -> int:
+    """Returns the length of key, value and headers."""
+    length_bytes = len(key or b"") + len(value or b"")
+    if headers:
+        length_bytes += sum(len(name) + len(content or b"") for name, content in headers)
+    return length_bytes
 
 
 def is_cut_off(name: str) -> bool:

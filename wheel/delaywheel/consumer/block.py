@@ -26,9 +26,9 @@ from delaywheel.consumer.records import (
     Outgoing,
     Place,
     Writes,
-    content_bytes,
     unpack_retry,
 )
+from delaywheel.headers import content_bytes
 
 _SETTLED: Final = bytes((State.SETTLED,))
 

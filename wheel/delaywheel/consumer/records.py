@@ -43,6 +43,7 @@ from typing import NamedTuple
 
 from delaywheel import ingress
 from delaywheel.errors import MessageInvalidError
+from delaywheel.headers import content_bytes
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
     OMITTED_HEADER,
@@ -228,14 +229,6 @@ class Trip(NamedTuple):
     origin: Place
     first_error: str | None = None
     last_error: str | None = None
-
-
-def content_bytes(key: bytes | None, value: bytes | None, headers: Headers | None) -> int:
-    """Returns the length of key, value and headers."""
-    length_bytes = len(key or b"") + len(value or b"")
-    if headers:
-        length_bytes += sum(len(name) + len(content or b"") for name, content in headers)
-    return length_bytes
 
 
 def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:

@@ -21,10 +21,10 @@ first; `origin.py` has that.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
+from delaywheel.headers import content_bytes
 from delaywheel.record_headers import (
     COMMITTED,
     HALF_GROUP,
@@ -106,7 +106,7 @@ class OutgoingRecord(NamedTuple):
     @property
     def length_bytes(self) -> int:
         """The size of key, value and headers."""
-        return _content_bytes(self.key, self.value, self.headers)
+        return content_bytes(self.key, self.value, self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class Letter:
     @property
     def length_bytes(self) -> int:
         """The size of key, value and headers."""
-        return _content_bytes(self.key, self.value, self.headers)
+        return content_bytes(self.key, self.value, self.headers)
 
     def completed(self, record: OutgoingRecord) -> Letter:
         """Returns the letter with what it lacks of its record."""
@@ -277,13 +277,6 @@ class Letter:
 
 def _is_ours(name: str) -> bool:
     return name in FORWARDING_HEADERS or name.startswith(HALF_GROUP)
-
-
-def _content_bytes(
-    key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
-) -> int:
-    named = sum(len(name) + len(content or b"") for name, content in headers)
-    return len(key or b"") + len(value or b"") + named
 
 
 def _number(value: bytes | None, bits: int = 63) -> int | None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel import ingress
-from delaywheel.headers import encode_headers, is_cut_off
+from delaywheel.headers import content_bytes, encode_headers, is_cut_off
 from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import (
     COMMITTED,
@@ -52,8 +52,7 @@ class CommittedRecord(NamedTuple):
     @property
     def length_bytes(self) -> int:
         """The length of key, value and headers."""
-        headers = sum(len(name) + len(value or b"") for name, value in self.headers or ())
-        return len(self.key or b"") + len(self.value or b"") + headers
+        return content_bytes(self.key, self.value, self.headers)
 
 
 @dataclass(frozen=True, slots=True)
