@@ -8,11 +8,10 @@ from difflib import get_close_matches
 from ipaddress import ip_address
 from itertools import combinations
 
-from delaywheel.identity import leads_elsewhere
+from delaywheel.identity import is_topic_name, leads_elsewhere
 from delaywheel.record_headers import RESERVED_PREFIX
 from delaywheel_replica.config import Config
 from delaywheel_replica.kafka_settings import refused
-from delaywheel_replica.patterns import is_topic_name
 
 
 @dataclass(frozen=True, slots=True)

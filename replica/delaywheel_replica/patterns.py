@@ -1,18 +1,6 @@
-"""Names of topics, and patterns of names in settings."""
+"""Patterns of names in settings."""
 
-import re
 from typing import Final
-
-_TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
-
-
-def is_topic_name(name: str) -> bool:
-    """Whether Kafka could have a topic of this name.
-
-    Results are not cached: matching costs no more than a lookup, and callers may send names of any
-    length.
-    """
-    return _TOPIC.fullmatch(name) is not None
 
 
 class Pattern:

@@ -1,4 +1,4 @@
-"""Names of wheels, and the text patterns of nodes, clusters and addresses.
+"""Names of wheels, and the text patterns of nodes, clusters, topics and addresses.
 
 A wheel's name is ``<node>.<number>``: one node's append-only stream since one of its starts. A
 number is never reused, so a name never means two streams.
@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Self
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _WHEEL = re.compile(r"(?P<node>[a-z0-9][a-z0-9-]{0,30})\.(?P<number>[1-9][0-9]{0,17})")
+_TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:,/]+):(?P<port>[0-9]{1,5})")
 _WILDCARDS: Final = frozenset({"0.0.0.0", "[::]"})  # noqa: S104  nothing is bound to them
 
@@ -31,6 +32,15 @@ def check_name(text: str, *, what: str = "name") -> str:
             f"{what} {text!r}: 1 to 31 of a-z, 0-9 and '-', the first one not '-'"
         )
     return text
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether Kafka could have a topic of this name.
+
+    Results are not cached: matching costs no more than a lookup, and callers may send names of any
+    length.
+    """
+    return _TOPIC.fullmatch(name) is not None
 
 
 class _Name(NamedTuple):

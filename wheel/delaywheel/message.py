@@ -22,6 +22,7 @@ import uuid_utils
 
 from delaywheel.errors import DelaywheelError, MessageInvalidError, RefusedError
 from delaywheel.headers import encode_headers
+from delaywheel.identity import is_topic_name
 from delaywheel.levels import Duration, length_ms
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import RESERVED_PREFIX, is_reserved
@@ -38,7 +39,6 @@ LENGTH_MAX: Final = 2**31 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _ZERO: Final = timedelta(0)
-_TOPIC = re.compile(r"(?!\.{1,2}\Z)[a-zA-Z0-9._-]{1,249}")
 _HANDLE = re.compile(r"(?P<wheel>[^:]+):(?P<slot>[0-9]{1,12}):(?P<id>[0-9a-fA-F]{32})")
 _FIXING_DUE = Lock()
 
@@ -335,7 +335,7 @@ def _ceil_ms(time_ns: int) -> int:
 def _check_topic(topic: str) -> None:
     if not isinstance(topic, str):
         raise TypeError(f"topic must be str, not {type(topic).__name__}")
-    if not _TOPIC.fullmatch(topic):
+    if not is_topic_name(topic):
         raise MessageInvalidError(
             Reason.TOPIC_INVALID, f"topic {topic!r}: {Reason.TOPIC_INVALID.advice}"
         )

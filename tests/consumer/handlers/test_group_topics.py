@@ -51,6 +51,12 @@ def test_other_names_are_refused(name: str, why: str) -> None:
         read_settings(["a", "b"], "my-group", "nowhere", {"retry_topic": GroupTopic(name)})
 
 
+@pytest.mark.parametrize("topic", ["a b", "..", "ö"])
+def test_a_topic_that_kafka_cannot_have_is_refused(topic: str) -> None:
+    with pytest.raises(ValueError, match="Kafka takes letters"):
+        read_settings(topic, "g", "nowhere", {})
+
+
 def test_one_name_for_two_uses_is_refused() -> None:
     same = GroupTopic("{topic}.{group}")
     with pytest.raises(ValueError, match=r"a\.g: for more than one use"):

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel import ingress
 from delaywheel.headers import content_bytes, encode_headers, is_cut_off
+from delaywheel.identity import is_topic_name
 from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import (
     COMMITTED,
@@ -23,7 +24,7 @@ from delaywheel.record_headers import (
 )
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
-from delaywheel_replica.patterns import Pattern, is_topic_name
+from delaywheel_replica.patterns import Pattern
 
 ABSENT: Final = -1
 """No partition, or no timestamp, was requested."""

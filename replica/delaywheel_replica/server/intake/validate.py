@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from delaywheel.headers import decode_headers, encode_headers
+from delaywheel.identity import is_topic_name
 from delaywheel.ingress import is_reserved_topic
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
@@ -36,7 +37,6 @@ from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_
 from delaywheel.storage.frames.header_checks import TooManyHeadersError, check_headers
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.reschedules import MessageKey
-from delaywheel_replica.patterns import is_topic_name
 from delaywheel_replica.quantities import about, counted
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Right

@@ -12,10 +12,10 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.identity import is_topic_name
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.patterns import is_topic_name
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.node.refusals import RequestRefusedError, quoted
 

@@ -35,7 +35,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from delaywheel.consumer.rules.topics import TOPIC_NAME, GroupTopic, is_group_topic
+from delaywheel.consumer.rules.topics import GroupTopic, is_group_topic
+from delaywheel.identity import is_topic_name
 from delaywheel.ingress import ingress_topic, is_reserved_topic
 
 _INGRESS: Final = re.compile(ingress_topic(".+"))
@@ -160,7 +161,7 @@ class Subscription:
         )
 
     def _names(self, source: str) -> TopicNames:
-        if not TOPIC_NAME.fullmatch(source):
+        if not is_topic_name(source):
             raise ValueError(
                 f"topic {source!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most;"
                 " a pattern begins with '^'"

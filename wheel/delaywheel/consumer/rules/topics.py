@@ -9,9 +9,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
+from delaywheel.identity import is_topic_name
 from delaywheel.ingress import is_reserved_topic
 
-TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PLACES: Final = re.compile(r"\{(.*?)\}")
 _USES: Final = re.compile(r"(?=-(retry|dead|order)-)")
 _OURS: Final = frozenset({"cleanup.policy", "delete.retention.ms"})
@@ -68,7 +68,7 @@ class GroupTopic:
                 )
         if is_reserved_topic(name):
             raise ValueError(f"topic {name!r}: a program keeps its own records there")
-        if not TOPIC_NAME.fullmatch(name):
+        if not is_topic_name(name):
             raise ValueError(
                 f"topic {name!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most;"
                 " the group's name is part of its topics' names"
