@@ -236,7 +236,7 @@ class Server:
             ask=self._link.send,
             refuses_absent=not config.create_topics,
         )
-        self._upkeep.also(topics.save_changes)
+        self._upkeep.add(topics.save_changes)
         fates, history = Fates(), ProgressHistory()
         self._queries = Queries(
             disk, data, self._view, fates, history, on_damaged=self._driver.unreadable

@@ -176,7 +176,7 @@ class Operations:
             return many_cancelled(named, results)
         many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
         await self._ask_pages(many, lambda stub: stub.CancelMany, timeout_s)
-        return many.came_to()
+        return many.result()
 
     async def change(
         self,

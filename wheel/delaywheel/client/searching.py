@@ -154,7 +154,7 @@ class CancellingMany:
         self._request.page_token = page.next_page_token
         self.done = not page.next_page_token or len(self._results) >= self._limit
 
-    def came_to(self) -> ManyCancelled:
+    def result(self) -> ManyCancelled:
         """Returns the result once done."""
         moved, delivered = pb.CANCEL_OUTCOME_RESCHEDULED, pb.CANCEL_OUTCOME_ALREADY_DELIVERED
         known = {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE, moved, delivered}

@@ -84,10 +84,10 @@ class MemoryService:
         max_message_bytes: int = 1_000_000,
     ) -> None:
         limits = MemoryLimits(
-            length_ms(span),
-            120_000,
-            max_message_bytes,
-            None if topics is None else frozenset(topics),
+            span_ms=length_ms(span),
+            late_window_ms=120_000,
+            max_message_bytes=max_message_bytes,
+            topics=None if topics is None else frozenset(topics),
         )
         self._store: Final = MemoryStore(limits, unix_ms(start))
         self._levels: Final = (

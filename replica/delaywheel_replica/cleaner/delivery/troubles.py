@@ -243,7 +243,8 @@ def sample_of(rows: DueRows) -> DueRows:
     sample = rows.take(slice(shortest, shortest + 1))
     (record,) = sample
     key = None if record.key is None else record.key[:SAMPLE_KEY_BYTES]
-    records = sample.records.repeat(len(partitions := np.unique(rows.partitions)))
+    partitions = np.unique(rows.partitions)
+    records = sample.records.repeat(len(partitions))
     records["partition"] = partitions
     records["key_length"] = -1 if key is None else len(key)
     records["value_length"] = records["headers_length"] = 0

@@ -54,7 +54,7 @@ class Upkeep:
         self.end()
         self._thread.join()
 
-    def also(self, job: Callable[[], object]) -> None:
+    def add(self, job: Callable[[], object]) -> None:
         """Adds a function to be called once a second."""
         self._jobs.append(job)
 

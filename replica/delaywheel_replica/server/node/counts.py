@@ -67,8 +67,8 @@ class CallTimes:
     def timed(self, call: str) -> Iterator[list[str]]:
         """Counts a call by the outcome that is put into the list, or by the reason of a refusal."""
         began_us, outcome = _monotonic_us(), list[str]()
-        under_way = self._since_ms.setdefault(call, {})
-        under_way[key := object()] = began_us // 1_000
+        under_way, key = self._since_ms.setdefault(call, {}), object()
+        under_way[key] = began_us // 1_000
         try:
             yield outcome
         except RequestRefusedError as error:

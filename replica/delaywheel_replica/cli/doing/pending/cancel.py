@@ -75,24 +75,24 @@ def cancel(  # noqa: PLR0913 - as many as the command has
             _check(found)
             return
         confirm(f"Cancel {counted(pending, 'message')}?", yes=yes)
-    came_to = many.ask_for_all(dry_run=False)
-    _print(came_to, as_json=as_json, dry_run=False)
-    _check(came_to)
+    answer = many.ask_for_all(dry_run=False)
+    _print(answer, as_json=as_json, dry_run=False)
+    _check(answer)
 
 
-def _check(came_to: pb.CancelManyResponse) -> None:
+def _check(answer: pb.CancelManyResponse) -> None:
     """Raises if a message may be delivered, or may not have been seen."""
     not_cancelled = sum(
         row.outcome not in {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_RESCHEDULED}
-        for row in came_to.results
+        for row in answer.results
     )
-    not_cancelled += len(_gone_elsewhere(came_to))
+    not_cancelled += len(_gone_elsewhere(answer))
     if not_cancelled:
         raise CommandFailure(
             "NOT_ALL_CANCELLED",
-            f"{counted(not_cancelled, 'message')} of {len(came_to.results):,} may be delivered",
+            f"{counted(not_cancelled, 'message')} of {len(answer.results):,} may be delivered",
         )
-    if came_to.looked.incomplete:
+    if answer.looked.incomplete:
         raise CommandFailure("NOT_ALL_EXAMINED", "there may be more messages: ask again")
 
 
