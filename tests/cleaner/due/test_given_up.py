@@ -62,7 +62,7 @@ def looked_at(wheels: Wheels, frames: FrameSet, now_ms: int = NOW_MS) -> Looked:
 
 
 def hole(first_seq: int, last_seq: int, reason: str = "HOLE") -> LostFrames:
-    return LostFrames(A1, first_seq, last_seq, 0, 0, 0, 0, reason)
+    return LostFrames(A1, first_seq, last_seq, reason)
 
 
 def test_a_million_holes_are_looked_at_in_a_few_transactions(wheels: Wheels) -> None:
@@ -81,7 +81,7 @@ def test_a_million_holes_are_looked_at_in_a_few_transactions(wheels: Wheels) -> 
 def test_what_has_no_row_here_is_looked_at_at_once(wheels: Wheels) -> None:
     write(wheels, 3)
     looked = looked_at(wheels, of_a1(4, 1 << 53) | FrameSet.of([(A2, 5)]))
-    gone = LostFrames(A2, 5, 5, 0, 0, 0, 0, "GONE")
+    gone = LostFrames(A2, 5, 5, "GONE")
     assert (looked.lost, looked.kept) == ([hole(4, 1 << 53, "GONE"), gone], NO_FRAMES)
 
 
@@ -93,7 +93,7 @@ def test_so_many_that_have_a_place_are_read_and_then_the_next(wheels: Wheels) ->
     looked = looked_at(wheels, frames)
     assert looked.kept == of_a1(FRAMES_AT_ONCE + 1, FRAMES_AT_ONCE + 5)
     (run,) = joined(looked.lost)
-    assert run == LostFrames(A1, 1, FRAMES_AT_ONCE, SECOND, SECOND + 1, FRAMES_AT_ONCE, 0, "GONE")
+    assert run == LostFrames(A1, 1, FRAMES_AT_ONCE, "GONE", SECOND, SECOND + 1, FRAMES_AT_ONCE)
     assert looked_at(wheels, looked.kept).kept == NO_FRAMES
 
 

@@ -39,7 +39,7 @@ LATER_MS = 1 << 50
 
 
 def lost(seq: int, slot: int, messages: int, reason: str, wheel: WheelId = A1) -> LostFrames:
-    return LostFrames(wheel, seq, seq, slot, slot, messages, 0, reason)
+    return LostFrames(wheel, seq, seq, reason, slot, slot, messages)
 
 
 def look_at_lost(leader: Leader, wheel: WheelId, seq: int) -> LostFrames | None:
@@ -82,7 +82,7 @@ def test_a_wheel_rests_in_front_of_a_bad_frame_and_no_other_does(wheels: Wheels)
         assert leader.progress.seqs == {A1: 1, B1: 1}
         assert leader.reader.unreadable == {(A1, 2), (A1, 4)}
         assert look_at_lost(leader, A1, 2) == LostFrames(
-            A1, 2, 2, SECOND + 1, SECOND + 1, 1, 0, "MAGIC"
+            A1, 2, 2, "MAGIC", SECOND + 1, SECOND + 1, 1
         )
         wheels.repair(wheels.frames[1])
         assert look_at_lost(leader, A1, 2) is None
@@ -212,7 +212,7 @@ def test_a_slot_file_that_is_gone_is_missed_by_the_next_leader_too(wheels: Wheel
         assert leader.progress.due_ms == START_MS + 4999
         assert leader.reader.unreadable == {(A1, 1)}
         assert look_at_lost(leader, A1, 1) == LostFrames(
-            A1, 1, 1, SECOND + 5, SECOND + 5, 1, 0, "GONE"
+            A1, 1, 1, "GONE", SECOND + 5, SECOND + 5, 1
         )
         leader.lose()
         leader.forward(START_MS + 9000)

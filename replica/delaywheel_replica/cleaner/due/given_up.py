@@ -33,13 +33,13 @@ class LostFrames(NamedTuple):
     wheel: WheelId
     seq: int
     last_seq: int
-    slot: int
-    """Of the first; 0 where it is not known either."""
-    last_slot: int
-    messages: int
-    cancels: int
-    """The number in all of them, according to the index: a frame holds messages or cancels."""
     reason: str
+    slot: int = 0
+    """Of the first; 0 where it is not known either."""
+    last_slot: int = 0
+    messages: int = 0
+    cancels: int = 0
+    """The number in all of them, according to the index: a frame holds messages or cancels."""
 
     @property
     def frames(self) -> int:
@@ -174,13 +174,11 @@ class _Looking:
         return holes - nowhere, nowhere
 
     def _without_place(self, wheel: WheelId, seqs: SeqSet, reason: DamageReason) -> None:
-        self.lost += [
-            LostFrames(wheel, first, last, 0, 0, 0, 0, reason.name) for first, last in seqs.spans
-        ]
+        self.lost += [LostFrames(wheel, first, last, reason.name) for first, last in seqs.spans]
 
     def _damaged(self, wheel: WheelId, frame: DamagedFrame) -> None:
         seq, slot = frame.seq, frame.slot
         found = LostFrames(
-            wheel, seq, seq, slot, slot, frame.messages, frame.cancels, frame.reason.name
+            wheel, seq, seq, frame.reason.name, slot, slot, frame.messages, frame.cancels
         )
         self.lost.append(found)

@@ -62,9 +62,9 @@ class LateFrame(NamedTuple):
 
     seq: int
     second: Second
-    begin: int
-    end: int
-    length_bytes: int
+    begin: int = 0
+    end: int = 0
+    length_bytes: int = 0
     released: NDArray[np.intp] | None = None
 
     def rows_after(self, due_ms: int) -> NDArray[np.intp]:
@@ -272,7 +272,7 @@ class Tail:
         released = second.add(batches)
         for seq in np.unique(released.seqs).tolist():
             rows = released.rows[released.seqs == seq]
-            late.append(LateFrame(seq, second, 0, 0, 0, rows))
+            late.append(LateFrame(seq, second, released=rows))
         return late
 
 

@@ -56,8 +56,8 @@ class DeliveryMark(NamedTuple):
     """What is to be noted beside an offset that stays."""
 
     offset: int
-    deliveries: int
-    suspect_until: int
+    deliveries: int = 0
+    suspect_until: int = 0
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class Deliveries:
             elif offset < end:
                 self._watched[at] = _Watched(offset, 0, 0)
                 self._book.limit(at, offset)
-                marks[at] = DeliveryMark(offset, 1, 0)
+                marks[at] = DeliveryMark(offset, deliveries=1)
         return marks
 
     def begin_windows(self) -> bool:

@@ -294,7 +294,7 @@ class Engine:
         tell_lost(lost)
         if seeks:
             self._flow.go_back(dict(seeks).keys())
-            if not self._commits.mark({at: DeliveryMark(offset, 0, 0) for at, offset in seeks}):
+            if not self._commits.mark({at: DeliveryMark(offset) for at, offset in seeks}):
                 return  # it would be read from elsewhere after a restart
             _LOG.info("read on as asked for: %s", seeks)
         with self._changed:
