@@ -132,7 +132,7 @@ def block_of(columns: Columns | None, group: WrittenGroup, accepted_at_ms: int) 
 
 
 def block_of_frame(seq: int, accepted_at_ms: int, columns: Columns | None) -> Block:
-    """Returns the block of one frame read from its wheel; None if it holds cancels.
+    """Returns the block of one frame read from its wheel; ``columns`` as for `block_of`.
 
     Nothing else of the frame is kept in memory.
     """

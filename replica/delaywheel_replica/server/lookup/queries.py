@@ -352,7 +352,7 @@ class Queries:
         return known_due_ms(record, found.rescheduled_to)
 
     def _was_delivered(self, found: Found) -> bool:
-        """Whether a message that is done was delivered; None unless a loss would be known.
+        """Whether a message that is done was delivered, as far as a loss would be known.
 
         Another copy of a retry may have been the dead letter, long ago: the fate of each must be
         known.
