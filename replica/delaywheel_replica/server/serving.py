@@ -53,8 +53,7 @@ from delaywheel_replica.server.cluster.operator import (
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.halves_refusal import HalvesRefusals
 from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
-from delaywheel_replica.server.commit.runtime import Surroundings
-from delaywheel_replica.server.commit.threads import HeartbeatThread, StoreThread
+from delaywheel_replica.server.commit.runtime import HeartbeatThread, StoreThread, Surroundings
 from delaywheel_replica.server.commit.upkeep import Upkeep
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission

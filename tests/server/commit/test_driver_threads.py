@@ -14,7 +14,7 @@ from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.core.protocol.seal import Seal
 from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
 from delaywheel_replica.server.commit.outside import Job
-from delaywheel_replica.server.commit.threads import StoreThread
+from delaywheel_replica.server.commit.runtime import StoreThread
 from sim.machine.disk import SimulatedDisk
 from support.server.driven import DATA, LATE_WINDOW_S, Driven
 from support.wheels.messages import Message, columns_of, message

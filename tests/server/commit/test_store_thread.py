@@ -12,7 +12,7 @@ import pytest
 from delaywheel_replica.core.node.events import Effect
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.outside import Job
-from delaywheel_replica.server.commit.threads import StoreThread
+from delaywheel_replica.server.commit.runtime import StoreThread
 
 PATIENCE_S = 60
 JOBS, PUTTERS = 300, 4

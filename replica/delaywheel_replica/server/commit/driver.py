@@ -26,7 +26,7 @@ that may wait for it
   Callers' groups are jobs of the same queue. So the store has one writer at a time, which does
   everything in one order.
 - Frames from a peer are written and answered by the thread that has read them, unless another one
-  is at work (threads.py): a hand-over costs more than the job.
+  is at work (runtime.py): a hand-over costs more than the job.
 - Nothing delays a caller's group for long (time_sharing.py): deleting files and verifying wheels is
   done in steps, each a job of its own, and other jobs of many frames let a group in between two
   pieces. So groups may overtake other jobs. Among effects, only deletions and verifications may be
