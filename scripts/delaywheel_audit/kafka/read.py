@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from delaywheel.headers import content_bytes
 from delaywheel_audit.kafka.errors import (
     RANGE_CODES,
     TOPIC_CODES,
@@ -293,7 +292,9 @@ def _means(consumer: Consumer, middles: dict[str, TopicPartition]) -> dict[str, 
 
 
 def _weight(message: Message) -> int:
-    return _RECORD_OVERHEAD + content_bytes(message.key(), message.value(), headers_of(message))
+    headers = headers_of(message) or ()
+    in_headers = sum(len(name) + len(value or b"") for name, value in headers)
+    return _RECORD_OVERHEAD + len(message.key() or b"") + len(message.value() or b"") + in_headers
 
 
 def _bytes_of(messages: Sequence[Message]) -> int:
