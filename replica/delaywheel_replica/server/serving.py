@@ -289,7 +289,9 @@ class Server:
         )
         passed_on = PassedChanges(self._other_nodes.cancel, Reason.CANCEL_UNKNOWN)
         cancels = Cancels(finder, self._cancel_groups, passed_on)
-        cancel_many = CancelMany(self._view, self._search, self._cancel_groups, self._other_nodes)
+        cancel_many = CancelMany(
+            self._view, finder, self._search, self._cancel_groups, self._other_nodes
+        )
         self._decisions = Decisions(
             self._view,
             self._queries,

@@ -148,7 +148,8 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
         status=lambda: SimpleNamespace(heartbeat=SimpleNamespace(node="n1")),
     )
     search: Any = SimpleNamespace(page=page)
-    many = CancelMany(view, search, cast("Any", None), cast("Any", None))
+    finder: Any = SimpleNamespace(leader_address=lambda _: None)
+    many = CancelMany(view, finder, search, cast("Any", None), cast("Any", None))
     calls = [asyncio.create_task(many.cancel_many(asked(b"k"), ANYBODY)) for _ in range(20)]
     done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
     assert (len(waiting), len(let_in)) == (16, 16)

@@ -123,9 +123,15 @@ class CancelMany:
     """
 
     def __init__(
-        self, view: NodeView, search: Search, groups: CancelGroups, other_nodes: OtherNodes
+        self,
+        view: NodeView,
+        finder: MessageFinder,
+        search: Search,
+        groups: CancelGroups,
+        other_nodes: OtherNodes,
     ) -> None:
         self._view = view
+        self._finder = finder
         self._search = search
         self._groups = groups
         self._other_nodes = other_nodes
@@ -148,15 +154,14 @@ class CancelMany:
         wanted = wanted.only_in(found_in.test)
         if not wanted.names_something:
             raise RequestRefusedError(Reason.FILTER_MISSING)
-        if self._view.cleaner.leading() is None:
-            address = None if caller.is_node else self._other_nodes.leader_address()
-            if address is None:
-                raise RequestRefusedError(Reason.NO_LEADER)
+        if (address := self._finder.leader_address(caller)) is not None:
             passed = pb.CancelManyRequest()
             passed.CopyFrom(request)
             del passed.within[:]
             passed.within.extend(found_in.encoded())
             return await self._other_nodes.cancel_many(address, passed)
+        if self._view.cleaner.leading() is None:
+            raise RequestRefusedError(Reason.NO_LEADER)
         if self._running >= _PAGES_AT_ONCE:
             raise RequestRefusedError(Reason.SEARCHES_BUSY)
         self._running += 1
@@ -199,7 +204,7 @@ class CancelMany:
     ) -> Iterable["pb.CancelOutcome.ValueType"]:
         """What is known of messages that have a cancel; of all others nothing is said."""
         are_cancelled = [message.state in _CANCELLED for message in page.messages]
-        decided = iter(await self._groups.known(list(compress(references, are_cancelled))))
+        decided = iter(await self._finder.known(list(compress(references, are_cancelled))))
         return [
             _outcome(next(decided)) if is_cancelled else pb.CANCEL_OUTCOME_UNSPECIFIED
             for is_cancelled in are_cancelled

@@ -68,6 +68,10 @@ DECIDED_AT_ONCE: Final = 32
 """Decisions between which the event loop serves others: about a millisecond of them."""
 
 
+TO_CONFIRM: Final = frozenset({CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED})
+"""What is answered only after one more look."""
+
+
 class DecisionBasis(NamedTuple):
     """What decisions that are made together are based on.
 
@@ -343,6 +347,30 @@ class MessageFinder:
                 return Decided(CancelDecision.UNKNOWN)
             case _:
                 return decided
+
+    async def known(self, references: Sequence[Reference]) -> list[Decided | Refusal]:
+        """Decides by what is known, without writing anything."""
+        subjects = await self.find_many(references)
+        moment = self.moment()
+        results: list[Decided | Refusal] = []
+        doubtful: list[tuple[Subject, CancelDecision]] = []
+        for subject in subjects:
+            if isinstance(subject, RequestRefusedError):
+                results.append(subject.refusal)
+                continue
+            decided = moment.before_writing(subject.key, subject.found)
+            results.append(decided)
+            if decided.decision in TO_CONFIRM:
+                doubtful.append((subject, decided.decision))
+        if doubtful:
+            confirmed = iter(await self.confirm(doubtful))
+            results = [
+                next(confirmed)[1]
+                if isinstance(each, Decided) and each.decision in TO_CONFIRM
+                else each
+                for each in results
+            ]
+        return results
 
     async def confirm(
         self, doubtful: Sequence[tuple[Subject, CancelDecision]]

@@ -42,7 +42,12 @@ from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, DecisionBasis, MessageFinder
+from delaywheel_replica.server.changing.finder import (
+    DECIDED_AT_ONCE,
+    TO_CONFIRM,
+    DecisionBasis,
+    MessageFinder,
+)
 from delaywheel_replica.server.changing.waiting import (
     Answered,
     AskedGroup,
@@ -83,7 +88,6 @@ _RETRY_MS: Final = (50, 2_000)
 LEFT_BEHIND_S: Final = 2 * WAIT_S
 
 _UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
-_TO_CONFIRM: Final = frozenset({CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED})
 
 
 class CancelGroups:
@@ -163,30 +167,6 @@ class CancelGroups:
             _over(each) if result is None else result
             for result, each in zip(call.results, asked, strict=True)
         ]
-
-    async def known(self, references: Sequence[Reference]) -> list[Answered]:
-        """Decides by what is known, without writing anything."""
-        subjects = await self._finder.find_many(references)
-        moment = self._finder.moment()
-        results: list[Answered] = []
-        doubtful: list[tuple[Subject, CancelDecision]] = []
-        for subject in subjects:
-            if isinstance(subject, RequestRefusedError):
-                results.append(subject.refusal)
-                continue
-            decided = moment.before_writing(subject.key, subject.found)
-            results.append(decided)
-            if decided.decision in _TO_CONFIRM:
-                doubtful.append((subject, decided.decision))
-        if doubtful:
-            confirmed = iter(await self._finder.confirm(doubtful))
-            results = [
-                next(confirmed)[1]
-                if isinstance(each, Decided) and each.decision in _TO_CONFIRM
-                else each
-                for each in results
-            ]
-        return results
 
     @property
     def kept(self) -> int:
@@ -579,7 +559,7 @@ class CancelGroups:
         doubtful: list[tuple[PendingCancel, CancelDecision]] = []
         for number, pending in enumerate(self._waiting.covered(moment.progress), 1):
             decided = moment.after_writing(pending.key, pending.subject.found)
-            if decided.decision in _TO_CONFIRM:
+            if decided.decision in TO_CONFIRM:
                 doubtful.append((pending, decided.decision))
             elif decided.decision is CancelDecision.UNKNOWN:
                 self._unknown(pending)
