@@ -77,7 +77,7 @@ class Site:
         status = CleanerStatus("a", "boot", 1, 0, 0, Role.LEADING, progress=self.progress)
         return DecisionBasis(0, status, None, leading=True)
 
-    async def find_plain(self, references: list[Reference]) -> tuple[LoneIds, NDArray[np.bool_]]:
+    async def find_lone(self, references: list[Reference]) -> tuple[LoneIds, NDArray[np.bool_]]:
         self.looked_up.append(len(references))
         await self.goes_on.wait()
         found = [Found(copies=[Position(OWN, 1, 0)]) for _ in references]

@@ -125,12 +125,12 @@ class DecisionBasis(NamedTuple):
         return self._with_due(after_writing(view), key, found)
 
     def are_written(self, lone: LoneIds) -> NDArray[np.bool_]:
-        """Which of many messages are written, as far as that is plain; see core/leader/cancel."""
+        """Which messages get a cancel; where this is false, `before_writing` says what they get."""
         if not self.leading or self.progress is None:
             return np.zeros(len(lone.is_lone), np.bool_)
-        plain = are_written(lone.due_ms, self.now_ms, self.progress)
-        plain &= lone.is_lone & (lone.cancel_seqs == 0)
-        return plain
+        written = are_written(lone.due_ms, self.now_ms, self.progress)
+        written &= lone.is_lone & (lone.cancel_seqs == 0)
+        return written
 
     def are_taken(
         self, keys: Sequence[MessageKey], due_ms: NDArray[np.int64], progress: Progress
@@ -287,8 +287,8 @@ class MessageFinder:
             for reference, each in zip(named, found, strict=True)
         ]
 
-    async def find_plain(self, named: Sequence[Reference]) -> tuple[LoneIds, NDArray[np.bool_]]:
-        """Finds messages that nothing is out of the ordinary about; returns which may be written.
+    async def find_lone(self, named: Sequence[Reference]) -> tuple[LoneIds, NDArray[np.bool_]]:
+        """Finds messages that are lone; returns also which of them get a cancel.
 
         Each of the others is to be looked at by itself.
         """
@@ -298,8 +298,8 @@ class MessageFinder:
     async def confirm_lone(self, pinned: Sequence[Reference]) -> NDArray[np.bool_] | None:
         """Returns which messages are cancelled, after a scan as for `confirm`.
 
-        None: this node does not hold yet what the committed progress covers. False: of this message
-        that is not plain.
+        None: this node does not hold yet what the committed progress covers. Where it is false,
+        `confirm` says what became of the message.
         """
         moment = self.moment()
         progress = moment.progress

@@ -313,7 +313,7 @@ class CancelGroups:
         )
         asked = [(group, at) for group in batch for at in range(len(group))]
         named = [named for group in batch for named in group.named]
-        lone, are_written = await self._finder.find_plain(named)
+        lone, are_written = await self._finder.find_lone(named)
         others = np.flatnonzero(~are_written).tolist()
         cohort = self._cohort(asked, lone, np.flatnonzero(are_written))
         if cohort is not None:
@@ -571,7 +571,7 @@ class CancelGroups:
             await self._confirm(doubtful[begin : begin + _BATCH])
 
     async def _decide_cohorts(self) -> None:
-        """Decides what the present progress covers of cohorts, and singles out what is not plain.
+        """Decides what the present progress covers of cohorts, and singles out all else.
 
         Confirmations of several small ones are one look.
         """
