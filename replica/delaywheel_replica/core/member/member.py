@@ -39,8 +39,8 @@ Invariants, and what keeps them:
 | a wheel of an earlier process | `VerifyWheel` | the heartbeat's wheel; `Promise` of its origin |
 | a wheel is complete again | `Save(incomplete)` | the heartbeat's `complete`, `Promise` |
 
-The effects of a step come in this order: those that cannot fail, then those that are answered with
-an event, then the rest. Effects that cannot fail are done at once, by the stepping thread: they
+The driver does first the effects of a step that cannot fail, then those that are answered with an
+event, then the rest. Effects that cannot fail are done at once, by the stepping thread: they
 depend on nothing that is not durable yet. Effects with answers are done one after another, and if
 one fails, those after it are dropped, since they are requested again (`PendingEffects`). Each of
 the rest stands alone: a full disk that accepts no `Save` must not keep `Sweep` from freeing space.
@@ -60,8 +60,6 @@ from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
 from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.node.events import (
     Acknowledge,
-    AtOnce,
-    Awaited,
     Broken,
     CleanerReported,
     Closed,
@@ -252,7 +250,6 @@ class Member:
         effects = self._take(event)
         effects += self._announce_move()
         effects += self._node_file.settle(is_tick=isinstance(event, Tick))
-        effects.sort(key=_rank)
         self._pending.asked(effects)
         return effects
 
@@ -643,10 +640,3 @@ class Member:
 def _standing(known: Known) -> tuple[bool, bool]:
     """Whether this node stands, and whether it leads: both are reported to the others."""
     return known.stands, known.term is not None
-
-
-def _rank(effect: Effect) -> int:
-    """Ranks effects: those that cannot fail, those that are answered, all others."""
-    if isinstance(effect, Awaited):
-        return 1
-    return 0 if isinstance(effect, AtOnce) else 2
