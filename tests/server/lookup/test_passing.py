@@ -308,16 +308,16 @@ async def test_what_gathers_goes_sooner_once_fewer_calls_are_under_way(
     monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.GATHERED_S", 100)
     calls.append(begin(8))
     await asyncio.sleep(0)
-    loop, line = asyncio.get_running_loop(), passed_on._lines["there"]
-    assert line.timer is not None
-    assert 700 < line.timer.when() - loop.time() <= 800
+    loop, queue = asyncio.get_running_loop(), passed_on._queues["there"]
+    assert queue.timer is not None
+    assert 700 < queue.timer.when() - loop.time() <= 800
     for end, call in zip(ends[:3], calls, strict=False):
         end.set()
         await call
-    assert 400 < line.timer.when() - loop.time() <= 500
+    assert 400 < queue.timer.when() - loop.time() <= 500
     for call in calls:
         call.cancel()
-    line.timer.cancel()
+    queue.timer.cancel()
 
 
 @pytest.mark.parametrize("is_refused", [True, False])

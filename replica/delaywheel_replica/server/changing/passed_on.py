@@ -2,10 +2,10 @@
 
 A call costs the leader's node about a millisecond of its one thread, however many messages it
 names. So the more calls are under way, the longer messages gather for the next one; a lone message
-waits for nothing. No caller waits for what another one named: the leader's
-node answers soon after some are decided, or after `PASSED_ON_S` (awaited.py) if none is, and the
-others are asked for again. A large call that is not answered in part shares its cost by itself: it
-is passed on as it is, once, and waits behind no other.
+waits for nothing. No caller waits for what another one named: the leader's node answers soon after
+some are decided, or after `PASSED_ON_S` (awaited.py) if none is, and the others are asked for
+again. A large call that is not answered in part shares its cost by itself: it is passed on as it
+is, once, and waits behind no other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from delaywheel.reasons import Reason
@@ -63,7 +63,8 @@ class _AskedOne(Generic[NamedT, ResultT]):
 class _AddressQueue(Generic[NamedT, ResultT]):
     """What is passed on to one address."""
 
-    waiting: deque[_AskedOne[NamedT, ResultT]]
+    address: str
+    waiting: deque[_AskedOne[NamedT, ResultT]] = field(default_factory=deque)
     calls: int = 0
     in_large_calls: int = 0
     timer: asyncio.TimerHandle | None = None
@@ -101,7 +102,7 @@ class PassedChanges(Generic[NamedT, ResultT]):
         """
         self._send_all = send
         self._unknown = unknown
-        self._lines: dict[str, _AddressQueue[NamedT, ResultT]] = {}
+        self._queues: dict[str, _AddressQueue[NamedT, ResultT]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(
@@ -114,18 +115,18 @@ class PassedChanges(Generic[NamedT, ResultT]):
         Raises:
             RequestRefusedError: BACKPRESSURE.
         """
-        line = self._lines.setdefault(address, _AddressQueue(deque()))
-        if line.is_full:
+        queue = self._queues.setdefault(address, _AddressQueue(address))
+        if queue.is_full:
             raise RequestRefusedError(
                 Reason.BACKPRESSURE, "Many messages wait for the leader's node"
             )
         if len(messages) >= LARGE and not partly:
-            return await self._ask_by_itself(address, line, messages, within_s)
+            return await self._ask_by_itself(queue, messages, within_s)
         call = AwaitedCall[ResultT | Refusal].of(len(messages))
         now_s = time.monotonic()
         ones = [_AskedOne(message, call, row, now_s) for row, message in enumerate(messages)]
-        line.waiting.extend(ones)
-        self._pump(address, line)
+        queue.waiting.extend(ones)
+        self._pump(queue)
 
         def are_sent() -> bool:
             # What is still here would be dropped with its caller.
@@ -140,19 +141,18 @@ class PassedChanges(Generic[NamedT, ResultT]):
 
     async def _ask_by_itself(
         self,
-        address: str,
-        line: _AddressQueue[NamedT, ResultT],
+        queue: _AddressQueue[NamedT, ResultT],
         messages: Sequence[NamedT],
         within_s: float,
     ) -> list[ResultT | Refusal | None]:
-        line.in_large_calls += len(messages)
+        queue.in_large_calls += len(messages)
         try:
-            results = await self._send_all(address, messages, within_s)
+            results = await self._send_all(queue.address, messages, within_s)
         except RequestRefusedError as error:
             return [error.refusal] * len(messages)
         finally:
-            line.in_large_calls -= len(messages)
-            self._pump(address, line)
+            queue.in_large_calls -= len(messages)
+            self._pump(queue)
         if len(results) != len(messages):
             return [Refusal(self._unknown)] * len(messages)
         return [self._result(result) for result in results]
@@ -168,42 +168,41 @@ class PassedChanges(Generic[NamedT, ResultT]):
             return Refusal(self._unknown)
         return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")
 
-    def _pump(self, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
-        while line.waiting and line.calls < CALLS_AT_MOST:
-            if (wait_s := line.wait_s) > 0:
-                self._pump_in(wait_s, address, line)
+    def _pump(self, queue: _AddressQueue[NamedT, ResultT]) -> None:
+        while queue.waiting and queue.calls < CALLS_AT_MOST:
+            if (wait_s := queue.wait_s) > 0:
+                self._pump_in(wait_s, queue)
                 return
             group = [
-                line.waiting.popleft() for _ in range(min(MESSAGES_AT_MOST, len(line.waiting)))
+                queue.waiting.popleft() for _ in range(min(MESSAGES_AT_MOST, len(queue.waiting)))
             ]
             group = [one for one in group if not one.call.is_over]
             if group:
-                line.calls += 1
-                task = asyncio.create_task(self._send(address, line, group))
+                queue.calls += 1
+                task = asyncio.create_task(self._send(queue, group))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-        if not (line.waiting or line.calls or line.in_large_calls):
-            if line.timer is not None:
-                line.timer.cancel()
-            self._lines.pop(address, None)
+        if not (queue.waiting or queue.calls or queue.in_large_calls):
+            if queue.timer is not None:
+                queue.timer.cancel()
+            self._queues.pop(queue.address, None)
 
-    def _pump_in(self, wait_s: float, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
+    def _pump_in(self, wait_s: float, queue: _AddressQueue[NamedT, ResultT]) -> None:
         loop = asyncio.get_running_loop()
-        if line.timer is not None:
+        if queue.timer is not None:
             # A call that has ended since is a whole step of it; two readings of the clock are not.
-            if line.timer.when() < loop.time() + wait_s + GATHERED_S / 2:
+            if queue.timer.when() < loop.time() + wait_s + GATHERED_S / 2:
                 return
-            line.timer.cancel()
-        line.timer = loop.call_later(wait_s, self._gathered, address, line)
+            queue.timer.cancel()
+        queue.timer = loop.call_later(wait_s, self._gathered, queue)
 
-    def _gathered(self, address: str, line: _AddressQueue[NamedT, ResultT]) -> None:
-        line.timer = None
-        self._pump(address, line)
+    def _gathered(self, queue: _AddressQueue[NamedT, ResultT]) -> None:
+        queue.timer = None
+        self._pump(queue)
 
     async def _send(
         self,
-        address: str,
-        line: _AddressQueue[NamedT, ResultT],
+        queue: _AddressQueue[NamedT, ResultT],
         group: Sequence[_AskedOne[NamedT, ResultT]],
     ) -> None:
         for one in group:
@@ -211,20 +210,20 @@ class PassedChanges(Generic[NamedT, ResultT]):
         refusal = Refusal(self._unknown)
         results: Sequence[ResultT] = ()
         try:
-            results = await self._send_all(address, [one.message for one in group], None)
+            results = await self._send_all(queue.address, [one.message for one in group], None)
         except RequestRefusedError as error:
             refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
             refusal = defect(error)
         finally:
-            line.calls -= 1
+            queue.calls -= 1
         if len(results) == len(group):
             for one, result in zip(group, results, strict=True):
-                self._settle(line, one, result)
+                self._settle(queue, one, result)
         else:
             for one in group:
                 self._refuse(one, refusal)
-        self._pump(address, line)
+        self._pump(queue)
 
     def _refuse(self, one: _AskedOne[NamedT, ResultT], refusal: Refusal) -> None:
         """Tells the caller of a message why it is not changed; in doubt, that nothing is known.
@@ -237,7 +236,10 @@ class PassedChanges(Generic[NamedT, ResultT]):
         one.call.settle(one.row, refusal)
 
     def _settle(
-        self, line: _AddressQueue[NamedT, ResultT], one: _AskedOne[NamedT, ResultT], result: ResultT
+        self,
+        queue: _AddressQueue[NamedT, ResultT],
+        one: _AskedOne[NamedT, ResultT],
+        result: ResultT,
     ) -> None:
         if result.HasField("error"):
             self._refuse(one, refusal_of_a_change(result.error, self._unknown))
@@ -246,4 +248,4 @@ class PassedChanges(Generic[NamedT, ResultT]):
         else:
             one.is_doubtful = True
             one.since_s = time.monotonic()
-            line.waiting.append(one)
+            queue.waiting.append(one)
