@@ -154,7 +154,7 @@ def test_numbers_that_do_not_fit_are_refused_where_they_are_sent(message: PeerMe
         b"spam",
         pb.ToPeer(hello=pb.Hello(to="a")).SerializeToString(),
         pb.ToPeer(fetch=pb.Fetch(wheel="no wheel")).SerializeToString(),
-        pb.ToPeer(gossip=pb.Gossip(beat=pb.Beat(open="a.0"))).SerializeToString(),
+        pb.ToPeer(gossip=pb.Gossip(heartbeat=pb.Heartbeat(open="a.0"))).SerializeToString(),
         encode(Frames(CARD, bundled([copy_of(1, b"content")])))[:-1],
         *(
             pb.ToPeer(frames=pb.Frames(**frames)).SerializeToString()
@@ -179,12 +179,12 @@ def test_what_is_no_message_is_named(data: bytes) -> None:
 
 
 def test_what_an_older_node_lacks_is_read() -> None:
-    reported = pb.WheelBeat(wheel="a.1", applied=999, lacking=[3, 4, 9])
+    reported = pb.WheelHeartbeat(wheel="a.1", applied=999, missing=[3, 4, 9])
     assert missing_of(reported) == SeqSet([(3, 4), (9, 9)])
 
 
 def test_behind_as_many_as_an_older_node_reports_nothing_is_known_to_be_held() -> None:
-    reported = pb.WheelBeat(wheel="a.1", applied=999, lacking=range(2, 202, 2))
+    reported = pb.WheelHeartbeat(wheel="a.1", applied=999, missing=range(2, 202, 2))
     assert missing_of(reported) == SeqSet.of([*range(2, 200, 2), *range(200, 1000)])
 
 
@@ -194,8 +194,8 @@ def test_an_older_node_reads_the_first_frames_that_are_missing() -> None:
         heartbeat_of("a"), wheels={WheelId("a", 1): wheel_heartbeat(10**13, missing=missing)}
     )
     written = encode(Gossip(heartbeat))
-    (reported,) = pb.ToPeer.FromString(written).gossip.beat.wheels
-    assert list(reported.lacking) == list(range(5, 105))
+    (reported,) = pb.ToPeer.FromString(written).gossip.heartbeat.wheels
+    assert list(reported.missing) == list(range(5, 105))
     assert len(written) < 1_000
     assert decode(written) == Gossip(heartbeat)
 
@@ -211,20 +211,20 @@ def test_lacks_of_and_for_an_older_node() -> None:
 
 def test_half_a_span_is_malformed() -> None:
     with pytest.raises(MalformedError, match="half a span"):
-        missing_of(pb.WheelBeat(wheel="a.1", applied=9, lacking_spans=[3]))
+        missing_of(pb.WheelHeartbeat(wheel="a.1", applied=9, missing_spans=[3]))
 
 
-def missing_of(reported: pb.WheelBeat) -> SeqSet:
+def missing_of(reported: pb.WheelHeartbeat) -> SeqSet:
     """The decoded entry of one wheel of a heartbeat."""
-    heartbeat = pb.Beat(node="a", wheels=[reported])
-    gossip = decode(pb.ToPeer(gossip=pb.Gossip(beat=heartbeat)).SerializeToString())
+    heartbeat = pb.Heartbeat(node="a", wheels=[reported])
+    gossip = decode(pb.ToPeer(gossip=pb.Gossip(heartbeat=heartbeat)).SerializeToString())
     assert isinstance(gossip, Gossip)
     return gossip.heartbeat.wheels[WheelId("a", 1)].missing
 
 
 def test_a_release_that_reports_no_version_of_control_records_knows_the_first() -> None:
     reported = pb.ToPeer.FromString(encode(Gossip(heartbeat_of("a"))))
-    reported.gossip.beat.ClearField("control_version")
+    reported.gossip.heartbeat.ClearField("control_version")
     gossip = decode(reported.SerializeToString())
     assert isinstance(gossip, Gossip)
     assert gossip.heartbeat.control_version == 1

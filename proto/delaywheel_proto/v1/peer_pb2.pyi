@@ -330,30 +330,30 @@ Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 class Gossip(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    BEAT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
     OTHERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def beat(self) -> Global___Beat: ...
+    def heartbeat(self) -> Global___Heartbeat: ...
     @_builtins.property
-    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___Beat]:
+    def others(self) -> _containers.RepeatedCompositeFieldContainer[Global___Heartbeat]:
         """The newest heartbeats known of other nodes."""
 
     def __init__(
         self,
         *,
-        beat: Global___Beat | None = ...,
-        others: _abc.Iterable[Global___Beat] | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
+        others: _abc.Iterable[Global___Heartbeat] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "others", b"others"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat", b"heartbeat", "others", b"others"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Gossip: _TypeAlias = Gossip  # noqa: Y015
 
 @_typing.final
-class Beat(_message.Message):
+class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
@@ -369,7 +369,7 @@ class Beat(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
     FLOOR_FIELD_NUMBER: _builtins.int
-    OFFICE_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     HEARD_FIELD_NUMBER: _builtins.int
     DISK_OUT_FIELD_NUMBER: _builtins.int
     VERIFYING_FIELD_NUMBER: _builtins.int
@@ -396,9 +396,9 @@ class Beat(_message.Message):
     control_version: _builtins.int
     """The version of control records that its release knows. 0: an older release, version 1."""
     @_builtins.property
-    def wheels(self) -> _containers.RepeatedCompositeFieldContainer[Global___WheelBeat]: ...
+    def wheels(self) -> _containers.RepeatedCompositeFieldContainer[Global___WheelHeartbeat]: ...
     @_builtins.property
-    def office(self) -> Global___Office:
+    def term(self) -> Global___LeaderTerm:
         """Absent: not leading."""
 
     @_builtins.property
@@ -423,11 +423,11 @@ class Beat(_message.Message):
         last_number: _builtins.int = ...,
         draining: _builtins.bool = ...,
         complete: _builtins.bool = ...,
-        wheels: _abc.Iterable[Global___WheelBeat] | None = ...,
+        wheels: _abc.Iterable[Global___WheelHeartbeat] | None = ...,
         start: _builtins.int = ...,
         count: _builtins.int = ...,
         floor: _builtins.int | None = ...,
-        office: Global___Office | None = ...,
+        term: Global___LeaderTerm | None = ...,
         heard: _abc.Iterable[Global___Heard] | None = ...,
         disk_out: _builtins.bool = ...,
         verifying: _abc.Iterable[_builtins.str] | None = ...,
@@ -435,15 +435,15 @@ class Beat(_message.Message):
         stands: _builtins.bool = ...,
         control_version: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "floor", b"floor", "office", b"office", "reached", b"reached"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "floor", b"floor", "reached", b"reached", "term", b"term"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "control_version", b"control_version", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "office", b"office", "open", b"open", "reached", b"reached", "spare", b"spare", "stands", b"stands", "start", b"start", "storage", b"storage", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "control_version", b"control_version", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "open", b"open", "reached", b"reached", "spare", b"spare", "stands", b"stands", "start", b"start", "storage", b"storage", "term", b"term", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__floor) -> _WhichOneofReturnType__floor | None: ...
 
-Global___Beat: _TypeAlias = Beat  # noqa: Y015
+Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
 
 @_typing.final
 class Reached(_message.Message):
@@ -503,7 +503,7 @@ class Position(_message.Message):
 Global___Position: _TypeAlias = Position  # noqa: Y015
 
 @_typing.final
-class WheelBeat(_message.Message):
+class WheelHeartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WHEEL_FIELD_NUMBER: _builtins.int
@@ -513,8 +513,8 @@ class WheelBeat(_message.Message):
     SEAL_SEQ_FIELD_NUMBER: _builtins.int
     LEDGER_SEQ_FIELD_NUMBER: _builtins.int
     TOP_SLOT_FIELD_NUMBER: _builtins.int
-    LACKING_FIELD_NUMBER: _builtins.int
-    LACKING_SPANS_FIELD_NUMBER: _builtins.int
+    MISSING_FIELD_NUMBER: _builtins.int
+    MISSING_SPANS_FIELD_NUMBER: _builtins.int
     wheel: _builtins.str
     applied: _builtins.int
     high_watermark: _builtins.int
@@ -523,13 +523,13 @@ class WheelBeat(_message.Message):
     ledger_seq: _builtins.int
     top_slot: _builtins.int
     @_builtins.property
-    def lacking(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The first 100 missing frames one by one, for nodes that do not know `lacking_spans`. If a node
+    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The first 100 missing frames one by one, for nodes that do not know `missing_spans`. If a node
         reports no spans, nothing beyond the 100th is known to be held.
         """
 
     @_builtins.property
-    def lacking_spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+    def missing_spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The first and last seq of each span, one after the other."""
 
     def __init__(
@@ -542,19 +542,19 @@ class WheelBeat(_message.Message):
         seal_seq: _builtins.int = ...,
         ledger_seq: _builtins.int = ...,
         top_slot: _builtins.int = ...,
-        lacking: _abc.Iterable[_builtins.int] | None = ...,
-        lacking_spans: _abc.Iterable[_builtins.int] | None = ...,
+        missing: _abc.Iterable[_builtins.int] | None = ...,
+        missing_spans: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "high_watermark", b"high_watermark", "lacking", b"lacking", "lacking_spans", b"lacking_spans", "ledger_seq", b"ledger_seq", "seal_seq", b"seal_seq", "seal_slot", b"seal_slot", "top_slot", b"top_slot", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "high_watermark", b"high_watermark", "ledger_seq", b"ledger_seq", "missing", b"missing", "missing_spans", b"missing_spans", "seal_seq", b"seal_seq", "seal_slot", b"seal_slot", "top_slot", b"top_slot", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___WheelBeat: _TypeAlias = WheelBeat  # noqa: Y015
+Global___WheelHeartbeat: _TypeAlias = WheelHeartbeat  # noqa: Y015
 
 @_typing.final
-class Office(_message.Message):
+class LeaderTerm(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -604,7 +604,7 @@ class Office(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Office: _TypeAlias = Office  # noqa: Y015
+Global___LeaderTerm: _TypeAlias = LeaderTerm  # noqa: Y015
 
 @_typing.final
 class Fence(_message.Message):

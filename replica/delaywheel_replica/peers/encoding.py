@@ -47,7 +47,7 @@ _MOST_SEQ: Final = 1 << 62
 
 _MISSING_BEFORE: Final = 100
 _SEQS_BEFORE: Final = 512
-"""How many frames of `lacking`, and of `Lacks`, are also listed one by one, for older releases."""
+"""How many frames of `missing`, and of `Lacks`, are also listed one by one, for older releases."""
 
 # Most of what is reported about wheels does not change. What is reported about an open one does,
 # with each heartbeat: so the cache is always full, and an entry takes half a KiB.
@@ -63,7 +63,7 @@ def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each messa
     match message:
         case Gossip():
             gossip = pb.Gossip(
-                beat=_heartbeat(message.heartbeat), others=map(_heartbeat, message.others)
+                heartbeat=_heartbeat(message.heartbeat), others=map(_heartbeat, message.others)
             )
             return pb.ToPeer(gossip=gossip).SerializeToString()
         case Frames():
@@ -153,7 +153,9 @@ def decode_told(  # noqa: C901, PLR0911 - one for each message
     match wire.WhichOneof("message"):
         case "gossip":
             gossip = wire.gossip
-            return Gossip(_read_heartbeat(gossip.beat), tuple(map(_read_heartbeat, gossip.others)))
+            return Gossip(
+                _read_heartbeat(gossip.heartbeat), tuple(map(_read_heartbeat, gossip.others))
+            )
         case "frames":
             return _read_frames(wire.frames)
         case "applied":
@@ -183,8 +185,8 @@ def decode_told(  # noqa: C901, PLR0911 - one for each message
 # --- heartbeats
 
 
-def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
-    return pb.Beat(
+def _heartbeat(heartbeat: Heartbeat) -> pb.Heartbeat:
+    return pb.Heartbeat(
         node=heartbeat.node,
         storage=heartbeat.storage,
         boot=heartbeat.boot,
@@ -195,7 +197,7 @@ def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
         draining=heartbeat.draining,
         complete=heartbeat.complete,
         wheels=[
-            pb.WheelBeat(
+            pb.WheelHeartbeat(
                 wheel=str(wheel),
                 applied=held.applied,
                 high_watermark=held.high_watermark,
@@ -203,15 +205,15 @@ def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
                 seal_seq=held.seal_seq,
                 ledger_seq=held.ledger_seq,
                 top_slot=held.top_slot,
-                lacking_spans=chain.from_iterable(held.missing.spans),
-                lacking=islice(held.missing, _MISSING_BEFORE),
+                missing_spans=chain.from_iterable(held.missing.spans),
+                missing=islice(held.missing, _MISSING_BEFORE),
             )
             for wheel, held in heartbeat.wheels.items()
         ],
         start=heartbeat.start,
         count=heartbeat.count,
         floor=heartbeat.floor,
-        office=None if heartbeat.term is None else _term(heartbeat.term),
+        term=None if heartbeat.term is None else _term(heartbeat.term),
         heard=[
             pb.Heard(node=node, boot=heard.boot, ago_ms=heard.ago_ms)
             for node, heard in heartbeat.heard.items()
@@ -224,7 +226,7 @@ def _heartbeat(heartbeat: Heartbeat) -> pb.Beat:
     )
 
 
-def _read_heartbeat(wire: pb.Beat) -> Heartbeat:
+def _read_heartbeat(wire: pb.Heartbeat) -> Heartbeat:
     return Heartbeat(
         node=wire.node,
         storage=wire.storage,
@@ -243,14 +245,14 @@ def _read_heartbeat(wire: pb.Beat) -> Heartbeat:
                 held.seal_seq,
                 held.ledger_seq,
                 held.top_slot,
-                _read_missing(held) if held.lacking or held.lacking_spans else NO_SEQS,
+                _read_missing(held) if held.missing or held.missing_spans else NO_SEQS,
             )
             for held in wire.wheels
         },
         start=wire.start,
         count=wire.count,
         floor=wire.floor if wire.HasField("floor") else None,
-        term=_read_term(wire.office) if wire.HasField("office") else None,
+        term=_read_term(wire.term) if wire.HasField("term") else None,
         heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in wire.heard},
         disk_out=wire.disk_out,
         verifying=frozenset(map(parse_wheel, wire.verifying)),
@@ -278,21 +280,21 @@ def _read_reached(wire: pb.Reached) -> Reached:
     )
 
 
-def _read_missing(wire: pb.WheelBeat) -> SeqSet:
+def _read_missing(wire: pb.WheelHeartbeat) -> SeqSet:
     """Reads missing frames; older releases report only the first of them."""
-    spans = wire.lacking_spans
+    spans = wire.missing_spans
     if len(spans) % 2:
-        raise MalformedError(f"{wire.wheel} lacks half a span")
+        raise MalformedError(f"{wire.wheel} is missing half a span")
     if spans:
         return SeqSet(zip(spans[::2], spans[1::2], strict=True))
-    missing = SeqSet.of(wire.lacking)
-    if len(wire.lacking) < _MISSING_BEFORE:
+    missing = SeqSet.of(wire.missing)
+    if len(wire.missing) < _MISSING_BEFORE:
         return missing
     return missing.with_span(missing.last, max(missing.last, wire.applied))
 
 
-def _term(term: LeaderTerm) -> pb.Office:
-    return pb.Office(
+def _term(term: LeaderTerm) -> pb.LeaderTerm:
+    return pb.LeaderTerm(
         epoch=term.epoch,
         fences=[pb.Fence(origin=fence.origin, upto=fence.upto) for fence in term.fences],
         fills={str(wheel): seq for wheel, seq in term.fills.items()},
@@ -300,7 +302,7 @@ def _term(term: LeaderTerm) -> pb.Office:
     )
 
 
-def _read_term(wire: pb.Office) -> LeaderTerm:
+def _read_term(wire: pb.LeaderTerm) -> LeaderTerm:
     return LeaderTerm(
         epoch=wire.epoch,
         fences=tuple(Fence(fence.origin, fence.upto) for fence in wire.fences),
