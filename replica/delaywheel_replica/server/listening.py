@@ -147,7 +147,7 @@ class GrpcListener:
         await self._health.set("", state)
         await self._health.set(SERVICE, state)
 
-    async def ended(self) -> None:
+    async def until_ended(self) -> None:
         """Waits until no more calls are accepted, because of `stop` or without."""
         await self._has_ended.wait()
 

@@ -540,7 +540,7 @@ class Server:
 
         A call whose path is not UTF-8 ends gRPC's server (grpcio 1.85, `_server_main_loop`).
         """
-        await self._listener.ended()
+        await self._listener.until_ended()
         if not self._draining:
             self._takes_no_calls = True
             stop.set()

@@ -205,7 +205,7 @@ class Reception:
                 arrival.on_refused = lambda: limit.reschedule(loop.time())
                 self._look_soon(loop)
                 if not arrival.is_read:
-                    await _admitted(arrival, loop)
+                    await _until_admitted(arrival, loop)
                 message = await read()
                 arrived = True
                 return message
@@ -235,7 +235,7 @@ class Reception:
             self._look_soon(loop)
 
 
-async def _admitted(arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
+async def _until_admitted(arrival: Arrival, loop: asyncio.AbstractEventLoop) -> None:
     """Waits until a message may be read."""
     may_read: asyncio.Future[None] = loop.create_future()
 

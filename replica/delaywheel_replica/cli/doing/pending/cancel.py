@@ -173,11 +173,10 @@ class _Many:
 
 def _gone_elsewhere(answer: pb.CancelManyResponse) -> set[str]:
     """Returns the ids of rescheduled messages that were not found at their new dues."""
-    by_outcome: dict[bool, set[str]] = {True: set(), False: set()}
-    for row in answer.results:
-        is_moved = row.outcome == pb.CANCEL_OUTCOME_RESCHEDULED
-        by_outcome[is_moved].add(row.handle.rpartition(":")[2])
-    return by_outcome[True] - by_outcome[False]
+    moved = pb.CANCEL_OUTCOME_RESCHEDULED
+    outcomes = [(row.handle.rpartition(":")[2], row.outcome) for row in answer.results]
+    found = {id_ for id_, outcome in outcomes if outcome != moved}
+    return {id_ for id_, outcome in outcomes if outcome == moved} - found
 
 
 def _listed(found: pb.CancelManyResponse) -> Iterator[str]:
