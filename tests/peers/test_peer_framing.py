@@ -100,7 +100,7 @@ def test_a_bound_may_change_with_what_was_read_kept() -> None:
     receive_into = coming(data, forever([BUFFER]))
     incoming = IncomingStream(receive_into, len(first))
     assert incoming.message() == first
-    incoming.go_on(receive_into, MOST)
+    incoming.receive_by(receive_into, MOST)
     assert incoming.message() == second
 
 

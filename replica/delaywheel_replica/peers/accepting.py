@@ -115,7 +115,7 @@ class Acceptor:
             _answer(channel, self._me)
             if stream is Stream.CONTROL:
                 channel.is_control()
-            incoming.go_on(channel.unless_silent(), self._most_bytes[stream])
+            incoming.receive_by(channel.unless_silent(), self._most_bytes[stream])
             self._read(peer, stream, incoming, self._security.ends_s(channel, is_dialled=True))
         except MalformedError as error:
             peer.tallies[Way.IN, stream].malformed += 1

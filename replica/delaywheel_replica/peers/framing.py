@@ -64,7 +64,7 @@ class IncomingStream:
         self._view = memoryview(bytearray(BUFFER_BYTES))
         self._start = self._end = 0
 
-    def go_on(self, receive_into: Callable[[memoryview], int], most_bytes: int) -> None:
+    def receive_by(self, receive_into: Callable[[memoryview], int], most_bytes: int) -> None:
         """Replaces timeouts and limits from now on; see the arguments of the same names."""
         self._receive_into = receive_into
         self._most_bytes = most_bytes

@@ -132,7 +132,7 @@ def handed_halves_are_not_noted() -> list[Patch]:
 
 
 def early_commits_are_forgotten() -> list[Patch]:
-    return [instead(own_halves.OwnHalves, "committed_before", lambda _self, _keys: [])]
+    return [instead(own_halves.OwnHalves, "take_early_commits", lambda _self, _keys: [])]
 
 
 def unasked_is_its_message() -> list[Patch]:

@@ -304,7 +304,7 @@ class Halves:
 
     def release_early(self, held: dict[Key, int]) -> None:
         """Lets go those that were handed over after their commits."""
-        early = self._own.committed_before(held)
+        early = self._own.take_early_commits(held)
         if early:
             self.write(dict(enumerate(early)), lambda _failed: None)
 

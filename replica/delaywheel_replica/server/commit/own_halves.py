@@ -101,8 +101,8 @@ class OwnHalves:
             self._halves = {key: half for key, half in self._halves.items() if key[1] > now_ms}
             self._sweep_at = max(_SWEPT_EVERY, 2 * len(self._halves))
 
-    def committed_before(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
-        """Returns which of the halves that were just held had their commits before; once."""
+    def take_early_commits(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
+        """Returns which of these halves, held only now, had their commits before; forgets those."""
         early = [key for key in keys if key in self._early]
         for key in early:
             del self._early[key]

@@ -168,7 +168,7 @@ class HandoverServer:
             committed = await asyncio.shield(answer)
             held = dict(each for row, each in halves.items() if row not in committed.failed)
             self._accepting.halves.accepted(committed.wheel, held, wall_ms())
-            early = self._accepting.halves.committed_before(held)
+            early = self._accepting.halves.take_early_commits(held)
         finally:
             self._halves.discard(done)
             done.set_result(None)
