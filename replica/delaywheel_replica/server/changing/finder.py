@@ -45,7 +45,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.access.rights import Right, Rights
+from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.places import AskedPlaces
@@ -66,8 +66,6 @@ _ASKED_ABOUT: Final = 16
 """Messages of a call that other nodes are asked for: those that are nowhere here."""
 DECIDED_AT_ONCE: Final = 32
 """Decisions between which the event loop serves others: about a millisecond of them."""
-
-
 TO_CONFIRM: Final = frozenset({CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED})
 """What is answered only after one more look."""
 
@@ -232,7 +230,7 @@ class MessageFinder:
         for row, topics in zip(rows, await self._topics_if_there(named), strict=True):
             if not isinstance(topics, frozenset):
                 judged[row] = topics
-            elif refusal := _refusal(caller, caller.rights, topics):
+            elif refusal := _refusal(caller, topics):
                 judged[row] = refusal
         return judged
 
@@ -352,24 +350,18 @@ class MessageFinder:
         """Decides by what is known, without writing anything."""
         subjects = await self.find_many(references)
         moment = self.moment()
-        results: list[Decided | Refusal] = []
-        doubtful: list[tuple[Subject, CancelDecision]] = []
-        for subject in subjects:
+        results, doubtful = list[Decided | Refusal](), dict[int, tuple[Subject, CancelDecision]]()
+        for row, subject in enumerate(subjects):
             if isinstance(subject, RequestRefusedError):
                 results.append(subject.refusal)
                 continue
             decided = moment.before_writing(subject.key, subject.found)
             results.append(decided)
             if decided.decision in TO_CONFIRM:
-                doubtful.append((subject, decided.decision))
-        if doubtful:
-            confirmed = iter(await self.confirm(doubtful))
-            results = [
-                next(confirmed)[1]
-                if isinstance(each, Decided) and each.decision in TO_CONFIRM
-                else each
-                for each in results
-            ]
+                doubtful[row] = subject, decided.decision
+        confirmed = await self.confirm([*doubtful.values()]) if doubtful else []
+        for row, (_, decided) in zip(doubtful, confirmed, strict=True):
+            results[row] = decided
         return results
 
     async def confirm(
@@ -458,8 +450,9 @@ class MessageFinder:
         )
 
 
-def _refusal(caller: Caller, rights: Rights, topics: frozenset[str]) -> Decided | Refusal | None:
+def _refusal(caller: Caller, topics: frozenset[str]) -> Decided | Refusal | None:
     """What a caller is told of a message in these topics that it may not change."""
+    rights = caller.rights
     if all(rights.may(Right.CHANGE, topic) for topic in topics):
         return None
     if may_know_of(rights, topics):
