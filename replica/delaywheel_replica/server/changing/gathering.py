@@ -242,7 +242,7 @@ class CancelGroups:
             self._named.pop(name, None)
         if isinstance(answered, Decided) and answered.decision is CancelDecision.UNKNOWN:
             answered = Refusal(_why_unknown(pending))
-        outcome = answered.decision.name if isinstance(answered, Decided) else answered.reason.value
+        outcome = _outcome_of(answered)
         self._counts.calls.add("cancel", outcome, (monotonic_ms() - pending.since_ms) * 1_000)
         pending.settle(answered)
 
@@ -383,8 +383,7 @@ class CancelGroups:
             return pending
         if decision in _UNDECIDED or decision is CancelDecision.ALREADY_DELIVERED:
             self._waiting.add(pending, look=True)
-            self._ask(CommitSoon())
-            self._news.set()
+            self._ask_for_progress()
         elif decision is CancelDecision.NOT_FOUND:
             self._ask_others(pending)
         elif decision is CancelDecision.NO_LEADER:
@@ -440,8 +439,7 @@ class CancelGroups:
                 self._waiting.add(pending)
             else:
                 self._settle(pending, _not_written(refusal))
-        self._ask(CommitSoon())
-        self._news.set()
+        self._ask_for_progress()
 
     async def _write_cohort(self, cohort: Cohort) -> None:
         written = await self._written(cancels_of(cohort.keys))
@@ -455,8 +453,7 @@ class CancelGroups:
         cohort.written_ms = monotonic_ms()
         cohort.set_backs = 0 if progress is None else progress.set_backs
         self._cohorts.append(cohort)
-        self._ask(CommitSoon())
-        self._news.set()
+        self._ask_for_progress()
 
     async def _written(self, columns: Columns) -> Committed | Refusal:
         """Writes cancels as one group."""
@@ -473,7 +470,6 @@ class CancelGroups:
     async def _settle_of(self, cohort: Cohort, rows: NDArray[np.int64], answered: Answered) -> None:
         """Settles some of a cohort; between some of them the event loop serves others."""
         cohort.is_open[rows] = False
-        outcome = answered.decision.name if isinstance(answered, Decided) else answered.reason.value
         since_ms: Counter[int] = Counter()
         for number, row in enumerate(rows.tolist(), 1):
             for name in cohort.names(row):
@@ -483,7 +479,7 @@ class CancelGroups:
             since_ms[cohort.asked[row][0].since_ms] += 1
             if number % _SETTLED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        now_ms = monotonic_ms()
+        outcome, now_ms = _outcome_of(answered), monotonic_ms()
         for since, messages in since_ms.items():
             self._counts.calls.add("cancel", outcome, (now_ms - since) * 1_000, messages)
 
@@ -500,6 +496,11 @@ class CancelGroups:
 
     def _spent(self, stage: str, messages: int, since_ms: int) -> None:
         self._counts.cancel_stages[stage] += messages * (monotonic_ms() - since_ms)
+
+    def _ask_for_progress(self) -> None:
+        """Asks for a transaction soon, and has what waits looked at by now."""
+        self._ask(CommitSoon())
+        self._news.set()
 
     def _start(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
@@ -641,6 +642,11 @@ class CancelGroups:
                 self._settle(pending, decided)
             if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
+
+
+def _outcome_of(answered: Answered) -> str:
+    """What is counted."""
+    return answered.decision.name if isinstance(answered, Decided) else answered.reason.value
 
 
 def _not_written(refusal: Refusal) -> Answered:
