@@ -16,7 +16,7 @@ def deaf_spare(script: Script) -> None:
     script.mute(2_600, "Gossip", "b", "c")
     script.do(2_700, "clock_step", node="c", step_ms=-20_000, ms=FOREVER_MS)
     script.flow(2_500, 15_000, 500, "a", delay_ms=200)
-    for at_ms in range(11_000, 16_000, 500):
+    for at_ms in range(11_000, 16_000, 170):
         script.send(at_ms, "c", delay_ms=-script.random.randrange(6_500, 9_000), patience_ms=300)
     script.until_ms = 17_000
 
@@ -133,6 +133,8 @@ def many_cancels(script: Script) -> None:
     for at_ms in range(3_000, 10_000, 1_500):
         firsts = [script.send(at_ms, "cb", delay_ms=300 + 60 * n) for n in range(12)]
         script.cancel_many(script.about(at_ms + 150), firsts, "a")
+        later = script.send(at_ms, "cb", delay_ms=5_000)
+        script.cancel_many(script.about(at_ms + 1_000), [firsts[0], later], "a")
         for node in "bc":
             script.mute(at_ms + 100, "Applied Gossip", node, "a", ms=script.about(400, 250))
     script.until_ms = 12_000

@@ -24,7 +24,7 @@ from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import ControlState, required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.checking.held_up import WatchedDeadLetters
 from sim.checking.ingress_book import LEVELS_MS, MOST_BYTES
@@ -33,7 +33,7 @@ from sim.kafka.ports import SimKafkaClient
 from sim.kafka.producers import SimProducers
 from sim.kafka.topics import SimTopicAdmin, SimTrialProducer
 from sim.machine.disk import Crash
-from sim.machine.scheduler import Process, Scheduler, Signal, Task
+from sim.machine.scheduler import US_PER_S, Process, Scheduler, Signal, Task
 from sim.nodes.handover import SimHandover
 
 if TYPE_CHECKING:
@@ -144,8 +144,26 @@ class SimCleaner:
         self.process.kill()
 
     def wake(self) -> None:
-        """Called when the server has a new status."""
+        """Ends the wait between two iterations."""
         self._signal.set()
+
+    def hear_news(self) -> None:
+        """Called when the server's status has news; see `Wakeups`."""
+        pause_s = self.leadership.pause_s
+        if pause_s > 0:
+            self.process.call_later(round(pause_s * US_PER_S), self.wake)
+        else:
+            self.wake()
+
+    def row_stamped(self) -> None:
+        """Called when the server has written its status without news.
+
+        That wakes no real cleaner. Before any leader is heard it does here, so that candidates
+        stand in the order of the ticks: node a first, on which drills count.
+        """
+        row = self.node.server_row()
+        if row is not None and row.leader_heard_ms is None and self.leadership.role is Role.STANDBY:
+            self.wake()
 
     def commit_soon(self) -> None:
         """Called when a caller waits for a commit."""

@@ -244,9 +244,14 @@ class SimNode:
             server.process.call_later(0, server.run, server.take_cleaner_status, status)
 
     def wake_cleaner(self) -> None:
-        """Called when the server has a new status."""
+        """Called when the server's status has news."""
         if self.cleaner is not None:
-            self.cleaner.wake()
+            self.cleaner.hear_news()
+
+    def row_stamped(self) -> None:
+        """Called when the server has written its status as each tick does."""
+        if self.cleaner is not None:
+            self.cleaner.row_stamped()
 
     def commit_soon(self) -> None:
         """Called when a caller waits for a commit."""

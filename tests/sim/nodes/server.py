@@ -272,6 +272,7 @@ class SimServer:
         self.driver.tick()
         self._books.publish(leads=self._cancels.leading() is not None)
         self._write_row()
+        self.node.row_stamped()
         self._cancels.look()
         self._reschedules.look()
 
@@ -341,6 +342,7 @@ class SimServer:
         """Writes the status, and wakes the cleaner."""
         self._live_on(WriteStatus())
         self._write_row()
+        self.node.wake_cleaner()
 
     def acknowledged(self, effect: Acknowledge, answers: Answers) -> None:
         """Answers callers."""
@@ -368,7 +370,6 @@ class SimServer:
 
     def _write_row(self) -> None:
         self.row = self.driver.status()
-        self.node.wake_cleaner()
 
     # --- jobs
 
