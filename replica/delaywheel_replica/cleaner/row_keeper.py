@@ -57,14 +57,14 @@ READING_MS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a cleaner's status says of its term."""
+    """What a cleaner's status says of its term; one that differs only in lateness is no news."""
 
     role: Role
     epoch: int | None
     leader: Leader | None
     state: ControlState
     control_offset: int
-    lateness_ms: int
+    lateness_ms: int = field(compare=False)
     error: str | None
     warnings: tuple[str, ...] = ()
     unreadable: FrameSet = NO_FRAMES
@@ -112,17 +112,16 @@ class RowNews:
 
     def look(self, view: View, now_s: float) -> tuple[bool, bool]:
         """Returns whether to write the status now, and whether anything besides lateness is new."""
-        reported = replace(view, lateness_ms=0)
-        is_new = reported != self._reported
+        is_new = view != self._reported
         age_s = now_s - self._reported_s
         is_prompt = now_s - self._asked_s < PROMPT_S
         is_time = age_s >= QUIET_ROW_S or (
-            is_new and (age_s >= ROW_S or is_prompt or _urgent_part(reported) != self._urgent)
+            is_new and (age_s >= ROW_S or is_prompt or _urgent_part(view) != self._urgent)
         )
         self._is_new = is_new and not is_time
         if is_time:
-            self._reported, self._reported_s = reported, now_s
-            self._urgent = _urgent_part(reported)
+            self._reported, self._reported_s = view, now_s
+            self._urgent = _urgent_part(view)
         return is_time, is_new
 
 

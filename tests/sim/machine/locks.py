@@ -45,7 +45,10 @@ class SimLock:
         return self._held
 
     def __enter__(self) -> bool:
-        return self.acquire()
+        if self._held:
+            return self.acquire()
+        self._held = True  # nearly always: a call less
+        return True
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -22,6 +22,8 @@ from delaywheel_replica.cleaner.due.rows import (
 )
 from delaywheel_replica.core.ingress.underway import Goes
 
+_NO_ROWS = DueRows(np.zeros(0, RECORD), (), (), [])
+
 
 def direct_rows(messages: Sequence[Goes], accepted_at_ms: int, ttl_header: str = "") -> DueRows:
     """Returns rows of these messages, in order.
@@ -31,6 +33,8 @@ def direct_rows(messages: Sequence[Goes], accepted_at_ms: int, ttl_header: str =
         accepted_at_ms: when they were accepted: now.
         ttl_header: those that may have this header are marked; empty: none is.
     """
+    if not messages:
+        return _NO_ROWS
     ttl = ttl_header.encode()
     records: Records = np.zeros(len(messages), RECORD)
     topics: dict[str, int] = {}

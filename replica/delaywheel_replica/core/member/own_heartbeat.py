@@ -4,7 +4,6 @@ It reports only what is durable and, for the open wheel, what is written: reader
 if this node has crashed meanwhile.
 """
 
-from dataclasses import replace
 from typing import Final
 
 from delaywheel.identity import WheelId
@@ -90,14 +89,12 @@ class OwnHeartbeat:
             return []
         carries_all = self._since_all == 0
         self._since_all = (self._since_all + 1) % ALL_EVERY
-        alone = Gossip(self.heartbeat())
-        whole = (
-            replace(alone, others=tuple(hearing.heartbeats().values())) if carries_all else alone
-        )
+        heartbeat = self.heartbeat()
+        whole = Gossip(heartbeat, tuple(hearing.heartbeats().values()) if carries_all else ())
         sent: list[Effect] = []
         for peer in hearing.others:
             unheard = () if carries_all else hearing.unheard_by(peer, now_ms)
-            sent.append(Send(peer, replace(alone, others=unheard) if unheard else whole))
+            sent.append(Send(peer, Gossip(heartbeat, unheard) if unheard else whole))
         return sent
 
     def _wheels(self) -> dict[WheelId, WheelHeartbeat]:
