@@ -10,8 +10,9 @@ MEDIA = Drills()
 @MEDIA(r"a +broke a\.1", r"a +does OpenWheel", r"client +hears of a .*WHEEL_LOST")
 def half_a_group(script: Script) -> None:
     """With synced groups, the second slot file of a group refuses a write."""
-    script.cluster("a", 1, sync_groups=True)
+    script.cluster("a", 1, sync_groups=True, apart_ms=50)
     at_ms = script.about(3_000)
+    script.send(at_ms - 20, "a", delay_ms=5_000)  # which the others wait for, and go together
     script.do(at_ms, "disk_error", node="a", operation="write", path_part=".slot", countdown=1)
     for delay_ms in (4_000, 6_000):
         script.send(at_ms + 1, "a", delay_ms=delay_ms, patience_ms=500)
