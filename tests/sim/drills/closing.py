@@ -43,6 +43,7 @@ def third_party(script: Script) -> None:
     script.block(3_000, "a", "d")
     script.mute(3_000, "Gossip", "b", "d")
     script.mute(3_000, "Gossip", "c", "d")
+    script.mute(2_900, "Fetch", "a", "c", ms=600)  # no one but c holds them until then
     script.flow(3_020, 3_300, 40, "d")
     script.block(3_400, "d", "c")
     script.cut(3_400, "a", "c")
