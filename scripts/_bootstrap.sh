@@ -104,11 +104,13 @@ is_installed() {
 
 # Everything that is installed lies in the cache as wheels: not every index lets pip keep what it
 # has sent, and pip asks it about each package again. PySpark is published as source alone: without
-# PEP 517 the pip of Debian 12 builds it with what .venv has, which is no `wheel`.
+# PEP 517 the pip of Debian 12 builds it in a .venv that has no `wheel`. What builds it is pinned as
+# well: pip passes the variable on, but not the option.
 fetch_wheels() {
-  PIP_CACHE_DIR="$DELAYWHEEL_CACHE/pip" waiting_for fetching "$venv/bin/python" -m pip wheel \
-    --disable-pip-version-check --wheel-dir "$wheels" --constraint "$root/constraints.txt" \
-    --use-pep517 "$root[$needs]" hatchling editables |
+  PIP_CACHE_DIR="$DELAYWHEEL_CACHE/pip" PIP_CONSTRAINT="file://${root// /%20}/constraints.txt" \
+    waiting_for fetching "$venv/bin/python" -m pip wheel \
+    --disable-pip-version-check --wheel-dir "$wheels" --use-pep517 \
+    "$root[$needs]" hatchling editables |
     { grep --line-buffered -oE 'Downloading .{1,72}' || true; } >&2 ||
     die "fetching failed; it continues from here when this is run again"
   rm -f "$wheels"/delaywheel-*.whl # ours is installed from where it is

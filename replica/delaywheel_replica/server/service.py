@@ -30,7 +30,7 @@ from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import reference_of
 from delaywheel_replica.server.lookup.search import Search
-from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
+from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
@@ -58,7 +58,7 @@ class DelayWheelService:
         search: Search,
         changes: Changes,
         fan_out: FanOut,
-        other_nodes: OtherNodes,
+        other_nodes: CallsToNodes,
         places: AskedPlaces,
         *,
         max_message_bytes: int,

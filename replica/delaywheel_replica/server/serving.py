@@ -80,7 +80,7 @@ from delaywheel_replica.server.metrics.census import Census
 from delaywheel_replica.server.metrics.scrape import Sources
 from delaywheel_replica.server.monitoring import Monitoring
 from delaywheel_replica.server.node.alone import pending_messages
-from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
+from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.cleaner_watch import CleanerWatch
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import (
@@ -250,7 +250,7 @@ class Server:
         places = AskedPlaces(
             ask=self._link.send, halves_topic=halves_topic(self._config.cluster_id)
         )
-        self._other_nodes = OtherNodes(self._view, self._certificates)
+        self._other_nodes = CallsToNodes(self._view, self._certificates)
         writing = Writing(self._driver)
         finder = MessageFinder(self._view, self._queries, self._other_nodes, places)
         id_checks = IdChecks(self._view, self._queries, finder.moment, self._counts)

@@ -30,7 +30,7 @@ from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
-from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, OtherNodes
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, CallsToNodes
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
@@ -153,14 +153,14 @@ class Site:
         """The part of a node that cancels."""
         view = node_view(self.status, cleaner=self.cleaner)
         finder = MessageFinder(
-            view, cast("Queries", self), cast("OtherNodes", self), cast("AskedPlaces", self)
+            view, cast("Queries", self), cast("CallsToNodes", self), cast("AskedPlaces", self)
         )
         groups = CancelGroups(
             finder, cast("Writing", self), ask=lambda _: None, next_change=self.next_change
         )
         running = asyncio.create_task(groups.run())
         try:
-            passed_on = PassedChanges(OtherNodes(view).cancel, Reason.CANCEL_UNKNOWN)
+            passed_on = PassedChanges(CallsToNodes(view).cancel, Reason.CANCEL_UNKNOWN)
             yield Cancels(finder, groups, passed_on)
         finally:
             running.cancel()

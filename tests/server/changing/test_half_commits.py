@@ -63,14 +63,14 @@ async def test_no_half_waits_for_the_node_of_another_one() -> None:
     """It answers after a second, or not at all: a tenth of what a half is held for."""
     asked, goes_on, wrote = asyncio.Event(), asyncio.Event(), Wrote()
 
-    class OtherNodes:
+    class CallsToNodes:
         async def commit(self, node: str, request: pb.CommitRequest) -> None:
             assert (node, len(request.halves)) == ("n2", 1)
             asked.set()
             await goes_on.wait()
 
     writing = CommitWriting(OwnHalves(), cast("Any", wrote), lambda: WHEEL)
-    other_nodes, nothing = cast("Any", OtherNodes()), cast("Any", None)
+    other_nodes, nothing = cast("Any", CallsToNodes()), cast("Any", None)
     commits = HalfCommits("n1", nothing, other_nodes, writing, lambda: None, clock_skew_ms=1_000)
     due_ms = wall_ms() + 3_000
     halves = [

@@ -40,7 +40,7 @@ class NobodyElse:
     """Forwards calls while the other node is away."""
 
     async def ask_all(self, ask: object, *, within_s: float) -> Others:
-        """See OtherNodes."""
+        """See CallsToNodes."""
         del ask, within_s
         return {"b": Silent("it is away")}
 

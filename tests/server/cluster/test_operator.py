@@ -34,7 +34,7 @@ from delaywheel_replica.server.cluster.operator import (
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
 from delaywheel_replica.server.intake.reception import Reception
-from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
+from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
@@ -91,7 +91,7 @@ class Place:
 
     def __post_init__(self) -> None:
         view = node_view(self.status, peers=self.states, cleaner=self.cleaner)
-        self.other_nodes = OtherNodes(view)
+        self.other_nodes = CallsToNodes(view)
         self.operator = Operator(
             view,
             self.other_nodes,

@@ -32,7 +32,7 @@ from delaywheel_replica.server.changing.passed_on import (
 )
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.node.calls_to_nodes import PASSED, OtherNodes, Silent
+from delaywheel_replica.server.node.calls_to_nodes import PASSED, CallsToNodes, Silent
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, abort
 from support.core.values import heartbeat
@@ -155,7 +155,7 @@ def view_of(
     return node_view(lambda: status, peers=lambda: {"n2": state})
 
 
-def cancels_of(view: NodeView, other_nodes: OtherNodes) -> Cancels:
+def cancels_of(view: NodeView, other_nodes: CallsToNodes) -> Cancels:
     """The server of a node whose cleaner does not lead: it neither looks nor writes."""
     finder = MessageFinder(view, object.__new__(Queries), other_nodes, object.__new__(AskedPlaces))
     passed_on = PassedChanges(other_nodes.cancel, Reason.CANCEL_UNKNOWN)
@@ -165,7 +165,7 @@ def cancels_of(view: NodeView, other_nodes: OtherNodes) -> Cancels:
 async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]) -> None:
     node, address = leader
     view = view_of(address)
-    other_nodes = OtherNodes(view)
+    other_nodes = CallsToNodes(view)
     answer = await cancels_of(view, other_nodes).cancel(REQUEST, ANYBODY, left_s=5)
     assert answer.results[0].outcome == pb.CANCEL_OUTCOME_CANCELLED
     assert node.passed == ["1"]
@@ -175,7 +175,7 @@ async def test_a_cancel_is_passed_on_and_says_so(leader: tuple[LeadersNode, str]
 async def test_what_a_node_passed_on_is_answered_where_it_arrives() -> None:
     view = view_of("there")
     finder = MessageFinder(
-        view, object.__new__(Queries), OtherNodes(view), object.__new__(AskedPlaces)
+        view, object.__new__(Queries), CallsToNodes(view), object.__new__(AskedPlaces)
     )
     assert finder.leader_address(ANYBODY) == "there"
     assert finder.leader_address(A_NODE) is None
@@ -197,7 +197,7 @@ async def test_cancels_of_many_callers_are_passed_on_together(
     """Those that come while a few calls are under way gather, and not until one of these ends."""
     node, address = leader
     node.goes_on.clear()
-    other_nodes = OtherNodes(view_of(address))
+    other_nodes = CallsToNodes(view_of(address))
     cancels = cancels_of(view_of(address), other_nodes)
 
     def begin(number: int) -> asyncio.Task[pb.CancelResponse]:
@@ -228,7 +228,7 @@ async def test_nothing_is_queued_behind_what_has_waited_for_long(
     monkeypatch.setattr("delaywheel_replica.server.changing.passed_on.CALLS_AT_MOST", CALLS_AT_ONCE)
     node, address = leader
     node.goes_on.clear()
-    other_nodes = OtherNodes(view_of(address))
+    other_nodes = CallsToNodes(view_of(address))
     cancels = cancels_of(view_of(address), other_nodes)
     calls = [
         asyncio.create_task(cancels.cancel(cancel_of(number), ANYBODY, left_s=20))
@@ -250,7 +250,7 @@ async def test_what_one_caller_adds_is_not_passed_on_in_the_call_of_many(
 ) -> None:
     """Unknown fields made the call too long: nobody's message in it was cancelled."""
     _, address = leader
-    other_nodes = OtherNodes(view_of(address))
+    other_nodes = CallsToNodes(view_of(address))
     named = REQUEST.messages[0].SerializeToString()
     added = b"\xfa\x01" + pb.MessageRef(handle="x" * (5 << 20)).SerializeToString()[1:]
     message = pb.MessageRef.FromString(named + added)
@@ -266,7 +266,7 @@ async def test_nobody_waits_for_what_another_caller_named(
 ) -> None:
     node, address = leader
     node.undecided.add(cancel_of(1).messages[0].handle)
-    other_nodes = OtherNodes(view_of(address))
+    other_nodes = CallsToNodes(view_of(address))
     cancels = cancels_of(view_of(address), other_nodes)
     both = pb.CancelRequest(messages=[*cancel_of(1).messages, *cancel_of(2).messages])
     slow = asyncio.create_task(cancels.cancel(both, ANYBODY, left_s=20))
@@ -398,7 +398,7 @@ async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_is_a_refusa
 async def test_a_reschedule_is_passed_on_with_its_due(leader: tuple[LeadersNode, str]) -> None:
     """What is not decided is asked for again; how that node is, says nothing of this one."""
     node, address = leader
-    other_nodes = OtherNodes(view_of(address))
+    other_nodes = CallsToNodes(view_of(address))
     passed_on = PassedChanges(other_nodes.reschedule, Reason.RESCHEDULE_UNKNOWN)
     dues = [
         pb.NewDue(message=cancel_of(number).messages[0], deliver_at_ms=number) for number in (1, 2)
@@ -421,7 +421,7 @@ async def test_a_caller_hears_when_the_leaders_node_wants_it_back(
 ) -> None:
     node, address = leader
     node.answer = Refusal(Reason.BACKPRESSURE, "busy", after_ms=777)
-    other_nodes = OtherNodes(view_of(address))
+    other_nodes = CallsToNodes(view_of(address))
     with pytest.raises(RequestRefusedError) as caught:
         await cancels_of(view_of(address), other_nodes).cancel(REQUEST, ANYBODY, left_s=5)
     refusal = caught.value.refusal
@@ -450,14 +450,14 @@ async def test_others_are_asked_whether_they_have_none(
 ) -> None:
     node, address = leader
     node.answer = answer
-    other_nodes = OtherNodes(view_of(address, is_complete=is_complete))
+    other_nodes = CallsToNodes(view_of(address, is_complete=is_complete))
     assert await other_nodes.others_have_none(REQUEST.messages[0], wanted=wanted) is have_none
     assert node.passed == (["1"] if wanted else [])
 
 
 async def test_the_leaders_reason_is_the_answer(leader: tuple[LeadersNode, str]) -> None:
     node, address = leader
-    other_nodes = OtherNodes(view_of(address))
+    other_nodes = CallsToNodes(view_of(address))
     for answer, reason in (
         (Refusal(Reason.NOT_UP_TO_DATE), Reason.NOT_UP_TO_DATE),
         (None, Reason.CANCEL_UNKNOWN),
@@ -488,7 +488,7 @@ async def test_how_the_leaders_node_is_says_nothing_of_this_one(
     """A client leaves a draining node: that node alone, not all that pass its answers on."""
     node, address = leader
     node.answer = Refusal(there)
-    other_nodes = OtherNodes(view_of(address))
+    other_nodes = CallsToNodes(view_of(address))
     with pytest.raises(RequestRefusedError) as caught:
         await other_nodes.cancel(address, REQUEST.messages, 5)
     assert caught.value.refusal.reason is here
@@ -507,7 +507,7 @@ async def test_how_the_leaders_node_is_says_nothing_of_this_one(
     ids=["address unknown", "nobody leads", "not heard"],
 )
 def test_nobody_is_asked_whose_leadership_is_not_heard(view: NodeView) -> None:
-    assert OtherNodes(view).leader_address() is None
+    assert CallsToNodes(view).leader_address() is None
 
 
 async def test_a_channel_that_was_replaced_is_closed(
@@ -515,7 +515,7 @@ async def test_a_channel_that_was_replaced_is_closed(
 ) -> None:
     """Once its calls have ended; so there is one for each node, however often files are renewed."""
     node, address = leader
-    other_nodes = OtherNodes(view_of(address))
+    other_nodes = CallsToNodes(view_of(address))
     shown: list[object] = [None]
     monkeypatch.setattr(other_nodes, "_current_certificates", lambda: shown[0])
     monkeypatch.setattr(other_nodes, "_open", lambda at, *_, **__: grpc.aio.insecure_channel(at))
@@ -548,7 +548,7 @@ async def asked(
     peers: dict[str, PeerState], *, within_s: float
 ) -> dict[str, pb.DescribeClusterResponse | Silent]:
     """The answers of each node to one that asks them all."""
-    other_nodes = OtherNodes(node_view(view_of(None).status, peers=lambda: peers))
+    other_nodes = CallsToNodes(node_view(view_of(None).status, peers=lambda: peers))
     try:
         return await other_nodes.ask_all(
             lambda node: node.stub.DescribeCluster(
@@ -601,7 +601,7 @@ async def test_who_came_back_is_found_at_once() -> None:
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{place.getsockname()[1]}"
-        other_nodes = OtherNodes(
+        other_nodes = CallsToNodes(
             node_view(view_of(None).status, peers=lambda: {"n2": peer(address)})
         )
 

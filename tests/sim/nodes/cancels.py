@@ -167,7 +167,7 @@ class Cancels:
             self._server.node.commit_soon()
             self.look()
 
-        columns = cancels_of(pending.key for pending in group)
+        columns = cancels_of([pending.key for pending in group])
         self._server.write(Request(columns, Kind.CANCELS, written))
 
     def look(self) -> None:

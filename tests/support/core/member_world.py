@@ -47,6 +47,7 @@ from delaywheel_replica.core.node.events import (
     WheelDeleted,
     WriteStatus,
     Written,
+    divide,
 )
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
@@ -224,6 +225,11 @@ class FakeStore:
         return self.held(wheel)
 
 
+def _as_driven(effects: list[Effect]) -> list[deque[Effect]]:
+    at_once, in_turn, alone = divide(effects)
+    return [deque(at_once), deque(in_turn), *(deque([effect]) for effect in alone)]
+
+
 class FakeNode:
     """One node: its machine, its store, and its requested effects."""
 
@@ -262,9 +268,9 @@ class FakeNode:
         self.restart(unverified=unverified)
 
     def step(self, event: Event) -> list[Effect]:
-        """Handles an event and carries everything out; returns all effects."""
+        """Handles an event and carries everything out, as the driver does; returns all effects."""
         done: list[Effect] = []
-        lists = deque([deque(self.machine.step(event))])
+        lists = deque(_as_driven(self.machine.step(event)))
         while lists:
             effects = lists.popleft()
             while effects:
@@ -273,12 +279,11 @@ class FakeNode:
                 answer: Event | None
                 if type(effect) in self.store.refuses:
                     answer = Failed(effect, "refused")
-                    if not isinstance(effect, DeleteWheel | VerifyWheel | ReadAgain):
-                        effects.clear()
+                    effects.clear()
                 else:
                     answer = self._carry_out(effect)
                 if answer is not None:
-                    lists.append(deque(self.machine.step(answer)))
+                    lists += _as_driven(self.machine.step(answer))
         self.done += done
         return done
 

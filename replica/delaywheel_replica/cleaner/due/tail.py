@@ -62,10 +62,15 @@ class LateFrame(NamedTuple):
 
     seq: int
     second: Second
-    begin: int = 0
-    end: int = 0
-    length_bytes: int = 0
+    begin: int
+    end: int
+    length_bytes: int
     released: NDArray[np.intp] | None = None
+
+    @classmethod
+    def release(cls, seq: int, second: Second, rows: NDArray[np.intp]) -> LateFrame:
+        """Returns a frame that lets rows go, and has none of its own."""
+        return cls(seq, second, 0, 0, 0, rows)
 
     def rows_after(self, due_ms: int) -> NDArray[np.intp]:
         """Returns the rows that a step takes with it from a progress with w = `due_ms`."""
@@ -272,7 +277,7 @@ class Tail:
         released = second.add(batches)
         for seq in np.unique(released.seqs).tolist():
             rows = released.rows[released.seqs == seq]
-            late.append(LateFrame(seq, second, released=rows))
+            late.append(LateFrame.release(seq, second, rows))
         return late
 
 

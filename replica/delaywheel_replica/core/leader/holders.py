@@ -21,7 +21,7 @@ from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import ControlState, WheelRecord
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat, WheelHeartbeat
 
-_NOTHING = WheelHeartbeat()
+_NOTHING = WheelHeartbeat.empty()
 
 
 def held_prefix(state: ControlState, wheel: WheelId, heartbeat: Heartbeat) -> int:

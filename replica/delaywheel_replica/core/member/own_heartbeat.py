@@ -103,7 +103,7 @@ class OwnHeartbeat:
         if wheel is not None:
             heartbeats[wheel] = self._current.heartbeat()
         if spare is not None:
-            heartbeats[spare.wheel] = WheelHeartbeat(seal_slot=spare.seal_slot)
+            heartbeats[spare.wheel] = WheelHeartbeat.empty(spare.seal_slot)
         return heartbeats
 
     def _term(self) -> LeaderTerm | None:

@@ -7,7 +7,7 @@ ones of its list that are answered too are dropped with it. The machine is level
 tick compares what is with what should be, and requests it again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -426,6 +426,26 @@ Awaited = Save | OpenWheel | LeaveWheel | Mirror | Repair | CloseWheel | Alone
 """Each of them is answered with an event, or with Failed."""
 
 
+def divide(effects: Iterable[Effect]) -> tuple[list[Effect], list[Effect], list[Effect]]:
+    """Divides effects by how they are carried out, each part in order.
+
+    Returns:
+        Those that are done at once; those that follow one another, none after one that failed; and
+        those of which each stands for itself.
+    """
+    at_once: list[Effect] = []
+    in_turn: list[Effect] = []
+    alone: list[Effect] = []
+    for effect in effects:
+        if isinstance(effect, AtOnce):
+            at_once.append(effect)
+        elif isinstance(effect, Awaited) and not isinstance(effect, Alone):
+            in_turn.append(effect)
+        else:
+            alone.append(effect)
+    return at_once, in_turn, alone
+
+
 @dataclass(frozen=True, slots=True)
 class MemberConfig:
     """How a node takes part.
@@ -513,4 +533,5 @@ __all__ = [
     "WheelDeleted",
     "WriteStatus",
     "Written",
+    "divide",
 ]

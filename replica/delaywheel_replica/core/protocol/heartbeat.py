@@ -46,13 +46,18 @@ class WheelHeartbeat:
             behind it, so that everything outside the spans is held.
     """
 
-    applied: int = 0
-    high_watermark: int = 0
-    seal_slot: int = 0
-    seal_seq: int = 0
-    ledger_seq: int = 0
-    top_slot: int = -1
+    applied: int
+    high_watermark: int
+    seal_slot: int
+    seal_seq: int
+    ledger_seq: int
+    top_slot: int
     missing: SeqSet = NO_SEQS
+
+    @classmethod
+    def empty(cls, seal_slot: int = 0) -> "WheelHeartbeat":
+        """Returns the report of a wheel without frames."""
+        return cls(0, 0, seal_slot, 0, 0, -1)
 
     @property
     def prefix(self) -> int:

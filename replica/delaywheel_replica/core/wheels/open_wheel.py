@@ -530,7 +530,7 @@ class CurrentWheel:
         replication, spare = self._replication, self._spare
         assert spare is not None
         if replication is None:
-            return WheelHeartbeat(seal_slot=spare.seal_slot)
+            return WheelHeartbeat.empty(spare.seal_slot)
         return WheelHeartbeat(
             applied=replication.last_seq,
             high_watermark=replication.high_watermark,

@@ -28,7 +28,7 @@ from delaywheel_replica.server.changing.waiting import Answered, Decided
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.search import Asked, Page, Search
-from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, OtherNodes
+from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, CallsToNodes
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -128,7 +128,7 @@ class CancelMany:
         finder: MessageFinder,
         search: Search,
         groups: CancelGroups,
-        other_nodes: OtherNodes,
+        other_nodes: CallsToNodes,
     ) -> None:
         self._view = view
         self._finder = finder

@@ -52,7 +52,7 @@ from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
-from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
+from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -186,7 +186,7 @@ class MessageFinder:
     """Finds messages, and examines them until they are decided. For the event loop's thread."""
 
     def __init__(
-        self, view: NodeView, queries: Queries, other_nodes: OtherNodes, places: AskedPlaces
+        self, view: NodeView, queries: Queries, other_nodes: CallsToNodes, places: AskedPlaces
     ) -> None:
         self._view = view
         self._queries = queries
@@ -350,7 +350,8 @@ class MessageFinder:
         """Decides by what is known, without writing anything."""
         subjects = await self.find_many(references)
         moment = self.moment()
-        results, doubtful = list[Decided | Refusal](), dict[int, tuple[Subject, CancelDecision]]()
+        results: list[Decided | Refusal] = []
+        doubtful: dict[int, tuple[Subject, CancelDecision]] = {}
         for row, subject in enumerate(subjects):
             if isinstance(subject, RequestRefusedError):
                 results.append(subject.refusal)

@@ -421,7 +421,7 @@ class CancelGroups:
 
     async def _write(self, group: list[PendingCancel]) -> None:
         """Writes the cancels of messages that are in no cohort, as one group."""
-        columns = cancels_of(pending.key for pending in group)
+        columns = cancels_of([pending.key for pending in group])
         written = await self._written(columns)
         if isinstance(written, Refusal):
             for pending in group:
@@ -442,7 +442,7 @@ class CancelGroups:
         self._ask_for_progress()
 
     async def _write_cohort(self, cohort: Cohort) -> None:
-        written = await self._written(cancels_of(cohort.keys))
+        written = await self._written(cancels_of(cohort.keys, cohort.due_ms))
         if isinstance(written, Refusal):
             await self._settle_of(cohort, np.flatnonzero(cohort.is_open), written)
             return
@@ -645,7 +645,7 @@ class CancelGroups:
 
 
 def _outcome_of(answered: Answered) -> str:
-    """What is counted."""
+    """Returns the outcome that is counted for a call."""
     return answered.decision.name if isinstance(answered, Decided) else answered.reason.value
 
 

@@ -30,7 +30,7 @@ from delaywheel_replica.server.changing.awaited import parsed
 from delaywheel_replica.server.commit.own_halves import CommitWriting, is_left_to_check
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
-from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
+from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -45,7 +45,7 @@ class HalfCommits:
         self,
         node: str,
         queries: Queries,
-        other_nodes: OtherNodes,
+        other_nodes: CallsToNodes,
         writing: CommitWriting,
         refusal: Callable[[], Refusal | None],
         *,

@@ -10,7 +10,7 @@ from delaywheel_replica.server.cluster.details import Details
 from delaywheel_replica.server.cluster.merging import joined, slots_joined
 from delaywheel_replica.server.lookup.describe import describe_cluster
 from delaywheel_replica.server.lookup.queries import Queries, slots_at_most
-from delaywheel_replica.server.node.calls_to_nodes import OtherNodes
+from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal
 
@@ -32,7 +32,7 @@ class FanOut:
         self,
         config: Config,
         view: NodeView,
-        other_nodes: OtherNodes,
+        other_nodes: CallsToNodes,
         queries: Queries,
         details: Details,
         *,

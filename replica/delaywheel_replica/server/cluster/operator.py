@@ -21,7 +21,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import NodeStorage, SetBack
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.access.callers import CallContext
-from delaywheel_replica.server.node.calls_to_nodes import OtherNode, OtherNodes
+from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes, OtherNode
 from delaywheel_replica.server.node.node_view import (
     NodeView,
     done_slot,
@@ -85,7 +85,7 @@ class Operator:
     def __init__(
         self,
         view: NodeView,
-        other_nodes: OtherNodes,
+        other_nodes: CallsToNodes,
         *,
         members: Collection[str],
         send: Callable[[NodeStorage | SetBack], object],

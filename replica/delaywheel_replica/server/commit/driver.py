@@ -54,9 +54,6 @@ from delaywheel.storage.writing.wheel import WheelBroken
 from delaywheel_replica.core.member.member import Member, MemberRefusal
 from delaywheel_replica.core.node.events import (
     Acknowledge,
-    Alone,
-    AtOnce,
-    Awaited,
     Broken,
     CleanerReported,
     Closed,
@@ -89,6 +86,7 @@ from delaywheel_replica.core.node.events import (
     Unreadable,
     WriteStatus,
     Written,
+    divide,
 )
 from delaywheel_replica.core.node.plausible import check
 from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Lacks, PeerMessage
@@ -274,18 +272,9 @@ class Driver:
 
     def _queue(self, effects: list[Effect]) -> list[Effect]:
         """Queues the effects that touch the disk, in order; returns the others."""
-        at_once: list[Effect] = []
-        answered: deque[Effect] = deque()
-        alone: list[Effect] = []
-        for effect in effects:
-            if isinstance(effect, AtOnce):
-                at_once.append(effect)
-            elif isinstance(effect, Awaited) and not isinstance(effect, Alone):
-                answered.append(effect)
-            else:
-                alone.append(effect)
-        if answered:
-            self._outside.enqueue(answered)
+        at_once, in_turn, alone = divide(effects)
+        if in_turn:
+            self._outside.enqueue(deque(in_turn))
         for effect in alone:
             self._outside.enqueue(deque([effect]))
         return at_once

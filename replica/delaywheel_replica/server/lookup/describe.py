@@ -116,7 +116,7 @@ def _newest(wheel: WheelId, status: ServerStatus, *, of_all: bool) -> WheelHeart
     return max(
         reported,
         key=lambda each: (each.applied, each.high_watermark),
-        default=WheelHeartbeat(),
+        default=WheelHeartbeat.empty(),
     )
 
 

@@ -112,7 +112,7 @@ class _Kept(NamedTuple):
     node: OtherNode
 
 
-class OtherNodes:
+class CallsToNodes:
     """Addresses of the other nodes, and calls to them. For the event loop's thread."""
 
     def __init__(self, view: NodeView, certificates: NodeCertificates | None = None) -> None:

@@ -163,8 +163,8 @@ class Subscription:
     def _names(self, source: str) -> TopicNames:
         if not is_topic_name(source):
             raise ValueError(
-                f"topic {source!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most;"
-                " a pattern begins with '^'"
+                f"topic {source!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most,"
+                " and neither '.' nor '..'; a pattern begins with '^'"
             )
         given = self._made.items()
         return TopicNames(source, *(one.name_for(source, use, self._group) for use, one in given))

@@ -70,8 +70,8 @@ class GroupTopic:
             raise ValueError(f"topic {name!r}: a program keeps its own records there")
         if not is_topic_name(name):
             raise ValueError(
-                f"topic {name!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most;"
-                " the group's name is part of its topics' names"
+                f"topic {name!r}: Kafka takes letters, digits, '.', '_' and '-', 249 at most,"
+                " and neither '.' nor '..'; the group's name is part of its topics' names"
             )
         return name
 
