@@ -321,10 +321,6 @@ def begins_a_deleted_slot_again() -> list[Patch]:
     return [instead(SlotFiles, "places", where_it_ends)]
 
 
-def keeps_what_it_cannot_write() -> list[Patch]:
-    return [instead(Mirrors, "unwritable", lambda _: [])]
-
-
 def deletes_in_one_job() -> list[Patch]:
     return [instead(TimeSlice, "is_over", _never)]
 
@@ -472,12 +468,6 @@ MEMBER = {
         begins_a_deleted_slot_again,
         "not drained .* do not hold",
         ("deleted_slot",),
-    ),
-    "a wheel that cannot be written here is kept": Mutant(
-        "an origin goes on with a wheel of which a mirror cannot write the next frames",
-        keeps_what_it_cannot_write,
-        "not drained",
-        ("unwritable_copy",),
     ),
     "the ballast is kept": Mutant(
         "nothing is thrown out for the saves of a full disk",
