@@ -32,18 +32,26 @@ if TYPE_CHECKING:
     from sim.nodes.server import SimServer
 
 LOOK_MS = 500
-"""As of the real server: meanwhile it repeats a proposal by what it found."""
+"""As of the real server: meanwhile it repeats a proposal by what it found.
+
+So a leader may hear of it for the first time when that is as old, too: it waited on the event loop,
+or for another leader.
+"""
 
 OnDecision = Callable[[CancelDecision], None]
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A proposal that is not decided yet, and what was found when its second was last looked at."""
+    """A proposal that is not decided yet, and what was found when its second was last looked at.
+
+    It is sent from `from_ms` on.
+    """
 
     proposal: RescheduleProposal
     found: Found
     looked_ms: int
+    from_ms: int
     until_ms: int
     on_answer: OnDecision
 
@@ -68,7 +76,9 @@ class Reschedules:
             return
         proposal = RescheduleProposal(key, to_ms, found.copies[0], tuple(found.looked.items()))
         now_ms = self._server.now_ms()
-        self._waiting.append(_Waiting(proposal, found, now_ms, now_ms + WAIT_MS, on_answer))
+        from_ms = now_ms + self._server.node.random.randrange(LOOK_MS)
+        until_ms = now_ms + WAIT_MS
+        self._waiting.append(_Waiting(proposal, found, now_ms, from_ms, until_ms, on_answer))
         self.look()
 
     def look(self) -> None:
@@ -81,7 +91,7 @@ class Reschedules:
             if self._cancels.before_writing(key, each.found) is not CancelDecision.WRITE:
                 self._look_again(each)
             decision = self._cancels.before_writing(key, each.found)
-            if decision is CancelDecision.WRITE:
+            if decision is CancelDecision.WRITE and self._server.now_ms() >= each.from_ms:
                 self._server.node.send_to_cleaner(each.proposal)
             # Once the proposal was sent, it may have had an effect: the answer must be certain.
             is_open = _is_open(decision) or decision is CancelDecision.TOO_LATE
