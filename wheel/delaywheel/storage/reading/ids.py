@@ -68,6 +68,7 @@ class FoundIds:
         seqs: The frames.
         rows: Their numbers within the frames.
         kinds: Values of `Kind`.
+        due_ms: Of the message, or of what a cancel names.
     """
 
     numbers: NDArray[np.int64]
