@@ -37,17 +37,12 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias, get_args
 
-from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.progress import Position
-from delaywheel_replica.core.protocol.reschedules import (
-    MessageKey,
-    RescheduleProposal,
-    RescheduleWritten,
-)
+from delaywheel_replica.core.protocol.codec import MalformedError, Text, from_json, to_json
+from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
 from delaywheel_replica.process.inheritance import LINK_FD_VARIABLE
 from delaywheel_replica.process.logs import get_logger
 
@@ -59,6 +54,8 @@ _TOPIC_LENGTH_BYTES = 32
 """What an entry takes besides its name, at most."""
 
 log = get_logger(__name__)
+
+_Id: TypeAlias = Annotated[bytes, Text(bytes.hex, bytes.fromhex)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +95,7 @@ class StopRequested:
     """The node is stopping cleanly."""
 
 
-@dataclass(frozen=True, slots=True)
-class TopicInfo:
+class TopicInfo(NamedTuple):
     """What the server needs to know of a topic.
 
     ``max_message_bytes`` is None if Kafka does not report it.
@@ -125,11 +121,10 @@ class Topics:
     absent: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(NamedTuple):
     """One message, and why it became a dead letter."""
 
-    id: bytes
+    id: _Id
     due_ms: int
     reason: str
 
@@ -167,7 +162,7 @@ class AskPlace:
     """
 
     question: int
-    id: bytes
+    id: _Id
     due_ms: int
     topic: str
     timestamp_ms: int | None = None
@@ -211,8 +206,8 @@ class HandoverBegins:
 
     Attributes:
         format: The format of what the socket carries.
-        fd: The server's end of the socket. The sender keeps its descriptor, and may close it; the
-            receiver gets one of its own, and has to close it.
+        fd: The server's end of the socket, which goes beside the message. The sender keeps its
+            descriptor, and may close it; the receiver gets one of its own, and has to close it.
     """
 
     format: int
@@ -237,10 +232,7 @@ Message: TypeAlias = (
     | PlaceFound
     | HandoverBegins
 )
-
-
-class LinkMessageError(ValueError):
-    """A message cannot be understood: the two processes are of different releases."""
+_KINDS: Final = {kind.__name__: kind for kind in get_args(Message)}
 
 
 def split_topics(message: Topics) -> Iterator[Topics]:
@@ -311,7 +303,7 @@ class Link:
 
         Raises:
             EOFError: The other end is closed.
-            LinkMessageError: A message cannot be understood.
+            MalformedError: A message cannot be understood.
         """
         while True:
             try:
@@ -330,21 +322,23 @@ class Link:
 
 
 def encode(message: Message) -> bytes:
-    """Encodes a message as one datagram."""
-    return json.dumps(_document(message), separators=(",", ":")).encode()
+    """Encodes a message as one datagram: the name of its class, and its fields."""
+    document = [type(message).__name__, to_json(message)]
+    return json.dumps(document, separators=(",", ":")).encode()
 
 
 def decode(content: bytes) -> Message:
     """Decodes the message in a datagram.
 
     Raises:
-        LinkMessageError: It cannot be understood.
+        MalformedError: It cannot be understood: the two processes are of different releases.
     """
     try:
-        document = json.loads(content)
-        return _message(document)
+        name, document = json.loads(content)
+        message: Message = from_json(_KINDS[name], document)
     except (ValueError, KeyError, TypeError) as error:
-        raise LinkMessageError(f"link message {content[:100]!r}: {error}") from error
+        raise MalformedError(f"link message {content[:100]!r}: {error}") from error
+    return message
 
 
 def _with_descriptor(content: bytes, descriptors: list[int]) -> Message:
@@ -353,7 +347,7 @@ def _with_descriptor(content: bytes, descriptors: list[int]) -> Message:
         message = decode(content)
         if isinstance(message, HandoverBegins):
             if not descriptors:  # this process has no room for another one
-                raise LinkMessageError("a hand-over begins without its socket")
+                raise MalformedError("a hand-over begins without its socket")
             fd = descriptors.pop()
             os.set_inheritable(fd, False)  # noqa: FBT003 - the standard library's signature
             return replace(message, fd=fd)
@@ -361,162 +355,3 @@ def _with_descriptor(content: bytes, descriptors: list[int]) -> Message:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-
-
-_PLAIN: dict[str, type[Wake | CommitSoon | StopRequested]] = {
-    "wake": Wake,
-    "commit": CommitSoon,
-    "stop": StopRequested,
-}
-_PLAIN_NAMES = {kind: name for name, kind in _PLAIN.items()}
-
-
-def _document(message: Message) -> dict[str, Any]:
-    match message:
-        case AskTopic():
-            document: dict[str, Any] = {"type": "topic", "name": message.name}
-        case NodeStorage():
-            document = {"type": "node", "node": message.node, "storage": message.storage}
-        case SetBack():
-            document = {"type": "set back", "set_backs": message.set_backs}
-        case RescheduleProposal() | RescheduleWritten():
-            document = _reschedule_document(message)
-        case Topics():
-            document = {
-                "type": "topics",
-                "topics": {
-                    name: [info.partitions, info.max_message_bytes]
-                    for name, info in message.topics.items()
-                },
-                "absent": list(message.absent),
-                "checked_at_ms": message.checked_at_ms,
-            }
-        case DeadLettered():
-            document = {
-                "type": "dead",
-                "cleaner_ms": message.cleaner_ms,
-                "before": message.before,
-                "letters": [[each.id.hex(), each.due_ms, each.reason] for each in message.letters],
-            }
-        case AskPlace() | PlaceFound():
-            document = _place_document(message)
-        case HandoverBegins():
-            document = {"type": "handover", "format": message.format}
-        case Wake() | CommitSoon() | StopRequested():
-            document = {"type": _PLAIN_NAMES[type(message)]}
-    return document
-
-
-def _message(document: dict[str, Any]) -> Message:
-    kind = document["type"]
-    if kind in _PLAIN:
-        return _PLAIN[kind]()
-    message: Message
-    match kind:
-        case "topic":
-            message = AskTopic(str(document["name"]))
-        case "node":
-            storage = document["storage"]
-            message = NodeStorage(str(document["node"]), None if storage is None else str(storage))
-        case "set back":
-            message = SetBack(int(document["set_backs"]))
-        case "reschedule" | "rescheduled":
-            message = _reschedule(document)
-        case "topics":
-            message = Topics(
-                topics={
-                    name: TopicInfo(int(partitions), None if limit is None else int(limit))
-                    for name, (partitions, limit) in document["topics"].items()
-                },
-                checked_at_ms=int(document["checked_at_ms"]),
-                absent=tuple(document["absent"]),
-            )
-        case "dead":
-            message = DeadLettered(
-                cleaner_ms=int(document["cleaner_ms"]),
-                before=int(document["before"]),
-                letters=tuple(
-                    DeadLetter(bytes.fromhex(id_), int(due_ms), str(reason))
-                    for id_, due_ms, reason in document["letters"]
-                ),
-            )
-        case "place" | "place found":
-            message = _place_message(document)
-        case "handover":
-            message = HandoverBegins(int(document["format"]))
-        case _:
-            raise LinkMessageError(f"unknown type {kind!r}")
-    return message
-
-
-def _place_document(message: AskPlace | PlaceFound) -> dict[str, Any]:
-    if isinstance(message, PlaceFound):
-        return {"type": "place found", **asdict(message)}
-    return {"type": "place", **asdict(message), "id": message.id.hex()}
-
-
-def _place_message(document: dict[str, Any]) -> AskPlace | PlaceFound:
-    question = int(document["question"])
-    if document["type"] == "place found":
-        place, reason = document["place"], document["dead_reason"]
-        answer = document["answer"]
-        return PlaceFound(
-            question,
-            None if place is None else LinkPlace(str(place[0]), int(place[1]), int(place[2])),
-            None if reason is None else str(reason),
-            None if document["outcome"] is None else str(document["outcome"]),
-            None if answer is None else str(answer),
-        )
-    timestamp_ms, is_dead = document["timestamp_ms"], document["is_dead"]
-    return AskPlace(
-        question,
-        bytes.fromhex(document["id"]),
-        int(document["due_ms"]),
-        str(document["topic"]),
-        timestamp_ms=None if timestamp_ms is None else int(timestamp_ms),
-        is_dead=None if is_dead is None else bool(is_dead),
-        is_named_by_cancel=bool(document["is_named_by_cancel"]),
-        is_asked_half=bool(document["is_asked_half"]),
-        early_ms=int(document["early_ms"]),
-    )
-
-
-def _reschedule_document(message: RescheduleProposal | RescheduleWritten) -> dict[str, Any]:
-    document: dict[str, Any] = {"key": _key_document(message.key), "to_ms": message.to_ms}
-    if isinstance(message, RescheduleProposal):
-        looked = [[str(wheel), seq] for wheel, seq in message.looked]
-        return document | {
-            "type": "reschedule",
-            "place": str(message.place),
-            "looked": looked,
-            "chosen_ms": message.chosen_ms,
-        }
-    return document | {
-        "type": "rescheduled",
-        "copy": [str(message.copy[0]), message.copy[1]],
-        "cancel": None if message.cancel is None else [str(message.cancel[0]), message.cancel[1]],
-    }
-
-
-def _reschedule(document: dict[str, Any]) -> RescheduleProposal | RescheduleWritten:
-    key, to_ms = _key(document["key"]), int(document["to_ms"])
-    if document["type"] == "reschedule":
-        looked = tuple(map(_frame, document["looked"]))
-        chosen_ms = None if document["chosen_ms"] is None else int(document["chosen_ms"])
-        place = Position.parse(document["place"])
-        return RescheduleProposal(key, to_ms, place, looked, chosen_ms)
-    cancel = None if document["cancel"] is None else _frame(document["cancel"])
-    return RescheduleWritten(key, to_ms, _frame(document["copy"]), cancel)
-
-
-def _key_document(key: MessageKey) -> list[Any]:
-    id_, due_ms = key
-    return [id_.hex(), due_ms]
-
-
-def _key(document: list[Any]) -> MessageKey:
-    return bytes.fromhex(document[0]), int(document[1])
-
-
-def _frame(document: list[Any]) -> tuple[WheelId, int]:
-    return WheelId.parse(document[0]), int(document[1])

@@ -11,7 +11,7 @@ and never a KeyError from inside a decision.
 | a class with `to_json` and `from_json` | what these make of it |
 | a class with `parse`, `Annotated[..., Text(...)]` | text, also as a key |
 | dataclass | an object with a key for each field |
-| NamedTuple | an array with an item for each field |
+| NamedTuple, tuple[X, Y] | an array with an item for each |
 | tuple[X, ...], frozenset[X] | an array; of a set, sorted |
 | Mapping[K, V] | an object |
 
@@ -175,6 +175,8 @@ def _codec(kind: Hashable) -> _Codec:
         return _annotated(args[0], args[1:])
     if origin in {Union, types.UnionType}:
         return _optional(args)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return _items(args, tuple)
     if origin in {tuple, frozenset}:
         return _array(args[0], origin)
     if origin is not None:
@@ -315,7 +317,11 @@ def _mapping(key: Any, value: Any) -> _Codec:
 
 def _named_tuple(kind: Any) -> _Codec:
     hints = type_hints(kind, include_extras=True)
-    codecs = [_codec(hints[name]) for name in kind._fields]
+    return _items([hints[name] for name in kind._fields], kind._make)
+
+
+def _items(kinds: Iterable[Any], make: Callable[[Iterable[Any]], Any]) -> _Codec:
+    codecs = [_codec(kind) for kind in kinds]
     dumps, loads = [codec.dump for codec in codecs], [codec.load for codec in codecs]
 
     def dump(value: Any) -> list[Any]:
@@ -327,7 +333,7 @@ def _named_tuple(kind: Any) -> _Codec:
     def load(document: Any, _: Unchanged | None) -> Any:
         if len(_list(document)) != len(loads):
             raise MalformedError(f"{document!r} is no list of {len(loads)}")
-        return kind(*(item(part, None) for item, part in zip(loads, document, strict=True)))
+        return make(item(part, None) for item, part in zip(loads, document, strict=True))
 
     return _Codec(dump, load, is_plain=True)
 

@@ -11,12 +11,12 @@ import os
 from collections.abc import Callable
 
 from delaywheel_replica.core.leader.cancel import directly_before
+from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import (
     DeadLettered,
     HandoverBegins,
     Link,
-    LinkMessageError,
     PlaceFound,
     Topics,
 )
@@ -95,7 +95,7 @@ class CleanerWatch:
                 elif isinstance(message, HandoverBegins):
                     self._on_handover(message)
                 # Anything else is a wake-up; the status is read below.
-        except LinkMessageError as error:
+        except MalformedError as error:
             _log.warning("link message ignored", error=str(error))
         except EOFError:
             asyncio.get_running_loop().remove_reader(self._link.fileno())
