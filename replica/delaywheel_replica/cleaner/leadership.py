@@ -495,7 +495,7 @@ class Leadership:
 
     def _plan(
         self, forwarder: Forwarder, server: ServerStatus, now_ms: int
-    ) -> tuple[Planned | None, bool]:
+    ) -> tuple[Planned, bool]:
         """Plans what to forward; returns also whether reading took so long that a commit is due.
 
         No commits are made while reading takes long: the leader's term must not end for that.
@@ -516,7 +516,7 @@ class Leadership:
         return max(forwarder.pause_s, 0.001, min(wait_s, TICK_S))
 
     def _transact(
-        self, forwarder: Forwarder, planned: Planned | None, server: ServerStatus, now_ms: int
+        self, forwarder: Forwarder, planned: Planned, server: ServerStatus, now_ms: int
     ) -> Transacted:
         situation = Situation(
             now_ms=now_ms,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
-from delaywheel_replica.core.election.events import ElectionPhase, EndReason
+from delaywheel_replica.core.election.events import CANDIDATE, IN_TERM, ElectionPhase, EndReason
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.process.logs import get_logger
 
@@ -24,10 +24,6 @@ FAILED_AGAIN_S: Final = 60.0
 DEAD_AGAIN_S: Final = 10.0
 
 _NAMED: Final = 10
-_IN_TERM: Final = frozenset({ElectionPhase.RESTING, ElectionPhase.LEADING})
-_CANDIDATE: Final = frozenset(
-    {ElectionPhase.INITIALISING, ElectionPhase.MARKING, ElectionPhase.READING}
-)
 
 _log = get_logger(__name__)
 
@@ -52,7 +48,7 @@ class TermLog:
     ) -> None:
         """Logs a change of the election's phase."""
         why = None if reason is None else reason.value
-        if before in _IN_TERM and phase not in _IN_TERM:
+        if before in IN_TERM and phase not in IN_TERM:
             log = _log.info if phase is ElectionPhase.STOPPED else _log.warning
             log("leadership lost", reason=why, error=error)
         elif phase is ElectionPhase.LEADING:
@@ -60,7 +56,7 @@ class TermLog:
             _log.info("leading", epoch=epoch)
         elif phase is ElectionPhase.RESTING:
             _log.info("leadership taken", epoch=epoch)
-        elif before in _CANDIDATE and phase is ElectionPhase.STANDBY:
+        elif before in CANDIDATE and phase is ElectionPhase.STANDBY:
             self._candidacy_failed(why, error)
         else:
             _log.debug("phase", phase=phase.value, before=before.value, error=error)

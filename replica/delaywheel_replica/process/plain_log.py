@@ -128,7 +128,3 @@ class ChildOutput:
         else:
             level, source = "error" if text.startswith(_FAILED) else "warning", None
         self._log.say("standard error", level, process=self._process, text=text, source=source)
-
-
-def _shown(value: object) -> str:
-    return repr(value) if isinstance(value, str) and " " in value else str(value)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan
-from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, ReaderPort, _OwnRecords
+from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, _OwnRecords
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import ABSENT, RECORD, DroppedRows, DueRows
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
@@ -78,7 +79,7 @@ def forwarder_to(producers: Refusing) -> Forwarder:
     return Forwarder(
         ControlState(progress=PROGRESS),
         cast("Any", producers),
-        Mock(spec=ReaderPort),
+        Mock(spec=DueReader),
         Mock(spec=DeadLetters),
         names=KafkaNames("c"),
         cluster=Cluster(("a",), 1, 60),

@@ -36,6 +36,9 @@ class Counting:
         """For each search, how many were read."""
         self.looks = 0
 
+    def new_search(self) -> ProposalSearch:
+        return ProposalSearch(self.look_for_cancels)
+
     def search(
         self, proposals: ProposalSearch, proposed: list[RescheduleProposal]
     ) -> list[RescheduleProposal]:
@@ -69,7 +72,7 @@ def test_a_seconds_cancels_are_read_once_for_all_proposals(wheels: Wheels) -> No
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        found = counting.search(proposals := ProposalSearch(counting), proposed)
+        found = counting.search(proposals := counting.new_search(), proposed)
         assert found == [proposal for n, proposal in enumerate(proposed) if n not in {7, 9}]
         assert counting.frames == [201 + FINDING_FRAMES]
         assert counting.search(proposals, proposed[:3]) == proposed[:3]
@@ -98,7 +101,7 @@ def test_rows_of_an_index_are_read_once_for_all_seconds(
         proposed = [proposal_of(each, ((A1, 50 + n),)) for n, each in enumerate(sent)]
         monkeypatch.setattr(WheelReader, "rows", counted)
         counting = Counting(leader)
-        found = counting.search(ProposalSearch(counting), proposed)
+        found = counting.search(counting.new_search(), proposed)
     assert found == [proposal for n, proposal in enumerate(proposed) if n != 17]
     assert len(reads) == 1
 
@@ -114,12 +117,12 @@ def test_only_what_came_since_the_server_looked_is_read(wheels: Wheels) -> None:
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        assert counting.search(ProposalSearch(counting), [proposal_of(first, late)]) == [
+        assert counting.search(counting.new_search(), [proposal_of(first, late)]) == [
             proposal_of(first, late)
         ]
         assert counting.frames == [0]
         proposed = [proposal_of(first, late), proposal_of(second, early), proposal_of(third, late)]
-        assert counting.search(proposals := ProposalSearch(counting), proposed) == [
+        assert counting.search(proposals := counting.new_search(), proposed) == [
             proposed[0],
             proposed[2],
         ]
@@ -128,7 +131,7 @@ def test_only_what_came_since_the_server_looked_is_read(wheels: Wheels) -> None:
         leader.forward(START_MS + 1_100)
         assert counting.search(proposals, proposed) == [proposed[0]]
         # Who did not say where it looked is looked at from the beginning.
-        assert counting.search(ProposalSearch(counting), [*proposed[:2], proposal_of(third)]) == [
+        assert counting.search(counting.new_search(), [*proposed[:2], proposal_of(third)]) == [
             proposed[0]
         ]
         assert counting.frames[-1] > 100
@@ -144,7 +147,10 @@ def test_many_cancels_are_read_in_turns_and_keep_no_other_second_waiting(
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        proposals, first = ProposalSearch(counting), dict[RescheduleProposal, int]()
+        proposals, first = (
+            counting.new_search(),
+            dict[RescheduleProposal, int](),
+        )
         for number in range(20):
             for proposal in counting.search(proposals, [proposal_of(many), proposal_of(few)]):
                 first.setdefault(proposal, number)
@@ -164,7 +170,7 @@ def test_what_is_proposed_while_a_second_is_read_is_looked_at_next(
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
         counting = Counting(leader)
-        proposals = ProposalSearch(counting)
+        proposals = counting.new_search()
         assert counting.search(proposals, [proposal_of(first)]) == []
         everyone = [proposal_of(first), proposal_of(later), proposal_of(gone)]
         found = set[RescheduleProposal]()
@@ -176,7 +182,7 @@ def test_what_is_proposed_while_a_second_is_read_is_looked_at_next(
 def test_what_is_proposed_no_more_is_forgotten(wheels: Wheels) -> None:
     with Leader(wheels) as leader:
         leader.forward(START_MS + 1_000)
-        proposals = ProposalSearch(counting := Counting(leader))
+        proposals = (counting := Counting(leader)).new_search()
         for number in range(3 * FRAMES_AT_ONCE):
             sent = message(LATER_MS + 1000 * number, number)
             assert counting.search(proposals, [proposal_of(sent)])

@@ -408,7 +408,7 @@ class Site:
         """What comes is taken."""
         self.forwarder.take_in(self.leads, self._heartbeats(), None)
 
-    def plan(self) -> Planned | None:
+    def plan(self) -> Planned:
         """What the next transaction would do."""
         return self.forwarder.next_step(self.clock.now_ms, self.wheels.last_seqs())
 

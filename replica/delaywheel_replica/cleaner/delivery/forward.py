@@ -23,12 +23,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from time import monotonic as monotonic_clock
-from typing import Protocol
 
 import numpy as np
 
 from delaywheel.identity import WheelId
-from delaywheel.storage.reading.cancels import Budget, CancelLook
 from delaywheel.transactional import is_aftermath
 from delaywheel_replica.cleaner.delivery import halves, outcomes
 from delaywheel_replica.cleaner.delivery.dead_letters import (
@@ -39,7 +37,8 @@ from delaywheel_replica.cleaner.delivery.dead_letters import (
     condemn,
 )
 from delaywheel_replica.cleaner.delivery.proposals import ProposalSearch
-from delaywheel_replica.cleaner.due.given_up import Looked, LostFrames, joined
+from delaywheel_replica.cleaner.due.given_up import LostFrames, joined
+from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import DueRows, MessageOutcome
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.direct import joined_with
@@ -61,57 +60,13 @@ from delaywheel_replica.core.leader.rescheduling import (
 from delaywheel_replica.core.protocol.control import OPENING, ControlRecord, ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
-from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 
 WARM_MS = 1_000
 
 _NO_ROOM = TransactionRoom(0)
-
-
-class ReaderPort(Protocol):
-    """The source of due messages."""
-
-    def start(self, progress: Progress) -> None:
-        """Starts from a committed progress; forgets all limits."""
-
-    @property
-    def unreadable(self) -> FrameSet:
-        """The awaited frames that cannot be read."""
-
-    def want(self, places: Mapping[Position, int]) -> None:
-        """Waits for frames that are taken, but have messages to be read again."""
-
-    def look_at_lost(self, frames: FrameSet, now_ms: int, *, floor: int) -> Looked:
-        """Returns what is known of frames to be given up, and which are kept all the same."""
-
-    def update(
-        self,
-        limits: Mapping[WheelId, int],
-        lost: FrameSet = NO_FRAMES,
-        withdrawn: frozenset[MessageKey] = frozenset(),
-    ) -> None:
-        """Sets how far each wheel may be taken, which frames are lost, which dues are withdrawn."""
-
-    def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
-        """Continues a search for cancels; returns whether all admitted ones were read."""
-
-    def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
-        """Whether a copy of a message that a step passes lies in a frame that it covers."""
-
-    def next_due_ms(self) -> int | None:
-        """Returns the earliest unfinished due among loaded messages."""
-
-    def next_step(self, now_ms: int, cap_messages: int, cap_bytes: int) -> Step:
-        """Returns what the next transaction takes."""
-
-    def topics_ahead(self) -> Iterable[str]:
-        """Returns the topics of loaded messages, including those due soon."""
-
-    def done(self, step: Step, committed: Progress | None = None) -> None:
-        """Notes that the step was committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,18 +77,13 @@ class Planned:
         step: What is taken from the wheels; None: nothing can be forwarded now.
         plan: How it is forwarded, with direct messages.
         taken: What the transaction takes from the ingress topics.
-        messages: What is sent of the step.
+        rows: All messages that are sent, or become dead letters.
     """
 
-    step: Step | None
-    plan: Plan
+    step: Step | None = None
+    plan: Plan = field(default_factory=lambda: Plan(NOTHING.rows))
     taken: Taken = NOTHING
-    messages: DueRows = NOTHING.rows
-
-    @property
-    def rows(self) -> DueRows:
-        """The messages that are forwarded, or would be."""
-        return NOTHING.rows if self.step is None else joined_with(self.messages, self.taken.rows)
+    rows: DueRows = NOTHING.rows
 
     def __bool__(self) -> bool:
         """Whether a transaction should begin without waiting for anything else."""
@@ -172,7 +122,7 @@ class Forwarder:
         self,
         state: ControlState,
         producers: ProducersPort,
-        reader: ReaderPort,
+        reader: DueReader,
         dead_letters: DeadLetters,
         *,
         names: KafkaNames,
@@ -187,7 +137,7 @@ class Forwarder:
         self.held: str | None = None
         self._producers = producers
         self._reader = reader
-        self._proposals = ProposalSearch(reader)
+        self._proposals = ProposalSearch(reader.look_for_cancels)
         self._dead_letters = dead_letters
         self._names = names
         self._cluster = cluster
@@ -258,7 +208,7 @@ class Forwarder:
         if self.ingress is not None:
             self.ingress.close()
 
-    def next_step(self, now_ms: int, limits: Mapping[WheelId, int]) -> Planned | None:
+    def next_step(self, now_ms: int, limits: Mapping[WheelId, int]) -> Planned:
         """Returns what to do next; if something cannot be forwarded, `held` has the reason.
 
         Args:
@@ -267,7 +217,7 @@ class Forwarder:
         """
         self.held = None
         if not self._forwarding or self.state.progress is None:
-            return None
+            return Planned()
         if not self._reading:
             self._reader.start(self.state.progress)
             self._reading = True
@@ -300,28 +250,25 @@ class Forwarder:
     def _planned(self, step: Step, taken: Taken, now_ms: int, room: TransactionRoom) -> Planned:
         """Decides what is forwarded; direct messages delay nothing else."""
         messages = halves.messages_of(step, now_ms, self._names)
-        plan = self._judge(messages, taken)
+        plan, rows = self._judge(messages, taken)
         if isinstance(plan, Hold) and plan.topics and len(taken.rows):
             taken = self._take(now_ms, room, plan.topics)
-            plan = self._judge(messages, taken)
+            plan, rows = self._judge(messages, taken)
             if isinstance(plan, Hold) and len(taken.rows):
                 taken = self._take(now_ms, _NO_ROOM)
-                plan = self._judge(messages, taken)
+                plan, rows = self._judge(messages, taken)
         if isinstance(plan, Hold):
             self.held = plan.why
-            return Planned(None, Plan(NOTHING.rows), self._take(now_ms, _NO_ROOM))
-        return Planned(step, plan, taken, messages)
+            return Planned(taken=self._take(now_ms, _NO_ROOM))
+        return Planned(step, plan, taken, rows)
 
-    def _judge(self, messages: DueRows, taken: Taken) -> Plan | Hold:
+    def _judge(self, messages: DueRows, taken: Taken) -> tuple[Plan | Hold, DueRows]:
         rows = joined_with(messages, taken.rows)
-        return self._dead_letters.plan(rows, self._reader.topics_ahead)
+        return self._dead_letters.plan(rows, self._reader.topics_ahead), rows
 
-    def transact(
-        self, planned: Planned | None, situation: Situation, timeout_ms: int
-    ) -> Transacted:
+    def transact(self, planned: Planned, situation: Situation, timeout_ms: int) -> Transacted:
         """Runs one transaction: what was planned with all duties, or the duties alone."""
-        step = None if planned is None else planned.step
-        taken = NOTHING if planned is None else planned.taken
+        step, taken = planned.step, planned.taken
         progress = self.state.progress if step is None else step.after
         situation = replace(
             situation,
@@ -333,7 +280,7 @@ class Forwarder:
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
         number, self._next_id = self._next_id, (self._next_id + 1) % IDS
-        if planned is not None and planned.plan.look_up:
+        if planned.plan.look_up:
             self._producers.warm(planned.plan.look_up, WARM_MS)
         self._producers.begin(number)
         counted: Counter[str] = Counter(transactions=1)
@@ -341,7 +288,7 @@ class Forwarder:
         own = _OwnRecords(self._producers, number, self._own_batch_bytes, timeout_ms)
         if planned:
             own.write([self._control(OPENING)])
-        if step is not None and planned is not None:
+        if step is not None:
             forwarded, dead, written = self._write(number, step, planned.plan, situation, own)
             counted += written
         unasked = self._ask(taken.letters, situation, own)
@@ -362,7 +309,7 @@ class Forwarder:
             self._committed(step, todo)
             is_full = taken.is_full or (step is not None and self._is_full(step))
             late_ms = situation.now_ms - step.before.due_ms if step else 0
-            load = _load(planned.plan) if is_full and planned is not None else None
+            load = _load(planned.plan) if is_full else None
             self._pace = self._pace.after_commit(commit_ms, load, late_ms=late_ms)
             self.counters += counted
             if self.ingress is not None:
@@ -372,7 +319,7 @@ class Forwarder:
             self.counters["failed_transactions"] += 1
             if self.ingress is not None:
                 self.ingress.failed()
-            if planned is not None and step is not None and not is_aftermath(ended.cause):
+            if step is not None and not is_aftermath(ended.cause):
                 self._dead_letters.failed(planned.rows, began)
         self._next_begin = began + self._pace.pause_ms / 1000
         return Transacted(

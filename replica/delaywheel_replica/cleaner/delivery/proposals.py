@@ -7,9 +7,9 @@ rest in later ones. Requests for messages of one second are examined together; t
 meanwhile come next.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.reading.cancels import BEGIN_BYTES, Budget, CancelLook
@@ -19,13 +19,6 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey, RescheduleP
 FRAMES_AT_ONCE: Final = 512
 BYTES_AT_ONCE: Final = 4 << 20
 """How much is read for the requests of one transaction."""
-
-
-class CancelsPort(Protocol):
-    """The source of cancels."""
-
-    def look_for_cancels(self, look: CancelLook, budget: Budget) -> bool:
-        """Continues a look; returns whether all that is admitted was read."""
 
 
 @dataclass(slots=True)
@@ -51,8 +44,13 @@ class _SecondOfProposals:
 class ProposalSearch:
     """Looks for cancels of messages that are to be rescheduled. For one thread."""
 
-    def __init__(self, cancels: CancelsPort) -> None:
-        self._cancels = cancels
+    def __init__(self, look_for_cancels: Callable[[CancelLook, Budget], bool]) -> None:
+        """Begins without requests.
+
+        Args:
+            look_for_cancels: Continues a look; returns whether all that is admitted was read.
+        """
+        self._look_for_cancels = look_for_cancels
         self._seconds: dict[int, _SecondOfProposals] = {}  # the next one to examine is the first
 
     def uncancelled(self, proposals: Sequence[RescheduleProposal]) -> list[RescheduleProposal]:
@@ -68,7 +66,7 @@ class ProposalSearch:
                 break
             # It goes to the end of the queue: a second with many cancels delays no other one.
             second = self._seconds[slot] = self._seconds.pop(slot)
-            second.is_whole = self._cancels.look_for_cancels(second.look, budget)
+            second.is_whole = self._look_for_cancels(second.look, budget)
             found.update(second.uncancelled)
         return [proposal for proposal in proposals if proposal.key in found]
 
