@@ -19,7 +19,7 @@ from local.loopback.kafka import KafkaBroker
 from support.clients.command import Command
 from support.clients.fake_service import answer
 from support.clients.scripted_node import ScriptedNode, describe_cluster
-from support.kafka.read_committed import create_topic
+from support.kafka.read_committed import CommittedReader, create_topic
 
 pytestmark = pytest.mark.kafka
 
@@ -135,6 +135,8 @@ def test_the_last_ones_are_found_behind_ends_of_transactions(
 def test_from_now_on_without_a_word_about_kafka(topic: Topic, node: ScriptedNode) -> None:
     """The node says which Kafka; what was there is not shown; Ctrl-C is a good end."""
     topic.send([b"before"])
+    with CommittedReader(topic.kafka, topic.name, partitions=2) as reader:
+        reader.wait_for(1)  # a commit is decided before the end that readers see passes it
     described: pb.DescribeClusterResponse = describe_cluster()
     described.kafka = topic.kafka
     node.describe = answer(described)
@@ -147,12 +149,15 @@ def test_from_now_on_without_a_word_about_kafka(topic: Topic, node: ScriptedNode
     ) as tail:
         assert tail.stdout is not None
         assert tail.stderr is not None
-        assert "waiting for messages" in tail.stderr.readline()
-        topic.send([b"after"])
-        assert values(tail.stdout.readline()) == [b"after"]
-        tail.send_signal(signal.SIGINT)
-        assert tail.wait(30) == 0
-        assert tail.stderr.read() == ""
+        try:
+            assert "waiting for messages" in tail.stderr.readline()
+            topic.send([b"after"])
+            assert values(tail.stdout.readline()) == [b"after"]
+            tail.send_signal(signal.SIGINT)
+            assert tail.wait(30) == 0
+            assert tail.stderr.read() == ""
+        finally:
+            tail.kill()  # else a failure waits for its end
 
 
 @pytest.mark.parametrize(
