@@ -63,9 +63,12 @@ async def _serve(kind: str, send: Connection) -> None:
     import grpc  # noqa: PLC0415 - not for `--help`
 
     from delaywheel_replica.server.intake.admission import Admission  # noqa: PLC0415
-    from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers  # noqa: PLC0415
+    from delaywheel_replica.server.intake.calls import (  # noqa: PLC0415
+        Answer,
+        Answers,
+        GrpcHandlers,
+    )
     from delaywheel_replica.server.intake.reception import Reception  # noqa: PLC0415
-    from delaywheel_replica.server.node.answering import Answer  # noqa: PLC0415
     from delaywheel_replica.server.node.counts import NodeCounts  # noqa: PLC0415
 
     async def unary(_request: bytes, _context: Any) -> bytes:

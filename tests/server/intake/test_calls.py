@@ -18,8 +18,8 @@ from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
 from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.reception import CALLS, Reception
-from delaywheel_replica.server.node.answering import Context
 from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.refusals import Context
 
 _LONG = 8 << 20
 _OPTIONS = (

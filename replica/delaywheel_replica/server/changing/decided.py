@@ -39,9 +39,8 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.node_view import NodeView
-from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError, defect
 
 COPIES_BYTES: Final = 4 << 20
 """The copies of a batch hold at most this much together, unless there is only one."""

@@ -63,11 +63,10 @@ from delaywheel_replica.server.changing.waiting import (
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference
-from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
 QUEUED_AT_MOST: Final = 16_384
 KEPT_AT_MOST: Final = 49_152

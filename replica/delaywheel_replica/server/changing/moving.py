@@ -17,9 +17,8 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.changing.finder import MessageFinder, place_in
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
-from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
-from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.node.refusals import RequestRefusedError, defect
 
 AGAIN_MS: Final = 500
 """How often it is asked again: what one transaction does not decide, it forgets."""

@@ -20,9 +20,8 @@ from typing import Final, Generic, TypeAlias, TypeVar
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.changing.awaited import MESSAGES_AT_MOST, AwaitedCall
-from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.calls_to_nodes import refusal_of_a_change
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
 CALLS_AT_ONCE: Final = 4
 """So many calls gather nothing."""

@@ -54,11 +54,10 @@ from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.waiting import Decided, Subject
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
-from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
 QUEUED_AT_MOST: Final = 2_048
 """They take some eight seconds."""

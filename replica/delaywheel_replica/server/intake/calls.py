@@ -27,14 +27,27 @@ from delaywheel_replica.server.access.callers import (
 )
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.reception import OpenStream, Reception
-from delaywheel_replica.server.node.answering import Answer, Context, defect
 from delaywheel_replica.server.node.counts import NodeCounts
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, abort
+from delaywheel_replica.server.node.refusals import (
+    Context,
+    Refusal,
+    RequestRefusedError,
+    abort,
+    defect,
+)
 
 # Queries name a second, or up to 1,000 messages: no such request is longer.
 _QUESTION_BYTES: Final = 1 << 17
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Answer(NamedTuple):
+    """An answer, and the function to call once gRPC has passed it on."""
+
+    content: bytes
+    end: Callable[[], None]
+
 
 Work: TypeAlias = Callable[[bytes, CallContext], Awaitable[Answer]]
 """Answers a call, or raises the refusal."""

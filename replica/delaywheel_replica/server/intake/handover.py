@@ -43,9 +43,8 @@ from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.own_halves import CommitWriting, halves_among
 from delaywheel_replica.server.intake.producing import Accepting
-from delaywheel_replica.server.node.answering import defect
 from delaywheel_replica.server.node.node_view import wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
 _CALLER: Final = CallOrigin("ingress")
 # The cleaner hands a refused batch over again: answer only after conditions may have changed.

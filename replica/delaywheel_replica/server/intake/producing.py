@@ -27,7 +27,7 @@ from delaywheel_replica.server.access.spending import TopicRoom
 from delaywheel_replica.server.commit.own_halves import OwnHalves
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission, cost_bytes
-from delaywheel_replica.server.intake.calls import StreamContext
+from delaywheel_replica.server.intake.calls import Answer, StreamContext
 from delaywheel_replica.server.intake.columnar import headers_bytes
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.unpacking import Outline, is_short, outline_of
@@ -38,10 +38,9 @@ from delaywheel_replica.server.intake.validate import (
     refuse_forbidden,
     refuse_without_room,
 )
-from delaywheel_replica.server.node.answering import Answer, defect
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import wall_ms
-from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
+from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
 # How many requests of one stream may wait for their answers at the same time.
 _STREAM_WINDOW: Final = 256

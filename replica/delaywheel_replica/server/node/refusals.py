@@ -5,7 +5,7 @@ retry helps.
 """
 
 from dataclasses import dataclass
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf import any_pb2
@@ -14,6 +14,9 @@ from google.rpc import error_details_pb2, status_pb2
 
 from delaywheel.reasons import DOMAIN, Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.process.logs import get_logger
+
+Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
 # How long a caller waits before it retries, if waiting helps and nothing better is known.
 _RETRY_DELAY_MS = {
@@ -37,6 +40,8 @@ _DETAIL_BYTES: Final = 1_500
 _QUOTED_LENGTH: Final = 60
 DETAILS_KEY = "grpc-status-details-bin"
 """Metadata of a call's end: a google.rpc.Status."""
+
+_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +104,18 @@ class RequestRefusedError(Exception):
         return error
 
 
+def defect(error: Exception) -> Refusal:
+    """Returns the refusal for a defect being handled; logs its traceback."""
+    _log.exception("call failed")
+    return Refusal(Reason.INTERNAL, type(error).__name__)
+
+
 def quoted(text: str) -> str:
     """Shortens a caller's text to be quoted in an error."""
     return repr(text if len(text) <= _QUOTED_LENGTH else f"{text[:_QUOTED_LENGTH]}…")
 
 
-async def abort(context: "grpc.aio.ServicerContext[object, object]", refusal: Refusal) -> NoReturn:
+async def abort(context: Context, refusal: Refusal) -> NoReturn:
     """Ends a call with this refusal as its status."""
     await context.abort(
         refusal.reason.code,
