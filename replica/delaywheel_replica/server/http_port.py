@@ -97,7 +97,7 @@ class HttpPort:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _request: web.Request) -> web.Response:
-        refusal = self._sources.service.refusal()
+        refusal = self._sources.refusal()
         if refusal is None:
             return web.Response(text="ok\n")
         return web.Response(status=503, text=f"{refusal.reason.value}: {refusal.text}\n")

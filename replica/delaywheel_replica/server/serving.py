@@ -32,7 +32,7 @@ from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.access.faults import exposed_ports
-from delaywheel_replica.server.access.spending import TopicRoom, TopicRooms
+from delaywheel_replica.server.access.spending import TopicRoom, topic_rooms
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.decided import Decisions
@@ -367,7 +367,7 @@ class Server:
             status = cleaner.status
             return done_slot(None if status is None else status.progress, wall_ms())
 
-        return TopicRooms(self._access.topic_quotas, pending, done).look
+        return partial(topic_rooms, self._access.topic_quotas, pending, done)
 
     def _open_wheel(self) -> WheelId | None:
         wheel = self._store.wheel
@@ -377,7 +377,7 @@ class Server:
         own_report = OwnReport(
             started_ms=wall_ms(),
             pulse=self._pulse,
-            books=self._books,
+            books=self._books.state,
             undeletable=self._store.undeletable,
             certificates=self._certificates,
             waiting=self._counts.waiting,
@@ -398,12 +398,12 @@ class Server:
     def _sources(self) -> Sources:
         return Sources(
             self._config,
-            service=self,
+            refusal=self.refusal,
             view=self._view,
-            admission=self._admission,
+            in_flight_bytes=lambda: self._admission.in_flight_bytes,
             handles=self._store.handles,
             counts=self._counts,
-            books=self._books,
+            books=self._books.state,
             pulse=self._pulse,
             undeletable=self._store.undeletable,
             certificates=self._certificates,

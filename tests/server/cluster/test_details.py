@@ -51,14 +51,6 @@ def data(tmp_path: Path) -> Iterator[Path]:
     wheel.close()
 
 
-class FakeBooks:
-    def __init__(self, state: BooksState) -> None:
-        self._state = state
-
-    def state(self) -> BooksState:
-        return self._state
-
-
 def own_report(state: BooksState, undeletable: Undeletable | None = None) -> OwnReport:
     pulse = Pulse(frozenset)
     pulse.in_sync_changes = 4
@@ -66,7 +58,7 @@ def own_report(state: BooksState, undeletable: Undeletable | None = None) -> Own
     return OwnReport(
         started_ms=5,
         pulse=pulse,
-        books=FakeBooks(state),
+        books=lambda: state,
         undeletable=undeletable,
         waiting=lambda: {"cancel": (7, 1_500)},
     )

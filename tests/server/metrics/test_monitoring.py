@@ -58,7 +58,6 @@ class Node:
     refused: Refusal | None = None
     in_sync: frozenset[str] = frozenset("a")
     cleaner: CleanerView = field(default_factory=CleanerView)
-    in_flight_bytes: int = 5
     counts: NodeCounts = field(default_factory=NodeCounts)
     address: str = ""
 
@@ -66,25 +65,19 @@ class Node:
         self.disk = PosixDisk()
         self.dial = Dial(self.disk, self.data, 10)
 
-    def refusal(self) -> Refusal | None:
-        return self.refused
-
     def status(self) -> ServerStatus:
         return server_status()
-
-    def state(self) -> BooksState:
-        return BooksState("/books")
 
     def monitoring(self, listen: str | None = "127.0.0.1:0") -> Monitoring:
         view = NodeView(self, FakeNetwork(dict), self.cleaner)
         sources = Sources(
             config_for(self.data, metrics_listen=listen),
-            service=self,
+            refusal=lambda: self.refused,
             view=view,
-            admission=self,
+            in_flight_bytes=lambda: 5,
             handles=HandleCache(self.disk, 100),
             counts=self.counts,
-            books=self,
+            books=lambda: BooksState("/books"),
             pulse=Pulse(view.in_sync),
             undeletable=Undeletable(),
             max_caller_connections=64,

@@ -132,7 +132,6 @@ def peer_state(**changes: Any) -> PeerState:
 class _Part:
     """Sources of a scrape that need no separate fake."""
 
-    in_flight_bytes = 77
     capacity = 8_192
     in_sync_changes = 4
     greatest_lag_us = 1_200
@@ -190,7 +189,8 @@ class _Sources(Sources):
             **{f"members.{node}": f"{node}:7421" for node in "abc"},
         )
         self.view = node_view(server_status, in_sync=in_sync, cleaner=CleanerView(cleaner_status()))
-        self.admission = self.handles = self.pulse = part
+        self.handles = self.pulse = part
+        self.in_flight_bytes = lambda: 77
         self.counts = counts()
         self.undeletable = undeletable(2)
         self.certificates = cast("NodeCertificates", _Certificates())

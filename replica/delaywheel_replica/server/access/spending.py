@@ -12,11 +12,12 @@ the place of one, again and again.
 
 import time
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.process.topic_counts import TopicCounts
 from delaywheel_replica.server.access.quotas import Quota, TopicQuota
+from delaywheel_replica.server.node.pending_topics import PendingTopics
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
 
 _KEPT_S: Final = 1.0
@@ -149,47 +150,31 @@ class TopicRoom(NamedTuple):
     length_bytes: int
 
 
-class PendingByTopic(Protocol):
-    """Knows what is pending."""
+def topic_rooms(
+    quota_of: Callable[[], Callable[[str], TopicQuota | None] | None],
+    pending: PendingTopics,
+    done_slot: Callable[[], int],
+) -> Callable[[str], TopicRoom | None] | None:
+    """Returns how to find a topic's room now; None: no topic has a quota. For any thread.
 
-    def of(self, topic: str, done_slot: int) -> tuple[int, int]:
-        """Returns messages and bytes in a topic, while all before a second is done."""
+    Args:
+        quota_of: Returns how to find a topic's quota now; None: no topic has one.
+        pending: Knows what is pending.
+        done_slot: Returns the second before which all is done.
+    """
+    quota_now = quota_of()
+    if quota_now is None:
+        return None
+    done = done_slot()
 
-
-class TopicRooms:
-    """How much room topics with quotas have. For any thread."""
-
-    def __init__(
-        self,
-        quota_of: Callable[[], Callable[[str], TopicQuota | None] | None],
-        pending: PendingByTopic,
-        done_slot: Callable[[], int],
-    ) -> None:
-        """Prepares.
-
-        Args:
-            quota_of: Returns how to find a topic's quota now; None: no topic has one.
-            done_slot: Returns the second before which all is done.
-        """
-        self._quota_of = quota_of
-        self._pending = pending
-        self._done_slot = done_slot
-
-    def look(self) -> Callable[[str], TopicRoom | None] | None:
-        """Returns how to find a topic's room now; None: no topic has a quota."""
-        quota_of = self._quota_of()
-        if quota_of is None:
+    def room_in(topic: str) -> TopicRoom | None:
+        quota = quota_now(topic)
+        if quota is None:
             return None
-        done_slot = self._done_slot()
+        messages, length_bytes = pending.of(topic, done)
+        return TopicRoom(
+            (quota.pending_messages or _NO_LIMIT) - messages,
+            (quota.pending_bytes or _NO_LIMIT) - length_bytes,
+        )
 
-        def room_in(topic: str) -> TopicRoom | None:
-            quota = quota_of(topic)
-            if quota is None:
-                return None
-            messages, length_bytes = self._pending.of(topic, done_slot)
-            return TopicRoom(
-                (quota.pending_messages or _NO_LIMIT) - messages,
-                (quota.pending_bytes or _NO_LIMIT) - length_bytes,
-            )
-
-        return room_in
+    return room_in

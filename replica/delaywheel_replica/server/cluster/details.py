@@ -24,7 +24,7 @@ from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.cluster.merging import counted_once
 from delaywheel_replica.server.cluster.replicas import Lags, replicas_of
-from delaywheel_replica.server.ledger.publisher import Publishing
+from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.alone import alone_messages
 from delaywheel_replica.server.node.node_view import (
     NodeView,
@@ -44,7 +44,7 @@ class OwnReport:
     Attributes:
         started_ms: When its server started, Unix milliseconds.
         pulse: Counts how often the members in sync with its open wheel changed since.
-        books: Publishes its ledger.
+        books: Returns how its ledger's publication goes.
         undeletable: Knows which files its disk refuses to delete.
         certificates: What callers are shown; None: nothing.
         waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
@@ -55,7 +55,7 @@ class OwnReport:
 
     started_ms: int
     pulse: Pulse
-    books: Publishing
+    books: Callable[[], BooksState]
     undeletable: Undeletable
     certificates: NodeCertificates | None = None
     waiting: Callable[[], Mapping[str, tuple[int, int]]] = dict
@@ -166,7 +166,7 @@ class Details:
         return report
 
     def _ledger(self, heartbeat: Heartbeat) -> pb.LedgerReport:
-        state = self._own_report.books.state()
+        state = self._own_report.books()
         return pb.LedgerReport(
             place=state.place,
             lag_frames=ledger_lag_frames(heartbeat),

@@ -103,13 +103,6 @@ class BooksConfig:
     is_shared: bool = False
 
 
-class Publishing(Protocol):
-    """Knows how publication goes."""
-
-    def state(self) -> BooksState:
-        """The state of the publication. For any thread."""
-
-
 class PublishingNode(Protocol):
     """What the ledger needs of the node, and reports to it; called on the ledger's thread."""
 

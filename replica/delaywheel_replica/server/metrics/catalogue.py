@@ -247,7 +247,7 @@ _ACCEPTING: tuple[Spec, ...] = (
     gauge(
         "in_flight_bytes",
         "Bytes of requests that are not answered, and of answers that are not read yet.",
-        lambda s: s.sources.admission.in_flight_bytes,
+        lambda s: s.sources.in_flight_bytes(),
     ),
     gauges(
         "pending_messages",

@@ -8,11 +8,11 @@ that know it.
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.undeletable import Undeletable
@@ -28,7 +28,7 @@ from delaywheel_replica.process.topic_counts import TOPICS_AT_MOST
 from delaywheel_replica.row_places import server_row_path
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import NodeCertificates
-from delaywheel_replica.server.ledger.publisher import BooksState, Publishing
+from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.metrics.processes import Process, look_at
 from delaywheel_replica.server.node.alone import alone_messages
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -41,30 +41,17 @@ SERVER: Final = "server"
 CLEANER: Final = "cleaner"
 
 
-class Refusing(Protocol):
-    """Knows whether the node accepts messages."""
-
-    def refusal(self) -> Refusal | None:
-        """Why the node accepts no messages now; None: it does."""
-
-
-class InFlight(Protocol):
-    """Counts requests."""
-
-    in_flight_bytes: int
-
-
 class Sources:
     """The objects that provide the values. They are asked on other threads; none may block.
 
     Attributes:
         config: The node's configuration.
-        service: Accepts messages, or refuses them.
+        refusal: Returns why the node accepts no messages now; None: it does.
         view: What is known of the node, its cleaner and its peers.
-        admission: Counts the bytes of requests not answered yet.
+        in_flight_bytes: Returns the bytes of requests not answered yet.
         handles: The open slot files.
         counts: What the server counted; read while counting continues.
-        books: Publishes the ledger.
+        books: Returns how the ledger's publication goes.
         pulse: Checks the event loop and the in-sync set.
         undeletable: Knows which files the disk refuses to delete.
         certificates: What callers are shown; None: nothing.
@@ -80,12 +67,12 @@ class Sources:
         self,
         config: Config,
         *,
-        service: Refusing,
+        refusal: Callable[[], Refusal | None],
         view: NodeView,
-        admission: InFlight,
+        in_flight_bytes: Callable[[], int],
         handles: HandleCache,
         counts: NodeCounts,
-        books: Publishing,
+        books: Callable[[], BooksState],
         pulse: Pulse,
         undeletable: Undeletable,
         max_caller_connections: int,
@@ -94,9 +81,9 @@ class Sources:
         same_access: SameAccess | None = None,
     ) -> None:
         self.config = config
-        self.service = service
+        self.refusal = refusal
         self.view = view
-        self.admission = admission
+        self.in_flight_bytes = in_flight_bytes
         self.handles = handles
         self.counts = counts
         self.books = books
@@ -170,7 +157,7 @@ class Scrape:
     @cached_property
     def refusal(self) -> Refusal | None:
         """Why the node accepts no messages now; None: it does."""
-        return self.sources.service.refusal()
+        return self.sources.refusal()
 
     @cached_property
     def peers(self) -> Mapping[str, PeerState]:
@@ -180,7 +167,7 @@ class Scrape:
     @cached_property
     def books(self) -> BooksState:
         """The state of the ledger's publication."""
-        return self.sources.books.state()
+        return self.sources.books()
 
     @cached_property
     def pending(self) -> tuple[Pending, ...]:
