@@ -73,7 +73,7 @@ def view(**changes: object) -> CancelView:
         copies=[COPY],
         cancels=[],
         complete=True,
-        confirmed=True,
+        current=True,
     )
     return replace(base, **changes)  # type: ignore[arg-type]
 
@@ -123,8 +123,8 @@ def test_a_decision_for_many_is_that_for_each() -> None:
             if cancelled[row]:
                 found.cancels = [Position(A1, progress.seq(A1), 0)]
                 assert after_writing(found) is CancelDecision.CANCELLED
-                found.confirmed = False
-                assert after_writing(found) is CancelDecision.CONFIRM
+                found.current = False
+                assert after_writing(found) is CancelDecision.WAIT
         decided[0] += int(written.sum())
         decided[1] += int(cancelled.sum())
     assert all(decided)
@@ -277,7 +277,7 @@ def test_once_a_cancel_is_written_only_true_answers_are_left() -> None:
 def test_cancelled_is_said_only_of_what_was_scanned_with_all_that_progress_covers() -> None:
     counted = view(progress=Progress(8, None, {A1: 1}), cancels=[Position(A1, 1, 0)])
     assert after_writing(counted) is CancelDecision.CANCELLED
-    assert after_writing(replace(counted, confirmed=False)) is CancelDecision.CONFIRM
+    assert after_writing(replace(counted, current=False)) is CancelDecision.WAIT
     # What cannot be read may be the mark of another due.
     assert after_writing(replace(counted, readable=False)) is CancelDecision.WAIT
     assert after_writing(replace(counted, rescheduled=True)) is CancelDecision.RESCHEDULED

@@ -303,6 +303,7 @@ VIEW = CancelView(
     copies=[COPY],
     cancels=[],
     complete=True,
+    current=True,
 )
 DONE = Progress(1_000, None, {A1: 1})
 KNOWN = {
@@ -321,7 +322,7 @@ KNOWN = {
     "due within the next 100 ms": replace(VIEW, now_ms=900),
     "none of these": VIEW,
 }
-WRITTEN = replace(VIEW, cancels=[CANCEL], confirmed=True)
+WRITTEN = replace(VIEW, cancels=[CANCEL])
 BEYOND = Progress(900, None, {A1: 2}, ahead=(Done(999, None, {A1: 1}),), set_backs=1)
 ELSEWHERE = replace(BEYOND, ahead=(Done(2_000, None, {}),))
 AHEAD = replace(BEYOND, ahead=(Done(2_000, None, {A1: 1}),))

@@ -53,6 +53,7 @@ class Site:
     Attributes:
         scans: what each look at the slot finds, the last one from then on.
         words: what happens while the cleaner's next words are awaited.
+        during: what happens while each look is made.
         held: how much of the other node's wheel is held here.
         others: by how many of the others must have nothing, whether that is so.
         asked: what was looked for.
@@ -60,6 +61,7 @@ class Site:
 
     scans: list[Found]
     words: list[Callable[[], None]] = field(default_factory=list)
+    during: list[Callable[[], None]] = field(default_factory=list)
     held: int = 1
     others: dict[int, bool] = field(default_factory=dict)
     asked: list[Reference] = field(default_factory=list)
@@ -99,6 +101,8 @@ class Site:
 
     async def find_many(self, references: list[Reference]) -> list[Found]:
         self.asked += references
+        if self.during:
+            self.during.pop(0)()
         return [self.scans.pop(0) if len(self.scans) > 1 else self.scans[0] for _ in references]
 
     async def find_lone(self, references: list[Reference]) -> tuple[LoneIds, bool]:
@@ -223,20 +227,29 @@ async def test_what_is_below_the_floor_by_then_cannot_be_said_any_more() -> None
 
 
 @pytest.mark.parametrize(
-    ("second", "answer"),
+    ("cancels", "others", "answer"),
     [
-        (found(), pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
-        (found(CANCEL_OF_ANOTHER), Reason.CANCEL_UNKNOWN),
-        (Found(), Reason.NOT_UP_TO_DATE),
+        ([], 1, pb.CANCEL_OUTCOME_ALREADY_DELIVERED),
+        ([], 2, Reason.NOT_UP_TO_DATE),
+        ([CANCEL_OF_ANOTHER], 1, Reason.CANCEL_UNKNOWN),
     ],
-    ids=["delivered", "a cancel came during the scan", "deleted meanwhile"],
+    ids=["delivered", "a cancel may lie in what is not here", "a cancel counts"],
 )
-async def test_before_anything_is_written_it_is_looked_at_twice_too(
-    second: Found, answer: pb.CancelOutcome.ValueType | Reason
+async def test_a_look_that_has_all_that_progress_took_decides_before_anything_is_written(
+    cancels: list[Position], others: int, answer: pb.CancelOutcome.ValueType | Reason
 ) -> None:
-    site = Site([found(), second])
-    site.done(others=1, role=Role.LEADING)
+    site = Site([found(*cancels)])
+    site.done(others=others, role=Role.LEADING)
     assert await site.cancel() == answer
+    assert not site.written
+
+
+async def test_what_progress_takes_during_a_look_is_decided_by_the_next_one() -> None:
+    """Another's cancel may have been taken with it, and this look has begun before."""
+    twice = replace(found(), copies=[COPY, Position(OTHERS, 1, 0)])
+    site = Site([twice, found(CANCEL_OF_ANOTHER)])
+    site.during.append(lambda: site.done(others=1, role=Role.LEADING))
+    assert await site.cancel() == Reason.CANCEL_UNKNOWN
 
 
 async def test_what_others_acknowledge_meanwhile_does_not_count_of_what_is_done() -> None:

@@ -56,15 +56,15 @@ class Site:
 
     Attributes:
         looked_up: how many messages each look was for.
-        confirmed: the same of confirming looks.
+        decided: the same of looks that decide.
         written: the same of groups written.
         goes_on: looks wait for it.
-        doubtful: the ids that a look for many does not confirm.
+        doubtful: the ids of which a look for many does not say that they are cancelled.
         refused: the rows of each group that are refused.
     """
 
     looked_up: list[int] = field(default_factory=list)
-    confirmed: list[int] = field(default_factory=list)
+    decided: list[int] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     doubtful: set[bytes] = field(default_factory=set)
@@ -84,13 +84,16 @@ class Site:
         lone = lone_of(found, [each.due_ms or DUE_MS for each in references])
         return lone, self.moment().are_written(lone)
 
-    async def confirm_lone(self, pinned: list[Reference]) -> NDArray[np.bool_]:
-        self.confirmed.append(len(pinned))
+    before_look = moment
+
+    async def are_cancelled(self, pinned: list[Reference]) -> NDArray[np.bool_]:
+        self.decided.append(len(pinned))
         return np.array([each.id not in self.doubtful for each in pinned])
 
-    async def confirm(self, doubtful: list[tuple[Subject, Any]]) -> list[tuple[Subject, Decided]]:
-        self.confirmed.append(len(doubtful))
-        return [(subject, Decided(CancelDecision.CANCELLED)) for subject, _ in doubtful]
+    async def decide_many(self, subjects: list[Subject]) -> list[Decided]:
+        self.decided.append(len(subjects))
+        basis = self.moment()._replace(current=True)
+        return [basis.after_writing(each.key, each.found) for each in subjects]
 
     async def submit(self, columns: Columns, _kind: object) -> object:
         self.written.append(len(columns))
@@ -149,12 +152,12 @@ async def test_what_arrives_during_a_look_is_the_next_batch_and_one_group() -> N
         assert site.looked_up == [1, 39]
         site.reach(100)
         assert [await call for call in calls] == [cancelled()] * 40
-    assert sum(site.confirmed) == 40
+    assert sum(site.decided) == 40
     ((names, times),) = site.counts.calls.read().items()
     assert (names, sum(times.counts)) == (("cancel", "CANCELLED"), 40)
     assert site.counts.cancel_load() == (0, 0, 0)
     assert site.counts.waiting() == {}
-    assert len(site.confirmed) <= 2
+    assert len(site.decided) <= 2
 
 
 async def test_batches_begin_apart_so_that_single_cancels_share_them(
@@ -361,7 +364,7 @@ async def test_what_one_look_does_not_confirm_is_looked_at_alone() -> None:
         await asyncio.sleep(0)
         site.reach(100)
         assert [await call for call in calls] == [cancelled(3), cancelled(), cancelled()]
-    assert (site.looked_up, site.confirmed, groups.kept) == ([3], [3, 1], 0)
+    assert (site.looked_up, site.decided, groups.kept) == ([3], [3, 1], 0)
     assert groups._named == {}
 
 
@@ -374,14 +377,14 @@ async def test_a_message_whose_due_came_first_is_decided_without_its_group() -> 
         call = asyncio.create_task(groups.cancel(asked, 9))
         await site.until(lambda: site.written == [4])
         site.reach(1, DUE_MS + 1)  # the message, and not the cancel
-        await site.until(lambda: site.confirmed)
+        await site.until(lambda: site.decided)
         site.reach(100, DUE_MS + 1)
         late, full, due, last = await call
     assert late == Decided(CancelDecision.TOO_LATE)
     assert isinstance(full, Refusal)
     assert full.reason is Reason.DISK_FULL
-    assert [due, last] == cancelled(2)
-    assert site.confirmed == [1, 1]
+    assert [due, last] == [Decided(CancelDecision.ALREADY_DELIVERED), *cancelled()]
+    assert site.decided == [1, 1]
     assert groups.kept == 0
 
 

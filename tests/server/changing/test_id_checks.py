@@ -16,7 +16,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing import id_checks
 from delaywheel_replica.server.changing.finder import DecisionBasis
 from delaywheel_replica.server.changing.id_checks import IdChecks
@@ -29,7 +29,6 @@ from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.server.lone import lone_of
-from support.server.views import node_view
 from support.wheels.messages import Message, columns_of
 
 OWN = WheelId("a", 1)
@@ -83,14 +82,11 @@ class Site:
             wheels={OWN: wheel_record_of("a")},
         )
         queries = cast("Queries", self)
-        self.checks = IdChecks(node_view(self._status), queries, self._moment, self.counts)
+        self.checks = IdChecks(queries, self._before_look, self.counts)
 
-    def _status(self) -> ServerStatus:
-        wheels = {OWN: wheel_heartbeat(self.held)}
-        return ServerStatus(heartbeat("a", wheels=wheels), 1, monotonic_ms())
-
-    def _moment(self) -> DecisionBasis:
-        return DecisionBasis(wall_ms(), self.status, None, leading=False)
+    def _before_look(self) -> DecisionBasis:
+        own = heartbeat("a", wheels={OWN: wheel_heartbeat(self.held)})
+        return DecisionBasis(wall_ms(), self.status, None, leading=False).before_look(own)
 
     def is_deleted(self, _reference: Reference) -> bool:
         return self.is_finished

@@ -270,7 +270,7 @@ def _taken(before: State, after: State) -> tuple[tuple[HalfEnd, ...], set[Cancel
         copies=rows.copies,
         cancels=rows.cancels,
         complete=True,
-        confirmed=True,
+        current=True,
         releases=rows.releases,
     )
     views = (view, replace(view, before=began))

@@ -140,7 +140,7 @@ def many_cancels_as_one() -> list[Patch]:
 
     def as_the_first(view: CancelView) -> CancelDecision:
         reached = None if view.progress is None else view.progress.order
-        return first.setdefault((reached, view.confirmed), real(view))
+        return first.setdefault((reached, view.current), real(view))
 
     return [everywhere(real, as_the_first)]
 
@@ -180,8 +180,7 @@ def cancelled_though_rescheduled() -> list[Patch]:
     real = cancelling.after_writing
 
     def after_writing(view: CancelView) -> CancelDecision:
-        decision = real(replace(view, rescheduled=False))
-        return CancelDecision.CANCELLED if decision is CancelDecision.CONFIRM else decision
+        return real(replace(view, rescheduled=False))
 
     return [everywhere(cancelling.after_writing, after_writing)]
 

@@ -117,13 +117,14 @@ class Cancels:
             return None
         id_, due_ms = key
         reference = Reference(due_ms // 1000, id_, due_ms)
+        basis = self.before_look()
         subject = Subject(reference, reference, self.find(key))
         pending = PendingCancel(key, subject, self._server.now_ms(), Waiters([caller]))
         self._pending[key] = pending
-        decision = self.before_writing(key, subject.found)
+        decision = self.before_writing(key, subject.found, basis)
         if decision is CancelDecision.WRITE:
             return pending
-        if _is_open(decision) or decision is CancelDecision.ALREADY_DELIVERED:
+        if decision is CancelDecision.WAIT:
             self._waiting.add(pending, look=True)
             self._server.node.commit_soon()
         else:
@@ -137,7 +138,7 @@ class Cancels:
         self._waiting.discard(pending)
         pending.settle(Decided(decision))
 
-    def before_writing(self, key: Key, found: Found) -> CancelDecision:
+    def before_writing(self, key: Key, found: Found, basis: DecisionBasis) -> CancelDecision:
         """Decides by what this node finds; asks other nodes before answering that none has it.
 
         As a server does, by columns where nothing about the message is out of the ordinary; but of
@@ -146,7 +147,7 @@ class Cancels:
         lone = self._find_lone(key)
         if lone is not None and self.moment().are_written(lone)[0]:
             return CancelDecision.WRITE
-        decision = self.moment().before_writing(key, found).decision
+        decision = basis.before_writing(key, found).decision
         if decision is CancelDecision.NOT_FOUND and not self._others_have_none(key):
             return CancelDecision.UNKNOWN
         return decision
@@ -172,45 +173,39 @@ class Cancels:
 
     def look(self) -> None:
         """Called when there may be a new progress."""
-        moment = self.moment()
-        if moment.progress is not None:
-            for pending in self._waiting.covered(moment.progress):
-                decision = moment.after_writing(pending.key, pending.subject.found).decision
-                if decision in {CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED}:
-                    decision = self._confirmed(pending.key, decision)
+        progress = self.moment().progress
+        if progress is not None:
+            for pending in self._waiting.covered(progress):
+                decision = self._decide(pending)
                 if decision is not CancelDecision.WAIT:
                     self._settle(pending, decision)
         for pending in list(self._waiting.older(self._server.now_ms() - WAIT_MS)):
             self._settle(pending, CancelDecision.UNKNOWN)
 
-    def _confirmed(self, key: Key, decision: CancelDecision) -> CancelDecision:
-        """Looks again once everything is held that progress covers."""
-        is_done = decision is CancelDecision.ALREADY_DELIVERED
-        if self._server.row is None or not self.moment().is_held_by(
-            self._server.driver.status().heartbeat
-        ):
-            return CancelDecision.UNKNOWN if is_done else CancelDecision.WAIT
-        if self._is_cancelled(key):
+    def _decide(self, pending: PendingCancel) -> CancelDecision:
+        """Looks again, and decides: by columns, or as `MessageFinder.decide_many`."""
+        key, basis = pending.key, self.before_look()
+        lone = self._find_lone(key)
+        if lone is not None and basis.are_cancelled(lone)[0]:
             return CancelDecision.CANCELLED
-        confirmed = self.moment().after_writing(key, self.find(key), confirmed=True).decision
-        if confirmed is CancelDecision.WAIT and is_done:
-            return CancelDecision.UNKNOWN
-        return confirmed
-
-    def _is_cancelled(self, key: Key) -> bool:
-        """Whether columns say so: see `MessageFinder.confirm_lone`."""
-        moment, lone = self.moment(), self._find_lone(key)
-        if lone is None or moment.progress is None or not lone.is_lone[0]:
-            return False
-        seq = int(lone.cancel_seqs[0])
-        is_taken = 0 < seq <= moment.progress.seq(lone.cancel_wheels[0])
-        return is_taken and bool(moment.are_taken([key], lone.due_ms, moment.progress)[0])
+        found = self.find(key)
+        if found.copies:
+            return basis.after_writing(key, found).decision
+        gone = basis._replace(current=False)
+        return gone.after_writing(key, pending.subject.found).decision
 
     def moment(self) -> DecisionBasis:
         """Returns what this node decides by now."""
         status = self._server.cleaner_row
         before = self._before if status is self._status else None
         return DecisionBasis(self._server.wall_ms(), status, before, self.leading() is not None)
+
+    def before_look(self) -> DecisionBasis:
+        """Returns what this node decides by, if it looks now."""
+        moment = self.moment()
+        if self._server.row is None:
+            return moment
+        return moment.before_look(self._server.driver.status().heartbeat)
 
     def _others_have_none(self, key: Key) -> bool:
         """Whether enough other reachable nodes find nothing either."""
@@ -349,8 +344,3 @@ class Halves:
             self._server.write(
                 Request(rows.columns, rows.kind, on_answer, rows.wheel, rows.released_bytes)
             )
-
-
-def _is_open(decision: CancelDecision) -> bool:
-    """Whether a later progress may decide."""
-    return decision in {CancelDecision.WAIT, CancelDecision.CONFIRM}

@@ -69,8 +69,8 @@ class Reschedules:
 
     def ask(self, key: Key, to_ms: int, on_answer: OnDecision) -> None:
         """Handles a caller's request for another due."""
-        found = self._cancels.find(key)
-        decision = self._cancels.before_writing(key, found)
+        basis, found = self._cancels.before_look(), self._cancels.find(key)
+        decision = self._cancels.before_writing(key, found, basis)
         if decision is not CancelDecision.WRITE:
             on_answer(CancelDecision.UNKNOWN if _is_open(decision) else decision)
             return
@@ -88,9 +88,12 @@ class Reschedules:
             key = each.proposal.key
             if self._server.now_ms() - each.looked_ms >= LOOK_MS:
                 self._look_again(each)
-            if self._cancels.before_writing(key, each.found) is not CancelDecision.WRITE:
+            moment = self._cancels.moment()
+            decision = self._cancels.before_writing(key, each.found, moment)
+            if decision is not CancelDecision.WRITE:
+                basis = self._cancels.before_look()
                 self._look_again(each)
-            decision = self._cancels.before_writing(key, each.found)
+                decision = self._cancels.before_writing(key, each.found, basis)
             if decision is CancelDecision.WRITE and self._server.now_ms() >= each.from_ms:
                 self._server.node.send_to_cleaner(each.proposal)
             # Once the proposal was sent, it may have had an effect: the answer must be certain.
@@ -107,8 +110,8 @@ class Reschedules:
     def _move_all(self) -> None:
         """Asks for nearer dues."""
         for move in self._moves.due(self._cancels.leading(), self._server.now_ms()):
-            found = self._cancels.find(move.key)
-            decision = self._cancels.before_writing(move.key, found)
+            basis, found = self._cancels.before_look(), self._cancels.find(move.key)
+            decision = self._cancels.before_writing(move.key, found, basis)
             proposal = move.proposal(found, decision, self._server.wall_ms())
             if proposal is not None:
                 self._server.node.send_to_cleaner(proposal)
@@ -168,4 +171,4 @@ class Reschedules:
 
 def _is_open(decision: CancelDecision) -> bool:
     """Whether nothing is known of it yet."""
-    return decision in {CancelDecision.WRITE, CancelDecision.WAIT, CancelDecision.CONFIRM}
+    return decision in {CancelDecision.WRITE, CancelDecision.WAIT}

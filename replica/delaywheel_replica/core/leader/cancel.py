@@ -37,19 +37,20 @@ One transaction took both if the progress that it began with is known (`directly
 nothing due at that millisecond was done by then: a cancel with c <= V counts in the transaction
 that takes its message.
 
+CANCELLED and ALREADY_DELIVERED rest on a look that is `current`: when it began, the node held every
+frame up to V of the deciding progress. By any other look CANCELLED is WAIT, and ALREADY_DELIVERED
+is UNKNOWN: a cancel may have been written and taken since.
+
 A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
-mark lies in the slot. Before CANCELLED is answered the slot is scanned again, when the node
-holds every frame up to V of the deciding progress (CONFIRM): the mark of an earlier reschedule is
-<= V, and before deciding a later one the leader sees the cancel, and leaves the message alone. A
-frame of the slot that cannot be read may be the mark: WAIT, until it is read, or given up as lost.
+mark lies in the slot. A current look finds the mark of an earlier reschedule, which is <= V; before
+deciding a later one the leader sees the cancel, and leaves the message alone. A frame of the slot
+that cannot be read may be the mark: WAIT, until it is read, or given up as lost.
 
 UNKNOWN stands where the progress record does not show which came first, or where a cancel that
-counted may lie in what could not be read. Before answering ALREADY_DELIVERED a node scans once
-more, when it holds every frame up to V of the deciding progress: a cancel may have been written and
-taken since the last scan. A WAIT survives a change of leader, because the next one's progress may
-decide; UNKNOWN, and a WAIT whose deadline passes, are answered UNAVAILABLE. Before answering
-NOT_FOUND a node asks the others (`others_to_ask`): what was acknowledged after their last
-heartbeats is not known yet.
+counted may lie in what could not be read. A WAIT survives a change of leader, because the next
+one's progress may decide; UNKNOWN, and a WAIT whose deadline passes, are answered UNAVAILABLE.
+Before answering NOT_FOUND a node asks the others (`others_to_ask`): what was acknowledged after
+their last heartbeats is not known yet.
 
 A half message (halves.py) is done before its due if a release counts for it. If it is done without
 a cancel it was forwarded, or its sender was asked: ALREADY_DELIVERED says no more of a half.
@@ -76,9 +77,7 @@ class CancelDecision(StrEnum):
     WRITE = "write"
     """Write a cancel frame, then follow `after_writing`."""
     WAIT = "wait"
-    """Look again at the next committed progress."""
-    CONFIRM = "confirm"
-    """Scan when all up to V of this progress is held, then decide again by it."""
+    """Look again, and decide by the next committed progress."""
     CANCELLED = "cancelled"
     RESCHEDULED = "rescheduled"
     ALREADY_DELIVERED = "already delivered"
@@ -98,17 +97,16 @@ class CancelView:
         leading: This node's cleaner leads, and its status is fresh.
         progress: The committed one; None before the first leader.
         copies: Where the message lies in the slot files.
-        cancels: Where cancels of it lie, as far as known. One that is not known delays an answer,
-            and is found by the scan that confirms it.
+        cancels: Where cancels of it lie, as far as known.
         complete: Every frame of the slot could be read, and the node holds all that was
             acknowledged (`holders.knows_all`).
         readable: Every frame of the slot that the node holds could be read.
         rescheduled: It has another due: a record of that stands with this progress, or its mark
             lies in the slot.
-        confirmed: The cancels were found by a scan that began when the node held every frame <= V
-            of this progress.
+        current: The look that found this began when the node held every frame <= V of this
+            progress.
         before: What was committed directly before this progress; None: unknown.
-        releases: Where releases of it lie, as far as known; a scan that confirms finds all.
+        releases: Where releases of it lie, as far as known; a current look finds all.
     """
 
     due_ms: int
@@ -120,7 +118,7 @@ class CancelView:
     complete: bool
     readable: bool = True
     rescheduled: bool = False
-    confirmed: bool = False
+    current: bool = False
     before: Progress | None = None
     releases: Collection[Position] = ()
 
@@ -189,7 +187,8 @@ def after_writing(view: CancelView) -> CancelDecision:
         return CancelDecision.RESCHEDULED
     if any(cancel.seq <= progress.seq(cancel.wheel) for cancel in view.cancels):
         if _is_to_come(view, progress) or _was_to_come(view):
-            return _confirmed(view)
+            is_sure = view.current and view.readable
+            return CancelDecision.CANCELLED if is_sure else CancelDecision.WAIT
         return CancelDecision.UNKNOWN
     return _done(view) if _is_done(view, progress) else CancelDecision.WAIT
 
@@ -207,10 +206,10 @@ def are_written(due_ms: NDArray[np.int64], now_ms: int, progress: Progress) -> N
 
 
 def are_cancelled(due_ms: NDArray[np.int64], progress: Progress) -> NDArray[np.bool_]:
-    """Decides for many after writing: where this is true, CONFIRM, and CANCELLED if confirmed.
+    """Decides for many after writing: where this is true, CANCELLED.
 
-    Each has a cancel with c <= V, and was not rescheduled. Where it is false, `after_writing` says
-    what to do.
+    A current look found a cancel with c <= V of each, and that it was not rescheduled. Where it is
+    false, `after_writing` says what to do.
     """
     if progress.ahead:
         return np.zeros(len(due_ms), np.bool_)
@@ -219,14 +218,8 @@ def are_cancelled(due_ms: NDArray[np.int64], progress: Progress) -> NDArray[np.b
 
 def _done(view: CancelView) -> CancelDecision:
     """Decides when a copy is done, and no cancel of it counts."""
-    return CancelDecision.ALREADY_DELIVERED if view.readable else CancelDecision.UNKNOWN
-
-
-def _confirmed(view: CancelView) -> CancelDecision:
-    """Decides when a cancel counts, once all earlier reschedules are known."""
-    if not view.confirmed:
-        return CancelDecision.CONFIRM
-    return CancelDecision.CANCELLED if view.readable else CancelDecision.WAIT
+    is_sure = view.current and view.readable
+    return CancelDecision.ALREADY_DELIVERED if is_sure else CancelDecision.UNKNOWN
 
 
 def _is_to_come(view: CancelView, progress: Progress) -> bool:

@@ -66,8 +66,6 @@ _ASKED_ABOUT: Final = 16
 """Messages of a call that other nodes are asked for: those that are nowhere here."""
 DECIDED_AT_ONCE: Final = 32
 """Decisions between which the event loop serves others: about a millisecond of them."""
-TO_CONFIRM: Final = frozenset({CancelDecision.CONFIRM, CancelDecision.ALREADY_DELIVERED})
-"""What is answered only after one more look."""
 
 
 class DecisionBasis(NamedTuple):
@@ -78,24 +76,27 @@ class DecisionBasis(NamedTuple):
         status: The cleaner's status; None: there is none yet.
         before: What was committed directly before its progress; None: unknown.
         leading: The cleaner leads, and its status is fresh.
+        current: A look that begins now finds every frame up to V of its progress.
     """
 
     now_ms: int
     status: CleanerStatus | None
     before: Progress | None
     leading: bool
+    current: bool = False
 
     @property
     def progress(self) -> Progress | None:
         """The committed progress."""
         return None if self.status is None else self.status.progress
 
-    def is_held_by(self, own: Heartbeat) -> bool:
-        """Whether a node holds every frame up to V; False also while there is no status."""
-        return self.status is not None and holds_progress(self.status.control, own)
+    def before_look(self, own: Heartbeat) -> "DecisionBasis":
+        """Returns the basis of decisions by a look that begins now, on the node of a heartbeat."""
+        is_current = self.status is not None and holds_progress(self.status.control, own)
+        return self._replace(current=is_current)
 
-    def view(self, key: MessageKey, found: Found, *, confirmed: bool = False) -> CancelView:
-        """Returns what is known of a message; see `CancelView` for `confirmed`."""
+    def view(self, key: MessageKey, found: Found) -> CancelView:
+        """Returns what is known of a message."""
         status = self.status
         return CancelView(
             due_ms=key[1],
@@ -108,7 +109,7 @@ class DecisionBasis(NamedTuple):
             readable=found.readable,
             rescheduled=found.rescheduled_to is not None
             or (status is not None and key in status.reschedules),
-            confirmed=confirmed,
+            current=self.current,
             before=self.before,
             releases=found.releases,
         )
@@ -117,10 +118,9 @@ class DecisionBasis(NamedTuple):
         """Decides while no cancel has been written."""
         return self._with_due(before_writing(self.view(key, found)), key, found)
 
-    def after_writing(self, key: MessageKey, found: Found, *, confirmed: bool = False) -> Decided:
+    def after_writing(self, key: MessageKey, found: Found) -> Decided:
         """Decides once a cancel has been written, or found."""
-        view = self.view(key, found, confirmed=confirmed)
-        return self._with_due(after_writing(view), key, found)
+        return self._with_due(after_writing(self.view(key, found)), key, found)
 
     def are_written(self, lone: LoneIds) -> NDArray[np.bool_]:
         """Which messages get a cancel; where this is false, `before_writing` says what they get."""
@@ -130,15 +130,15 @@ class DecisionBasis(NamedTuple):
         written &= lone.is_lone & (lone.cancel_seqs == 0)
         return written
 
-    def are_taken(
-        self, keys: Sequence[MessageKey], due_ms: NDArray[np.int64], progress: Progress
-    ) -> NDArray[np.bool_]:
-        """Which of many messages, whose cancels are <= V, this progress cancels if confirmed."""
-        taken = are_cancelled(due_ms, progress)
-        if self.status is not None and self.status.reschedules:
-            reschedules = self.status.reschedules
-            taken &= np.array([key not in reschedules for key in keys], np.bool_)
-        return taken
+    def are_cancelled(self, lone: LoneIds) -> NDArray[np.bool_]:
+        """Which messages are cancelled; where this is false, `after_writing` says what they are."""
+        progress = self.progress
+        if not self.current or progress is None:
+            return np.zeros(len(lone.is_lone), np.bool_)
+        wheels = zip(lone.cancel_wheels.tolist(), lone.is_lone.tolist(), strict=True)
+        seqs = [progress.seq(wheel) if is_lone else 0 for wheel, is_lone in wheels]
+        is_taken = (lone.cancel_seqs > 0) & (lone.cancel_seqs <= np.array(seqs, np.int64))
+        return lone.is_lone & is_taken & are_cancelled(lone.due_ms, progress)
 
     def _with_due(self, decision: CancelDecision, key: MessageKey, found: Found) -> Decided:
         if decision is not CancelDecision.RESCHEDULED:
@@ -194,7 +194,7 @@ class MessageFinder:
         self._places = places
         self._finds = SharedLook(self.find_many)
         self._looks = SharedLook(self._look_for_cancels)
-        self._confirms = SharedLook(self.confirm)
+        self._decides = SharedLook(self.decide_many)
 
     async def change_permitted(
         self,
@@ -275,6 +275,10 @@ class MessageFinder:
             wall_ms(), cleaner.status, cleaner.before, cleaner.leading() is not None
         )
 
+    def before_look(self) -> DecisionBasis:
+        """Returns what decisions by a look that begins now are based on."""
+        return self.moment().before_look(self._view.status().heartbeat)
+
     async def find_many(self, named: Sequence[Reference]) -> list[Subject | RequestRefusedError]:
         """Finds messages that callers refer to; see `Queries.find_many` for the errors."""
         found = await self._queries.find_many(named)
@@ -293,21 +297,11 @@ class MessageFinder:
         lone, _ = await self._queries.find_lone(named)
         return lone, self.moment().are_written(lone)
 
-    async def confirm_lone(self, pinned: Sequence[Reference]) -> NDArray[np.bool_] | None:
-        """Returns which messages are cancelled, after a scan as for `confirm`.
-
-        None: this node does not hold yet what the committed progress covers. Where it is false,
-        `confirm` says what became of the message.
-        """
-        moment = self.moment()
-        progress = moment.progress
-        if progress is None or not moment.is_held_by(self._view.status().heartbeat):
-            return None
+    async def are_cancelled(self, pinned: Sequence[Reference]) -> NDArray[np.bool_]:
+        """Looks for messages, and returns which are cancelled; `decide_many` says more."""
+        basis = self.before_look()
         lone, _ = await self._queries.find_lone(pinned)
-        wheels = zip(lone.cancel_wheels.tolist(), lone.is_lone.tolist(), strict=True)
-        seqs = [progress.seq(wheel) if is_lone else 0 for wheel, is_lone in wheels]
-        is_taken = (lone.cancel_seqs > 0) & (lone.cancel_seqs <= np.array(seqs, np.int64))
-        return lone.is_lone & is_taken & are_cancelled(lone.due_ms, progress)
+        return basis.are_cancelled(lone)
 
     async def find(self, named: Reference) -> Subject:
         """Finds one message, together with others that are asked for meanwhile.
@@ -339,8 +333,8 @@ class MessageFinder:
         """Returns the present decision about a message of which no cancel was written."""
         decided = self.moment().before_writing(subject.key, subject.found)
         match decided.decision:
-            case CancelDecision.CONFIRM | CancelDecision.ALREADY_DELIVERED as decision:
-                return (await self._confirms.one((subject, decision)))[1]
+            case CancelDecision.WAIT | CancelDecision.UNKNOWN if subject.found.copies:
+                return await self._decides.one(subject)
             case CancelDecision.NOT_FOUND if not await self.nobody_has(subject.named):
                 return Decided(CancelDecision.UNKNOWN)
             case _:
@@ -348,51 +342,33 @@ class MessageFinder:
 
     async def known(self, references: Sequence[Reference]) -> list[Decided | Refusal]:
         """Decides by what is known, without writing anything."""
-        subjects = await self.find_many(references)
-        moment = self.moment()
-        results: list[Decided | Refusal] = []
-        doubtful: dict[int, tuple[Subject, CancelDecision]] = {}
-        for row, subject in enumerate(subjects):
-            if isinstance(subject, RequestRefusedError):
-                results.append(subject.refusal)
-                continue
-            decided = moment.before_writing(subject.key, subject.found)
-            results.append(decided)
-            if decided.decision in TO_CONFIRM:
-                doubtful[row] = subject, decided.decision
-        confirmed = await self.confirm([*doubtful.values()]) if doubtful else []
-        for row, (_, decided) in zip(doubtful, confirmed, strict=True):
-            results[row] = decided
-        return results
+        basis = self.before_look()
+        return [
+            subject.refusal
+            if isinstance(subject, RequestRefusedError)
+            else basis.before_writing(subject.key, subject.found)
+            for subject in await self.find_many(references)
+        ]
 
-    async def confirm(
-        self, doubtful: Sequence[tuple[Subject, CancelDecision]]
-    ) -> list[tuple[Subject, Decided]]:
-        """Decides after one scan that has every frame up to V of the deciding progress.
+    async def decide_many(self, subjects: Sequence[Subject]) -> list[Decided]:
+        """Looks again for messages, and decides about them as of such that have a cancel.
 
-        Since the last scan another caller's cancel may have been written and taken: by this leader,
+        Since the last look another caller's cancel may have been written and taken: by this leader,
         or a later one, in a wheel of which this node may lack frames. And a message that is done
         may have been deleted since, and not be found.
-
-        Args:
-            doubtful: Messages, each with what it is to confirm: CONFIRM or ALREADY_DELIVERED.
         """
-        moment = self.moment()
-        if not moment.is_held_by(self._view.status().heartbeat):
-            return [(subject, _not_confirmed(decision)) for subject, decision in doubtful]
-        found = await self._queries.find_many([subject.reference for subject, _ in doubtful])
+        basis = self.before_look()
+        gone = basis._replace(current=False)
+        found = await self._queries.find_many([subject.reference for subject in subjects])
         results = []
-        for number, ((subject, decision), each) in enumerate(zip(doubtful, found, strict=True)):
+        for number, (subject, each) in enumerate(zip(subjects, found, strict=True)):
             if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            if isinstance(each, RequestRefusedError):
-                decided = _not_confirmed(decision)
+            if isinstance(each, RequestRefusedError) or not each.copies:
+                results.append(gone.after_writing(subject.key, subject.found))
             else:
-                decided = moment.after_writing(subject.key, each, confirmed=True)
-                subject.found = each if each.copies else subject.found
-                if decided.decision is CancelDecision.WAIT:
-                    decided = _not_confirmed(decision)
-            results.append((subject, decided))
+                subject.found = each
+                results.append(basis.after_writing(subject.key, each))
         return results
 
     async def is_half(self, subject: Subject) -> bool:
@@ -432,13 +408,13 @@ class MessageFinder:
         if ended != pb.MESSAGE_STATE_CANCELLED:
             is_known = ended is not None
             return Decided(CancelDecision.ALREADY_DELIVERED) if is_known else unknown
-        moment = self.moment()
-        if not moment.is_held_by(self._view.status().heartbeat):
+        basis = self.before_look()
+        if not basis.current:
             return unknown
         (found,) = await self._queries.find_many([subject.reference])
         if isinstance(found, RequestRefusedError) or not (found.copies and found.readable):
             return unknown
-        decided = moment.after_writing(subject.key, found)
+        decided = basis.after_writing(subject.key, found)
         is_moved = decided.decision is CancelDecision.RESCHEDULED
         return decided if is_moved else Decided(CancelDecision.CANCELLED)
 
@@ -469,12 +445,6 @@ def place_in(found: Found, progress: Progress | None) -> Position:
         if progress is not None and copy.seq <= progress.seq(copy.wheel)
     ]
     return (in_v or found.copies)[0]
-
-
-def _not_confirmed(decision: CancelDecision) -> Decided:
-    """What is true of a message without a scan that confirms it."""
-    is_done = decision is CancelDecision.ALREADY_DELIVERED
-    return Decided(CancelDecision.UNKNOWN if is_done else CancelDecision.WAIT)
 
 
 def _pinned(named: Reference, found: Found) -> Reference:

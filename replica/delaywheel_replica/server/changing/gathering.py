@@ -44,7 +44,6 @@ from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.finder import (
     DECIDED_AT_ONCE,
-    TO_CONFIRM,
     DecisionBasis,
     MessageFinder,
 )
@@ -65,7 +64,7 @@ from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
-from delaywheel_replica.server.node.node_view import monotonic_ms
+from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
 QUEUED_AT_MOST: Final = 16_384
@@ -85,8 +84,6 @@ _RESOLVED_AT_ONCE: Final = 192
 """Messages that are looked for in Kafka at once; of what `get` and cancels have together most."""
 _RETRY_MS: Final = (50, 2_000)
 LEFT_BEHIND_S: Final = 2 * WAIT_S
-
-_UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
 
 
 class CancelGroups:
@@ -317,13 +314,14 @@ class CancelGroups:
         cohort = self._cohort(asked, lone, np.flatnonzero(are_written))
         if cohort is not None:
             self._start(self._write_cohort(cohort))
+        basis = self._finder.before_look()
         subjects = await self._finder.find_many([named[row] for row in others]) if others else []
         self._spent("looked_up", len(asked), taken_ms)
         to_write: list[PendingCancel] = []
         for begin in range(0, len(others), DECIDED_AT_ONCE):
-            moment = self._finder.moment()
+            basis = basis._replace(now_ms=wall_ms())
             for number in range(begin, min(begin + DECIDED_AT_ONCE, len(others))):
-                pending = self._begin(*asked[others[number]], subjects[number], moment)
+                pending = self._begin(*asked[others[number]], subjects[number], basis)
                 if pending is not None:
                     to_write.append(pending)
             await asyncio.sleep(0)
@@ -362,7 +360,7 @@ class CancelGroups:
         asked: AskedGroup,
         at: int,
         subject: Subject | RequestRefusedError,
-        moment: DecisionBasis,
+        basis: DecisionBasis,
     ) -> PendingCancel | None:
         """Decides what to do about a message that was looked up; returns it if it is written."""
         if isinstance(subject, RequestRefusedError):
@@ -376,11 +374,11 @@ class CancelGroups:
             return None
         pending = PendingCancel(key, subject, asked.since_ms, asked.callers(at), [named])
         self._named[named] = self._pending[key] = pending
-        decided = moment.before_writing(key, subject.found)
+        decided = basis.before_writing(key, subject.found)
         decision = decided.decision
         if decision is CancelDecision.WRITE:
             return pending
-        if decision in _UNDECIDED or decision is CancelDecision.ALREADY_DELIVERED:
+        if decision is CancelDecision.WAIT:
             self._waiting.add(pending, look=True)
             self._ask_for_progress()
         elif decision is CancelDecision.NOT_FOUND:
@@ -551,52 +549,41 @@ class CancelGroups:
             known.settle(row, Refusal(Reason.CANCEL_UNKNOWN))
 
     async def _decide(self) -> None:
-        """Decides what the present progress covers; confirmations are one look for all."""
+        """Decides what the present progress covers, with one look for all."""
         await self._decide_cohorts()
-        moment = self._finder.moment()
-        if moment.progress is None:
+        progress = self._finder.moment().progress
+        if progress is None:
             return
-        doubtful: list[tuple[PendingCancel, CancelDecision]] = []
-        for number, pending in enumerate(self._waiting.covered(moment.progress), 1):
-            decided = moment.after_writing(pending.key, pending.subject.found)
-            if decided.decision in TO_CONFIRM:
-                doubtful.append((pending, decided.decision))
-            elif decided.decision is CancelDecision.UNKNOWN:
-                self._unknown(pending)
-            elif decided.decision is not CancelDecision.WAIT:
-                self._settle(pending, decided)
-            if number % DECIDED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        for begin in range(0, len(doubtful), _BATCH):
-            await self._confirm(doubtful[begin : begin + _BATCH])
+        covered = self._waiting.covered(progress)
+        for begin in range(0, len(covered), _BATCH):
+            await self._decide_alone(covered[begin : begin + _BATCH])
 
     async def _decide_cohorts(self) -> None:
         """Decides what the present progress covers of cohorts, and singles out all else.
 
-        Confirmations of several small ones are one look.
+        Several small ones are one look.
         """
-        moment = self._finder.moment()
-        if (progress := moment.progress) is None:
+        progress = self._finder.moment().progress
+        if progress is None:
             return
-        to_confirm: list[Cohort] = []
+        taken: list[Cohort] = []
         for cohort in self._cohorts:
             assert cohort.place is not None
             if cohort.set_backs != progress.set_backs:
                 self._single_out(cohort, cohort.is_open)
             elif cohort.place.seq <= progress.seq(cohort.place.wheel):
-                taken = moment.are_taken(cohort.keys, cohort.due_ms, progress)
-                self._single_out(cohort, ~taken)
-                to_confirm.append(cohort)
+                taken.append(cohort)
             elif cohort.soonest_ms <= progress.last_due_ms:
                 self._single_out(cohort, cohort.due_ms <= progress.last_due_ms)
-        while to_confirm:
+        while taken:
             some: list[Cohort] = []
-            while to_confirm and sum(map(len, some)) < _BATCH:
-                some.append(to_confirm.pop(0))
-            await self._confirm_cohorts(some)
+            while taken and sum(map(len, some)) < _BATCH:
+                some.append(taken.pop(0))
+            await self._decide_together(some)
         self._cohorts = [cohort for cohort in self._cohorts if cohort.is_open.any()]
 
-    async def _confirm_cohorts(self, cohorts: Sequence[Cohort]) -> None:
+    async def _decide_together(self, cohorts: Sequence[Cohort]) -> None:
+        """Looks for cohorts whose cancels were taken; singles out what is not CANCELLED by that."""
         begun_ms = monotonic_ms()
         rows = [np.flatnonzero(cohort.is_open) for cohort in cohorts]
         pinned = [
@@ -611,30 +598,24 @@ class CancelGroups:
                 waited_ms = begun_ms - cohort.written_ms
                 self._counts.cancel_stages["taken"] += waited_ms * len(open_)
                 cohort.written_ms = 0
-        confirmed = await self._finder.confirm_lone(pinned)
-        if confirmed is None:
-            return
+        are_cancelled = await self._finder.are_cancelled(pinned)
         self._spent("confirmed", len(pinned), begun_ms)
         begin = 0
         for cohort, open_ in zip(cohorts, rows, strict=True):
-            is_cancelled = confirmed[begin : begin + len(open_)]
+            is_cancelled = are_cancelled[begin : begin + len(open_)]
             begin += len(open_)
             await self._settle_of(cohort, open_[is_cancelled], Decided(CancelDecision.CANCELLED))
             self._single_out(cohort, cohort.is_open)
 
-    async def _confirm(self, doubtful: Sequence[tuple[PendingCancel, CancelDecision]]) -> None:
+    async def _decide_alone(self, covered: Sequence[PendingCancel]) -> None:
         begun_ms = monotonic_ms()
-        for pending, _ in doubtful:
+        for pending in covered:
             if pending.written_ms:
                 self._counts.cancel_stages["taken"] += begun_ms - pending.written_ms
                 pending.written_ms = 0
-        confirmed = await self._finder.confirm(
-            [(pending.subject, decision) for pending, decision in doubtful]
-        )
-        self._spent("confirmed", len(doubtful), begun_ms)
-        for number, ((pending, _), (_, decided)) in enumerate(
-            zip(doubtful, confirmed, strict=True), 1
-        ):
+        all_decided = await self._finder.decide_many([pending.subject for pending in covered])
+        self._spent("confirmed", len(covered), begun_ms)
+        for number, (pending, decided) in enumerate(zip(covered, all_decided, strict=True), 1):
             if decided.decision is CancelDecision.UNKNOWN:
                 self._unknown(pending)
             elif decided.decision is not CancelDecision.WAIT:

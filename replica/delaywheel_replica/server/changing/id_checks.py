@@ -57,7 +57,6 @@ from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.counts import NodeCounts
-from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 _log = get_logger(__name__)
@@ -82,7 +81,6 @@ _PREPARED_AT_ONCE: Final = 500
 _TAKEN: Final = Refusal(Reason.ID_TAKEN)
 _CANCELLED: Final = Refusal(Reason.ID_CANCELLED)
 _DECIDED: Final = frozenset({CancelDecision.RESCHEDULED, CancelDecision.ALREADY_DELIVERED})
-_UNDECIDED: Final = frozenset({CancelDecision.WAIT, CancelDecision.CONFIRM})
 
 
 class IdVerdict(Enum):
@@ -144,19 +142,17 @@ class IdChecks:
 
     def __init__(
         self,
-        view: NodeView,
         queries: Queries,
-        moment: Callable[[], DecisionBasis],
+        before_look: Callable[[], DecisionBasis],
         counts: NodeCounts,
     ) -> None:
         """Begins with nothing to look for.
 
         Args:
-            moment: Returns what decisions are based on now.
+            before_look: Returns what decisions by a look that begins now are based on.
         """
-        self._view = view
         self._queries = queries
-        self._moment = moment
+        self._before_look = before_look
         self._counts = counts
         self._waiting: list[_Waiting] = []
         self._undecided: list[_Waiting] = []
@@ -216,8 +212,7 @@ class IdChecks:
                 each.settle(verdict)
 
     async def _verdicts(self, wanted: Sequence[_Waiting]) -> list[IdVerdict]:
-        basis = self._moment()  # before the scan, which then has every frame up to its V
-        is_held = basis.is_held_by(self._view.status().heartbeat)
+        basis = self._before_look()
         # Nearly always an id is new: those are found together, without an object for each.
         lone, knows_all = await self._queries.find_lone([each.reference for each in wanted])
         is_new = IdVerdict.CHECKED if knows_all else IdVerdict.UNKNOWN
@@ -230,7 +225,7 @@ class IdChecks:
             if isinstance(one, RequestRefusedError):
                 verdicts[number] = IdVerdict.UNKNOWN
                 continue
-            verdicts[number] = _verdict(basis, wanted[number].reference, one, is_held=is_held)
+            verdicts[number] = _verdict(basis, wanted[number].reference, one)
             if one.copies and verdicts[number] is not IdVerdict.CANCELLED:
                 to_read[number] = one
         for number, each in enumerate(wanted):
@@ -269,18 +264,16 @@ class IdChecks:
         return same
 
 
-def _verdict(
-    basis: DecisionBasis, reference: Reference, found: Found, *, is_held: bool
-) -> IdVerdict:
+def _verdict(basis: DecisionBasis, reference: Reference, found: Found) -> IdVerdict:
     """Returns what is known of a message before the contents of its copies are compared."""
     is_sure = found.complete
     if found.copies and found.cancels:
         assert reference.due_ms is not None
         key = reference.id, reference.due_ms
-        decision = basis.after_writing(key, found, confirmed=is_held).decision
+        decision = basis.after_writing(key, found).decision
         if decision is CancelDecision.CANCELLED:
             return IdVerdict.CANCELLED
-        if decision in _UNDECIDED:
+        if decision is CancelDecision.WAIT:
             return IdVerdict.UNDECIDED
         is_sure = is_sure and decision in _DECIDED
     return IdVerdict.CHECKED if is_sure else IdVerdict.UNKNOWN

@@ -2,7 +2,7 @@
 
 Nearly every message that is cancelled has one copy and no cancel, is due later, and is cancelled by
 the next transaction. Those of a batch are a *cohort*: one object, whose cancels lie in one group.
-So one comparison says whether progress has taken them, and one look confirms them. Whatever is not
+So one comparison says whether progress has taken them, and one look decides them. Whatever is not
 so with a message, it is *singled out*, and goes on as a `PendingCancel`:
 
 | a message | is in |
@@ -10,8 +10,8 @@ so with a message, it is *singled out*, and goes on as a `PendingCancel`:
 | that is not looked up yet | the `AskedGroup` of the first call that named it |
 | with one copy, that is to be written; and once it is | a `Cohort` |
 | of which anything else is decided before writing, or that has several copies | a `PendingCancel` |
-| whose cancel V has reached, and its due w has not | the `Cohort`, which is confirmed |
-| whose due w has reached, or that was not confirmed, or has another due | a `PendingCancel` |
+| whose cancel V has reached | the `Cohort`, until one look has decided most of it |
+| whose due w has reached before, or that this look has not decided | a `PendingCancel` |
 | that is in a cohort when w is set back | a `PendingCancel` |
 
 Of these, `WaitingCancels` has the order in which progress can decide them.
