@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
+from delaywheel.storage.folder.node_state import NodeState
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.messages import Frames, WheelCard
+from delaywheel_replica.core.wheels.fencing import Fencing
 from delaywheel_replica.core.wheels.mirrors import MirrorVerdict, judge
 from support.wheels.copies import bundled, copy_of
 
@@ -37,13 +39,15 @@ def judged(
     closed_at: int | None = None,
 ) -> MirrorVerdict:
     held = None if applied is None else HeldWheel(CARD, applied, 0, SeqSet.of(missing))
+    promises = Fencing()
+    promises.filled({} if fill is None else {CARD.wheel: fill})
+    state = NodeState(node, "test", storage, "boot", fenced={A2.node: fenced_upto})
     return judge(
         frames_of(seqs, request),
         held,
         is_holder=CARD.members.get(node) == storage,
         own_open=own_open,
-        fenced_upto=fenced_upto,
-        fill=fill,
+        fill=promises.fill(CARD.wheel, state),
         closed_at=closed_at,
     )
 

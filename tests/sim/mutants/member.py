@@ -113,7 +113,7 @@ def takes_what_it_has_fenced() -> list[Patch]:
     real = mirrors.judge
 
     def judge(*frames: Any, **stand: Any) -> MirrorVerdict:
-        return real(*frames, **{**stand, "fenced_upto": 0})
+        return real(*frames, **{**stand, "fill": None})
 
     return [everywhere(real, judge)]
 
@@ -123,7 +123,7 @@ def fetches_what_it_has_fenced() -> list[Patch]:
     real = mirrors.judge
 
     def judge(frames: Frames, held: HeldWheel | None, **stand: Any) -> MirrorVerdict:
-        return real(frames, held, **(stand | {"fenced_upto": 0} if frames.request else stand))
+        return real(frames, held, **(stand | {"fill": None} if frames.request else stand))
 
     def limit(self: Mirrors, wheel: WheelId) -> int:
         closed_at = self._closed_at(wheel)

@@ -365,7 +365,7 @@ class Member:
                 self._verifying.failed(dropped.wheel, self._known.now_ms)
             elif isinstance(dropped, DeleteWheel | CloseWheel):
                 self._mirrors.not_ended(dropped.wheel)
-                if dropped.wheel in self._verifying:
+                if dropped.wheel in self._verifying.wheels:
                     self._verifying.failed(dropped.wheel, self._known.now_ms)
             elif not isinstance(dropped, ReadAgain):  # which is due again by itself
                 self._node_file.dropped(dropped)
@@ -533,7 +533,7 @@ class Member:
 
     def _serve(self, sender: str, fetch: Fetch) -> list[Effect]:
         """Serves frames, except those that were never written or not reported yet."""
-        if fetch.wheel in self._verifying:
+        if fetch.wheel in self._verifying.wheels:
             return []  # the asking node will ask another, and again
         writing, held = self._current.writing, self._inventory.get(fetch.wheel)
         if writing is not None and writing.wheel == fetch.wheel:
@@ -616,7 +616,7 @@ class Member:
         return [
             ReadAgain(wheel, seqs)
             for wheel, seqs in self._inventory.to_read_again(self._known.now_ms).items()
-            if wheel not in self._verifying
+            if wheel not in self._verifying.wheels
             and not self._pending.is_writing(wheel)
             and not self._pending.has(ReadAgain, wheel)
             and not self._pending.has(DeleteWheel, wheel)

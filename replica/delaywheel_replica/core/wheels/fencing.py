@@ -55,9 +55,9 @@ class Fencing:
             if seq > self._fills.get(wheel, 0):
                 self._fills[wheel] = seq
 
-    def fill(self, wheel: WheelId) -> int | None:
-        """Returns how far a fenced wheel may be filled; None: not at all."""
-        return self._fills.get(wheel)
+    def fill(self, wheel: WheelId, state: NodeState) -> int | None:
+        """Returns how far a wheel that is promised away may be filled; None: it is not."""
+        return self._fills.get(wheel, 0) if wheel.number <= self.upto(wheel.node, state) else None
 
     def forget(self, wheel: WheelId) -> None:
         """Drops a deleted wheel."""

@@ -153,7 +153,6 @@ def judge(
     *,
     is_holder: bool,
     own_open: WheelId | None,
-    fenced_upto: int,
     fill: int | None,
     closed_at: int | None,
 ) -> MirrorVerdict:
@@ -164,16 +163,13 @@ def judge(
         held: What is held of their wheel; None: nothing.
         is_holder: This node is a member of it, or copies it since it is closed.
         own_open: Its current own wheel.
-        fenced_upto: The highest number of the wheel's node that it promised to refuse; 0: none.
-        fill: How far a leader has the wheel fetched all the same; None: not at all.
+        fill: How far the wheel may be filled although it is promised away; None: it is not.
         closed_at: The committed end; None: the wheel is not closed.
     """
     card = frames.card
     if card.wheel == own_open or not is_holder:
         return MirrorVerdict()
-    limit = closed_at
-    if closed_at is None and card.wheel.number <= fenced_upto:
-        limit = fill or 0
+    limit = fill if closed_at is None else closed_at
     bundle = frames.frames
     mirror, repair = NO_BUNDLE, NO_BUNDLE
     if len(bundle):
@@ -293,7 +289,7 @@ class Mirrors:
                 self._copying_throttled_until_ms = began_ms + _throttle_ms(frames)
         if self._known.disk.is_out:
             return []  # the remaining space is for work that frees space
-        if wheel in self._verifying:
+        if wheel in self._verifying.wheels:
             return []  # they are fetched, once it is known which are missing
         if not self._pending.is_writing(wheel):
             return self._take(sender, frames)
@@ -420,8 +416,7 @@ class Mirrors:
             self._inventory.get(wheel),
             is_holder=self._holders(wheel, frames.card).get(known.node) == known.storage,
             own_open=self._current.wheel,
-            fenced_upto=self._fencing.upto(wheel.node, known.state),
-            fill=self._fencing.fill(wheel),
+            fill=self._fencing.fill(wheel, known.state),
             closed_at=self._closed_at(wheel),
         )
 
@@ -522,7 +517,7 @@ class Mirrors:
 
     def _missing_here(self, wheel: WheelId) -> SeqSet:
         """Returns what this node is missing as a member; nothing on a replaced storage."""
-        if wheel in self._verifying or not self._is_holder(wheel):
+        if wheel in self._verifying.wheels or not self._is_holder(wheel):
             return NO_SEQS
         held = self._inventory.get(wheel)
         behind = NO_SEQS.with_span(1 if held is None else held.applied + 1, MOST)
@@ -599,9 +594,8 @@ class Mirrors:
         if closed_at is not None:
             # No node has later ones.
             return self._known.lost.seqs(wheel).begin_to(closed_at)
-        if wheel.number <= self._fencing.upto(wheel.node, self._known.state):
-            return self._fencing.fill(wheel) or 0
-        return self._shown.get(wheel, 0)
+        fill = self._fencing.fill(wheel, self._known.state)
+        return self._shown.get(wheel, 0) if fill is None else fill
 
     # --- ends
 

@@ -33,7 +33,11 @@ AGAIN_MS: Final = 10_000
 
 
 class Verifying:
-    """The wheels of one node that are not verified yet."""
+    """The wheels of one node that are not verified yet.
+
+    Attributes:
+        wheels: These.
+    """
 
     def __init__(self, wheels: Iterable[WheelId], pending: PendingEffects) -> None:
         """Begins without verifications under way.
@@ -45,9 +49,6 @@ class Verifying:
         self._pending = pending
         self._not_before_ms: dict[WheelId, int] = {}
         self._last: dict[WheelId, WheelHeartbeat] = {}
-
-    def __contains__(self, wheel: object) -> bool:
-        return wheel in self.wheels
 
     def bears_on(self, origin: str, upto: int) -> bool:
         """Whether any of them belongs to this node and is numbered up to this."""
