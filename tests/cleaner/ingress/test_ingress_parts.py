@@ -31,7 +31,12 @@ from delaywheel_replica.core.ingress.reading import (
     Withdrawn,
 )
 from delaywheel_replica.core.ingress.term import Handed
-from delaywheel_replica.core.ingress.underway import Dies, Goes, RecordAnswer, RecordUnderWay
+from delaywheel_replica.core.ingress.underway import (
+    Forwarded,
+    RecordAnswer,
+    RecordUnderWay,
+    Rejected,
+)
 from support.cleaner.ingress_site import NAMES, AtOnce, ManualClock
 from support.due.rows import due_rows
 
@@ -47,14 +52,14 @@ def goes(
     value: bytes | None = b"",
     headers: Sequence[tuple[str, bytes | None]] = (),
     partition: int = 3,
-) -> Goes:
+) -> Forwarded:
     """A message that is forwarded directly."""
     place = IngressPlace("in", partition, number)
     message = Delayed(
         IDS[number], NOW_MS + number, topic, ABSENT, ABSENT, key, value, encode_headers(headers)
     )
     record = CommittedRecord(place, NOW_MS, key, value, list(headers))
-    return Goes(RecordUnderWay(number, message, record), message)
+    return Forwarded(RecordUnderWay(number, message, record), message)
 
 
 def test_rows_are_the_messages() -> None:
@@ -142,7 +147,7 @@ def test_what_kafka_refuses_of_them_names_where_it_came_from() -> None:
 def test_headers_that_no_client_can_read_are_left_out_of_the_letter() -> None:
     record = CommittedRecord(IngressPlace("in", 0, 1), -1, b"k", b"v", None)
     unfit = Unfit(UnfitReason.HEADER_INVALID, "A header's name is not UTF-8")
-    dies = Dies(RecordUnderWay(1, unfit, record), unfit)
+    dies = Rejected(RecordUnderWay(1, unfit, record), unfit)
     made, _ = letter(NAMES, dies, 4_000)
     assert (made.key, made.value) == (b"k", b"v")
     assert [name for name, _ in made.headers] == [
@@ -164,7 +169,7 @@ def test_a_letter_says_what_its_topic_had_no_room_for(
     own = [("a", b"h" * header)]
     record = CommittedRecord(IngressPlace("in", 0, 1), 5, b"k" * key, b"v" * value, own)
     unfit = Unfit(UnfitReason.MESSAGE_TOO_LARGE, "Too large")
-    made, _ = letter(NAMES, Dies(RecordUnderWay(1, unfit, record), unfit), 4_000)
+    made, _ = letter(NAMES, Rejected(RecordUnderWay(1, unfit, record), unfit), 4_000)
     assert dict(made.headers)["dw-dead-omitted"] == omitted
     assert (made.key is None) == (b"key" in omitted)
     assert made.value is None
@@ -174,7 +179,7 @@ def test_a_letter_says_what_its_topic_had_no_room_for(
 def test_a_name_that_would_be_cut_off_is_reported_whole() -> None:
     record = CommittedRecord(IngressPlace("in", 0, 1), -1, None, None, [("a\0b", b"1")])
     unfit = Unfit(UnfitReason.HEADER_INVALID, "The name 'a\\x00b'")
-    made, _ = letter(NAMES, Dies(RecordUnderWay(1, unfit, record), unfit), 4_000)
+    made, _ = letter(NAMES, Rejected(RecordUnderWay(1, unfit, record), unfit), 4_000)
     assert made.headers[0] == ("a\u2400b", b"1")
 
 

@@ -19,12 +19,12 @@ from delaywheel_replica.core.ingress.reading import (
     UnfitReason,
 )
 from delaywheel_replica.core.ingress.underway import (
+    Deleted,
     DeletedRecords,
-    Dies,
-    Goes,
-    Gone,
+    Forwarded,
     IntakeStep,
     RecordAnswer,
+    Rejected,
     Settled,
 )
 from delaywheel_replica.core.protocol.control import (
@@ -66,14 +66,14 @@ def reading(
 
 def transact(intake: Intake, moment: Moment = NOW, *, room: int = 99) -> IntakeStep:
     """Commits a transaction."""
-    step = intake.plan(moment, room=room)
+    step = intake.plan(moment, room=TransactionRoom(room))
     intake.committed(step)
     return step
 
 
 def hand(intake: Intake, answer: RecordAnswer) -> list[int]:
     """Hands over everything, with one answer; returns the offsets."""
-    handed = intake.to_hand(99)
+    handed = intake.to_hand(TransactionRoom(99))
     for taken in handed:
         intake.answered(taken, answer)
     return [taken.offset for taken in handed]
@@ -82,7 +82,7 @@ def hand(intake: Intake, answer: RecordAnswer) -> list[int]:
 def reasons_of(settled: Iterable[Settled]) -> list[tuple[int, object]]:
     """Offsets, with the reasons of dead letters, and None for forwarded records."""
     return [
-        (each.taken.offset, each.unfit.reason if isinstance(each, Dies) else None)
+        (each.taken.offset, each.unfit.reason if isinstance(each, Rejected) else None)
         for each in settled
     ]
 
@@ -93,7 +93,7 @@ def test_a_record_is_announced_then_handed_over_then_settled() -> None:
     assert transact(intake).record == ANNOUNCED
     assert intake.bound() == SENT + 60
     assert hand(intake, RecordAnswer.HELD) == [0, 1]
-    step = intake.plan(NOW, room=99)
+    step = intake.plan(NOW, room=TransactionRoom(99))
     assert (intake.bound(), intake.bound(step)) == (SENT + 60, None)
     assert (step.record, step.settled) == (replace(NEW, next_offset=2), ())
     intake.committed(step)
@@ -102,7 +102,7 @@ def test_a_record_is_announced_then_handed_over_then_settled() -> None:
 
 def test_nothing_changes_until_it_is_committed() -> None:
     intake = reading(record(0))
-    assert intake.plan(NOW, room=9) == intake.plan(NOW, room=9)
+    assert intake.plan(NOW, room=TransactionRoom(9)) == intake.plan(NOW, room=TransactionRoom(9))
     assert hand(intake, RecordAnswer.HELD) == []
 
 
@@ -139,7 +139,7 @@ def test_a_commit_that_comes_too_late_is_no_error_and_holds_nothing_up() -> None
         assert (step.settled, step.record.next_offset) == ((), 1), answer
     handed = reading(of_half(0, commit=True), rules=WITH_HALVES)
     transact(handed)
-    handed.to_hand(9)
+    handed.to_hand(TransactionRoom(9))
     assert transact(handed, LATER).record.next_offset == 0, "its answer is waited for"
 
 
@@ -147,7 +147,7 @@ def test_a_half_whose_hold_is_over_is_settled_directly() -> None:
     intake = reading(of_half(0), rules=WITH_HALVES)
     step = transact(intake, replace(LATER, least_slot=SENT + 60))
     (settled,) = step.settled
-    assert isinstance(settled, Goes)
+    assert isinstance(settled, Forwarded)
     assert settled.message.is_half
 
 
@@ -202,7 +202,7 @@ def test_offsets_without_a_record_are_passed() -> None:
 def test_what_is_late_goes_out_when_it_is_settled() -> None:
     intake = reading(delayed(0, 1_000), record(1), delayed(2, 5_000))
     step = transact(intake, LATER)
-    assert [type(each) for each in step.settled] == [Goes, Goes, Goes]
+    assert [type(each) for each in step.settled] == [Forwarded, Forwarded, Forwarded]
     assert step.record.next_offset == 3
 
 
@@ -244,8 +244,8 @@ def test_what_is_due_needs_no_server_to_go_out() -> None:
         intake = reading(record(0))
         transact(intake)
         hand(intake, answer)
-        assert reasons_of(intake.plan(away, room=9).settled) == goes
-        assert intake.plan(NOW, room=9).settled == ()  # before its due
+        assert reasons_of(intake.plan(away, room=TransactionRoom(9)).settled) == goes
+        assert intake.plan(NOW, room=TransactionRoom(9)).settled == ()  # before its due
 
 
 REFUSING = replace(NOW, most={Delayed: 0})
@@ -255,18 +255,18 @@ def test_what_a_server_that_takes_nothing_has_not_is_announced_no_more() -> None
     """So the floor does not wait for it, and its outcome is as if it had never been announced."""
     intake = reading(record(0), record(3), record(5))
     transact(intake)
-    handed = intake.to_hand(99)
+    handed = intake.to_hand(TransactionRoom(99))
     for taken, answer in zip(
         handed, (RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN, RecordAnswer.NOT_NOW), strict=True
     ):
         intake.answered(taken, answer)
-    step = intake.plan(REFUSING, room=9)
+    step = intake.plan(REFUSING, room=TransactionRoom(9))
     assert [taken.offset for taken in step.taken_back] == [0, 5]
     assert step.record.announced == SeqSet([(1, 3)])
     assert intake.record.announced == SeqSet([(0, 5)])
     intake.committed(step)
-    assert [taken.offset for taken in intake.to_hand(9)] == [3]
-    assert not intake.plan(REFUSING, room=9).taken_back
+    assert [taken.offset for taken in intake.to_hand(TransactionRoom(9))] == [3]
+    assert not intake.plan(REFUSING, room=TransactionRoom(9)).taken_back
     assert transact(intake).record.announced == SeqSet([(0, 5)])
     assert hand(intake, RecordAnswer.HELD) == [0, 5]
 
@@ -274,11 +274,11 @@ def test_what_a_server_that_takes_nothing_has_not_is_announced_no_more() -> None
 def test_neither_what_is_handed_over_nor_what_was_inherited_is_taken_back() -> None:
     intake = reading(record(0), record(1), record(2), of=ANNOUNCED)
     transact(intake)
-    assert len(intake.to_hand(99)) == 3
-    assert not intake.plan(REFUSING, room=9).taken_back
+    assert len(intake.to_hand(TransactionRoom(99))) == 3
+    assert not intake.plan(REFUSING, room=TransactionRoom(9)).taken_back
     intake = reading(record(0), record(1), of=ANNOUNCED)
     hand(intake, RecordAnswer.NOT_NOW)
-    assert not intake.plan(REFUSING, room=9).taken_back
+    assert not intake.plan(REFUSING, room=TransactionRoom(9)).taken_back
 
 
 def test_the_floor_goes_on_in_the_transaction_that_takes_back() -> None:
@@ -286,7 +286,7 @@ def test_the_floor_goes_on_in_the_transaction_that_takes_back() -> None:
     transact(intake)
     hand(intake, RecordAnswer.NOT_NOW)
     assert intake.bound() == SENT + 10
-    step = intake.plan(REFUSING, room=9)
+    step = intake.plan(REFUSING, room=TransactionRoom(9))
     assert intake.bound(step) is None
     intake.committed(step)
     assert intake.bound() is None
@@ -300,9 +300,9 @@ def test_one_at_a_time_asks_a_server_that_takes_nothing() -> None:
     assert [taken.offset for taken in transact(intake, REFUSING).announced] == [2]
     asking = replace(NOW, most={Delayed: 1})
     assert [taken.offset for taken in transact(intake, asking).announced] == [0]
-    assert not intake.plan(asking, room=9).announced
+    assert not intake.plan(asking, room=TransactionRoom(9)).announced
     hand(intake, RecordAnswer.NOT_NOW)
-    assert not intake.plan(asking, room=9).taken_back
+    assert not intake.plan(asking, room=TransactionRoom(9)).taken_back
 
 
 def test_what_goes_to_a_topic_that_takes_nothing_waits_with_what_follows() -> None:
@@ -397,7 +397,7 @@ def test_what_cannot_be_known_any_more_is_reported() -> None:
     """Only a leader that does not know the rules lets the floor pass."""
     intake = reading(record(0), record(1), of=ANNOUNCED)
     reasons = [(0, UnfitReason.WHEEL_LOST), (1, UnfitReason.WHEEL_LOST)]
-    assert reasons_of(intake.plan(FORGOTTEN, room=9).settled) == reasons
+    assert reasons_of(intake.plan(FORGOTTEN, room=TransactionRoom(9)).settled) == reasons
     hand(intake, RecordAnswer.HELD)
     assert reasons_of(transact(intake, FORGOTTEN).settled) == []
 
@@ -431,7 +431,7 @@ def test_floor_and_seals_rest_until_what_was_announced_is_read() -> None:
 def test_levels_are_those_of_the_announcement() -> None:
     other = replace(RULES, levels_ms={"1m": 61_000})
     intake = reading(record(0), record(1), record(2), of=ANNOUNCED, rules=other)
-    assert [taken.slot for taken in intake.to_hand(9)] == [SENT + 60, SENT + 60]
+    assert [taken.slot for taken in intake.to_hand(TransactionRoom(9))] == [SENT + 60, SENT + 60]
     step = transact(intake)
     assert (step.announced, step.record) == ((), ANNOUNCED)
 
@@ -458,7 +458,7 @@ def test_what_kafka_deleted_is_reported() -> None:
     intake.read([record(1)], 2)
     hand(intake, RecordAnswer.HELD)
     (gone,) = transact(intake).settled
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, Deleted)
     assert gone.deleted == DeletedRecords(0, 0)
     assert intake.record.next_offset == 2
     intake.deleted(2)
@@ -481,7 +481,7 @@ def test_a_partition_that_lost_its_end_is_read_to_it_and_the_rest_is_reported() 
     transact(intake)
     assert hand(intake, RecordAnswer.HELD) == [1, 2, 3]
     (gone,) = transact(intake).settled
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, Deleted)
     assert gone.deleted == DeletedRecords(4, 8, is_cut_off=True)
     assert intake.record == replace(CUT, next_offset=9, announced=NO_SEQS, cut_off=4)
     assert intake.bound() is None
@@ -501,7 +501,7 @@ def test_the_end_that_was_found_is_known_to_the_next_leader() -> None:
 def test_what_was_deleted_behind_the_end_that_was_found_is_reported_with_it() -> None:
     intake = Intake(replace(CUT, cut_off=2), RULES)
     intake.deleted(7)
-    deleted = [each.deleted for each in transact(intake).settled if isinstance(each, Gone)]
+    deleted = [each.deleted for each in transact(intake).settled if isinstance(each, Deleted)]
     assert deleted == [DeletedRecords(1, 1), DeletedRecords(2, 8, is_cut_off=True)]
 
 

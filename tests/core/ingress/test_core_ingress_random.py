@@ -12,7 +12,7 @@ from random import Random
 import pytest
 
 from delaywheel import ingress
-from delaywheel_replica.core.ingress.moment import Moment
+from delaywheel_replica.core.ingress.moment import Moment, TransactionRoom
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import (
     CommittedRecord,
@@ -23,7 +23,7 @@ from delaywheel_replica.core.ingress.reading import (
     read,
 )
 from delaywheel_replica.core.ingress.term import Handed, IngressTerm
-from delaywheel_replica.core.ingress.underway import Dies, Goes, RecordAnswer
+from delaywheel_replica.core.ingress.underway import Forwarded, RecordAnswer, Rejected
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.core.protocol.seal import FROZEN
 
@@ -109,7 +109,7 @@ class World:
     def hand(self, node: Node, *, trouble: bool) -> None:
         term = node.term
         assert term is not None
-        for handed in term.to_hand(self.random.randint(1, 5)):
+        for handed in term.to_hand(TransactionRoom(self.random.randint(1, 5))):
             answer = RecordAnswer.HELD
             if trouble:
                 answer = self.random.choice(
@@ -141,7 +141,7 @@ class World:
             self.floor,
             most={Delayed: self.random.randint(0, 1)} if trouble and not takes else {},
         )
-        step = term.plan(moment, room=self.random.randint(1, 9))
+        step = term.plan(moment, room=TransactionRoom(self.random.randint(1, 9)))
         if trouble and self.random.random() < 0.1:
             return  # aborted, and known to be
         fate = self.random.random() if trouble else 1.0
@@ -153,10 +153,10 @@ class World:
             record = each.taken.record
             assert record is not None
             match each:
-                case Goes():
+                case Forwarded():
                     assert each.message.due_ms <= self.now * 1000, "early"
                     self.delivered[record.place] += 1
-                case Dies():
+                case Rejected():
                     self.dead[record.place] += 1
         self.forward(term.bound(step))
         if fate < 0.1:

@@ -20,7 +20,12 @@ from delaywheel_replica.core.ingress.term import (
     IngressTerm,
     TermStep,
 )
-from delaywheel_replica.core.ingress.underway import DeletedRecords, Gone, IntakeStep, RecordAnswer
+from delaywheel_replica.core.ingress.underway import (
+    Deleted,
+    DeletedRecords,
+    IntakeStep,
+    RecordAnswer,
+)
 from delaywheel_replica.core.protocol.control import IngressRecord
 from delaywheel_replica.core.protocol.seal import FROZEN
 
@@ -51,7 +56,7 @@ def reading(*records: CommittedRecord, partitions: int = 2) -> IngressTerm:
 
 def transact(term: IngressTerm, moment: Moment = NOW, *, room: int = 99) -> TermStep:
     """Commits a transaction."""
-    step = term.plan(moment, room=room)
+    step = term.plan(moment, room=TransactionRoom(room))
     term.committed(step)
     return step
 
@@ -80,11 +85,11 @@ def test_what_a_former_topic_announced_is_reported_once() -> None:
     announced = IngressRecord("id", 7, SeqSet.of([8]))
     term = IngressTerm({AT: announced}, RULES)
     assert term.found("in", "another", 1) == {AT: 0}
-    step = term.plan(NOW, room=9)
+    step = term.plan(NOW, room=TransactionRoom(9))
     assert (step.abandoned, step.records[AT].topic_id) == ({AT: announced}, "another")
-    assert term.plan(NOW, room=9).abandoned
+    assert term.plan(NOW, room=TransactionRoom(9)).abandoned
     term.committed(step)
-    assert term.plan(NOW, room=9) == TermStep()
+    assert term.plan(NOW, room=TransactionRoom(9)) == TermStep()
 
 
 def test_a_topic_recreated_may_have_fewer_partitions() -> None:
@@ -93,7 +98,7 @@ def test_a_topic_recreated_may_have_fewer_partitions() -> None:
     term = IngressTerm({AT: announced, THIRD: announced}, RULES)
     assert term.found("in", "another", 2) == {AT: 0, BESIDE: 0}
     assert term.bound() is None
-    step = term.plan(NOW, room=9)
+    step = term.plan(NOW, room=TransactionRoom(9))
     assert step.abandoned == {AT: announced, THIRD: announced}
     assert {at: each.topic_id for at, each in step.records.items()} == {
         AT: "another", THIRD: "another",
@@ -108,11 +113,11 @@ def test_of_a_topic_that_is_given_up_only_what_was_announced_is_taken() -> None:
     assert term.found("in", "id", 3, only_announced=True) == {AT: 7}
     term.read(AT, [record(AT, offset) for offset in (7, 8, 9)], 10)
     transact(term)
-    for handed in term.to_hand(9):
+    for handed in term.to_hand(TransactionRoom(9)):
         term.answered(handed, RecordAnswer.HELD)
     assert (transact(term).records[AT].next_offset, term.bound()) == (9, None)
     term.read(AT, [record(AT, 10)], 11)
-    assert (term.held_bytes, term.plan(NOW, room=9)) == (0, TermStep())
+    assert (term.held_bytes, term.plan(NOW, room=TransactionRoom(9))) == (0, TermStep())
 
 
 def test_partitions_take_turns() -> None:
@@ -130,13 +135,13 @@ def test_partitions_take_turns() -> None:
 def test_floor_and_seals_wait_for_the_least_of_all() -> None:
     term = reading(record(AT, 0, 90_000), record(BESIDE, 0, 60_000))
     assert term.bound() is None
-    assert term.bound(term.plan(NOW, room=9)) == SENT + 60
+    assert term.bound(term.plan(NOW, room=TransactionRoom(9))) == SENT + 60
     transact(term)
     assert term.bound() == SENT + 60
-    for handed in term.to_hand(9):
+    for handed in term.to_hand(TransactionRoom(9)):
         if handed.at == BESIDE:
             term.answered(handed, RecordAnswer.HELD)
-    step = term.plan(NOW, room=9)
+    step = term.plan(NOW, room=TransactionRoom(9))
     assert set(step.records) == {BESIDE}
     assert (term.bound(), term.bound(step)) == (SENT + 60, SENT + 90)
     term.committed(step)
@@ -155,8 +160,8 @@ def test_a_transaction_has_room_for_all_partitions_together() -> None:
 def test_each_partition_has_its_share_of_what_is_handed_over() -> None:
     term = reading(*[record(at, n) for n in range(5) for at in (AT, BESIDE)])
     transact(term)
-    assert [handed.at for handed in term.to_hand(4)] == [AT, AT, BESIDE, BESIDE]
-    assert len(term.to_hand(99)) == 6
+    assert [handed.at for handed in term.to_hand(TransactionRoom(4))] == [AT, AT, BESIDE, BESIDE]
+    assert len(term.to_hand(TransactionRoom(99))) == 6
 
 
 def test_a_record_larger_than_all_the_room_does_not_starve() -> None:
@@ -217,7 +222,7 @@ def test_what_was_deleted_is_reported() -> None:
     term = reading()
     term.read(AT, [record(AT, 5)], 6, first_kept=5)
     (gone,) = transact(term).settled
-    assert isinstance(gone, Gone)
+    assert isinstance(gone, Deleted)
     assert gone.deleted == DeletedRecords(0, 4)
 
 
@@ -236,7 +241,7 @@ def test_each_record_is_settled_once_and_in_order(
     for _ in range(200):
         step = transact(term, LATER, room=data.draw(st.integers(1, 3)))
         out += places(step)
-        for handed in term.to_hand(data.draw(st.integers(1, 4))):
+        for handed in term.to_hand(TransactionRoom(data.draw(st.integers(1, 4)))):
             answer = data.draw(
                 st.sampled_from([RecordAnswer.HELD, RecordAnswer.HELD, RecordAnswer.UNKNOWN])
             )
@@ -256,7 +261,7 @@ def test_partitions_without_records_are_not_looked_at(monkeypatch: pytest.Monkey
     looked: list[Intake] = []
     plan = Intake.plan
 
-    def counting(intake: Intake, moment: Moment, *, room: TransactionRoom | int) -> IntakeStep:
+    def counting(intake: Intake, moment: Moment, *, room: TransactionRoom) -> IntakeStep:
         looked.append(intake)
         return plan(intake, moment, room=room)
 

@@ -27,11 +27,16 @@ from typing import NamedTuple, TypeVar, cast
 
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.ingress.moment import Kind, Moment
+from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom
 from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules
-from delaywheel_replica.core.ingress.underway import Dies, Goes, RecordAnswer, RecordUnderWay
+from delaywheel_replica.core.ingress.underway import (
+    Forwarded,
+    RecordAnswer,
+    RecordUnderWay,
+    Rejected,
+)
 from delaywheel_replica.core.protocol.control import IngressRecord
 
 T = TypeVar("T")
@@ -279,7 +284,7 @@ class IngressModel:
     def _answered(self, term: Term, answer: RecordAnswer) -> Term:
         def answered() -> Term:
             intake = _copied(term.intake)
-            (taken,) = intake.to_hand(1)
+            (taken,) = intake.to_hand(TransactionRoom(1))
             intake.answered(taken, answer)
             return self._term(term.epoch, intake)
 
@@ -295,9 +300,11 @@ class IngressModel:
                 floor=state.floor,
                 most=most,
             )
-            step = intake.plan(moment, room=9)
-            out = [_message(each.taken) for each in step.settled if isinstance(each, Goes)]
-            dead = frozenset(each.taken.offset for each in step.settled if isinstance(each, Dies))
+            step = intake.plan(moment, room=TransactionRoom(9))
+            out = [_message(each.taken) for each in step.settled if isinstance(each, Forwarded)]
+            dead = frozenset(
+                each.taken.offset for each in step.settled if isinstance(each, Rejected)
+            )
             bound, takes_back = intake.bound(step), bool(step.taken_back)
             intake.committed(step)
             after = self._term(term.epoch, intake)
@@ -340,7 +347,7 @@ def _transacted(state: State, planned: Planned) -> State:
 
 
 def _handed(term: Term) -> Message | None:
-    handed = _copied(term.intake).to_hand(1)
+    handed = _copied(term.intake).to_hand(TransactionRoom(1))
     return _message(handed[0]) if handed else None
 
 

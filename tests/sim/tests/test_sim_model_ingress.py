@@ -6,7 +6,7 @@ import pytest
 
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.ingress import partition
-from delaywheel_replica.core.ingress.moment import Kind, Moment
+from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom
 from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.reading import Unfit
 from delaywheel_replica.core.ingress.underway import IntakeStep, RecordAnswer, RecordUnderWay, Stage
@@ -51,7 +51,7 @@ def test_an_offset_before_acceptance_is_found() -> None:
 def test_a_record_handed_over_before_it_is_announced_is_found() -> None:
     plan = Intake.plan
 
-    def hasty(self: Intake, moment: Moment, *, room: int) -> IntakeStep:
+    def hasty(self: Intake, moment: Moment, *, room: TransactionRoom) -> IntakeStep:
         for taken in self._taken:
             if taken.stage is Stage.READ:
                 taken.stage = Stage.ANNOUNCED

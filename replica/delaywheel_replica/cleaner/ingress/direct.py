@@ -20,12 +20,14 @@ from delaywheel_replica.cleaner.due.rows import (
     Records,
     Source,
 )
-from delaywheel_replica.core.ingress.underway import Goes
+from delaywheel_replica.core.ingress.underway import Forwarded
 
 _NO_ROWS = DueRows(np.zeros(0, RECORD), (), (), [])
 
 
-def direct_rows(messages: Sequence[Goes], accepted_at_ms: int, ttl_header: str = "") -> DueRows:
+def direct_rows(
+    messages: Sequence[Forwarded], accepted_at_ms: int, ttl_header: str = ""
+) -> DueRows:
     """Returns rows of these messages, in order.
 
     Args:

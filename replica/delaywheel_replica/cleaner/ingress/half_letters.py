@@ -14,7 +14,7 @@ from delaywheel.record_headers import (
     HALF_TOPIC,
 )
 from delaywheel_replica.cleaner.due.rows import ABSENT
-from delaywheel_replica.core.ingress.underway import Goes
+from delaywheel_replica.core.ingress.underway import Forwarded
 from delaywheel_replica.kafka_settings import KafkaNames
 
 Headers = list[tuple[str, bytes | None]]
@@ -73,12 +73,12 @@ def letter_headers(
     return own
 
 
-def asked(goes: Goes, names: KafkaNames) -> Goes:
+def asked(half: Forwarded, names: KafkaNames) -> Forwarded:
     """Returns the letter about a half that is due when it is read, and in no wheel.
 
     Of its commit, which would be a row of a wheel, nothing is known.
     """
-    message = goes.message
+    message = half.message
     headers = letter_headers(
         decode_headers(message.headers),
         message.topic,
@@ -92,4 +92,4 @@ def asked(goes: Goes, names: KafkaNames) -> Goes:
         partition=ABSENT,
         timestamp_ms=ABSENT,
     )
-    return goes._replace(message=letter)
+    return half._replace(message=letter)

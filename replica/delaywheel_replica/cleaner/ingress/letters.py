@@ -24,7 +24,7 @@ from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Unfit
-from delaywheel_replica.core.ingress.underway import Answered, DeletedRecords, Dies, Gone
+from delaywheel_replica.core.ingress.underway import Answered, Deleted, DeletedRecords, Rejected
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.kafka_settings import KafkaNames
 
@@ -33,7 +33,7 @@ DETAIL_LENGTH = 200
 """Limit for the detail in a dead letter, in characters."""
 
 
-def letter(names: KafkaNames, settled: Dies, most_bytes: int) -> list[Record]:
+def letter(names: KafkaNames, settled: Rejected, most_bytes: int) -> list[Record]:
     """Returns the dead letter of a record, and its outcome.
 
     Args:
@@ -82,7 +82,7 @@ def answered(names: KafkaNames, settled: Answered) -> Record:
     return Record(names.outcomes, id_, _json(fields), [])
 
 
-def deleted(names: KafkaNames, at: IngressPartition, gone: Gone) -> Record:
+def deleted(names: KafkaNames, at: IngressPartition, gone: Deleted) -> Record:
     """Returns the outcome of offsets that were deleted before they were read."""
     first_offset, last_offset, is_cut_off = gone.deleted
     fields: dict[str, object] = {

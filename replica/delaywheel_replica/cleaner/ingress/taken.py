@@ -10,7 +10,7 @@ from typing import Final
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
 from delaywheel_replica.core.ingress.term import IngressTerm, TermStep
-from delaywheel_replica.core.ingress.underway import Answered, Dies, Goes, Gone
+from delaywheel_replica.core.ingress.underway import Answered, Deleted, Forwarded, Rejected
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.process.logs import get_logger
 
@@ -43,7 +43,7 @@ class Taken:
     @property
     def unfit(self) -> Counter[str]:
         """Returns the reasons of its dead letters, with counts."""
-        dead = (each for each in self.step.settled if isinstance(each, Dies))
+        dead = (each for each in self.step.settled if isinstance(each, Rejected))
         return Counter(each.unfit.reason.value for each in dead)
 
 
@@ -60,14 +60,14 @@ def counted_of(term: IngressTerm, step: TermStep) -> Counter[str]:
         counted["ingress_announced"] += len(each.announced)
     for settled in step.settled:
         match settled:
-            case Goes():
+            case Forwarded():
                 counted["ingress_forwarded"] += 1
-            case Dies():
+            case Rejected():
                 counted["ingress_dead_letters"] += 1
                 counted["dead_lettered"] += 1
             case Answered():
                 counted[f"halves_answered_{settled.answered.answer.name.lower()}"] += 1
-            case Gone():
+            case Deleted():
                 first, last, is_cut_off = settled.deleted
                 counter = "ingress_cut_off" if is_cut_off else "ingress_deleted"
                 counted[counter] += last - first + 1
@@ -78,7 +78,7 @@ def log_losses(step: TermStep) -> None:
     """Logs records that are lost, or may be."""
     for at, each in step.steps.items():
         for settled in each.settled:
-            if isinstance(settled, Gone):
+            if isinstance(settled, Deleted):
                 first, last, is_cut_off = settled.deleted
                 log.warning(
                     "announced ingress records are lost with the end of their partition"

@@ -55,7 +55,7 @@ from delaywheel_replica.core.ingress.moment import Moment, TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.ingress.term import IngressTerm
-from delaywheel_replica.core.ingress.underway import Answered, Dies, Goes, Gone
+from delaywheel_replica.core.ingress.underway import Answered, Deleted, Forwarded, Rejected
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE as HALVES_KNOWN_SINCE
 from delaywheel_replica.core.leader.rescheduling import nodes_behind
 from delaywheel_replica.core.protocol.control import (
@@ -373,7 +373,7 @@ class Ingress:
             self._with_halves = term.come_to_halves(), without
         step = term.plan(moment, room=room)
         names = self._settings.names
-        direct = [each for each in step.settled if isinstance(each, Goes)]
+        direct = [each for each in step.settled if isinstance(each, Forwarded)]
         goes = [each for each in direct if not each.message.is_half]
         questions = [asked(each, names) for each in direct if each.message.is_half]
         announces = any(each.announced or each.taken_back for each in step.steps.values())
@@ -394,13 +394,13 @@ class Ingress:
         """Yields the dead letters and outcomes of a transaction."""
         names = self._settings.names
         for each in taken.step.settled:
-            if isinstance(each, Dies):
+            if isinstance(each, Rejected):
                 yield from letters.letter(names, each, self._settings.letter_bytes)
             elif isinstance(each, Answered):
                 yield letters.answered(names, each)
         for at, step in taken.step.steps.items():
             for each in step.settled:
-                if isinstance(each, Gone):
+                if isinstance(each, Deleted):
                     yield letters.deleted(names, at, each)
         for at, record in taken.step.abandoned.items():
             if record.announced:

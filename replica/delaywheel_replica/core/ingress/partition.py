@@ -74,13 +74,13 @@ from delaywheel_replica.core.ingress.reading import (
 )
 from delaywheel_replica.core.ingress.underway import (
     Answered,
+    Deleted,
     DeletedRecords,
-    Dies,
-    Goes,
-    Gone,
+    Forwarded,
     IntakeStep,
     RecordAnswer,
     RecordUnderWay,
+    Rejected,
     Settled,
     Stage,
 )
@@ -222,14 +222,14 @@ class Intake:
             self._taken.append(RecordUnderWay(gap.last_offset, gap, None))
             self.position = position
 
-    def plan(self, moment: Moment, *, room: TransactionRoom | int) -> IntakeStep:
+    def plan(self, moment: Moment, *, room: TransactionRoom) -> IntakeStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
             moment: the time and the limits.
-            room: how much it may carry, or how many messages.
+            room: how much it may carry.
         """
-        draft = self._settle(moment, TransactionRoom(room) if isinstance(room, int) else room)
+        draft = self._settle(moment, room)
         before = self.record.announced
         before = before.within(draft.next_offset, before.last) if before else before
         is_inheriting = bool(self._inherited) and self._inherited.last >= draft.next_offset
@@ -277,9 +277,9 @@ class Intake:
         following = next(left, None)
         return following is not None and _is_about_half(following)
 
-    def to_hand(self, room: TransactionRoom | int) -> list[RecordUnderWay]:
+    def to_hand(self, room: TransactionRoom) -> list[RecordUnderWay]:
         """Returns as many records for the server as there is room for; each expects an answer."""
-        messages, left_bytes = TransactionRoom(room) if isinstance(room, int) else room
+        messages, left_bytes = room
         handed: list[RecordUnderWay] = []
         for taken in islice(self._to_be_handed(), messages):
             assert taken.record is not None
@@ -357,7 +357,7 @@ class Intake:
         request = taken.request
         match request:
             case DeletedRecords():
-                return Gone(taken, request)
+                return Deleted(taken, request)
             case HalfAnswered():
                 return Answered(taken, request)
         return None if taken.stage is Stage.HANDED else self._decided(taken, request, moment)
@@ -366,12 +366,12 @@ class Intake:
         """Returns how a record can be settled that no server is asked about now."""
         unfit = _unfit(taken, request, moment)
         if unfit is not None:
-            return Dies(taken, unfit)
+            return Rejected(taken, unfit)
         if _is_for_the_wheel(taken, moment) or _waits_for_halves(taken, moment):
             return None
         if taken.perhaps_held or not isinstance(request, Delayed) or request.due_ms > moment.now_ms:
             return None
-        return None if request.topic in moment.blocked else Goes(taken, request)
+        return None if request.topic in moment.blocked else Forwarded(taken, request)
 
     def _take_back(
         self, most: dict[Kind, int], draft: _Draft, spans: SeqSet

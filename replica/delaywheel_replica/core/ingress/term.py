@@ -227,16 +227,14 @@ class IngressTerm:
         intake.read(records, position)
         self._note_change(at)
 
-    def plan(self, moment: Moment, *, room: TransactionRoom | int) -> TermStep:
+    def plan(self, moment: Moment, *, room: TransactionRoom) -> TermStep:
         """Returns what the next transaction can carry; nothing changes until it is committed.
 
         Args:
             moment: the time and the limits.
-            room: how much it may carry, or how many messages.
+            room: how much it may carry.
         """
-        messages, length_bytes = (
-            room if isinstance(room, TransactionRoom) else TransactionRoom(room)
-        )
+        messages, length_bytes = room
         steps: dict[IngressPartition, IntakeStep] = {}
         settled: list[Settled] = []
         used_bytes = looked = 0
@@ -276,7 +274,7 @@ class IngressTerm:
             self._intakes[at].committed(each)
             self._note_change(at)
 
-    def to_hand(self, room: TransactionRoom | int) -> list[Handed]:
+    def to_hand(self, room: TransactionRoom) -> list[Handed]:
         """Returns as many records for the server as there is room for, a share per partition.
 
         Returns none while the record whose turn it is exceeds the room: smaller records of other
@@ -284,7 +282,7 @@ class IngressTerm:
         """
         if not any(self._intakes[at].waits_to_be_handed for at in self._active):
             return []  # as in most iterations
-        most, left_bytes = room if isinstance(room, TransactionRoom) else TransactionRoom(room)
+        most, left_bytes = room
         handed: list[Handed] = []
         waiting = self._rotated(self._hand_begin)
         for left, (at, intake) in zip(range(len(waiting), 0, -1), waiting, strict=True):

@@ -87,21 +87,21 @@ class RecordUnderWay:
         return 0 if self.record is None else _RECORD_BYTES + self.record.length_bytes
 
 
-class Goes(NamedTuple):
+class Forwarded(NamedTuple):
     """Settled: the message is forwarded in the transaction."""
 
     taken: RecordUnderWay
     message: Delayed
 
 
-class Dies(NamedTuple):
+class Rejected(NamedTuple):
     """Settled: the transaction carries its dead letter."""
 
     taken: RecordUnderWay
     unfit: Unfit
 
 
-class Gone(NamedTuple):
+class Deleted(NamedTuple):
     """Settled: Kafka deleted the records before they were read, which the transaction reports."""
 
     taken: RecordUnderWay
@@ -115,7 +115,7 @@ class Answered(NamedTuple):
     answered: HalfAnswered
 
 
-Settled: TypeAlias = Goes | Dies | Gone | Answered
+Settled: TypeAlias = Forwarded | Rejected | Deleted | Answered
 
 
 @dataclass(frozen=True, slots=True)
