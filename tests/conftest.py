@@ -14,8 +14,9 @@ from hypothesis import Phase, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.internal.conjecture import engine
 
-from local.loopback.kafka import JVM_OPTIONS, JVM_VARIABLE, KafkaBroker
+from local.loopback.kafka import JVM_VARIABLE, KafkaBroker
 from local.loopback.kafka_jars import cache_folder
+from local.loopback.shared import BROKER_VARIABLE, TEST_JVM, JoinedBroker
 from support.process.failures import pytest_configure
 from support.server.forked import fork_node
 
@@ -25,13 +26,8 @@ __all__ = ["pytest_configure"]
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# For a broker of some minutes the JVM's slower compiler costs more than it gains: the tests of
-# nodes joining and leaving took 38 CPU seconds of their broker with it, and 22 without. The quick
-# one gains by an earlier begin: a fifth of the first 300 transactions, for a tenth of a start.
-os.environ.setdefault(
-    JVM_VARIABLE, f"{JVM_OPTIONS} -XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.3"
-)
-# Nor do others live longer: Spark, what starts it, Maven and what that runs.
+os.environ.setdefault(JVM_VARIABLE, TEST_JVM)
+# Nor do other JVMs live longer: Spark, what starts it, Maven and what that runs.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
 # Nothing here multiplies matrices: each process would start threads for it with numpy, which is a
@@ -69,7 +65,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[KafkaBroker]:
-    """One broker, started by the first test that wants it; a test that stops it uses its own."""
+    """One broker, started by the first test that wants it, or the one that `scripts/test` runs.
+
+    A test that stops it uses its own.
+    """
+    if listener := os.environ.get(BROKER_VARIABLE):
+        yield JoinedBroker(listener)
+        return
     with KafkaBroker() as broker:
         yield broker
 

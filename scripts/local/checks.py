@@ -1,6 +1,6 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Steps are in two queues. Tests on real processes, nodes and brokers mostly wait: three run at once.
+Steps are in two queues. Tests on real processes, nodes and brokers mostly wait: five run at once.
 All others compute: two run at once, with a lower priority, and use what the first leave of two
 cores. Processes that wait cost as long as they run, so nothing that can be done later holds them
 up, and more at once take longer. A free lane takes the next step of its queue, the longest first,
@@ -8,7 +8,8 @@ and of the other queue when its own is empty, so that no step is alone at the en
 text come before all tests, because they take seconds. All steps run even if one fails: a run
 reports everything that is wrong. Steps' output appears as it is printed, each line with its step's
 name, and names each failed test at once. The table of steps comes last, followed by the numbers of
-passed and failed tests.
+passed and failed tests. All tests of a broker share one, so that another process costs no other
+broker; tests that stop theirs, or set it up otherwise, start their own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -29,11 +31,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from local.loopback.child import interrupt_on_signals
+from local.loopback.kafka import JVM_VARIABLE
 from local.loopback.kafka_jars import cache_folder
+from local.loopback.shared import BROKER_VARIABLE, TEST_JVM, SharedBroker
 
 ROOT = Path(__file__).parents[2]
 NODES = "tests/e2e"
 """Where the tests of real nodes are."""
+ONE_NODE = f"{NODES}/one_node"
+"""Half of them: these share one."""
 SCRIPTS = "tests/scripts"
 """What runs here starts brokers of its own."""
 SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
@@ -44,15 +50,15 @@ MUTANTS = f"{SIMULATION}/tests/test_sim_mutants_short.py"
 SERVING = ("tests/server/serving", "tests/peers", "tests/security")
 """Nearly all of these start processes."""
 SERVER = "tests/server"
-CONSUMERS = ("tests/consumer", "tests/wheel")
-CORE = ("tests/core", *CONSUMERS)
+CORE = ("tests/core", "tests/consumer", "tests/wheel")
 """What computes longest of all that needs neither a broker nor the simulation."""
 
-KAFKA = (
-    *("tests/audit/kafka", "tests/cleaner", "tests/cli", "tests/local"),
-    *(*CONSUMERS, "tests/client/testing"),
-)
-"""Where other tests of a broker are: to collect all would take seconds, and each broker costs."""
+CONSUMERS = ("tests/consumer", "tests/client/testing")
+"""Consumers on a broker; their groups have the same names in several files."""
+KAFKA = ("tests/cleaner", "tests/wheel", "tests/audit/kafka", "tests/cli", "tests/local")
+"""Where other tests of a broker are: to collect all would take seconds."""
+SHARING = 5
+"""How many steps share the broker."""
 
 # The last line of pytest; a library's words about an ended broker may follow it.
 _SUMMARY = re.compile(r"=+ .+ in \d[\d.]*s")
@@ -105,23 +111,34 @@ class Queue:
     steps: tuple[Step, ...]
 
 
-def queues(*, fast: bool, scratch: Path) -> list[Queue]:
-    """Returns all checks: those that only compute, and those that mostly wait."""
+def queues(*, fast: bool, scratch: Path, listeners: Sequence[str]) -> list[Queue]:
+    """Returns all checks: those that only compute, and those that mostly wait.
+
+    Args:
+        fast: Leave out what needs minutes.
+        scratch: A folder for what is built.
+        listeners: Of the broker, for each step that uses it.
+    """
     return [
         Queue(2, (*_text(scratch), *_computing(" and not slow" if fast else ""))),
-        Queue(3, _waiting(" and not slow" if fast else "", fast=fast)),
+        Queue(5, _waiting(" and not slow" if fast else "", listeners, fast=fast)),
     ]
 
 
-def _waiting(and_not_slow: str, *, fast: bool) -> tuple[Step, ...]:
+def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tuple[Step, ...]:
     pytest = (*_PYTEST, "-m", "(kafka or spark)" + and_not_slow)
     without = (*_PYTEST, "-m", _NEITHER + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
+    nodes, kafka, one_node, consumers, spark = (
+        ("env", f"{BROKER_VARIABLE}={listener}", *pytest) for listener in listeners
+    )
     return (
-        Step("pytest spark", (*pytest, *SPARK)),
-        Step("pytest kafka", (*pytest, *KAFKA, *_ignored(*SPARK))),
-        Step("pytest nodes", (*pytest, NODES)),
+        Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
+        Step("pytest kafka", (*kafka, *KAFKA, *_ignored(*SPARK))),
+        Step("pytest one node", (*one_node, ONE_NODE)),
+        Step("pytest consumers", (*consumers, *CONSUMERS)),
+        Step("pytest spark", (*spark, *SPARK)),
         Step("pytest serving", (*without, *SERVING)),
         *slow,
     )
@@ -293,6 +310,11 @@ def verdict(done: Sequence[Done]) -> str:
     return f"{counts['passed']} passed, {counts['failed']} failed{skipped}"
 
 
+def _children_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs all steps; 1 if any failed."""
     parser = argparse.ArgumentParser(prog="scripts/test", description="Run all checks and tests.")
@@ -300,10 +322,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--environment-seconds", type=float, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     interrupt_on_signals()
-    with tempfile.TemporaryDirectory() as scratch:
-        wanted = queues(fast=options.fast, scratch=Path(scratch))
+    os.environ.setdefault(JVM_VARIABLE, TEST_JVM)
+    children_cpu_s, began_s = _children_cpu_s(), time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch, SharedBroker(SHARING) as broker:
+        wanted = queues(fast=options.fast, scratch=Path(scratch), listeners=broker.listeners)
         left = [deque(queue.steps) for queue in wanted]
-        began_s = time.monotonic()
         running = [
             Lane(began_s, own, *(other for other in left if other is not own))
             for queue, own in zip(wanted, left, strict=True)
@@ -320,6 +343,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     done = sorted(
         (step for lane in running for step in lane.done), key=lambda d: order.index(d.name)
     )
+    broker_cpu_s = _children_cpu_s() - children_cpu_s - sum(step.cpu_s for step in done)
+    done.insert(0, Done("broker", 0, time.monotonic() - began_s, broker_cpu_s, 0, ""))
     done.insert(0, Done("environment", 0, options.environment_seconds, 0, 0, ""))
     print(table(done))
     print(verdict(done))

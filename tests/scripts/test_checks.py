@@ -9,13 +9,24 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from local import checks
 from local.checks import Queue, Step, main, queues
 from local.loopback import child
+
+LISTENERS = [f"listener {number}" for number in range(checks.SHARING)]
+
+
+@pytest.fixture(autouse=True)
+def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step here needs one."""
+    without = nullcontext(SimpleNamespace(listeners=LISTENERS))
+    monkeypatch.setattr(checks, "SharedBroker", lambda _: without)
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -80,14 +91,16 @@ def test_every_step_runs_and_is_named_with_its_time(
     *table, total = lines[lines.index("=== steps") + 1 : -1]
     assert [line.split()[:2] for line in table] == [
         ["environment", "ok"],
+        ["broker", "ok"],
         ["other", "ok"],
         ["first", "FAILED"],
         ["second", "ok"],
     ]
     assert table[0].split()[2:] == ["3.0", "s", "0.0", "CPU", "s", "from", "0.0", "s", "on"]
-    assert float(table[2].split()[4]) >= 0.3
-    ends_s = [float(line.split()[8]) + float(line.split()[2]) for line in table[1:3]]
-    assert float(table[3].split()[8]) >= min(ends_s) - 0.1, "in a lane that was free by then"
+    assert float(table[1].split()[4]) < 0.1, "what the steps computed is theirs"
+    assert float(table[3].split()[4]) >= 0.3
+    ends_s = [float(line.split()[8]) + float(line.split()[2]) for line in table[2:4]]
+    assert float(table[4].split()[8]) >= min(ends_s) - 0.1, "in a lane that was free by then"
     assert float(total.split()[1]) >= 0.3
 
 
@@ -172,7 +185,7 @@ def test_who_has_ended_a_step_takes_the_next_of_its_queue(
     assert main([]) == 0
     lines = capfd.readouterr().out.splitlines()
     assert "long | it is there" in lines
-    ended = [line.split()[0] for line in lines[lines.index("=== steps") + 2 : -2]]
+    ended = [line.split()[0] for line in lines[lines.index("=== steps") + 3 : -2]]
     assert ended == ["long", "short", "last"], "the table keeps the order"
 
 
@@ -214,11 +227,13 @@ def test_a_failed_test_is_reported_before_the_next_one_ends(tmp_path: Path) -> N
 
 
 def test_steps_of_the_project(tmp_path: Path) -> None:
-    computing, waiting = queues(fast=False, scratch=tmp_path)
+    computing, waiting = queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
     assert [step.name for step in waiting.steps] == [
-        "pytest spark",
-        "pytest kafka",
         "pytest nodes",
+        "pytest kafka",
+        "pytest one node",
+        "pytest consumers",
+        "pytest spark",
         "pytest serving",
         "pytest scripts",
     ]
@@ -238,6 +253,12 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
     ]
 
 
+def test_steps_that_share_the_broker_have_their_own_listeners(tmp_path: Path) -> None:
+    _, waiting = queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
+    used = [step.command[1].partition("=")[2] for step in waiting.steps if "env" in step.command]
+    assert sorted(used) == LISTENERS
+
+
 def files_of(step: Step) -> Counter[Path]:
     """The files whose tests a step runs, with the marks that it selects."""
     words = step.command[step.command.index("pytest") + 1 :]
@@ -255,7 +276,11 @@ def files_below(*paths: str) -> set[Path]:
 
 @pytest.mark.parametrize("asked", ["(kafka or spark)", "not kafka and not spark"])
 def test_every_test_is_in_one_step(tmp_path: Path, asked: str) -> None:
-    steps = [step for queue in queues(fast=False, scratch=tmp_path) for step in queue.steps]
+    steps = [
+        step
+        for queue in queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
+        for step in queue.steps
+    ]
     times = sum((files_of(step) for step in steps if asked in step.command), Counter[Path]())
     assert set(times.values()) == {1}
     left_out = files_below("tests") - times.keys()
@@ -271,14 +296,18 @@ def test_every_test_is_in_one_step(tmp_path: Path, asked: str) -> None:
 
 
 def test_tests_that_only_compute_give_way(tmp_path: Path) -> None:
-    computing, waiting = queues(fast=False, scratch=tmp_path)
+    computing, waiting = queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
     nice = {step.name for step in computing.steps if step.command[:3] == ("nice", "-n", "5")}
     assert nice == {step.name for step in computing.steps if step.name.startswith("pytest")}
     assert not any("nice" in step.command for step in waiting.steps)
 
 
 def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
-    steps = [step for queue in queues(fast=True, scratch=tmp_path) for step in queue.steps]
+    steps = [
+        step
+        for queue in queues(fast=True, scratch=tmp_path, listeners=LISTENERS)
+        for step in queue.steps
+    ]
     for step in steps:
         if step.name.startswith("pytest"):
             marks = step.command[len(step.command) - step.command[::-1].index("-m")]
