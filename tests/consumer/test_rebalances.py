@@ -19,6 +19,8 @@ pytestmark = pytest.mark.kafka
 
 PATIENCE_S = 60.0
 RECORDS = 300
+QUICK = {"heartbeat.interval.ms": 500}
+"""Members hear of a rebalance with the answer to a heartbeat; with KIP-848 the broker says when."""
 
 
 class Moves(ConsumerEvents):
@@ -51,6 +53,7 @@ class Member:
             retry=("100ms",),
             rebalances=rebalances,
             events=self.moves,
+            kafka=QUICK if rebalances == "cooperative" else {},
         )
         self._handled = handled
         self._thread = threading.Thread(target=self._run)
