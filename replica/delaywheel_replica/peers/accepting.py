@@ -114,7 +114,7 @@ class Acceptor:
         try:
             _answer(channel, self._me)
             if stream is Stream.CONTROL:
-                channel.is_control()
+                channel.keep_short_queues()
             incoming.receive_by(channel.unless_silent(), self._most_bytes[stream])
             self._read(peer, stream, incoming, self._security.ends_s(channel, is_dialled=True))
         except MalformedError as error:

@@ -152,7 +152,7 @@ class Dialler:
 
     def _greet(self, channel: Channel, outbox: Outbox) -> None:
         if self._stream is Stream.CONTROL:
-            channel.is_control()
+            channel.keep_short_queues()
         channel.send_all(self._greeting)
         incoming = IncomingStream(channel.until(time.monotonic() + _ANSWER_S), _ANSWER_BYTES)
         try:

@@ -136,7 +136,7 @@ class Channel:
             return receive_into
         return partial(self.cipher.read_into, receive_into)
 
-    def is_control(self) -> None:
+    def keep_short_queues(self) -> None:
         """Makes the socket's buffers small, so that little waits in them."""
         for buffer in (socket.SO_RCVBUF, socket.SO_SNDBUF):
             self.socket.setsockopt(socket.SOL_SOCKET, buffer, _CONTROL_WINDOW_BYTES)

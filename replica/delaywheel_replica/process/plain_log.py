@@ -96,7 +96,7 @@ class ChildOutput:
             come = os.read(self.read_fd, _READ_BYTES)
         except BlockingIOError:
             come = b""
-        if not self._log.as_json:  # for people it is what it is
+        if not self._log.as_json:  # people read it as it came
             os.write(sys.stderr.fileno(), come)
             return
         lines, _, self._unfinished = (self._unfinished + come).rpartition(b"\n")

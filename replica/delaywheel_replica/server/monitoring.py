@@ -1,4 +1,4 @@
-"""Monitoring of a server: its pulse and, if configured, the HTTP port."""
+"""Monitoring of a server: checks of its event loop and, if configured, the HTTP port."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Monitoring:
-    """Pulse and HTTP port. For the event loop's thread."""
+    """The checks (`Pulse`) and the HTTP port. For the event loop's thread."""
 
     def __init__(self, sources: Sources) -> None:
         self._listen = sources.config.metrics_listen

@@ -97,7 +97,7 @@ class PlaceFinder:
         self._consumer: Consumer | None = None
 
     def ask(self, asked: AskPlace) -> None:
-        """Queues a search for a record; ignored when too many wait."""
+        """Queues a search for a record; when too many wait, none is found, at once."""
         try:
             self._asked.put_nowait(_Asked(time.monotonic() + ANSWER_S, asked))
         except queue.Full:

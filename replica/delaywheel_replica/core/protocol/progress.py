@@ -55,8 +55,8 @@ class Reached:
 
     Attributes:
         set_backs: How often w was set back.
-        due_ms: W.
-        position: P; None: none.
+        due_ms: `w`.
+        position: `p`; None: none.
     """
 
     set_backs: Natural
@@ -79,9 +79,9 @@ class Done:
     """A set of messages that are done.
 
     Attributes:
-        due_ms: W. Due milliseconds up to here are done, as far as `seqs` go.
-        position: P. Within millisecond w + 1, done up to and including this message; None: none.
-        seqs: V. Frames up to this seq are accounted for; a wheel not named: 0.
+        due_ms: `w`. Due milliseconds up to here are done, as far as `seqs` go.
+        position: `p`. Within millisecond w + 1, done up to and including this message; None: none.
+        seqs: `V`. Frames up to this seq are accounted for; a wheel not named: 0.
     """
 
     due_ms: int

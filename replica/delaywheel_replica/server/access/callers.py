@@ -235,7 +235,7 @@ class Access:
         return quotas.of_topic if quotas and quotas.of_topics else None
 
     def in_flight_bytes_of(self, principal: str) -> int | None:
-        """Returns how many bytes a principal may have in flight; None: no quota says."""
+        """Returns how many bytes a principal may have in flight; None: no limit."""
         quota = None if self._grants is None else self._grants.current.quotas.of(principal)
         return None if quota is None else quota.in_flight_bytes
 

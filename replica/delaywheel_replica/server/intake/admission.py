@@ -67,7 +67,7 @@ class Admission:
             max_bytes: Of all callers.
             max_caller_bytes: Of one caller.
             close: Closes the connections of callers that do not read; may be slow.
-            quota_of: Returns how many bytes a principal may have in flight; None: no quota says.
+            quota_of: Returns how many bytes a principal may have in flight; None: no limit.
         """
         self._close = close
         self._readers: dict[CallOrigin, _Reader] = {}

@@ -355,13 +355,13 @@ class Books:
     def _filed(self, wheel: WheelId, last_seq: int, rows: int) -> None:
         state = self._state
         self._state = replace(state, files=state.files + 1, rows=state.rows + rows)
-        self._is_placed(wheel, last_seq)
+        self._note_placed(wheel, last_seq)
 
     def _gapped(self, wheel: WheelId, gap: Gap) -> None:
         self._count(gap)
-        self._is_placed(wheel, gap.last_seq)
+        self._note_placed(wheel, gap.last_seq)
 
-    def _is_placed(self, wheel: WheelId, seq: int) -> None:
+    def _note_placed(self, wheel: WheelId, seq: int) -> None:
         self._placed[wheel] = seq
         self._notes.place(wheel, seq)
         self._report(wheel, seq)
@@ -381,7 +381,7 @@ class Books:
             placed = names.get(wheel, 0)
             if placed < gap.last_seq:
                 place.put_gap(replace(gap, first_seq=max(placed + 1, gap.first_seq)))
-            self._is_placed(wheel, max(placed, gap.last_seq))
+            self._note_placed(wheel, max(placed, gap.last_seq))
 
     def _give_up(self, wheels: Mapping[WheelId, Publishable]) -> None:
         """Gives up the rows at hand, so that later ones can be published."""

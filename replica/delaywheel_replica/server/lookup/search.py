@@ -192,7 +192,7 @@ class Search:
         Raises:
             RequestRefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
         """
-        begin = _place_of(asked.token)
+        begin = _page_start(asked.token)
         status, cleaner = self._view.status(), self._view.cleaner.status
         progress = None if cleaner is None else cleaner.progress
         held = NodeHoldings(
@@ -409,7 +409,7 @@ def _matches(
         )
 
 
-def _place_of(token: str) -> PageStart:
+def _page_start(token: str) -> PageStart:
     slot, slash, position = (token or "0").partition("/")
     if not _SLOT.fullmatch(slot) or int(slot) >= SLOT_BEYOND or (slash and not position):
         raise RequestRefusedError(Reason.PAGE_TOKEN_INVALID)

@@ -169,7 +169,7 @@ class Copies:
         return copy
 
     def recover(self, left: WheelMeta, *, is_doubtful: bool = False) -> MirrorWheel:
-        """Recovers the wheel that was written until now, without steps.
+        """Recovers the wheel that was written until now, in one go.
 
         Args:
             left: Its identity.

@@ -113,7 +113,7 @@ class FramesToSend:
             self._check_recent((first_seq, end_seq) if again else None)
             recent = self.recent.frames(first_seq, end_seq, floor=floor, max_bytes=max_bytes)
         if len(recent):
-            is_over()
+            is_over()  # lets the time slice notice its end, as after a file
             return FoundFrames(recent)
         absent = self._absent(wheel, first_seq, last_seq, now_ms)
         if absent:
@@ -122,7 +122,7 @@ class FramesToSend:
             wheel, first_seq, end_seq, max_bytes=max_bytes, floor=floor, is_over=is_over
         )
         while damaged is not None:
-            unreadable = self._may_be_whole(wheel, now_ms, damaged)
+            unreadable = self._perhaps_whole(wheel, now_ms, damaged)
             if unreadable:
                 return FoundFrames(frames, absent, NO_SEQS if absent else unreadable)
             absent = absent.with_span(damaged.seq, damaged.seq)
@@ -176,7 +176,7 @@ class FramesToSend:
             _log.error("frames damaged in memory", wheel=str(self.own.wheel), last_seq=damaged_seq)
 
     def _absent(self, wheel: WheelId, first_seq: int, last_seq: int, now_ms: int) -> SeqSet:
-        """Returns the leading seqs that are holes, except lost frames, which are sent as holes."""
+        """Returns the leading seqs that are missing here; lost frames are sent, as holes."""
         copy = self.copy_of(wheel)
         if copy is None:
             return NO_SEQS
@@ -185,7 +185,7 @@ class FramesToSend:
         lost = self._missing.lost.seqs(wheel).within(first_seq, end_seq)
         return NO_SEQS.with_span(first_seq, lost.first - 1 if lost else end_seq)
 
-    def _may_be_whole(self, wheel: WheelId, now_ms: int, frame: DamagedFrame) -> SeqSet:
+    def _perhaps_whole(self, wheel: WheelId, now_ms: int, frame: DamagedFrame) -> SeqSet:
         """Returns this frame, and those behind it, if nobody may be told that they are absent.
 
         A lost row says nothing of its frame, before the slot files were searched for it; nor does

@@ -393,7 +393,7 @@ class MirrorWheel:
         return first_seq - 1 + (int(others[0]) if len(others) else len(rows))
 
     def unreadable_rows(self, first_seq: int) -> SeqSet:
-        """Returns the rows in a row from `first_seq` on that the medium cannot read."""
+        """Returns the run of rows from `first_seq` on that the medium cannot read."""
         rows = self.reader.rows(first_seq, first_seq + ROWS_PER_SEGMENT - 1)
         others = np.flatnonzero(~is_unreadable(rows))
         count = int(others[0]) if len(others) else len(rows)
