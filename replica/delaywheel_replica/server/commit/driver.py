@@ -9,7 +9,8 @@ thread                  calls                                      waits for
 heartbeat thread        ``tick``, ``status``                       the lock
 threads of peers        ``received``, ``disconnected``             the lock; about frames also
                                                                    for the disk
-event loop              ``cleaner_reported``, ``submit``, ``status``   the lock
+event loop              ``cleaner_reported``, ``submit``,          the lock
+                        ``status``, ``refusal``
 books, readers, upkeep  ``published``, ``unreadable``,             the lock; the last two also for
                         ``look_at_disk``, ``checkpoint``           the disk
 store thread, those     ``do``: the jobs, in order                 the disk
@@ -121,7 +122,6 @@ class Driver:
 
     Attributes:
         machine: The member machine; tests alone may use it without the lock.
-        refusal: Why no messages are accepted, as of the last step; None: they are.
         floor: The greatest floor to which a sweep was requested.
     """
 
@@ -144,7 +144,6 @@ class Driver:
             store.state, store.held_wheels(), outside.now_ms(), unverified=store.unverified
         )
         self.machine = Member(config, started)
-        self.refusal: MemberRefusal | None = MemberRefusal.NO_WHEEL
         self.floor = 0
         self._store = store
         self._outside = outside
@@ -174,6 +173,13 @@ class Driver:
         """The members that must hold each frame of the open wheel."""
         with self._lock:
             return self.machine.in_sync
+
+    @property
+    def refusal(self) -> MemberRefusal | None:
+        """Why no messages are accepted now; None: they are."""
+        with self._lock:
+            admits = self.machine.admits(self._outside.now_ms())
+        return admits if isinstance(admits, MemberRefusal) else None
 
     # --- events, on any thread
 
@@ -262,8 +268,6 @@ class Driver:
             now_ms = outside.now_ms()
             event = event_at(now_ms, outside.wall_ms())
             effects = self.machine.step(event)
-            admits = self.machine.admits(now_ms)
-            self.refusal = admits if isinstance(admits, MemberRefusal) else None
             at_once = self._queue(effects)
         outside.happened(event)
         self._do_at_once(at_once)
@@ -475,6 +479,8 @@ class Driver:
 
     def _lets_go(self) -> bool:
         """Queues the next group if it need not wait for mirrors any more; on any thread."""
+        if not self._committer.is_held_up:
+            return False
         refused = self.refusal is not None
         if not self._committer.may_go_on(self._outside.now_ms(), refused=refused):
             return False
