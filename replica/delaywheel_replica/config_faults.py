@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from ipaddress import ip_address
 from itertools import combinations
 
@@ -12,6 +11,7 @@ from delaywheel.identity import is_topic_name, leads_elsewhere
 from delaywheel.record_headers import RESERVED_PREFIX
 from delaywheel_replica.config import Config
 from delaywheel_replica.kafka_settings import refused
+from delaywheel_replica.patterns import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,6 @@ def faults(config: Config) -> Iterator[Fault]:
     yield from _ports(config)
     yield from _bounds(config)
     yield from _ingress(config)
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns a suggestion for a wrong name, to append to its error."""
-    near = get_close_matches(name, list(known), n=1)
-    return f": did you mean {near[0]}?" if near else ""
 
 
 def _kafka(config: Config) -> Iterator[Fault]:

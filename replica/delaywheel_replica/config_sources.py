@@ -25,7 +25,8 @@ from typing import Any, Final, NamedTuple, get_args, get_origin, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from delaywheel_replica.config import Config
-from delaywheel_replica.config_faults import Fault, did_you_mean, faults
+from delaywheel_replica.config_faults import Fault, faults
+from delaywheel_replica.patterns import did_you_mean
 
 # The only names of the Kafka client that contain underscores.
 _UNDERSCORED = re.compile(r"log_level|on_delivery|\w+_cb")

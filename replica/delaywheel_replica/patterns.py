@@ -1,5 +1,6 @@
-"""Patterns of names in settings."""
+"""Names that people write: patterns of them, and what a wrong one may have meant."""
 
+from collections.abc import Iterable
 from typing import Final
 
 
@@ -37,3 +38,12 @@ class Pattern:
                 return False
             at = found + len(piece)
         return name.startswith(self._begin)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns a suggestion for a wrong name, to append to its error."""
+    # Only here: for mistyped names.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    near = get_close_matches(name, list(known), n=1)
+    return f": did you mean {near[0]}?" if near else ""

@@ -36,7 +36,7 @@ from typing import Final, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from delaywheel.record_headers import HALF_GROUP, headers_of
-from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import KafkaAway
 from delaywheel_replica.core.protocol.status_files import UnansweredHalves
 from delaywheel_replica.kafka_settings import KafkaSettings
@@ -109,7 +109,7 @@ class UnansweredLetters:
             try:
                 self.look()
             except KafkaException as exception:
-                self._say_once(exception.args[0].str())
+                self._say_once(error_of(exception).str())
             except KafkaAway as away:
                 self._say_once(str(away))
             except Exception:  # what operators are told must not end a leader

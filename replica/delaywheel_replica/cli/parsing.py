@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
+from delaywheel_replica.patterns import did_you_mean
 
 Completer: TypeAlias = Callable[[], Iterable[str]]
 """Takes the typed part of an argument; returns possible values."""
@@ -130,7 +131,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             flags = [flag for action in self.declared for flag in action.option_strings]
             said = f"unrecognized arguments: {' '.join(unknown)}"
-            self.error(f"{said}{meant(unknown[0].partition('=')[0], flags)}")
+            self.error(f"{said}{did_you_mean(unknown[0].partition('=')[0], flags)}")
         return vars(named)
 
     def completed(self, named: dict[str, Any]) -> dict[str, Any]:
@@ -146,15 +147,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends with a named reason instead of a page of usage."""
         raise usage(f"{message} ({self.prog} --help)")
-
-
-def meant(name: str, names: Iterable[str]) -> str:
-    """Returns a suggestion for a mistyped name, to append to its error."""
-    # Only here: for mistyped names.
-    from difflib import get_close_matches  # noqa: PLC0415
-
-    near = get_close_matches(name, names, n=1)
-    return f": did you mean {near[0]}?" if near else ""
 
 
 def usage(message: str) -> CommandFailure:

@@ -7,7 +7,8 @@ from importlib import import_module
 
 from delaywheel_replica.cli.commands import all_commands, find
 from delaywheel_replica.cli.failures import ExitCode
-from delaywheel_replica.cli.parsing import Command, CommandGroup, Parser, meant, print_list, usage
+from delaywheel_replica.cli.parsing import Command, CommandGroup, Parser, print_list, usage
+from delaywheel_replica.patterns import did_you_mean
 
 _HELP = ("-h", "--help")
 _FIRST = """
@@ -47,12 +48,12 @@ def run(arguments: Sequence[str]) -> int:
         group, name = found, rest.pop(0)
         found = group.commands.get(name)
         if found is None:
-            raise usage(f"no command {prog} {name!r}{meant(name, group.commands)}")
+            raise usage(f"no command {prog} {name!r}{did_you_mean(name, group.commands)}")
         prog = f"{prog} {name}"
     if found is None:
         if name.startswith("-"):
             raise usage(f"{name} comes after a command: delaywheel COMMAND {name} …")
-        raise usage(f"no command {name!r}{meant(name, all_commands())} (delaywheel --help)")
+        raise usage(f"no command {name!r}{did_you_mean(name, all_commands())} (delaywheel --help)")
     return _do(prog, found, rest)
 
 

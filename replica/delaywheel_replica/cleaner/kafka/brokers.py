@@ -34,6 +34,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel_replica.cleaner.kafka.client_log import error_of
 from delaywheel_replica.cleaner.kafka.follower import KEPT_S
 from delaywheel_replica.cleaner.kafka.topic_admin import may_write
 from delaywheel_replica.cleaner.outside.ports import LeadingRefused
@@ -123,7 +124,7 @@ def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> None:
         try:
             config = future.result()
         except KafkaException as error:
-            if _code(error) != KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            if error_of(error).code() != KafkaError.CLUSTER_AUTHORIZATION_FAILED:
                 raise
             raise LeadingRefused(
                 "not allowed to read the brokers' configuration: grant DescribeConfigs on the"
@@ -196,7 +197,7 @@ def ensure_topics(
         except KafkaException as error:
             # A topic just made is not known to all brokers at once.
             late = time.monotonic() > deadline
-            if _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART or late:
+            if error_of(error).code() != KafkaError.UNKNOWN_TOPIC_OR_PART or late:
                 raise
             time.sleep(0.02)
         else:
@@ -276,8 +277,8 @@ def _described(admin: AdminClient, topics: Sequence[OwnTopic]) -> dict[OwnTopic,
         try:
             described[topic] = found[topic.name].result()
         except KafkaException as error:
-            is_closed = _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED
-            if not is_closed and _code(error) != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            is_closed = error_of(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            if not is_closed and error_of(error).code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise
             # Kafka says that it is closed of what is not there, too.
             described[topic] = error if is_closed and topic.is_made else None
@@ -323,15 +324,15 @@ def _refused(
         try:
             made[topic.name].result()
         except KafkaException as error:
-            if _code(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            if error_of(error).code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 why = "is missing, and this node may not make it: make it, grant Create"
                 yield topic, f"topic {topic.name} {why}{topic.otherwise}"
-            elif _code(error) == KafkaError.TOPIC_ALREADY_EXISTS:
+            elif error_of(error).code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue  # another node was quicker
             elif topic.is_needed or _is_passing(error):
                 raise
             else:
-                why = f"is missing, and Kafka does not make it ({error.args[0].str()}): make it"
+                why = f"is missing, and Kafka does not make it ({error_of(error).str()}): make it"
                 yield topic, f"topic {topic.name} {why}{topic.otherwise}"
 
 
@@ -345,7 +346,7 @@ def _config_objections(
         try:
             config = future.result()
         except KafkaException as error:
-            if _code(error) != KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            if error_of(error).code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise
             advice = f"grant DescribeConfigs on it{topic.otherwise}"
             yield topic, f"not allowed to see the settings of topic {topic.name}: {advice}"
@@ -382,11 +383,7 @@ def topic_objections(
         )
 
 
-def _code(error: KafkaException) -> int:
-    return int(error.args[0].code())
-
-
 def _is_passing(error: KafkaException) -> bool:
     """Whether the same call may succeed soon; else Kafka has answered it."""
-    cause = error.args[0]
+    cause = error_of(error)
     return bool(cause.retriable()) or int(cause.code()) < 0  # the client's own: no answer

@@ -11,8 +11,9 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from delaywheel_replica.config import Config
-from delaywheel_replica.config_faults import Fault, did_you_mean
+from delaywheel_replica.config_faults import Fault
 from delaywheel_replica.kafka_settings import PROMISES, KafkaSettings, refused
+from delaywheel_replica.patterns import did_you_mean
 
 _QUIET: Final = {"log_level": 0}
 _KNOWN: Final = (

@@ -12,7 +12,8 @@ client several times a second. Its lines are details of what the cleaner reports
 | warning | info |
 | anything else | debug |
 
-Clients hand over their lines when they are polled, on the polling thread.
+Clients hand over their lines when they are polled, on the polling thread. What a call of theirs
+raises is no line, and has its error in it (`error_of`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
 
 from delaywheel_replica.process.logs import get_logger
 
@@ -67,6 +70,13 @@ class ClientLog(logging.Handler):
         more = {"repeated": repeated} if repeated else {}
         level = _level(kind, text, record.levelno)
         _log.log(level, "kafka client says", kind=kind, client=client, text=text, **more)
+
+
+def error_of(exception: KafkaException) -> KafkaError:
+    """Returns the error that the library raises."""
+    error = exception.args[0]
+    assert isinstance(error, KafkaError)
+    return error
 
 
 def _parts(record: logging.LogRecord) -> tuple[str, str, str]:

@@ -16,7 +16,7 @@ from delaywheel_replica.cleaner.kafka.brokers import (
     ensure_topics,
     look_over,
 )
-from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress, topic_ids
 from delaywheel_replica.cleaner.kafka.ingress_thread import IngressThread
@@ -77,7 +77,7 @@ class KafkaClients:
                 replication_factor=self._replication_factor,
             )
         except KafkaException as exception:
-            raise KafkaAway(exception.args[0].str()) from exception
+            raise KafkaAway(error_of(exception).str()) from exception
         return Checked(warnings, halves_objection, self._settings.halves)
 
     def topic_id(self, name: str) -> str | None:

@@ -21,7 +21,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import (
     ControlNotReadInTime,
     ControlUnreadable,
@@ -65,7 +65,7 @@ class ControlReader:
             # Asked as read_committed, the broker answers with the last stable offset.
             _, end = self._consumer.get_watermark_offsets(self._partition, timeout_s)
         except KafkaException as error:
-            raise ControlUnreadable(f"the control topic's end: {error.args[0].str()}") from error
+            raise ControlUnreadable(f"the control topic's end: {error_of(error).str()}") from error
         if self.position > end:
             raise ControlUnreadable(
                 f"the control topic ends at {end}, but was read up to {self.position}:"

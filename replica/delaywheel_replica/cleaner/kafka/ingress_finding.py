@@ -25,6 +25,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cleaner.kafka.brokers import brokers_of
+from delaywheel_replica.cleaner.kafka.client_log import error_of
 from delaywheel_replica.cleaner.kafka.topic_admin import release_leaked_id
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, TopicPartitions
 
@@ -81,7 +82,7 @@ def find_ingress(
                 )
         faults |= _unsuited(admin, sorted(found))
     except KafkaException as exception:
-        raise KafkaAway(_error(exception).str()) from exception
+        raise KafkaAway(error_of(exception).str()) from exception
     topics = {name: topic for name, topic in found.items() if name not in faults}
     return IngressFound(topics, dict(sorted(faults.items())))
 
@@ -95,7 +96,7 @@ def topic_ids(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
     try:
         found, _ = _described(admin, names)
     except KafkaException as exception:
-        raise KafkaAway(_error(exception).str()) from exception
+        raise KafkaAway(error_of(exception).str()) from exception
     return {name: topic.topic_id for name, topic in found.items()}
 
 
@@ -113,7 +114,7 @@ def _described(
         try:
             topic = future.result()
         except KafkaException as exception:
-            error = _error(exception)
+            error = error_of(exception)
             if error.code() in _DENIED:
                 faults[name] = (
                     f"not allowed to take records from the ingress topic {name}: grant Describe,"
@@ -170,7 +171,7 @@ def _made(admin: AdminClient, names: Sequence[str], wanted: IngressTopics) -> di
         try:
             future.result()
         except KafkaException as exception:
-            error = _error(exception)
+            error = error_of(exception)
             if error.code() != KafkaError.TOPIC_ALREADY_EXISTS:  # another node was faster
                 faults[name] = (
                     f"the ingress topic {name} is missing, and cannot be created: {error.str()};"
@@ -191,7 +192,7 @@ def _unsuited(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
             entry = future.result().get("cleanup.policy")
             policy = None if entry is None else entry.value
         except KafkaException as exception:
-            if _error(exception).code() not in _DENIED:
+            if error_of(exception).code() not in _DENIED:
                 raise
             faults[name] = (
                 f"not allowed to read the configuration of the ingress topic {name}: grant"
@@ -209,9 +210,3 @@ def _unsuited(admin: AdminClient, names: Iterable[str]) -> dict[str, str]:
                     " compaction deletes older records of a key before they are read"
                 )
     return faults
-
-
-def _error(exception: KafkaException) -> KafkaError:
-    error = exception.args[0]
-    assert isinstance(error, KafkaError)
-    return error

@@ -19,6 +19,7 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 
+from delaywheel_replica.cleaner.kafka.client_log import error_of
 from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
 from delaywheel_replica.cleaner.outside.ports import NO_ENDS, NO_IDS, Fetched, KafkaAway
 from delaywheel_replica.core.protocol.control import IngressPartition
@@ -150,7 +151,7 @@ class IngressThread:
                     self._read(reader)
                 except KafkaException as exception:
                     self._report_fault(
-                        KafkaAway(exception.args[0].str())
+                        KafkaAway(error_of(exception).str())
                     )  # and another reader continues
                 finally:
                     reader.close()

@@ -46,7 +46,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import headers_of
-from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
 from delaywheel_replica.process.logs import get_logger
@@ -124,7 +124,7 @@ class PlaceFinder:
                 self._search(search)
             except KafkaException as exception:
                 self._close()
-                log.info("places not found", cause=exception.args[0].str())
+                log.info("places not found", cause=error_of(exception).str())
             except Exception:  # a malformed record must not end a leader
                 self._close()
                 log.exception("places not found")

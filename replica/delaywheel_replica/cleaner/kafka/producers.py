@@ -39,7 +39,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from delaywheel.headers import is_cut_off
 from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are
-from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import (
     ANSWER_MS,
     HEADER_CUT_OFF,
@@ -114,7 +114,7 @@ class TransactionalProducer:
         try:
             self._producer.init_transactions(timeout_ms / 1000)
         except KafkaException as exception:
-            return _ended(Call.INIT, _error(exception))
+            return _ended(Call.INIT, error_of(exception))
         return KafkaCallEnd(VERDICTS[Call.INIT, LibraryAnswer.OK])
 
     def begin(self) -> None:
@@ -124,7 +124,7 @@ class TransactionalProducer:
         try:
             self._producer.begin_transaction()
         except KafkaException as exception:
-            self._failed = _ended(Call.BEGIN, _error(exception))
+            self._failed = _ended(Call.BEGIN, error_of(exception))
 
     def write(self, records: Iterable[Record]) -> list[RefusedRecord]:
         """Hands records over; returns those that the client refuses."""
@@ -143,7 +143,7 @@ class TransactionalProducer:
                 has_room = self.flush(int(ROOM_S * 1000))
                 error = self._produce_into_empty(record) if has_room else None
             except KafkaException as exception:
-                error = self._take_error(_error(exception))
+                error = self._take_error(error_of(exception))
             else:
                 continue
             if self.failed:
@@ -168,7 +168,7 @@ class TransactionalProducer:
             with fatal_errors_as_they_are():
                 unanswered = self._wait_for_answers(timeout_ms / 1000)
         except KafkaException as exception:
-            self._failed = _ended(Call.FLUSH, _error(exception))
+            self._failed = _ended(Call.FLUSH, error_of(exception))
             return False
         if unanswered:
             verdict = VERDICTS[Call.FLUSH, LibraryAnswer.TIMED_OUT]
@@ -207,7 +207,7 @@ class TransactionalProducer:
             # Sends nothing: librdkafka refuses it with the error that caused the state.
             self._producer.commit_transaction(ABORT_MS / 1000)
         except KafkaException as exception:
-            error = _error(exception)
+            error = error_of(exception)
             return f"{error.name()}: {error.str()}"
         raise AssertionError("a transaction that could only be aborted was committed")
 
@@ -216,7 +216,7 @@ class TransactionalProducer:
         try:
             self._producer.abort_transaction(ABORT_MS / 1000)
         except KafkaException as exception:
-            return _ended(Call.ABORT, _error(exception))
+            return _ended(Call.ABORT, error_of(exception))
         return KafkaCallEnd(VERDICTS[Call.ABORT, LibraryAnswer.OK])
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class TransactionalProducer:
         except BufferError:
             return KafkaError(KafkaError._QUEUE_FULL)  # noqa: SLF001 - its names
         except KafkaException as exception:
-            return self._take_error(_error(exception))
+            return self._take_error(error_of(exception))
         return None
 
     def _hand_over(self, record: Record) -> None:
@@ -277,7 +277,7 @@ class TransactionalProducer:
         try:
             self._producer.commit_transaction(timeout_ms / 1000)
         except KafkaException as exception:
-            error = _error(exception)
+            error = error_of(exception)
             failed_before_end = error.code() == _DELIVERY_FAILED
             return _ended(Call.FLUSH if failed_before_end else Call.COMMIT, error)
         return KafkaCallEnd(VERDICTS[Call.COMMIT, LibraryAnswer.OK])
@@ -377,9 +377,3 @@ def _has_cut_off(headers: list[tuple[str, bytes | None]]) -> bool:
 def _ended(call: Call, error: KafkaError) -> KafkaCallEnd:
     answer = answer_of(error.name(), requires_abort=error.txn_requires_abort())
     return KafkaCallEnd(VERDICTS[call, answer], f"{error.name()}: {error.str()}")
-
-
-def _error(exception: KafkaException) -> KafkaError:
-    error = exception.args[0]
-    assert isinstance(error, KafkaError)
-    return error

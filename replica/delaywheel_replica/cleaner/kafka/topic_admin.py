@@ -25,7 +25,7 @@ from delaywheel_replica.cleaner.delivery.topics import (
     TopicDescription,
     TopicState,
 )
-from delaywheel_replica.cleaner.kafka.client_log import LOGGER
+from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import KafkaAway
 from delaywheel_replica.kafka_settings import KafkaSettings
 
@@ -77,7 +77,7 @@ class KafkaTopicAdmin:
                 answers[name] = _described(topic)
                 release_leaked_id(topic)
             except KafkaException as exception:
-                state = _STATES.get(exception.args[0].code())
+                state = _STATES.get(error_of(exception).code())
                 if state is None:
                     error = exception
                 else:
@@ -153,7 +153,7 @@ def _is_not_led(future: Future[Any]) -> bool:
     try:
         future.result()
     except KafkaException as exception:
-        return exception.args[0].code() in _NOT_LED
+        return error_of(exception).code() in _NOT_LED
     return False
 
 

@@ -14,8 +14,7 @@ who shows neither is `anonymous`, and has what is granted to that name alone.
 import tomllib
 from typing import Any, Final, Self
 
-from delaywheel_replica.config_faults import did_you_mean
-from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.patterns import Pattern, did_you_mean
 from delaywheel_replica.server.access.quotas import Quotas
 from delaywheel_replica.server.access.rights import Granted, Right, Rights
 from delaywheel_replica.server.access.tables import checked, is_meant, patterns, tables_of, texts

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
-from delaywheel_replica.config_faults import did_you_mean
-from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.patterns import Pattern, did_you_mean
 
 ANONYMOUS: Final = "anonymous"
 """The name of callers who show none."""
