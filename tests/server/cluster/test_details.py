@@ -156,7 +156,7 @@ def test_what_a_silent_cleaner_did_last_says_nothing_of_now(data: Path) -> None:
 
 
 def test_how_many_frames_it_lacks(data: Path) -> None:
-    assert described(data, None).members[0].report.lacking_frames == 2
+    assert described(data, None).members[0].report.missing_frames == 2
 
 
 def test_which_files_its_disk_does_not_delete(data: Path) -> None:

@@ -183,7 +183,7 @@ def test_wheels_watermark_and_peers() -> None:
         ("mirror",): 1,
     }
     assert reported["delaywheel_high_watermark_lag_frames"] == 3
-    assert reported["delaywheel_lacking_frames"] == 2
+    assert reported["delaywheel_missing_frames"] == 2
     assert labelled(scrape(), "peer_lag_frames") == {("b",): 2}
     assert labelled(scrape(), "mirror_lag_frames") == {("b",): 7}, "its prefix ends before a gap"
     assert labelled(scrape(), "peer_heard_age_seconds") == {("b",): 1.0}

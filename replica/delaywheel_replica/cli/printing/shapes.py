@@ -93,7 +93,7 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "standstill": _standstill(report),
         "unreadable_frames": report.unreadable_frames,
         "alone_messages": report.alone_messages,
-        "lacking_frames": report.lacking_frames,
+        "missing_frames": report.missing_frames,
         "undeletable_files": report.undeletable_files,
         "undeletable_file": report.undeletable_file or None,
         "certificate_expires_ms": _if_set(

@@ -203,9 +203,9 @@ def _about_disks(node: str, report: pb.MemberReport) -> Iterator[str]:
         wait = report.floor_wait
         behind = about(wait.behind_seconds * 1000)
         yield f"deleting is {behind} behind: the floor waits for {', '.join(wait.causes)}"
-    if report.lacking_frames:
-        lacking = counted(report.lacking_frames, "frame")
-        yield f"{node} lacks {lacking} that it should have: its disk lost them or returns an error"
+    if report.missing_frames:
+        missing = counted(report.missing_frames, "frame")
+        yield f"{node} lacks {missing} that it should have: its disk lost them or returns an error"
     if report.undeletable_files:
         more = report.undeletable_files - 1
         others = f" and {more:,} more" if more else ""

@@ -29,8 +29,8 @@ from delaywheel_replica.server.node.alone import alone_messages
 from delaywheel_replica.server.node.node_view import (
     NodeView,
     done_slot,
-    lacking_frames,
     ledger_lag_frames,
+    missing_frames,
     wall_ms,
 )
 from delaywheel_replica.server.node.pulse import Pulse
@@ -158,7 +158,7 @@ class Details:
         undeletable = self._own_report.undeletable.paths
         report.undeletable_files = len(undeletable)
         report.undeletable_file = str(undeletable[0]) if undeletable else ""
-        report.lacking_frames = lacking_frames(heartbeat)
+        report.missing_frames = missing_frames(heartbeat)
         report.alone_messages = alone_messages(self._disk, self._data, cleaner, status)
         for row in self._dial.pending(now_ms // 1000, slot):
             report.pending_messages += row.messages

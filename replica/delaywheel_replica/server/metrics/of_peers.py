@@ -14,7 +14,7 @@ from delaywheel_replica.server.metrics.metric import (
     gauges,
 )
 from delaywheel_replica.server.metrics.scrape import Scrape
-from delaywheel_replica.server.node.node_view import lacking_frames
+from delaywheel_replica.server.node.node_view import missing_frames
 
 
 def _wheels(scrape: Scrape) -> Values:
@@ -36,7 +36,7 @@ def _watermark_lag(scrape: Scrape) -> float | None:
 
 
 def _missing(scrape: Scrape) -> float | None:
-    return None if scrape.server is None else lacking_frames(scrape.server.heartbeat)
+    return None if scrape.server is None else missing_frames(scrape.server.heartbeat)
 
 
 def _peer_lags(scrape: Scrape) -> Values:
@@ -119,7 +119,7 @@ PEER_METRICS: tuple[Spec, ...] = (
         _watermark_lag,
     ),
     gauge(
-        "lacking_frames",
+        "missing_frames",
         "Frames that should be here and cannot be read; of many gaps, also what lies between.",
         _missing,
     ),

@@ -145,7 +145,7 @@ def ledger_lag_frames(heartbeat: Heartbeat) -> int:
     return sum(max(0, reported.applied - reported.ledger_seq) for reported in own)
 
 
-def lacking_frames(heartbeat: Heartbeat) -> int:
+def missing_frames(heartbeat: Heartbeat) -> int:
     """How many frames a node should have and cannot read; of many gaps, also what lies between."""
     return sum(len(reported.missing) for reported in heartbeat.wheels.values())
 
