@@ -104,7 +104,7 @@ def test_what_is_settled_is_committed_before_a_seek_though_kafka_is_away(
     answers = consumer.broker.topics
     left = [None] * 3
 
-    def topics(names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
+    def topics(names: Collection[str]) -> dict[str, ConsumedTopic]:
         if left:
             left.pop()
             raise KafkaUnavailable("away on purpose")

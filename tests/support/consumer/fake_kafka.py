@@ -309,9 +309,9 @@ class FakeBroker:
             for topic in sorted((self.kafka.denied | hidden) - self.kafka.written)
         ]
 
-    def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
+    def topics(self, names: Collection[str]) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
-        self._look_for(self.kafka.hidden.intersection(names or ()))
+        self._look_for(self.kafka.hidden.intersection(names))
         count = self.kafka.partitions
         known = {
             self.kafka.source: ConsumedTopic(self.kafka.topic_id, count),
@@ -319,7 +319,7 @@ class FakeBroker:
             INGRESS: ConsumedTopic("of ingress", count),
             **{name: ConsumedTopic(topic_id, count) for name, topic_id in self.kafka.more.items()},
         }
-        return {name: one for name, one in known.items() if names is None or name in names}
+        return {name: one for name, one in known.items() if name in names}
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """See `Broker`."""
@@ -329,7 +329,8 @@ class FakeBroker:
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
-        if {at.topic for at in partitions} - self.topics().keys():
+        topics = {at.topic for at in partitions}
+        if topics - self.topics(topics).keys():
             raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
         return {partition: len(self.kafka.logs.get(partition, [])) for partition in partitions}
 

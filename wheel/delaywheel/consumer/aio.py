@@ -9,11 +9,7 @@ from functools import partial
 from typing import Self, TypeVar, Unpack
 
 from delaywheel.consumer.batch import Batch
-from delaywheel.consumer.message import (
-    HandlerCancelledError,
-    HandlerTimeoutError,
-    ReceivedMessage,
-)
+from delaywheel.consumer.message import HandlerCancelledError, ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped
 from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
@@ -106,10 +102,7 @@ class AwaitedConsumer(BaseConsumer):
             except TimeoutError as raised:
                 if not limit.expired():
                     raise
-                text = f"not handled within {timeout_ms / 1000:,.3f} s"
-                error = HandlerTimeoutError(text)
-                error.__cause__ = raised
-                self._engine.desk.time_out(message, error)
+                self._engine.desk.time_out(message, raised)
 
         call = partial(await_handler, handle) if timeout_ms is None else limited
 

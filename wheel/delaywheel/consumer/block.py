@@ -17,9 +17,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from delaywheel.consumer.message import Desk, ReceivedMessage, SettledError, Settlement, State
+from delaywheel.consumer.message import ReceivedMessage, SettledError, Settlement, State
 from delaywheel.consumer.records import (
     FetchedRecords,
     Incoming,
@@ -29,6 +29,9 @@ from delaywheel.consumer.records import (
     unpack_retry,
 )
 from delaywheel.headers import content_bytes
+
+if TYPE_CHECKING:
+    from delaywheel.consumer.desk import Desk
 
 _SETTLED: Final = bytes((State.SETTLED,))
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from delaywheel.consumer.leaving import UnreadableError, leave_one
 from delaywheel.consumer.records import (
@@ -18,14 +18,15 @@ from delaywheel.consumer.records import (
     Writes,
     error_text,
 )
-from delaywheel.consumer.rules.deserializers import Deserializer, Field, FieldContext, may_pass
+from delaywheel.consumer.rules.deserializers import Field, FieldContext, may_pass
 from delaywheel.errors import DelaywheelError
 from delaywheel.levels import Duration
 from delaywheel.message import Headers as GivenHeaders
 from delaywheel.message import Message
 
 if TYPE_CHECKING:
-    from delaywheel.consumer.block import RecordBlock, RecordRun
+    from delaywheel.consumer.block import RecordBlock
+    from delaywheel.consumer.desk import Desk
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -167,70 +168,6 @@ class Settlement(NamedTuple):
 
 DONE = Settlement(Outcome.DONE)
 """The settlement of all records that are done, unless their order writes something."""
-
-
-class Desk(Protocol):
-    """Settles messages on behalf of a consumer."""
-
-    @property
-    def deserializers(self) -> Mapping[Field, Deserializer]:
-        """What makes objects of keys and values."""
-        ...
-
-    def produce(self, message: ReceivedMessage, record: Message, *, is_delayed: bool) -> bool:
-        """Keeps what a handler writes until its own record is done; False: it is not ours."""
-        ...
-
-    def done(self, message: ReceivedMessage) -> bool:
-        """Settles a record as handled."""
-        ...
-
-    def leave(self, message: ReceivedMessage) -> None:
-        """Settles a record as handled whose block was left, unless it is settled."""
-        ...
-
-    def all_done(self, runs: Sequence[RecordRun]) -> None:
-        """Settles those as handled that are not settled."""
-        ...
-
-    def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
-        """Takes back records that nobody has begun to handle: they are handed out again, first."""
-        ...
-
-    def nack(self, message: ReceivedMessage) -> bool:
-        """Takes back a record that its handler gives up: it is handed out again, first."""
-        ...
-
-    def retry(
-        self,
-        message: ReceivedMessage,
-        after: Duration | None,
-        error: BaseException | str | None,
-    ) -> bool:
-        """Settles a record to come back, or as dead if it came back often enough."""
-        ...
-
-    def dead(
-        self, message: ReceivedMessage, reason: str, error: BaseException | str | None
-    ) -> bool:
-        """Settles a record as a dead letter."""
-        ...
-
-    def forward(self, message: ReceivedMessage, record: Outgoing) -> bool:
-        """Settles a record by writing another one, for the ingress topic."""
-        ...
-
-    def roll_back(self, message: ReceivedMessage) -> bool:
-        """Settles a letter about a half whose message is dropped."""
-        ...
-
-    def fail(self, message: ReceivedMessage, error: Exception) -> bool:
-        """Settles a record by its handler's exception; False if the exception must be raised."""
-        ...
-
-    def is_outcome(self, error: Exception) -> bool:
-        """Whether a handler's exception means an outcome, by the options."""
-        ...
 
 
 class ReceivedMessage:

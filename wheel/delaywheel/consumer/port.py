@@ -212,8 +212,8 @@ class Broker(Protocol):
         """
         ...
 
-    def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
-        """Returns these of the topics that are read, or all of them, as far as they exist.
+    def topics(self, names: Collection[str]) -> dict[str, ConsumedTopic]:
+        """Returns these topics as they are now, as far as they exist.
 
         Raises:
             KafkaUnavailable: Try again.

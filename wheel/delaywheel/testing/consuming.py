@@ -19,6 +19,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from functools import cached_property
 from itertools import islice
 from typing import Any, Final, Protocol, Self, overload
 
@@ -27,6 +28,7 @@ from delaywheel.consumer.aio import await_handler
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.block import RecordBlock, RecordRun, with_writes, write
 from delaywheel.consumer.book import Counts
+from delaywheel.consumer.desk import Desk
 from delaywheel.consumer.message import (
     DONE,
     Outcome,
@@ -79,7 +81,7 @@ class Source(Protocol):
         ...
 
 
-class MemoryConsumer:
+class MemoryConsumer(Desk):
     """Iterates over what has appeared and was not handled; ends where a real one would wait.
 
     It has the loops of both consumers, `for` and `async for` (and `run`).
@@ -93,8 +95,6 @@ class MemoryConsumer:
     def __init__(self, source: Source, settings: ConsumerSettings) -> None:
         self._source: Final = source
         self._settings: Final = settings
-        most_bytes = defaultdict(lambda: _MOST_BYTES, {_INGRESS: _MOST_BYTES})
-        self._policy: Final = Policy(self._settings, Start(_INGRESS, most_bytes))
         self._policy.learn_limits(source.ingress_limits)
         self._order: Final = KeyOrder(lost_after_ms=self._settings.lost_after_ms)
         self._lanes: Final = set[Partition]()
@@ -195,6 +195,13 @@ class MemoryConsumer:
         """See `Desk`."""
         return self._settings.deserializers
 
+    @cached_property
+    def _policy(self) -> Policy:
+        return Policy(self._settings, Start(_INGRESS, defaultdict(lambda: _MOST_BYTES)))
+
+    def _now_ms(self) -> int:
+        return self._source.now_ms
+
     def run_batches(
         self, handle: Callable[[Batch], object], most: int = 100, *, wait: Duration = "100ms"
     ) -> None:
@@ -235,7 +242,7 @@ class MemoryConsumer:
 
     def _is_for_a_handler(self, message: ReceivedMessage) -> bool:
         """Whether a record is to be handed out now; if not, it is settled or held back."""
-        now_ms = self._source.now_ms
+        now_ms = self._now_ms()
         behind = self._order.admit(message, now_ms)
         if behind is not None:
             if behind.until_ms is not None:
@@ -250,10 +257,6 @@ class MemoryConsumer:
         """See `ReceivedMessage.produce`."""
         written = self._policy.written(record, is_delayed=is_delayed)
         return write(message, written) > 0
-
-    def done(self, message: ReceivedMessage) -> bool:
-        """See `ReceivedMessage.done`."""
-        return self._settle(message, DONE)
 
     def leave(self, message: ReceivedMessage) -> None:
         """See `Desk`."""
@@ -285,41 +288,6 @@ class MemoryConsumer:
         self._order.replaced(message, again)
         self._freed.appendleft(again)
         return True
-
-    def retry(
-        self,
-        message: ReceivedMessage,
-        after: Duration | None,
-        error: BaseException | str | None,
-    ) -> bool:
-        """See `ReceivedMessage.retry`."""
-        now_ms = self._source.now_ms
-        return self._settle(message, self._policy.retry(message, after, error, now_ms))
-
-    def dead(
-        self, message: ReceivedMessage, reason: str, error: BaseException | str | None
-    ) -> bool:
-        """See `ReceivedMessage.dead`."""
-        return self._settle(message, self._policy.dead(message, reason, error))
-
-    def forward(self, message: ReceivedMessage, record: Outgoing) -> bool:
-        """See `Desk`."""
-        return self._settle(message, self._policy.forward(message, record))
-
-    def roll_back(self, message: ReceivedMessage) -> bool:
-        """See `Desk`."""
-        return self._settle(message, self._policy.rolled_back(message))
-
-    def fail(self, message: ReceivedMessage, error: Exception) -> bool:
-        """See `ReceivedMessage.fail`."""
-        settlement = self._policy.failed(message, error, self._source.now_ms)
-        if settlement is not None:
-            self._settle(message, settlement)
-        return settlement is not None
-
-    def is_outcome(self, error: Exception) -> bool:
-        """Whether a handler's exception means an outcome, by the options."""
-        return self._policy.meaning(error) is not None
 
     def _message(self, record: DeliveredRecord) -> ReceivedMessage:
         place = Place(record.topic, record.partition or 0, record.offset, record.timestamp_ms)

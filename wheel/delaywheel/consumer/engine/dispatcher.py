@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.block import RecordBlock, RecordRun, runs_of
+from delaywheel.consumer.desk import Desk
 from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import (
     DONE,
@@ -20,12 +21,11 @@ from delaywheel.consumer.message import (
     State,
     printable,
 )
-from delaywheel.consumer.records import Outgoing, Partition
+from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
-from delaywheel.consumer.rules.policy import DeadLetterReason
+from delaywheel.consumer.rules.policy import DeadLetterReason, Policy
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes
 from delaywheel.consumer.watching.health import ConsumerTrouble
-from delaywheel.levels import Duration
 from delaywheel.message import Message, time_text
 
 _LOG = logging.getLogger("delaywheel.consumer")
@@ -34,8 +34,8 @@ _LOOK_S = 0.1
 _SLOW_LOOK_S = 0.5
 
 
-class Dispatcher:
-    """Where a consumer's messages come from, and are settled: their `Desk`.
+class Dispatcher(Desk):
+    """Where a consumer's messages come from, and are settled.
 
     A handler may take longer than `handler_timeout`:
 
@@ -69,6 +69,13 @@ class Dispatcher:
     def deserializers(self) -> Mapping[Field, Deserializer]:
         """See `Desk`."""
         return self._state.settings.deserializers
+
+    @property
+    def _policy(self) -> Policy:
+        return self._state.policy
+
+    def _now_ms(self) -> int:
+        return self._state.clock_ms()
 
     @property
     def oldest_in_hand_s(self) -> float:
@@ -107,7 +114,7 @@ class Dispatcher:
             self._state.raise_error()
             if not self._state.may_hand_out:
                 return batch
-            now_ms, now_s = self._state.clock_ms(), time.monotonic()
+            now_ms, now_s = self._now_ms(), time.monotonic()
             left = most
             if self._order is not None:  # each decides what the next ones wait for
                 while left and (message := self._next(now_ms, now_s)) is not None:
@@ -129,7 +136,7 @@ class Dispatcher:
             self._state.raise_error()
             if not self._state.may_hand_out:
                 return None
-            return self._next(self._state.clock_ms(), time.monotonic())
+            return self._next(self._now_ms(), time.monotonic())
 
     def _next(self, now_ms: int, now_s: float) -> ReceivedMessage | None:
         while (message := self._book.hand_out_one(now_s)) is not None:
@@ -151,7 +158,7 @@ class Dispatcher:
 
     def condemn(self, message: ReceivedMessage) -> None:
         """Settles a record as dead that ends each process that handles it."""
-        policy, times = self._state.policy, self._state.settings.max_deliveries
+        policy, times = self._policy, self._state.settings.max_deliveries
         why = (
             f"the process has ended, or lost its session, {times} times after this record alone"
             " was handed out"
@@ -169,12 +176,12 @@ class Dispatcher:
             return
         timeout_s = timeout_ms / 1000 + self.cancel_s
         self._next_look_s = now_s + min(timeout_s / 4, _SLOW_LOOK_S)
-        error = HandlerTimeoutError(f"not handled within {timeout_ms / 1000:,.3f} s")
+        error = _timeout_error(timeout_ms)
         with self._changed:
             late = self._book.in_hand_since(now_s - timeout_s)
             for message in late:
                 message.is_taken_back = True
-                self._note(message, self.timed_out(message, error))
+                self._note(message, self._timed_out(message, error))
             self._running_on = [one for one in (*self._running_on, *late) if not one.has_returned]
             running_on = self._running_on
         for message in late:
@@ -186,16 +193,19 @@ class Dispatcher:
             text += f", and {len(running_on) - 1} more" if running_on[1:] else ""
         self._state.note_trouble(ConsumerTrouble.HANDLER_HANGS, text)
 
-    def timed_out(self, message: ReceivedMessage, error: HandlerTimeoutError) -> Settlement:
+    def _timed_out(self, message: ReceivedMessage, error: HandlerTimeoutError) -> Settlement:
         """Returns the settlement of a record whose handler took too long."""
-        policy = self._state.policy
-        settlement = policy.failed(message, error, self._state.clock_ms())
+        policy = self._policy
+        settlement = policy.failed(message, error, self._now_ms())
         return settlement or policy.dead(message, DeadLetterReason.HANDLER_TIMEOUT, error)
 
-    def time_out(self, message: ReceivedMessage, error: HandlerTimeoutError) -> None:
+    def time_out(self, message: ReceivedMessage, cancelled: TimeoutError) -> None:
         """Settles a record whose handler took too long and was cancelled."""
-        if not message.is_settled:
-            self._settle(message, self.timed_out(message, error))
+        timeout_ms = self._state.settings.handler_timeout_ms
+        if not message.is_settled and timeout_ms is not None:
+            error = _timeout_error(timeout_ms)
+            error.__cause__ = cancelled
+            self._settle(message, self._timed_out(message, error))
 
     def wait(self, timeout_s: float) -> None:
         """Returns when records may be available, or after this time."""
@@ -217,17 +227,11 @@ class Dispatcher:
             self._state.raise_error()
         return True
 
-    # See `Desk`.
-
     def produce(self, message: ReceivedMessage, record: Message, *, is_delayed: bool) -> bool:
         """See `ReceivedMessage.produce`."""
-        written = self._state.policy.written(record, is_delayed=is_delayed)
+        written = self._policy.written(record, is_delayed=is_delayed)
         with self._changed:
             return not message.is_taken_back and self._book.write(message, written)
-
-    def done(self, message: ReceivedMessage) -> bool:
-        """See `ReceivedMessage.done`."""
-        return self._settle(message, DONE)
 
     def leave(self, message: ReceivedMessage) -> None:
         """See `Desk`."""
@@ -292,41 +296,6 @@ class Dispatcher:
             self._state.notify()
         return True
 
-    def retry(
-        self,
-        message: ReceivedMessage,
-        after: Duration | None,
-        error: BaseException | str | None,
-    ) -> bool:
-        """See `ReceivedMessage.retry`."""
-        now_ms = self._state.clock_ms()
-        return self._settle(message, self._state.policy.retry(message, after, error, now_ms))
-
-    def dead(
-        self, message: ReceivedMessage, reason: str, error: BaseException | str | None
-    ) -> bool:
-        """See `ReceivedMessage.dead`."""
-        return self._settle(message, self._state.policy.dead(message, reason, error))
-
-    def forward(self, message: ReceivedMessage, record: Outgoing) -> bool:
-        """See `Desk`."""
-        return self._settle(message, self._state.policy.forward(message, record))
-
-    def roll_back(self, message: ReceivedMessage) -> bool:
-        """See `Desk`."""
-        return self._settle(message, self._state.policy.rolled_back(message))
-
-    def fail(self, message: ReceivedMessage, error: Exception) -> bool:
-        """See `ReceivedMessage.fail`."""
-        settlement = self._state.policy.failed(message, error, self._state.clock_ms())
-        if settlement is not None:
-            self._settle(message, settlement)
-        return settlement is not None
-
-    def is_outcome(self, error: Exception) -> bool:
-        """See `Desk`."""
-        return self._state.policy.meaning(error) is not None
-
     def _settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         with self._changed:
             if message.is_taken_back:
@@ -347,9 +316,9 @@ class Dispatcher:
             if behind.until_ms is None:
                 self._book.hold_back(message)
             else:
-                self._note(message, self._state.policy.park(message, behind.until_ms))
+                self._note(message, self._policy.park(message, behind.until_ms))
             return False
-        settlement = self._state.policy.at_hand_out(message, now_ms)
+        settlement = self._policy.at_hand_out(message, now_ms)
         if settlement is not None:
             self._note(message, settlement)
             _log_outcome(message, settlement)
@@ -367,6 +336,10 @@ class Dispatcher:
                 self._book.put_back(freed)
                 self._state.notify()
         return self._book.settle(message, settlement)
+
+
+def _timeout_error(timeout_ms: int) -> HandlerTimeoutError:
+    return HandlerTimeoutError(f"not handled within {timeout_ms / 1000:,.3f} s")
 
 
 def _log_outcome(message: ReceivedMessage, settlement: Settlement) -> None:

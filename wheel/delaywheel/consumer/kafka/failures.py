@@ -11,7 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -43,14 +44,22 @@ _OF_RECORDS = frozenset(
 )
 
 
-def away(exception: KafkaException) -> Exception:
-    """Returns the error to raise for one of Kafka's, outside of a transaction."""
+def _translated(exception: KafkaException) -> Exception:
     error = exception.args[0]
     if error.code() in REFUSALS:
         return ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
     if error.code() == KafkaError._INVALID_ARG:  # noqa: SLF001
         return ConsumerError(ConsumerReason.SETTING_INVALID, f"kafka: {error.str()}")
     return KafkaUnavailable(f"{error.name()}: {error.str()}")
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raises what Kafka's errors mean, outside of a transaction."""
+    try:
+        yield
+    except KafkaException as exception:
+        raise _translated(exception) from exception
 
 
 def failure_of(

@@ -45,7 +45,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel.consumer.kafka.failures import REFUSALS, away
+from delaywheel.consumer.kafka.failures import REFUSALS, translated_errors
 from delaywheel.consumer.kafka.fetching import in_columns
 from delaywheel.consumer.kafka.order_topic import ORDER_CONFIG, OrderTopics
 from delaywheel.consumer.kafka.topics import (
@@ -129,31 +129,20 @@ class KafkaBroker:
     def start(self) -> Start:
         """See `Broker`."""
         try:
-            ingress = self._ingress = self._ingress_topic(partitions_of(self._asking))
-            return Start(ingress, self._prepared(list(self._settings.topics)))
-        except KafkaException as exception:
-            raised = away(exception)
-            if isinstance(
-                raised, KafkaUnavailable
-            ):  # at the start the address may be the wrong one
-                raised = KafkaUnavailable(f"{self._settings.bootstrap}: {raised}")
-            raise raised from exception
+            with translated_errors():
+                ingress = self._ingress = self._ingress_topic(partitions_of(self._asking))
+            return Start(ingress, self.prepare(list(self._settings.topics)))
+        except KafkaUnavailable as gone:  # at the start the address may be the wrong one
+            raise KafkaUnavailable(f"{self._settings.bootstrap}: {gone}") from gone
 
+    @translated_errors()
     def all_topics(self) -> AbstractSet[str]:
         """See `Broker`."""
-        try:
-            return partitions_of(self._asking).keys()
-        except KafkaException as exception:
-            raise away(exception) from exception
+        return partitions_of(self._asking).keys()
 
+    @translated_errors()
     def prepare(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
         """See `Broker`."""
-        try:
-            return self._prepared(topics)
-        except KafkaException as exception:
-            raise away(exception) from exception
-
-    def _prepared(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
         assert self._ingress is not None
         admin, ordered = self._asking, self._settings.ordered
         known = partitions_of(admin)
@@ -170,13 +159,11 @@ class KafkaBroker:
         self._check_rights(topics)
         return check_sizes(admin, topics, self._ingress)
 
+    @translated_errors()
     def sizes(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
         """See `Broker`."""
         assert self._ingress is not None
-        try:
-            return check_sizes(self._asking, topics, self._ingress)
-        except KafkaException as exception:
-            raise away(exception) from exception
+        return check_sizes(self._asking, topics, self._ingress)
 
     def subscribe(
         self,
@@ -223,11 +210,9 @@ class KafkaBroker:
             self._joined.unsubscribe()
 
     @staticmethod
+    @translated_errors()
     def _made(settings: dict[str, Any]) -> Consumer:
-        try:
-            return Consumer(settings, logger=_LOG)
-        except KafkaException as exception:
-            raise away(exception) from exception
+        return Consumer(settings, logger=_LOG)
 
     def _kept(self, call: OnPartitions) -> Callable[[Consumer, list[TopicPartition]], None]:
         """Keeps what a callback raises, which the library would lose: `fetch` raises it.
@@ -259,14 +244,12 @@ class KafkaBroker:
         refusal, self._refusal = self._refusal, None
         return refusal
 
+    @translated_errors()
     def missing_rights(self) -> list[MissingRight]:
         """See `Broker`."""
         assert self._ingress is not None
         topics, ordered = list(self._settings.topics), self._settings.ordered
-        try:
-            return rights_missing(self._asking, topics, self._ingress, ordered=ordered)
-        except KafkaException as exception:
-            raise away(exception) from exception
+        return rights_missing(self._asking, topics, self._ingress, ordered=ordered)
 
     def _is_record(self, message: Message) -> bool:
         """Whether it is a record, and not an error that is worth a line in the log.
@@ -287,6 +270,7 @@ class KafkaBroker:
         _LOG.warning("Kafka: %s", error.str())
         return False
 
+    @translated_errors()
     def limits(self) -> IngressLimits | None:
         """See `Broker`."""
         assert self._ingress is not None
@@ -296,31 +280,27 @@ class KafkaBroker:
             )
         return limits_of(self._ingress_group, self._ingress)
 
-    def topics(self, names: Collection[str] | None = None) -> dict[str, ConsumedTopic]:
+    @translated_errors()
+    def topics(self, names: Collection[str]) -> dict[str, ConsumedTopic]:
         """See `Broker`."""
-        try:
-            asked = self._settings.topics.read_topics if names is None else names
-            return topics_now(self._asking, sorted(asked))
-        except KafkaException as exception:
-            raise away(exception) from exception
+        return topics_now(self._asking, sorted(names))
 
+    @translated_errors()
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """See `Broker`."""
         if not partitions:
             return {}
         wanted = [TopicPartition(topic, number) for topic, number in partitions]
-        try:
-            answer = self._joined.committed(wanted, timeout=ASK_S)
-        except KafkaException as exception:
-            raise away(exception) from exception
+        answer = self._joined.committed(wanted, timeout=ASK_S)
         found: dict[Partition, Passed | None] = {}
         for one in answer:
             if one.error is not None:
-                raise away(KafkaException(one.error))
+                raise KafkaException(one.error)
             at = Partition(one.topic, one.partition)
             found[at] = read_note(one.offset, one.metadata) if one.offset >= 0 else None
         return found
 
+    @translated_errors()
     def away(
         self, lanes: Sequence[Partition], tell: Callable[[int], None]
     ) -> dict[Partition, list[Away]]:
@@ -333,10 +313,7 @@ class KafkaBroker:
             lane: Partition(self._settings.topics.names_of(lane.topic).order, lane.number)
             for lane in lanes
         }
-        try:
-            found = self._order.read(list(where.values()), tell)
-        except KafkaException as exception:
-            raise away(exception) from exception
+        found = self._order.read(list(where.values()), tell)
         return {lane: found[at] for lane, at in where.items()}
 
     def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
@@ -365,21 +342,15 @@ class KafkaBroker:
         except KafkaException:
             return None
 
+    @translated_errors()
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""
-        if not partitions:
-            return {}
-        try:
-            return ends_of(self._asking, partitions)
-        except KafkaException as exception:
-            raise away(exception) from exception
+        return ends_of(self._asking, partitions) if partitions else {}
 
+    @translated_errors()
     def first_since(self, at: Partition, since_ms: int) -> int:
         """See `Broker`."""
-        try:
-            return first_since(self._asking, at, since_ms)
-        except KafkaException as exception:
-            raise away(exception) from exception
+        return first_since(self._asking, at, since_ms)
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
         """See `Broker`."""
@@ -393,14 +364,12 @@ class KafkaBroker:
         else:
             self._joined.assign(wanted)
 
+    @translated_errors()
     def seek(self, positions: Mapping[Partition, int | None]) -> None:
         """See `Broker`."""
         for (topic, number), offset in positions.items():
             begin = OFFSET_BEGINNING if offset is None else offset
-            try:
-                self._joined.seek(TopicPartition(topic, number, begin))
-            except KafkaException as exception:
-                raise away(exception) from exception
+            self._joined.seek(TopicPartition(topic, number, begin))
 
     def membership(self) -> bytes | None:
         """See `Broker`."""
@@ -439,15 +408,13 @@ class KafkaBroker:
         self._is_copy_loose = transaction.is_copy_loose
         return failure
 
+    @translated_errors()
     def renew_producer(self, unseen: AbstractSet[str]) -> None:
         """See `Broker`."""
         self._replace_producer()
         if self._ingress is None:
             return
-        try:
-            known = {**dict.fromkeys(unseen, 0), **partitions_of(self._asking)}
-        except KafkaException as exception:
-            raise away(exception) from exception
+        known = {**dict.fromkeys(unseen, 0), **partitions_of(self._asking)}
         topics = self._settings.topics
         # A topic that a pattern matched may be deleted with all that belongs to it.
         there = [one for one in topics if one.source in known or one.source in topics.named]
@@ -460,6 +427,7 @@ class KafkaBroker:
             self._check_rights(there)
             raise
 
+    @translated_errors()
     def _replace_producer(self) -> None:
         self._drop_producer()
         try:
@@ -478,9 +446,9 @@ class KafkaBroker:
             )
             self._producer.init_transactions(CALL_S)
             self._is_copy_loose = False
-        except KafkaException as exception:
+        except KafkaException:
             self._drop_producer()
-            raise away(exception) from exception
+            raise
 
     def close(self) -> None:
         """See `Broker`."""
@@ -521,11 +489,7 @@ class KafkaBroker:
 
     def _check_rights(self, topics: Sequence[TopicNames]) -> None:
         assert self._ingress is not None
-        ordered = self._settings.ordered
-        try:
-            check_rights(self._asking, topics, self._ingress, ordered=ordered)
-        except KafkaException as exception:
-            raise away(exception) from exception
+        check_rights(self._asking, topics, self._ingress, ordered=self._settings.ordered)
 
     def _check_made(self, topics: Sequence[TopicNames], known: Mapping[str, int]) -> None:
         missing = [

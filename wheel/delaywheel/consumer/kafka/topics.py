@@ -21,7 +21,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
 )
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel.consumer.kafka.failures import REFUSALS, away
+from delaywheel.consumer.kafka.failures import REFUSALS
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable, MissingRight
 from delaywheel.consumer.records import Partition
@@ -86,14 +86,14 @@ def limits_of(reader: Consumer, ingress: str) -> IngressLimits | None:
         ingress: The name of the topic, and of the group.
 
     Raises:
-        KafkaUnavailable: Kafka does not answer.
+        KafkaException: Kafka does not answer.
     """
     try:
         (found,) = reader.committed([TopicPartition(ingress, 0)], timeout=ASK_S)
     except KafkaException as exception:
         if exception.args[0].code() in REFUSALS:
             return None
-        raise away(exception) from exception
+        raise
     return None if found.error is not None else IngressLimits.of_note(found.metadata)
 
 
