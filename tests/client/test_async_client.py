@@ -1,4 +1,4 @@
-"""AsyncClient against the same scripted server: only the waiting differs."""
+"""AsyncClient: its queue, its cancelled awaiters, its event loop."""
 
 import asyncio
 import socket
@@ -14,13 +14,10 @@ import pytest
 
 from delaywheel import (
     AsyncClient,
-    CancelOutcome,
     ClientClosedError,
     Handle,
     Message,
     Queue,
-    Reason,
-    RefusedError,
     Result,
     TimedOutError,
 )
@@ -32,13 +29,9 @@ from delaywheel.client.transport.wakeups import reading_all_wakeups
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import (
     FakeService,
-    abort,
-    abort_bare,
-    accept_but_lose_reply,
     accept_once,
     accept_together,
     hang,
-    refuse_rows,
 )
 
 SOON = timedelta(seconds=5)
@@ -50,72 +43,12 @@ def messages(count: int) -> list[Message]:
     return [Message("t", b"value", delay=SOON) for _ in range(count)]
 
 
-@pytest.mark.parametrize(
-    "obstacle",
-    [abort(Reason.DRAINING), abort_bare(grpc.StatusCode.UNAVAILABLE), accept_but_lose_reply, hang],
-    ids=["draining", "unavailable", "lost", "hang"],
-)
-async def test_a_retry_keeps_id_and_due(obstacle: object) -> None:
-    attempt_s = 0.3 if obstacle is hang else 20.0
-    with FakeService(obstacle, obstacle) as service:  # type: ignore[arg-type]
-        async with AsyncClient(service.address, attempt_timeout=attempt_s) as client:
-            handle = await client.produce("t", b"value", delay=SOON)
-    first, *retries = service.sent
-    assert len(retries) >= 2
-    assert retries == [first] * len(retries)
-    assert obstacle is hang or len(retries) == 2, "only short attempts may end too early"
-    assert handle.id == first[0].id
-    assert len(service.accepted) == 1
-
-
-@pytest.mark.parametrize(
-    ("obstacle", "known"),
-    [(abort(Reason.NO_WHEEL), True), (accept_but_lose_reply, False), (hang, False)],
-    ids=["refused", "lost", "hang"],
-)
-async def test_giving_up_says_whether_the_outcome_is_known(obstacle: object, known: bool) -> None:
-    with FakeService(otherwise=obstacle) as service:  # type: ignore[arg-type]
-        async with AsyncClient(service.address) as client:
-            with pytest.raises(TimedOutError) as caught:
-                await client.produce("t", b"", delay=SOON, timeout=2.0)
-    assert caught.value.outcome_known is known
-
-
-async def test_a_refusal_for_good_is_raised() -> None:
-    with FakeService(otherwise=refuse_rows({0: Reason.TOPIC_UNKNOWN})) as service:
-        async with AsyncClient(service.address) as client:
-            with pytest.raises(RefusedError, match="TOPIC_UNKNOWN"):
-                await client.produce("t", b"", delay=SOON)
-
-
-async def test_many_are_cut_by_the_service_s_limits_and_come_back_in_order() -> None:
-    many = messages(25)
-    with FakeService(otherwise=refuse_rows({3: Reason.TOPIC_UNKNOWN})) as service:
-        service.limits = pb.Limits(max_request_messages=10, max_request_bytes=1 << 20)
-        async with AsyncClient(service.address) as client:
-            results = await client.produce_many(many)
-            assert await client.produce_many([]) == []
-    assert [result.message for result in results] == many
-    assert [number for number, result in enumerate(results) if result.error] == [3, 13, 23]
-    assert service.describes == 1
-
-
 async def test_several_requests_of_a_thousand_are_under_way_at_once() -> None:
     with FakeService(otherwise=accept_together(4)) as service:
         async with AsyncClient(service.address) as client:
             results = await client.produce_many(many := messages(3_500))
     assert [result.unwrap().id for result in results] == [message.id for message in many]
     assert sorted(len(rows) for rows in service.sent) == [500, 1_000, 1_000, 1_000]
-
-
-async def test_a_level_is_looked_up() -> None:
-    with FakeService() as service:
-        async with AsyncClient(service.address) as client:
-            await client.produce("t", b"", level="30s")
-            await client.produce("t", b"", level="30s")
-            service.describe = abort(Reason.DRAINING)
-            await client.produce("t", b"", level="1m")
-    assert service.describes == 1
 
 
 async def test_the_queue_sends_in_few_requests_and_every_result_is_there() -> None:
@@ -260,28 +193,6 @@ async def test_closing_a_client_sends_what_it_took() -> None:
         async with AsyncClient(service.address) as client:
             pending = [await client.produce_async("t", b"", delay=SOON) for _ in range(50)]
         assert all(one.outcome(timeout=0).handle for one in pending)
-
-
-async def test_cancel_and_get() -> None:
-    handle = Handle("a.1", 17, bytes(16))
-    with FakeService(abort(Reason.NO_LEADER)) as service:
-        async with AsyncClient(service.address) as client:
-            assert (await client.cancel(handle)).outcome is CancelOutcome.CANCELLED
-            assert await client.get(handle) is None
-            service.script.append(abort(Reason.HANDLE_INVALID))
-            with pytest.raises(RefusedError, match="HANDLE_INVALID"):
-                await client.get(str(handle))
-    assert len(service.cancels) == 2
-
-
-async def test_requests_go_on_when_one_of_two_addresses_is_dead() -> None:
-    with FakeService() as service, FakeService() as gone:
-        gone_address = gone.address
-        gone.__exit__(None, None, None)
-        async with AsyncClient([gone_address, service.address]) as client:
-            for _ in range(6):
-                await client.produce("t", b"", delay=SOON, timeout=60)
-    assert len(service.sent) == 6
 
 
 async def test_those_who_wait_for_a_batch_in_one_loop_cost_no_system_call_each(
