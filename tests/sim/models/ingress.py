@@ -180,7 +180,10 @@ class IngressModel:
         )
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
-        """Yields every possible move."""
+        """Yields every possible move; its name says how the node stood before it."""
+        return ((move, _in_order(after)) for move, after in self._moves(state))
+
+    def _moves(self, state: State) -> Iterator[tuple[str, State]]:
         if state.now < self.seconds:
             yield "a second passes", state._replace(now=state.now + 1)
         for index, name in enumerate(NODES):
@@ -318,6 +321,18 @@ class IngressModel:
         requests = tuple((each.request, each.record) for each in intake._taken)
         known = (term, intake._inherited, repr(requests))
         return self._terms.setdefault(known, term)
+
+
+def _in_order(state: State) -> State:
+    """Which of the two nodes is which does not matter."""
+    (first, second), (left, right) = state.terms, state.seals
+    one = (first.epoch if first else 0, left)
+    other = (second.epoch if second else 0, right)
+    if one < other or (one == other and sorted(state.wheels[0]) <= sorted(state.wheels[1])):
+        return state
+    return state._replace(
+        terms=state.terms[::-1], wheels=state.wheels[::-1], seals=state.seals[::-1]
+    )
 
 
 def _transacted(state: State, planned: Planned) -> State:
