@@ -14,9 +14,9 @@ from hypothesis import Phase, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.internal.conjecture import engine
 
-from local.loopback.kafka import JVM_VARIABLE, KafkaBroker
+from local.loopback.kafka import JVM_VARIABLE
 from local.loopback.kafka_jars import cache_folder
-from local.loopback.shared import BROKER_VARIABLE, TEST_JVM, JoinedBroker
+from local.loopback.shared import BROKER_VARIABLE, TEST_JVM, JoinedBroker, SharedBroker
 from support.process.failures import pytest_configure
 from support.server.forked import fork_node
 
@@ -64,7 +64,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def kafka() -> Iterator[KafkaBroker]:
+def kafka() -> Iterator[JoinedBroker]:
     """One broker, started by the first test that wants it, or the one that `scripts/test` runs.
 
     A test that stops it uses its own.
@@ -72,8 +72,8 @@ def kafka() -> Iterator[KafkaBroker]:
     if listener := os.environ.get(BROKER_VARIABLE):
         yield JoinedBroker(listener)
         return
-    with KafkaBroker() as broker:
-        yield broker
+    with SharedBroker(1) as broker:
+        yield JoinedBroker(broker.listeners[0])
 
 
 @pytest.fixture(scope="session", autouse=True)

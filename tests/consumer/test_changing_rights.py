@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,19 +19,17 @@ from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # m
 
 from delaywheel import ingress
 from delaywheel.consumer import ConsumerReason
-from local.loopback.cluster import LocalCluster
+from local.loopback.shared import JoinedBroker
 from support.consumer.killed import Consumers, check_histories
 from support.consumer.plan import Plan
-from support.kafka.authorized import AuthorizingBroker
 from support.kafka.read_committed import (
     CommittedReader,
     create_topic,
     headers_of,
     set_topic,
-    topic_exists,
 )
+from support.kafka.rights import Rights
 from support.services.service import wait_until
-from support.services.trio import NO_METRICS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -40,39 +39,40 @@ ADVICE = str(ConsumerReason.NOT_AUTHORIZED.advice)
 RATE = 25
 PARTITIONS = 3
 PATIENCE_S = float(os.environ.get("DELAYWHEEL_DRILL_PATIENCE_S", "120"))
-CLUSTER = "guarded"
-TOPIC = "orders"
-GROUP = "g"
+_OWN = uuid.uuid4().hex[:8]
+TOPIC, WRITTEN, GROUP = f"orders-{_OWN}", f"bills-{_OWN}", f"g-{_OWN}"
 RETRY, DEAD = f"{TOPIC}-retry-{GROUP}", f"{TOPIC}-dead-{GROUP}"
-WRITTEN = "bills"
-INGRESS = ingress.ingress_topic(CLUSTER)
 SIZE = "max.message.bytes"
 EVERY_S, AWAY_S = 4.0, 2.0
-RIGHTS = ((DEAD, "WRITE"), (WRITTEN, "WRITE"), (INGRESS, "WRITE"), (TOPIC, "READ"), (RETRY, "READ"))
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[AuthorizingBroker]:
-    with AuthorizingBroker(tmp_path / "kafka") as running:
+def rights(kafka: JoinedBroker, cluster: str) -> Iterator[Rights]:
+    ingress_topic = ingress.ingress_topic(cluster)
+    with Rights(kafka) as given:
         for name in (TOPIC, RETRY, DEAD, WRITTEN):
-            create_topic(running.address, name, partitions=PARTITIONS)
+            create_topic(given.address, name, partitions=PARTITIONS)
             for operation in ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"):
-                running.allow(ResourceType.TOPIC, name, operation, prefixed=False)
+                given.allow(ResourceType.TOPIC, name, operation, prefixed=False)
         for operation in ("WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"):
-            running.allow(ResourceType.TOPIC, INGRESS, operation, prefixed=False)
-        running.allow(ResourceType.GROUP, GROUP, "READ", prefixed=False)
-        running.allow(ResourceType.GROUP, INGRESS, "DESCRIBE", prefixed=False)
-        running.allow(
+            given.allow(ResourceType.TOPIC, ingress_topic, operation, prefixed=False)
+        given.allow(ResourceType.GROUP, GROUP, "READ", prefixed=False)
+        given.allow(ResourceType.GROUP, ingress_topic, "DESCRIBE", prefixed=False)
+        given.allow(
             ResourceType.TRANSACTIONAL_ID, f"delaywheel-retry-{GROUP}-", "WRITE", prefixed=True
         )
-        yield running
+        yield given
 
 
 class Trouble:
     """Takes one thing away after another, and gives it back."""
 
-    def __init__(self, broker: AuthorizingBroker) -> None:
-        self._broker = broker
+    def __init__(self, rights: Rights, cluster: str) -> None:
+        self._rights = rights
+        self._taken = (
+            *((DEAD, "WRITE"), (WRITTEN, "WRITE"), (ingress.ingress_topic(cluster), "WRITE")),
+            *((TOPIC, "READ"), (RETRY, "READ")),
+        )
         self._changes = 0
         self._undo: Callable[[], None] | None = None
         self._next_s = time.monotonic() + EVERY_S
@@ -85,15 +85,15 @@ class Trouble:
             self.end()
             self._next_s = time.monotonic() + EVERY_S - AWAY_S
             return
-        kind = self._changes % (len(RIGHTS) + 1)
+        kind = self._changes % (len(self._taken) + 1)
         self._changes += 1
-        if kind == len(RIGHTS):
-            set_topic(self._broker.address, DEAD, SIZE, "100")
-            self._undo = lambda: set_topic(self._broker.address, DEAD, SIZE, "10000000")
+        if kind == len(self._taken):
+            set_topic(self._rights.address, DEAD, SIZE, "100")
+            self._undo = lambda: set_topic(self._rights.address, DEAD, SIZE, "10000000")
         else:
-            topic, operation = RIGHTS[kind]
-            self._broker.deny(ResourceType.TOPIC, topic, operation)
-            self._undo = lambda: self._broker.give_back(ResourceType.TOPIC, topic)
+            topic, operation = self._taken[kind]
+            self._rights.deny(ResourceType.TOPIC, topic, operation)
+            self._undo = lambda: self._rights.give_back(ResourceType.TOPIC, topic)
         self._next_s = time.monotonic() + AWAY_S
 
     def end(self) -> None:
@@ -105,12 +105,12 @@ class Trouble:
 
 @pytest.mark.timeout(DRILL_S + 4 * PATIENCE_S)
 def test_each_history_is_its_plans_whatever_is_taken_away(
-    broker: AuthorizingBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    rights: Rights, cluster: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    user = {name: text for name, text in broker.user_settings.items() if name[0] == "s"}
+    user = {name: text for name, text in rights.user_settings.items() if name[0] == "s"}
     plan = Plan(
-        broker.user_settings["bootstrap.servers"],
-        CLUSTER,
+        rights.user_settings["bootstrap.servers"],
+        cluster,
         TOPIC,
         GROUP,
         7,
@@ -119,30 +119,25 @@ def test_each_history_is_its_plans_whatever_is_taken_away(
         kafka=user,
         wait_for_rights=WAIT,
     )
-    settings = {"cluster_id": CLUSTER, **NO_METRICS}
-    node = LocalCluster(kafka=broker.address, folder=tmp_path / "nodes", settings=settings)
-    with node as cluster:
-        cluster.wait_until_accepting()
-        wait_until("there is an ingress topic", lambda: topic_exists(broker.address, INGRESS))
-        with Consumers(plan, tmp_path) as consumers:
-            sent, kills, stops = send_and_disturb(broker, plan, consumers)
-            retries = sum(map(plan.retries, range(sent)))
-            deaths = sum(map(plan.dies, range(sent)))
-            with (
-                CommittedReader(broker.address, RETRY, partitions=PARTITIONS) as retried,
-                CommittedReader(broker.address, DEAD, partitions=PARTITIONS) as letters,
-                CommittedReader(broker.address, WRITTEN, partitions=PARTITIONS) as written,
-            ):
-                back = retried.wait_for(retries, timeout_s=PATIENCE_S)
-                dead = letters.wait_for(deaths, timeout_s=PATIENCE_S)
-                written.wait_for(len(plan.writes(sent)), timeout_s=PATIENCE_S)
-                wait_until("all is handled", lambda: len(attempts(plan)) == sent + retries)
-                assert len(back + retried.read_to_end()) >= retries
-                assert (len(retried.messages), len(letters.messages)) == (retries, deaths)
-                written.read_to_end()
-                values = sorted(one.value() or b"" for one in written.messages)
-                assert values == plan.writes(sent)
-            stops += consumers.restart_stopped()
+    with Consumers(plan, tmp_path) as consumers:
+        sent, kills, stops = send_and_disturb(rights, plan, consumers)
+        retries = sum(map(plan.retries, range(sent)))
+        deaths = sum(map(plan.dies, range(sent)))
+        with (
+            CommittedReader(rights.address, RETRY, partitions=PARTITIONS) as retried,
+            CommittedReader(rights.address, DEAD, partitions=PARTITIONS) as letters,
+            CommittedReader(rights.address, WRITTEN, partitions=PARTITIONS) as written,
+        ):
+            back = retried.wait_for(retries, timeout_s=PATIENCE_S)
+            dead = letters.wait_for(deaths, timeout_s=PATIENCE_S)
+            written.wait_for(len(plan.writes(sent)), timeout_s=PATIENCE_S)
+            wait_until("all is handled", lambda: len(attempts(plan)) == sent + retries)
+            assert len(back + retried.read_to_end()) >= retries
+            assert (len(retried.messages), len(letters.messages)) == (retries, deaths)
+            written.read_to_end()
+            values = sorted(one.value() or b"" for one in written.messages)
+            assert values == plan.writes(sent)
+        stops += consumers.restart_stopped()
     check_histories(plan, sent, back, dead)
     assert all(dict(headers_of(one))["dw-dead-reason"] == b"ATTEMPTS_EXHAUSTED" for one in dead)
     lines = Path(plan.handled).read_bytes().splitlines()
@@ -164,12 +159,10 @@ def attempts(plan: Plan) -> set[bytes]:
     return set(Path(plan.handled).read_bytes().splitlines())
 
 
-def send_and_disturb(
-    broker: AuthorizingBroker, plan: Plan, consumers: Consumers
-) -> tuple[int, int, int]:
+def send_and_disturb(rights: Rights, plan: Plan, consumers: Consumers) -> tuple[int, int, int]:
     """Sends messages meanwhile; returns how many, and how many kills and stops there were."""
-    producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 5})
-    chance, trouble = random.Random(plan.seed), Trouble(broker)
+    producer = Producer({"bootstrap.servers": rights.address, "linger.ms": 5})
+    chance, trouble = random.Random(plan.seed), Trouble(rights, plan.cluster)
     sent = kills = stops = 0
     began_s = time.monotonic()
     next_kill_s = began_s + 4

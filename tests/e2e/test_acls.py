@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -28,9 +29,9 @@ from delaywheel_replica.cli.printing.verdict import ClusterState, ClusterVerdict
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import Node
+from local.loopback.shared import JoinedBroker
 from local.reference import rows_of
 from support.clients.command import Command
-from support.kafka.authorized import AuthorizingBroker
 from support.kafka.read_committed import (
     PATIENCE_S,
     CommittedReader,
@@ -38,6 +39,7 @@ from support.kafka.read_committed import (
     read_all,
     topic_exists,
 )
+from support.kafka.rights import Rights
 from support.services.ingress import Sender
 from support.services.service import wait_until
 from support.services.trio import NO_METRICS
@@ -45,7 +47,8 @@ from support.services.trio import NO_METRICS
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
-CLUSTER = "guarded"
+_OWN = uuid.uuid4().hex[:8]
+CLUSTER = f"guarded{_OWN}"
 NAMES = KafkaNames(CLUSTER)
 INGRESS = ingress.ingress_topic(CLUSTER)
 KINDS = {
@@ -55,7 +58,8 @@ KINDS = {
     "transactional ids": ResourceType.TRANSACTIONAL_ID,
     "group": ResourceType.GROUP,
 }
-OURS = {"`ingress_topics`": "more", "destination topics": "orders"}
+ORDERS, MORE = f"orders-{_OWN}", f"more-{_OWN}"
+OURS = {"`ingress_topics`": MORE, "destination topics": ORDERS}
 SOON = (ingress.DELAY_MS, b"300")
 
 
@@ -76,42 +80,42 @@ def listed() -> list[tuple[ResourceType, str, bool, list[str]]]:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AuthorizingBroker]:
-    with AuthorizingBroker(tmp_path_factory.mktemp("kafka")) as running:
+def rights(kafka: JoinedBroker) -> Iterator[Rights]:
+    for topic in OURS.values():
+        create_topic(kafka.address, topic)
+    with Rights(kafka) as rights:
         for kind, name, prefixed, operations in listed():
             for operation in operations:
-                running.allow(kind, name, operation, prefixed=prefixed)
-        for topic in OURS.values():
-            create_topic(running.address, topic)
-        yield running
+                rights.allow(kind, name, operation, prefixed=prefixed)
+        yield rights
 
 
 @pytest.fixture(scope="module")
-def node(broker: AuthorizingBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(rights: Rights, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     settings = {
         "cluster_id": CLUSTER,
-        "ingress_topics": ["more"],
-        "kafka": broker.user_settings,
+        "ingress_topics": [MORE],
+        "kafka": rights.user_settings,
         **NO_METRICS,
     }
     folder = tmp_path_factory.mktemp("cluster")
-    with LocalCluster(kafka=broker.address, folder=folder, settings=settings) as cluster:
+    with LocalCluster(kafka=rights.address, folder=folder, settings=settings) as cluster:
         cluster.wait_until_accepting()
         yield cluster.nodes[0]
 
 
 @pytest.fixture
-def reader(broker: AuthorizingBroker) -> Iterator[CommittedReader]:
-    with CommittedReader(broker.address, "orders") as running:
+def reader(rights: Rights) -> Iterator[CommittedReader]:
+    with CommittedReader(rights.address, ORDERS) as running:
         running.read_to_end()
         yield running
 
 
 @pytest.fixture
-def sender(broker: AuthorizingBroker, node: Node) -> Sender:
-    wait_until("there is an ingress topic", lambda: topic_exists(broker.address, INGRESS))
+def sender(rights: Rights, node: Node) -> Sender:
+    wait_until("there is an ingress topic", lambda: topic_exists(rights.address, INGRESS))
     wait_until("nothing is wrong with it", lambda: not faults(node))
-    return Sender(broker.address, CLUSTER)
+    return Sender(rights.address, CLUSTER)
 
 
 def faults(node: Node) -> list[str]:
@@ -127,34 +131,34 @@ def values(reader: CommittedReader, count: int) -> set[bytes]:
 
 
 def test_what_is_listed_is_enough(
-    broker: AuthorizingBroker, node: Node, sender: Sender, reader: CommittedReader
+    rights: Rights, node: Node, sender: Sender, reader: CommittedReader
 ) -> None:
     with Client(node.address) as client:
-        handle = client.produce("orders", b"by gRPC", delay=timedelta(milliseconds=300))
-        sender.send("orders", b"by ingress", SOON)
+        handle = client.produce(ORDERS, b"by gRPC", delay=timedelta(milliseconds=300))
+        sender.send(ORDERS, b"by ingress", SOON)
         sender.flush()
-        more = Sender(broker.address, CLUSTER, further="more")
-        more.send("orders", b"by more", SOON)
+        more = Sender(rights.address, CLUSTER, further=MORE)
+        more.send(ORDERS, b"by more", SOON)
         more.flush()
         assert values(reader, 3) == {b"by gRPC", b"by ingress", b"by more"}
         found = wait_until("it is found", lambda: client.get(handle, find_place=True))
         assert found.place is not None
-    wait_until("the group shows it", lambda: shown(broker) == 1)
+    wait_until("the group shows it", lambda: shown(rights) == 1)
     assert not faults(node)
     assert "uthoriz" not in node.log.read_text()
 
 
-def unfit(broker: AuthorizingBroker, command: Command, data_dir: Path) -> dict[str, str]:
+def unfit(rights: Rights, command: Command, data_dir: Path) -> dict[str, str]:
     """What `config check --connect` says is to be done in Kafka."""
     settings = {
         "cluster_id": CLUSTER,
         "node_id": "n9",
         "data_dir": data_dir,
-        "ingress_topics": "more",
+        "ingress_topics": MORE,
     }
-    kafka = {f"kafka.{name}": value for name, value in broker.user_settings.items()}
+    kafka = {f"kafka.{name}": value for name, value in rights.user_settings.items()}
     flags = [f"--set={name}={value}" for name, value in (settings | kafka).items()]
-    ended = command("config", "check", "--connect", "--json", "--topic", "orders", *flags)
+    ended = command("config", "check", "--connect", "--json", "--topic", ORDERS, *flags)
     return {
         item["what"]: item["advice"]
         for item in ended.document["items"]
@@ -167,9 +171,9 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return Command(capsys)
 
 
-def shown(broker: AuthorizingBroker) -> int:
+def shown(rights: Rights) -> int:
     """Offsets of the ingress topic that its group has passed."""
-    group = Consumer({"bootstrap.servers": broker.address, "group.id": NAMES.ingress_group})
+    group = Consumer({"bootstrap.servers": rights.address, "group.id": NAMES.ingress_group})
     partitions = group.list_topics(INGRESS, timeout=PATIENCE_S).topics[INGRESS].partitions
     committed = group.committed(
         [TopicPartition(INGRESS, n) for n in partitions], timeout=PATIENCE_S
@@ -179,25 +183,25 @@ def shown(broker: AuthorizingBroker) -> int:
 
 
 def test_an_ingress_topic_that_is_closed_is_named_and_stops_halves_alone(
-    broker: AuthorizingBroker, node: Node, sender: Sender, reader: CommittedReader
+    rights: Rights, node: Node, sender: Sender, reader: CommittedReader
 ) -> None:
     """What a group answers of a half comes by this topic."""
-    broker.deny(ResourceType.TOPIC, INGRESS, "READ")
+    rights.deny(ResourceType.TOPIC, INGRESS, "READ")
     wait_until("it is named", lambda: any(INGRESS in fault for fault in faults(node)))
     assert INGRESS in node.log.read_text()
-    sender.send("orders", b"by ingress", SOON)
+    sender.send(ORDERS, b"by ingress", SOON)
     sender.flush()
     with Client(node.address) as client:
-        client.produce("orders", b"by gRPC", delay=timedelta(milliseconds=300))
-    more = Sender(broker.address, CLUSTER, further="more")
-    more.send("orders", b"by more", SOON)
+        client.produce(ORDERS, b"by gRPC", delay=timedelta(milliseconds=300))
+    more = Sender(rights.address, CLUSTER, further=MORE)
+    more.send(ORDERS, b"by more", SOON)
     more.flush()
     assert values(reader, 2) == {b"by gRPC", b"by more"}
     with Client(node.address) as client:
         refused = wait_until("halves are refused", lambda: begin_refused(client), timeout_s=60)
         assert (refused.reason, refused.outcome_known) == (Reason.HALVES_UNAVAILABLE, True)
         assert INGRESS in str(refused)
-        broker.give_back(ResourceType.TOPIC, INGRESS)
+        rights.give_back(ResourceType.TOPIC, INGRESS)
         assert values(reader, 1) == {b"by ingress"}
         wait_until("halves are taken", lambda: not begin_refused(client), timeout_s=60)
 
@@ -205,43 +209,43 @@ def test_an_ingress_topic_that_is_closed_is_named_and_stops_halves_alone(
 def begin_refused(client: Client) -> RefusedError | None:
     """Why no half is begun; None: one was, and is rolled back."""
     try:
-        client.begin("orders", b"half", group="shop").rollback()
+        client.begin(ORDERS, b"half", group="shop").rollback()
     except RefusedError as refused:
         return refused
     return None
 
 
 def test_an_outcomes_topic_that_is_closed_is_named_and_no_message_dies_for_it(
-    broker: AuthorizingBroker, node: Node, reader: CommittedReader
+    rights: Rights, node: Node, reader: CommittedReader
 ) -> None:
     """Transactions with an outcome fail, and the guards of the searches that follow as well."""
-    broker.deny(ResourceType.TOPIC, NAMES.outcomes, "WRITE")
+    rights.deny(ResourceType.TOPIC, NAMES.outcomes, "WRITE")
     soon = timedelta(milliseconds=1_500)
     with Client(node.address) as client:
-        withdrawn = client.produce("orders", b"withdrawn", delay=soon)
+        withdrawn = client.produce(ORDERS, b"withdrawn", delay=soon)
         with contextlib.suppress(DelaywheelError):  # nobody knows yet: nothing is committed
             client.cancel(withdrawn, timeout=1.0)
-        sent = [Message("orders", b"%d" % number, delay=soon) for number in range(20)]
+        sent = [Message(ORDERS, b"%d" % number, delay=soon) for number in range(20)]
         assert all(result.handle for result in client.produce_many(sent))
     named = f"not allowed to write to topic {NAMES.outcomes}"
     wait_until("it is down", lambda: told(node).state is ClusterState.DOWN)
     wait_until("it is named", lambda: any(named in cause for cause in told(node).causes))
-    broker.give_back(ResourceType.TOPIC, NAMES.outcomes)
+    rights.give_back(ResourceType.TOPIC, NAMES.outcomes)
     assert values(reader, 20) == {message.value for message in sent}
     wait_until("all is well", lambda: told(node).state is ClusterState.OK)
-    assert not read_all(broker.address, NAMES.dead)
+    assert not read_all(rights.address, NAMES.dead)
 
 
 def test_a_halves_topic_that_is_closed_stops_halves_alone_and_nothing_is_decided(
-    broker: AuthorizingBroker, node: Node, reader: CommittedReader
+    rights: Rights, node: Node, reader: CommittedReader
 ) -> None:
     def begun(text: bytes) -> Half:
-        return client.begin("orders", text, group="shop", hold="2s")
+        return client.begin(ORDERS, text, group="shop", hold="2s")
 
     with Client(node.address) as client:
         asked, committed = begun(b"asked"), begun(b"committed")
-        broker.deny(ResourceType.TOPIC, NAMES.halves, "WRITE")
-        client.produce("orders", b"plain", delay=timedelta(milliseconds=2_500))
+        rights.deny(ResourceType.TOPIC, NAMES.halves, "WRITE")
+        client.produce(ORDERS, b"plain", delay=timedelta(milliseconds=2_500))
         committed.commit()
         assert values(reader, 2) == {b"committed", b"plain"}
         right = f"not allowed to write to topic {NAMES.halves}: grant Write on it"
@@ -254,10 +258,10 @@ def test_a_halves_topic_that_is_closed_stops_halves_alone_and_nothing_is_decided
             MessageState.DEAD_LETTERED,
             "HALVES_UNAVAILABLE",
         )
-        broker.give_back(ResourceType.TOPIC, NAMES.halves)
-        with DeadLetterTopic(NAMES.dead, {"bootstrap.servers": broker.address}) as letters:
+        rights.give_back(ResourceType.TOPIC, NAMES.halves)
+        with DeadLetterTopic(NAMES.dead, {"bootstrap.servers": rights.address}) as letters:
             assert letters.replay(Selection(reason="HALVES_UNAVAILABLE")).done == 1
-        (letter,) = [dict(each.headers() or ()) for each in read_all(broker.address, NAMES.halves)]
+        (letter,) = [dict(each.headers() or ()) for each in read_all(rights.address, NAMES.halves)]
         assert letter["dw-id"] == asked.id.hex().encode()
         wait_until("halves are taken", lambda: told(node).state is ClusterState.OK, timeout_s=60)
         begun(b"last").rollback()
@@ -269,29 +273,29 @@ def told(node: Node) -> ClusterVerdict:
 
 
 def test_a_group_that_is_closed_is_reported_and_stops_nothing(
-    broker: AuthorizingBroker, node: Node, sender: Sender, reader: CommittedReader
+    rights: Rights, node: Node, sender: Sender, reader: CommittedReader
 ) -> None:
-    broker.deny(ResourceType.GROUP, NAMES.ingress_group, "READ")
-    sender.send("orders", b"by ingress", SOON)
+    rights.deny(ResourceType.GROUP, NAMES.ingress_group, "READ")
+    sender.send(ORDERS, b"by ingress", SOON)
     sender.flush()
     assert values(reader, 1) == {b"by ingress"}
     # It has the ingress topic's name.
     fault = "not allowed to show how far ingress is"
     wait_until("it is logged", lambda: fault in node.log.read_text())
-    broker.give_back(ResourceType.GROUP, NAMES.ingress_group)
+    rights.give_back(ResourceType.GROUP, NAMES.ingress_group)
 
 
 @pytest.mark.usefixtures("node")
 def test_a_check_finds_them_enough_and_names_what_is_taken_away(
-    broker: AuthorizingBroker, command: Command, tmp_path: Path
+    rights: Rights, command: Command, tmp_path: Path
 ) -> None:
     """Comes last: for half a minute the node says of a topic of records that it was closed."""
-    assert not unfit(broker, command, tmp_path)
-    for topic, right in ((NAMES.dead, "Write"), ("orders", "Read"), (INGRESS, "Read")):
-        broker.deny(ResourceType.TOPIC, topic, right.upper())
-        assert unfit(broker, command, tmp_path) == {f"topic {topic}": f"grant {right} on it"}
-        broker.give_back(ResourceType.TOPIC, topic)
-    broker.deny(ResourceType.GROUP, NAMES.ingress_group, "READ")
+    assert not unfit(rights, command, tmp_path)
+    for topic, right in ((NAMES.dead, "Write"), (ORDERS, "Read"), (INGRESS, "Read")):
+        rights.deny(ResourceType.TOPIC, topic, right.upper())
+        assert unfit(rights, command, tmp_path) == {f"topic {topic}": f"grant {right} on it"}
+        rights.give_back(ResourceType.TOPIC, topic)
+    rights.deny(ResourceType.GROUP, NAMES.ingress_group, "READ")
     what = f"group {NAMES.ingress_group}"
-    assert unfit(broker, command, tmp_path) == {what: "grant Read on it"}
-    broker.give_back(ResourceType.GROUP, NAMES.ingress_group)
+    assert unfit(rights, command, tmp_path) == {what: "grant Read on it"}
+    rights.give_back(ResourceType.GROUP, NAMES.ingress_group)

@@ -23,13 +23,10 @@ from support.services.service import Service, wait_until
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module")
-def own_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    """A broker that tests may stop; each leaves it running, and has a node and a topic of its own.
-
-    Two names of a cluster on one broker are two clusters.
-    """
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), heap="512m") as broker:
+@pytest.fixture
+def own_kafka(tmp_path: Path) -> Iterator[KafkaBroker]:
+    """A broker that the test may stop."""
+    with KafkaBroker(tmp_path / "kafka", heap="512m") as broker:
         yield broker
 
 
@@ -70,25 +67,28 @@ def _stands_back(service: Service) -> bool:
     )
 
 
-def test_kafka_away_at_start_with_a_spare(own_kafka: KafkaBroker, tmp_path: Path) -> None:
-    topic = f"orders-{uuid.uuid4().hex[:8]}"
-    create_topic(own_kafka.address, topic)
-    service = Service(own_kafka.address, tmp_path / "cluster", "away", restart=False)
-    service.start()
-    # The status shows a spare from its registration on: only one that is saved outlives the kill.
-    wait_until("the spare is saved", partial(_has_saved_spare, service))
-    service.kill()
-    service.stop()
-    own_kafka.stop()
+def test_kafka_away_at_start_with_a_spare(
+    kafka: KafkaBroker, tmp_path: Path, cluster_id: str
+) -> None:
+    """Nothing listens where the node looks for Kafka."""
+    topic = f"orders-{cluster_id}"
+    create_topic(kafka.address, topic)
+    service = Service(kafka.proxy_address, tmp_path / "cluster", cluster_id, restart=False)
+    with KafkaProxy(kafka):
+        service.start()
+        # The status shows a spare from its registration on: only a saved one outlives the kill.
+        wait_until("the spare is saved", partial(_has_saved_spare, service))
+        service.kill()
+        service.stop()
     service.start(wait=False)
     try:
         with service.client(timeout=60.0) as client:
             handle = client.produce(topic, b"accepted alone", delay=timedelta(seconds=1))
             assert handle
-        own_kafka.start()
-        with CommittedReader(own_kafka.address, topic) as reader:
+        with KafkaProxy(kafka), CommittedReader(kafka.address, topic) as reader:
             reader.wait_for(1, timeout_s=90)
             assert [m.value() for m in reader.read_to_end()] == [b"accepted alone"]
+            service.stop()
     finally:
         service.stop()
 
