@@ -20,10 +20,9 @@ from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.framing import PREFACE, head_of
 from delaywheel_replica.peers.handshake import encode_answer
 from delaywheel_replica.peers.states import Connection, PeerReason, Stream
-from local.loopback.kafka import free_ports
 from support.peers.process import FAILED, PeerProcess
 from support.peers.raw import Raw
-from support.peers.site import Site, identity
+from support.peers.site import Site, free_members, identity
 from support.peers.wire import Wire
 from support.wheels.copies import bundled, copy_of
 
@@ -31,10 +30,6 @@ WHEEL = WheelId("n1", 1)
 # More than it takes until the pause between them is at its longest.
 MANY_ATTEMPTS = 10
 CARD = WheelCard(WHEEL, {"n1": "disk-n1", "n2": "disk-n2"}, 2, 7200)
-
-
-def members_of_two() -> dict[str, str]:
-    return {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), start=1)}
 
 
 def turn_away(address: str, times: int) -> list[float]:
@@ -66,7 +61,7 @@ def ask(site: Site, number: int) -> None:
 
 
 def test_a_killed_peer_is_reported_at_once_and_found_again() -> None:
-    members = members_of_two()
+    members = free_members()
     with Site(identity("n1"), members) as one:
         for life in range(1, 4):
             with PeerProcess("n2", members) as other:
@@ -87,7 +82,7 @@ def wait_broken(site: Site, times: int) -> None:
 
 
 def test_a_process_whose_main_thread_fails_is_not_kept_by_its_peers() -> None:
-    members = members_of_two()
+    members = free_members()
     with Site(identity("n1"), members) as one, PeerProcess("n2", members) as other:
         one.wait_connected("n2")
         assert other.fail(60) == FAILED
@@ -95,7 +90,7 @@ def test_a_process_whose_main_thread_fails_is_not_kept_by_its_peers() -> None:
 
 
 def test_a_peer_that_starts_again_is_connected_however_long_it_was_away() -> None:
-    members = members_of_two()
+    members = free_members()
     with Site(identity("n1"), members) as one:
         with PeerProcess("n2", members):
             one.wait_connected("n2")
@@ -110,7 +105,7 @@ def test_a_peer_that_starts_again_is_connected_however_long_it_was_away() -> Non
 
 
 def test_dead_peers_cost_next_to_nothing() -> None:
-    members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(5), start=1)}
+    members = free_members(5)
     with Site(identity("n1"), members):
         began_s = time.process_time()
         first_s, *_, last_s = turn_away(members["n2"], 2 * MANY_ATTEMPTS)
@@ -120,7 +115,7 @@ def test_dead_peers_cost_next_to_nothing() -> None:
 
 
 def test_another_storage_after_a_death_is_taken() -> None:
-    members = members_of_two()
+    members = free_members()
     with Site(identity("n1"), members) as one:
         with PeerProcess("n2", members):
             one.wait_connected("n2")
@@ -131,7 +126,7 @@ def test_another_storage_after_a_death_is_taken() -> None:
 
 @pytest.mark.usefixtures("pings")
 def test_a_peer_that_hangs_is_found_out_and_does_not_fill_the_memory() -> None:
-    members = members_of_two()
+    members = free_members()
     with (
         Site(identity("n1"), members, data_queue_bytes=1 << 20) as one,
         PeerProcess("n2", members) as other,
@@ -153,7 +148,7 @@ def test_a_peer_that_hangs_is_found_out_and_does_not_fill_the_memory() -> None:
 
 
 def test_a_reset_of_one_direction_is_reported_to_both() -> None:
-    members = members_of_two()
+    members = free_members()
     with Wire(members["n2"]) as wire:
         dialled = members | {"n2": wire.address}
         with Site(identity("n1"), dialled) as one, Site(identity("n2"), members) as other:
@@ -170,7 +165,7 @@ def test_a_reset_of_one_direction_is_reported_to_both() -> None:
 
 
 def test_frames_and_beats_go_over_connections_of_their_own() -> None:
-    members = members_of_two()
+    members = free_members()
     with Wire(members["n2"]) as wire:
         dialled = members | {"n2": wire.address}
         with Site(identity("n1"), dialled) as one, Site(identity("n2"), members):
@@ -179,7 +174,7 @@ def test_frames_and_beats_go_over_connections_of_their_own() -> None:
 
 
 def test_a_machine_that_died_and_was_booted_anew_waits_for_its_old_connections_only() -> None:
-    members = members_of_two()
+    members = free_members()
     with (
         Wire(members["n1"]) as from_n2,
         Wire(members["n2"]) as to_n2,
@@ -200,7 +195,7 @@ def test_a_machine_that_died_and_was_booted_anew_waits_for_its_old_connections_o
 def test_who_says_nothing_keeps_its_connections_by_pings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "PING_S", 0.1)
     monkeypatch.setattr(sockets, "SILENCE_S", 1.0)
-    members = members_of_two()
+    members = free_members()
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
         one.wait_connected("n2")
         other.wait_connected("n1")
@@ -211,7 +206,7 @@ def test_who_says_nothing_keeps_its_connections_by_pings(monkeypatch: pytest.Mon
 
 def test_who_is_silent_on_one_stream_is_found_out_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "SILENCE_S", 0.2)
-    members = members_of_two()
+    members = free_members()
     host, _, port = members["n2"].rpartition(":")
     two = identity("n2")
     with (
@@ -240,7 +235,7 @@ def test_who_lives_and_reads_no_more_is_found_out_and_does_not_fill_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sockets, "_UNTAKEN_MS", 500)
-    members, slow = members_of_two(), threading.Event()
+    members, slow = free_members(), threading.Event()
     with (
         Site(identity("n1"), members, data_queue_bytes=1 << 20) as one,
         Site(identity("n2"), members) as other,
@@ -276,7 +271,7 @@ def test_who_lives_and_reads_no_more_is_found_out_and_does_not_fill_the_memory(
 
 @pytest.mark.usefixtures("pings")
 def test_a_pulled_cable_is_found_out_and_a_mended_one_too() -> None:
-    members = members_of_two()
+    members = free_members()
     with Wire(members["n2"]) as wire:
         dialled = members | {"n2": wire.address}
         with Site(identity("n1"), dialled) as one, Site(identity("n2"), members) as other:

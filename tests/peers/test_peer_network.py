@@ -31,10 +31,9 @@ from delaywheel_replica.core.protocol.messages import (
 from delaywheel_replica.peers.encoding import encode, encode_in_parts
 from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
 from delaywheel_replica.peers.states import Connection, PeerReason, Stream
-from local.loopback.kafka import free_ports
 from support.core.values import heartbeat, wheel_heartbeat
 from support.peers.raw import Raw
-from support.peers.site import SETTINGS, Site, identity
+from support.peers.site import SETTINGS, Site, free_members, identity
 from support.wheels.copies import bundled, copy_of
 
 WHEEL = WheelId("n1", 1)
@@ -52,10 +51,6 @@ ALL = (
 )
 
 
-def members_of(count: int) -> dict[str, str]:
-    return {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(count), start=1)}
-
-
 def frames(size: int, seq: int = 1) -> Frames:
     return Frames(CARD, bundled([copy_of(seq, bytes(size))]))
 
@@ -63,7 +58,7 @@ def frames(size: int, seq: int = 1) -> Frames:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Site, Site]]:
     """Two nodes that are connected."""
-    members = members_of(2)
+    members = free_members(2)
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
         one.wait_connected("n2")
         other.wait_connected("n1")
@@ -159,7 +154,7 @@ def test_states_name_the_nodes_that_were_heard(pair: tuple[Site, Site]) -> None:
 
 
 def test_five_nodes_all_hear_each_other() -> None:
-    members = members_of(5)
+    members = free_members(5)
     with ExitStack() as stack:
         sites = [stack.enter_context(Site(identity(node), members)) for node in members]
         for site in sites:
@@ -185,7 +180,7 @@ def test_five_nodes_all_hear_each_other() -> None:
 
 
 def test_a_slow_receiver_of_frames_costs_neither_memory_nor_beats() -> None:
-    members, slow = members_of(2), threading.Event()
+    members, slow = free_members(2), threading.Event()
     bound = 4 << 20
     with (
         Site(identity("n1"), members, data_queue_bytes=bound) as one,
@@ -216,7 +211,7 @@ def test_a_slow_receiver_of_frames_costs_neither_memory_nor_beats() -> None:
 
 
 def test_a_receiver_that_was_slow_gets_the_newest_beat_and_none_of_the_stale_ones() -> None:
-    members, slow = members_of(2), threading.Event()
+    members, slow = free_members(2), threading.Event()
     big = {WheelId("n1", n): wheel_heartbeat(10**9) for n in range(1, 2_000)}
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
         one.wait_connected("n2")
@@ -255,7 +250,7 @@ def newest(site: Site) -> int:
 def test_those_who_disagree_refuse_each_other_by_name(
     changes: dict[str, Any], reason: PeerReason
 ) -> None:
-    members = members_of(2)
+    members = free_members(2)
     with (
         structlog.testing.capture_logs() as logs,
         Site(identity("n1"), members) as one,
@@ -278,7 +273,7 @@ def test_those_who_disagree_refuse_each_other_by_name(
 
 
 def test_a_node_that_is_no_member_is_refused_and_logged_once() -> None:
-    members = members_of(2)
+    members = free_members(2)
     stranger = {"n1": members["n1"], "n9": members["n2"]}
     with (
         structlog.testing.capture_logs() as logs,
@@ -299,7 +294,7 @@ def test_a_node_that_is_no_member_is_refused_and_logged_once() -> None:
 
 
 def test_an_address_that_leads_to_another_member() -> None:
-    members = members_of(3)
+    members = free_members(3)
     crossed = members | {"n2": members["n3"]}
     with Site(identity("n1"), crossed) as one, Site(identity("n3"), members) as three:
         one.wait_refused("n2", PeerReason.WRONG_NODE)
@@ -312,7 +307,7 @@ def test_an_address_that_leads_to_another_member() -> None:
 
 
 def test_the_greatest_frame_of_the_settings_arrives() -> None:
-    members, size = members_of(2), 100 << 20
+    members, size = free_members(2), 100 << 20
     reported = SETTINGS | {"transaction_bytes": str(size)}
     with (
         Site(identity("n1", settings=reported), members) as one,
@@ -324,7 +319,7 @@ def test_the_greatest_frame_of_the_settings_arrives() -> None:
 
 
 def test_what_cannot_be_read_ends_the_stream_by_name() -> None:
-    members = members_of(2)
+    members = free_members(2)
     with Site(identity("n1"), members) as one, Raw(members["n1"]) as raw:
         raw.greet(identity("n2"), "n1")
         assert raw.answer().welcome.node == "n1"
@@ -337,7 +332,7 @@ def test_what_cannot_be_read_ends_the_stream_by_name() -> None:
 
 def test_a_message_longer_than_any_ends_the_stream_by_name() -> None:
     """Before it is read; and frames may be longer than other messages."""
-    members, length_bytes = members_of(2), (8 << 20) + 1
+    members, length_bytes = free_members(2), (8 << 20) + 1
     with Site(identity("n1"), members) as one:
         with Raw(members["n1"]) as raw:
             raw.greet(identity("n2"), "n1", Stream.CONTROL)
@@ -357,7 +352,7 @@ def test_a_message_longer_than_any_ends_the_stream_by_name() -> None:
 
 
 def test_a_message_that_the_server_does_not_believe_ends_its_stream_and_nothing_else() -> None:
-    members = members_of(2)
+    members = free_members(2)
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
         one.wait_connected("n2")
         other.wait_connected("n1")
@@ -372,7 +367,7 @@ def test_a_message_that_the_server_does_not_believe_ends_its_stream_and_nothing_
 
 
 def test_who_goes_before_it_is_welcomed_is_not_held_to_be_there() -> None:
-    members = members_of(2)
+    members = free_members(2)
     with Site(identity("n1"), members) as one:
         for _ in range(20):
             with Raw(members["n1"]) as raw:
@@ -381,7 +376,7 @@ def test_who_goes_before_it_is_welcomed_is_not_held_to_be_there() -> None:
 
 
 def test_a_stream_that_is_opened_again_takes_the_place_of_the_first() -> None:
-    members, sender = members_of(2), identity("n2")
+    members, sender = free_members(2), identity("n2")
     with Site(identity("n1"), members) as one, Raw(members["n1"]) as first:
         first.greet(sender, "n1")
         assert first.answer().welcome.node == "n1"
@@ -403,7 +398,7 @@ def test_a_stream_that_is_opened_again_takes_the_place_of_the_first() -> None:
 
 
 def test_a_port_in_use_is_refused_by_name() -> None:
-    members = members_of(2)
+    members = free_members(2)
     with Site(identity("n1"), members):
         second = PeerNetwork(
             identity("n1"), members, on_message=lambda *_: None, on_disconnected=lambda _: None
@@ -414,7 +409,7 @@ def test_a_port_in_use_is_refused_by_name() -> None:
 
 
 def test_a_stop_is_announced_to_the_others_and_not_to_oneself() -> None:
-    members = members_of(2)
+    members = free_members(2)
     with Site(identity("n1"), members) as one:
         with Site(identity("n2"), members) as other:
             one.wait_connected("n2")
@@ -432,7 +427,7 @@ def test_a_stop_is_announced_to_the_others_and_not_to_oneself() -> None:
 
 
 def test_a_stop_waits_for_the_message_that_is_being_taken() -> None:
-    members, entered, leave = members_of(2), threading.Event(), threading.Event()
+    members, entered, leave = free_members(2), threading.Event(), threading.Event()
     with Site(identity("n1"), members) as one:
         other = Site(identity("n2"), members)
         other.__enter__()
@@ -457,7 +452,7 @@ def test_what_a_message_raises_comes_out_of_its_thread_and_its_stream_comes_back
     """In a real node this ends the process from any thread: defects.py."""
     failed: list[type[BaseException]] = []
     monkeypatch.setattr(threading, "excepthook", lambda reported: failed.append(reported.exc_type))
-    members = members_of(2)
+    members = free_members(2)
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as other:
         one.wait_connected("n2")
         other.wait_connected("n1")

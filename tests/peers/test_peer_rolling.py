@@ -7,12 +7,12 @@ from functools import partial
 from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers.states import PeerReason
 from local.loopback.kafka import free_ports
-from support.peers.site import SETTINGS, Site, identity
+from support.peers.site import SETTINGS, Site, free_members, identity
 
 
 def test_members_that_are_changed_node_by_node_go_on_talking() -> None:
     """A third node is added: n1 already knows it, n2 does not."""
-    members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(3), start=1)}
+    members = free_members(3)
     new = SETTINGS | {"members": "n1,n2,n3"}
     old_members = {node: members[node] for node in ("n1", "n2")}
     with (

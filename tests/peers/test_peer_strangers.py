@@ -20,14 +20,13 @@ from delaywheel_replica.peers import accepting
 from delaywheel_replica.peers.framing import PREFACE
 from delaywheel_replica.peers.handshake import PROTOCOL, Hello, encode_hello
 from delaywheel_replica.peers.states import PeerReason, Stream
-from local.loopback.kafka import free_ports
 from support.peers.raw import Raw
-from support.peers.site import Site, identity
+from support.peers.site import Site, free_members, identity
 
 
 @pytest.fixture
 def members() -> dict[str, str]:
-    return {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), start=1)}
+    return free_members()
 
 
 @pytest.fixture

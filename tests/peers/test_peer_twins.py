@@ -5,15 +5,11 @@ import pytest
 from delaywheel_replica.core.protocol.messages import Vote
 from delaywheel_replica.peers.states import Connection, PeerReason
 from local.loopback.kafka import free_ports
-from support.peers.site import Site, identity
-
-
-def members_of_two() -> dict[str, str]:
-    return {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), start=1)}
+from support.peers.site import Site, free_members, identity
 
 
 def test_a_second_process_with_a_node_id_waits_until_the_first_is_gone() -> None:
-    members = members_of_two()
+    members = free_members()
     elsewhere = members | {"n2": f"127.0.0.1:{free_ports(1)[0]}"}
     with Site(identity("n1"), members) as one:
         with Site(identity("n2"), members) as first:
@@ -38,7 +34,7 @@ def test_a_second_process_with_a_node_id_waits_until_the_first_is_gone() -> None
 @pytest.mark.parametrize("boot", ["elsewhere", "boot"])
 def test_a_copied_folder_never_takes_the_place_of_the_first(boot: str) -> None:
     """Two nodes with one storage would keep replacing each other's streams."""
-    members = members_of_two()
+    members = free_members()
     elsewhere = members | {"n2": f"127.0.0.1:{free_ports(1)[0]}"}
     with Site(identity("n1"), members) as one, Site(identity("n2"), members) as first:
         one.wait_connected("n2")
@@ -56,7 +52,7 @@ def test_a_copied_folder_never_takes_the_place_of_the_first(boot: str) -> None:
 
 
 def test_a_twin_of_this_node_is_refused() -> None:
-    members = members_of_two()
+    members = free_members()
     twin = {"n1": members["n2"], "n2": members["n1"]}
     with (
         Site(identity("n1"), members) as one,

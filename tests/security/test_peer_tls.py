@@ -31,11 +31,10 @@ from delaywheel_replica.peers.sockets import Channel
 from delaywheel_replica.peers.states import Connection, PeerReason
 from delaywheel_replica.server.access.faults import certificate_faults
 from delaywheel_replica.server.certificates import NodeCertificates
-from local.loopback.kafka import free_ports
 from support.core.values import heartbeat
 from support.peers.authority import Authority
 from support.peers.raw import Raw
-from support.peers.site import Site, identity
+from support.peers.site import Site, free_members, identity
 from support.server.server_process import config_for
 from support.wheels.copies import bundled, copy_of
 
@@ -61,7 +60,7 @@ def contexts(files: tuple[Path, Path], ca: Path) -> Contexts:
 
 @contextmanager
 def two(first: PeerSecurity, second: PeerSecurity) -> Iterator[tuple[Site, Site]]:
-    members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), 1)}
+    members = free_members()
     with ExitStack() as stack:
         sites = [
             stack.enter_context(Site(identity(node), members, security=security))
@@ -201,7 +200,7 @@ def made(files: tuple[Path, Path], ca: Path) -> Contexts:
 def test_half_handshakes_keep_no_peer_out(good: Authority) -> None:
     one, another = security(REQUIRED, good), security(REQUIRED, good)
     with ExitStack() as stack:
-        members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), 1)}
+        members = free_members()
         a = stack.enter_context(Site(identity("n1"), members, security=one))
         host, _, port = members["n1"].rpartition(":")
         for began in (b"", b"\x16", b"\x16\x03\x01\x02\x00\x01", b"dwpee") * 20:
@@ -332,7 +331,7 @@ def test_streams_are_opened_anew_and_what_was_revoked_ends(
 @pytest.mark.parametrize("knows", [True, False])
 def test_which_grants_a_node_has_is_told_to_those_who_know_of_it(knows: bool) -> None:
     """An older release would take it for garbage, and end the stream."""
-    members = {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(2), 1)}
+    members = free_members()
     with (
         Site(identity("n1", access="old"), members) as a,
         Site(identity("n2", access="other" if knows else ""), members) as b,

@@ -24,17 +24,11 @@ from delaywheel_replica.cleaner.delivery import dead_letters as deadletters
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World, sent
-from support.due.wheels import Sent, Wheels, wheels_in_memory
+from support.due.wheels import Sent, Wheels
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, read_all
 
 pytestmark = pytest.mark.kafka
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as wheels:
-        yield wheels
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
@@ -18,12 +17,6 @@ from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, In
 from support.due.wheels import Sent, Wheels, wheels_in_memory
 
 OWN = (("x", b"1"), ("ttl", b"1"))
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
 
 
 def half(number: int, *more: tuple[str, bytes | None], **content: object) -> Sent:

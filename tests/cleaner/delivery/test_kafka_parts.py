@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,12 +25,6 @@ from support.due.wheels import Sent, Wheels, wheels_in_memory
 WHEEL = WheelId("n1", 1)
 DUE_MS = 1_700_000_000_000
 PRESENT = Topic(TopicState.PRESENT, 0.0, partitions=4, limits=Limits(10_000))
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as wheels:
-        yield wheels
 
 
 def due_rows(wheels: Wheels, rows: list[Sent]) -> DueRows:

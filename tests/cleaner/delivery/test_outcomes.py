@@ -43,7 +43,7 @@ from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames, Ka
 from support.cleaner.committing import CommittingProducers
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 from support.due.rows import due_rows
-from support.due.wheels import Sent, Wheels, wheels_in_memory
+from support.due.wheels import Sent, Wheels
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
 NAMES = KafkaNames("c")
@@ -200,12 +200,6 @@ class Leader:
     def lacks(self) -> tuple[FrameSet, dict[str, FrameSet]]:
         """No node has what cannot be read here."""
         return looked_for(dict.fromkeys(self.forwarder.unreadable, "ab"))
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Frames to be given up, in any number."""
 
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,18 +23,12 @@ from delaywheel_replica.cleaner.due.given_up import (
     look_at,
 )
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
-from support.due.wheels import Sent, Wheels, wheels_in_memory
+from support.due.wheels import Sent, Wheels
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
 SECOND = 1_700_000_000
 MILLION = 1_000_000
 NOW_MS = SECOND * 1000
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
 
 
 def write(wheels: Wheels, count: int, *, seconds: int = 1) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from delaywheel.identity import WheelId
@@ -14,17 +12,11 @@ from delaywheel_replica.cleaner.delivery.proposals import FRAMES_AT_ONCE, Propos
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import RescheduleProposal
 from support.due.leader import START_MS, Leader, message
-from support.due.wheels import Sent, Wheels, wheels_in_memory
+from support.due.wheels import Sent, Wheels
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 LATER_MS = START_MS + 60_000
 AT = Position(A1, 1, 0)
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
 
 
 class Counting:

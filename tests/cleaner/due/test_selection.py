@@ -1,7 +1,6 @@
 """Selection of due messages, one situation at a time; the model in this folder mixes them all."""
 
 import errno
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -20,17 +19,11 @@ from delaywheel_replica.cleaner.due.reader import Step
 from delaywheel_replica.cleaner.due.rows import DueMessage, MessageOutcome
 from support.due.leader import EMPTY, START_MS, Leader, message, numbers, until
 from support.due.oracle import as_message, verdicts
-from support.due.wheels import Wheels, wheels_in_memory
+from support.due.wheels import Wheels
 from support.due.whenever import Whenever
 from support.process.descriptors import open_files
 
 A1, A2, B1, C1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1), WheelId("c", 1)
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
 
 
 def expected(wheels: Wheels, step: Step) -> list[DueMessage]:

@@ -10,7 +10,7 @@
 Awaited frames are reported, so they are fetched from another member; lost ones are passed.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,17 +21,11 @@ from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel.storage.writing.table_writer import SlotTable
 from support.due.leader import EMPTY, SECOND, START_MS, Leader, message, numbers, until
-from support.due.wheels import Wheels, wheels_in_memory
+from support.due.wheels import Wheels
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 BAD_SEQ = 2
 BAD_SLOT = SECOND + 5
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
 
 
 def index_of(wheels: Wheels) -> Path:

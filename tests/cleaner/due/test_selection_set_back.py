@@ -1,6 +1,5 @@
 """w is set back: what was done ahead of it stays done, and all else is delivered at its due."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,17 +9,11 @@ from delaywheel.storage.folder import layout
 from delaywheel_replica.cleaner.due.rows import MessageOutcome
 from delaywheel_replica.core.protocol.progress import Progress, violations
 from support.due.leader import SECOND, START_MS, Leader, message, numbers
-from support.due.wheels import Wheels, wheels_in_memory
+from support.due.wheels import Wheels
 
 A1, B1, B2 = WheelId("a", 1), WheelId("b", 1), WheelId("b", 2)
 DAY_MS = 86_400_000
 DUE_MS = START_MS + 3_600_000
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as wheels:
-        yield wheels
 
 
 def set_back(leader: Leader, now_ms: int = START_MS) -> Leader:

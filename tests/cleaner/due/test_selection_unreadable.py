@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,15 +16,9 @@ from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
 from delaywheel_replica.cleaner.due.given_up import LostFrames
 from delaywheel_replica.core.protocol.frames import FrameSet
 from support.due.leader import EMPTY, SECOND, START_MS, Leader, message, numbers, until
-from support.due.wheels import Wheels, wheels_in_memory
+from support.due.wheels import Wheels
 
 A1, A2, B1 = WheelId("a", 1), WheelId("a", 2), WheelId("b", 1)
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
 
 
 def punch_hole(wheels: Wheels, wheel: WheelId, seq: int) -> None:

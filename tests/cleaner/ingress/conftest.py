@@ -7,13 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.cleaner.ingress_site import Site
-from support.due.wheels import Wheels, wheels_in_memory
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as made:
-        yield made
+from support.due.wheels import Wheels
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from delaywheel_replica.link import NodeStorage
 from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import STORAGE, World, now_ms, sent
-from support.due.wheels import Sent, Wheels, wheels_in_memory
+from support.due.wheels import Sent, Wheels
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import (
     CommittedReader,
@@ -36,12 +36,6 @@ pytestmark = pytest.mark.kafka
 
 PATIENT_MS = 9_000
 """For calls that are to succeed: as long as any may last, whatever the machine has to do."""
-
-
-@pytest.fixture
-def wheels() -> Iterator[Wheels]:
-    with wheels_in_memory() as wheels:
-        yield wheels
 
 
 @pytest.fixture

@@ -11,8 +11,14 @@ from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers.handshake import PeerIdentity
 from delaywheel_replica.peers.network import PeerNetwork
 from delaywheel_replica.peers.states import Connection, PeerReason, PeerState
+from local.loopback.kafka import free_ports
 
 SETTINGS = {"members": "n1,n2", "min_insync": "2", "span_seconds": "7200"}
+
+
+def free_members(count: int = 2) -> dict[str, str]:
+    """So many nodes, by their ids, at addresses that are free."""
+    return {f"n{n}": f"127.0.0.1:{port}" for n, port in enumerate(free_ports(count), start=1)}
 
 
 def identity(node: str, **changes: Any) -> PeerIdentity:
