@@ -62,7 +62,7 @@ def _of_known_file_system(uri: str) -> str:
     return uri
 
 
-Positive: TypeAlias = Annotated[int, Ge(1)]
+PositiveInt: TypeAlias = Annotated[int, Ge(1)]
 _Name: TypeAlias = Annotated[str, _Form(check_name)]
 _Address: TypeAlias = Annotated[str, _Form(_host_and_port)]
 _Folder: TypeAlias = Annotated[Path, _Form(lambda path: path.expanduser().absolute())]
@@ -186,7 +186,7 @@ class Config:
     node_id: _Name
     data_dir: _Folder
     members: dict[_Name, _Address] = field(default_factory=dict)
-    min_insync: Positive | None = None
+    min_insync: PositiveInt | None = None
     listen: _Address = "127.0.0.1:7420"
     advertised: _Address | None = None
     peer_listen: _Address | None = None
@@ -210,16 +210,16 @@ class Config:
     max_request_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     max_request_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
     levels: dict[str, Annotated[int, Ge(0)]] = field(default_factory=lambda: dict(DEFAULT_LEVELS))
-    max_in_flight_bytes: Positive = 128 * _MIB
-    max_caller_in_flight_bytes: Positive = 32 * _MIB
+    max_in_flight_bytes: PositiveInt = 128 * _MIB
+    max_caller_in_flight_bytes: PositiveInt = 32 * _MIB
     flush: Literal["async", "group"] = "async"
     disk_reserve_bytes: Annotated[int, Ge(0)] = 256 * _MIB
     open_files: Annotated[int, Ge(16)] | None = None
     kafka: dict[str, str]
     create_topics: bool = False
-    topic_partitions: Positive = 1
-    topic_replication_factor: Positive | None = None
-    control_replication_factor: Positive | None = None
+    topic_partitions: PositiveInt = 1
+    topic_replication_factor: PositiveInt | None = None
+    control_replication_factor: PositiveInt | None = None
     ingress: bool = True
     ingress_topics: list[str] = field(default_factory=list)
     ingress_destinations: dict[str, list[str]] = field(default_factory=dict)
@@ -228,8 +228,8 @@ class Config:
     ttl_header: str = TTL_HEADER
     transaction_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     transaction_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
-    max_clock_skew_ms: Positive = 500
-    max_clock_dispute_ms: Positive = 10_000
+    max_clock_skew_ms: PositiveInt = 500
+    max_clock_dispute_ms: PositiveInt = 10_000
     ledger_uri: _Place | None = None
     ledger_seal_seconds: Annotated[int, Ge(1), Le(3600)] = 60
     ledger_retention_hours: Annotated[int, Ge(0)] | None = None

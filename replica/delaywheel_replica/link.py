@@ -217,7 +217,7 @@ class HandoverBegins:
 LETTERS_AT_MOST = 200
 """The most letters in one message: some 16 KiB."""
 
-Message: TypeAlias = (
+LinkMessage: TypeAlias = (
     Wake
     | CommitSoon
     | AskTopic
@@ -232,7 +232,7 @@ Message: TypeAlias = (
     | PlaceFound
     | HandoverBegins
 )
-_KINDS: Final = {kind.__name__: kind for kind in get_args(Message)}
+_KINDS: Final = {kind.__name__: kind for kind in get_args(LinkMessage)}
 
 
 def split_topics(message: Topics) -> Iterator[Topics]:
@@ -279,7 +279,7 @@ class Link:
         """Returns the descriptor to wait on."""
         return self._socket.fileno()
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: LinkMessage) -> bool:
         """Sends a message, or drops it if it is too long or the buffer is full.
 
         Returns:
@@ -298,7 +298,7 @@ class Link:
             return False
         return True
 
-    def receive(self) -> Iterator[Message]:
+    def receive(self) -> Iterator[LinkMessage]:
         """Returns every waiting message.
 
         Raises:
@@ -321,13 +321,13 @@ class Link:
         self._socket.close()
 
 
-def encode(message: Message) -> bytes:
+def encode(message: LinkMessage) -> bytes:
     """Encodes a message as one datagram: the name of its class, and its fields."""
     document = [type(message).__name__, to_json(message)]
     return json.dumps(document, separators=(",", ":")).encode()
 
 
-def decode(content: bytes) -> Message:
+def decode(content: bytes) -> LinkMessage:
     """Decodes the message in a datagram.
 
     Raises:
@@ -335,13 +335,13 @@ def decode(content: bytes) -> Message:
     """
     try:
         name, document = json.loads(content)
-        message: Message = from_json(_KINDS[name], document)
+        message: LinkMessage = from_json(_KINDS[name], document)
     except (ValueError, KeyError, TypeError) as error:
         raise MalformedError(f"link message {content[:100]!r}: {error}") from error
     return message
 
 
-def _with_descriptor(content: bytes, descriptors: list[int]) -> Message:
+def _with_descriptor(content: bytes, descriptors: list[int]) -> LinkMessage:
     """Decodes a message that came with these descriptors; closes those that are not used."""
     try:
         message = decode(content)

@@ -32,7 +32,7 @@ from delaywheel_replica.core.protocol.messages import Frames, PeerMessage
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.peers.encoding import decode, encode
-from delaywheel_replica.server.commit.committer import Answers, Outcome, Request
+from delaywheel_replica.server.commit.committer import Answers, Request, RequestOutcome
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.outside import Job
 from delaywheel_replica.server.ledger.rows import Ledger
@@ -139,7 +139,7 @@ class Trio:
 
     def group(self, columns: Columns) -> None:
         """Runs one group, from the request to its answer."""
-        origin, answered, cpu_us = self.nodes[ORIGIN], list[Outcome](), dict[str, float]()
+        origin, answered, cpu_us = self.nodes[ORIGIN], list[RequestOutcome](), dict[str, float]()
         with _counted(cpu_us, "origin: written and pushed"):
             origin.driver.submit(Request(columns, Kind.MESSAGES, answered.append))
             origin.work()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from delaywheel.consumer import RetryConsumer
 from delaywheel.consumer.records import (
-    Headers,
     Incoming,
     Place,
+    RecordHeaders,
     Trip,
     dead_letter,
     error_text,
@@ -61,7 +61,7 @@ def test_a_retry_comes_back_as_it_was(own: list[tuple[str, bytes | None]], trip:
     assert [name for name in meant if name.startswith("dw-")] == ["dw-topic", "dw-deliver-at"]
     assert TTL_HEADER not in meant
     # As ingress passes it on, and adds its own.
-    back: Headers = [(name, value) for name, value in sent.headers if not is_reserved(name)]
+    back: RecordHeaders = [(name, value) for name, value in sent.headers if not is_reserved(name)]
     back += [("dw-id", b"1"), ("dw-due", b"7"), ("dw-wheel", b"a.1")]
     place = Place("orders-retry-g", 0, 5, 9)
     came, its = unpack_retry(Incoming(place, None, b"", back))
@@ -78,13 +78,17 @@ def encoded(text: str | None) -> str | None:
 
 def test_what_somebody_else_put_there_is_at_its_first_attempt() -> None:
     place = Place("orders-retry-g", 0, 5, 9)
-    reported: Headers = [("dw-retry-attempt", b"many"), ("dw-retry-origin", b"x"), ("mine", b"1")]
+    reported: RecordHeaders = [
+        ("dw-retry-attempt", b"many"),
+        ("dw-retry-origin", b"x"),
+        ("mine", b"1"),
+    ]
     trip, own = unpack_retry(Incoming(place, b"k", b"v", reported))
     assert (trip, own) == (Trip(1, place), [("mine", b"1")])
 
 
 def test_a_letter_has_the_headers_as_they_were_and_then_ours() -> None:
-    own: Headers = [("dw-id", b"x"), ("ttl", b"5"), ("a", None)]
+    own: RecordHeaders = [("dw-id", b"x"), ("ttl", b"5"), ("a", None)]
     letter = dead_letter(
         dead_topic="orders-dead-g",
         retry_topic="orders-retry-g",
@@ -198,7 +202,7 @@ class _Read:
         self._found = found
         self._fails = fails
 
-    def headers(self) -> Headers | None:
+    def headers(self) -> RecordHeaders | None:
         if self._fails:
             raise SystemError
         return self._found

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-Span = tuple[int, int]
+SeqSpan = tuple[int, int]
 """First and last seq, both included."""
 
 
@@ -25,9 +25,9 @@ class SeqSet(Collection[int]):
 
     __slots__ = ("spans",)
 
-    spans: tuple[Span, ...]
+    spans: tuple[SeqSpan, ...]
 
-    def __init__(self, spans: Iterable[Span] = ()) -> None:
+    def __init__(self, spans: Iterable[SeqSpan] = ()) -> None:
         """Joins these spans, which may overlap, be empty, and come in any order."""
         self.spans = _merged(spans)
 
@@ -45,7 +45,7 @@ class SeqSet(Collection[int]):
         return cls._of_spans(zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True))
 
     @classmethod
-    def _of_spans(cls, spans: Iterable[Span]) -> Self:
+    def _of_spans(cls, spans: Iterable[SeqSpan]) -> Self:
         made = cls.__new__(cls)
         made.spans = tuple(spans)
         return made
@@ -145,7 +145,7 @@ class SeqSet(Collection[int]):
             return self
         return self._of_spans((*self.spans[: most - 1], (self.spans[most - 1][0], self.last)))
 
-    def span_of(self, seq: int) -> Span | None:
+    def span_of(self, seq: int) -> SeqSpan | None:
         """Returns the span that contains a seq."""
         number = bisect_right(self.spans, seq, key=_first) - 1
         return self.spans[number] if number >= 0 and seq <= self.spans[number][1] else None
@@ -188,16 +188,16 @@ class SeqSet(Collection[int]):
         )
 
 
-def _first(span: Span) -> int:
+def _first(span: SeqSpan) -> int:
     return span[0]
 
 
-def _last(span: Span) -> int:
+def _last(span: SeqSpan) -> int:
     return span[1]
 
 
-def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
-    merged: list[Span] = []
+def _merged(spans: Iterable[SeqSpan]) -> tuple[SeqSpan, ...]:
+    merged: list[SeqSpan] = []
     for first, last in sorted(spans):
         if last < first:
             continue
@@ -208,7 +208,7 @@ def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
     return tuple(merged)
 
 
-def _without(spans: tuple[Span, ...], gone: tuple[Span, ...]) -> Iterator[Span]:
+def _without(spans: tuple[SeqSpan, ...], gone: tuple[SeqSpan, ...]) -> Iterator[SeqSpan]:
     number = 0
     for first, last in spans:
         begin = first

@@ -64,7 +64,7 @@ from delaywheel_replica.link import (
     AskTopic,
     CommitSoon,
     Link,
-    Message,
+    LinkMessage,
     NodeStorage,
     SetBack,
     StopRequested,
@@ -292,7 +292,7 @@ class Cleaner:
     def _read_server(self) -> None:
         self._server = self._server_row.read() or self._server
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: LinkMessage) -> None:
         match message:
             case CommitSoon():
                 self._row_news.ask(self._clock.monotonic())

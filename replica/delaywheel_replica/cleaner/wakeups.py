@@ -18,13 +18,13 @@ import select
 from collections.abc import Callable
 
 from delaywheel_replica.cleaner.outside.clocks import Clock
-from delaywheel_replica.link import Link, Message, Wake
+from delaywheel_replica.link import Link, LinkMessage, Wake
 
 
 class Wakeups:
     """Waits for wake-ups. For the main thread only; `wake` may be called on any thread."""
 
-    def __init__(self, link: Link, take: Callable[[Message], object], clock: Clock) -> None:
+    def __init__(self, link: Link, take: Callable[[LinkMessage], object], clock: Clock) -> None:
         """Begins without a hand-over to watch."""
         self._link = link
         self._take = take

@@ -62,7 +62,6 @@ _CONTENTS: Final = (
     ("headers_lengths", "<i4", 1),
 )
 
-Part: TypeAlias = bytes | memoryview
 HandedRequest: TypeAlias = Delayed | Withdrawn | HalfCommit
 
 
@@ -108,7 +107,7 @@ def length_bytes(request: HandedRequest) -> int:
     return RECORD_BYTES + len(request.key or b"") + len(request.value or b"") + len(request.headers)
 
 
-def encode(number: int, requests: Sequence[HandedRequest]) -> list[Part]:
+def encode(number: int, requests: Sequence[HandedRequest]) -> list[bytes | memoryview]:
     """Encodes a batch as parts to send in order.
 
     Args:

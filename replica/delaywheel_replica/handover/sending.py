@@ -27,7 +27,6 @@ from delaywheel_replica.handover.batches import (
     FORMAT,
     UNANSWERED_BYTES,
     HandedRequest,
-    Part,
     encode,
     kind_of,
     length_bytes,
@@ -64,7 +63,7 @@ class Handover:
         self._socket = ours
         self._epoll = select.epoll()
         self._epoll.register(ours, select.EPOLLIN)
-        self._unsent = deque[Part]()
+        self._unsent = deque[bytes | memoryview]()
         self._waits_to_send = False
         self._received = bytearray()
         self._unanswered: dict[int, _Batch] = {}

@@ -19,7 +19,7 @@ _NO_ROOM_PAUSE_S: Final = 0.1
 
 _log = get_logger(__name__)
 
-Serve = Callable[[Channel, Callable[[], None]], None]
+ServeChannel = Callable[[Channel, Callable[[], None]], None]
 
 
 class PeerListener:
@@ -29,7 +29,7 @@ class PeerListener:
     peers, and a server whose main thread failed would stay, say nothing, and never be restarted.
     """
 
-    def __init__(self, serve: Serve, *, peers: int) -> None:
+    def __init__(self, serve: ServeChannel, *, peers: int) -> None:
         """Begins without listening.
 
         Args:

@@ -18,7 +18,7 @@ from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import MAX_CONNECTION_AGE_MS, NodeCertificates
 from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
 from delaywheel_replica.server.intake.admission import Admission
-from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
+from delaywheel_replica.server.intake.calls import AnswerBounds, GrpcHandlers
 from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.producing import Producing
 from delaywheel_replica.server.intake.reception import CALLS, HEALTH, REFLECTION, Reception
@@ -94,11 +94,11 @@ class GrpcListener:
             max_caller_bytes=_CALLER_ANSWERS_BYTES,
             close=close_connections,
         )
-        answers = Answers(asked, services.questions.length_bytes)
+        answers = AnswerBounds(asked, services.questions.length_bytes)
         calls = GrpcHandlers(Reception(), counts, answers, access, audit)
         checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)
         checks = GrpcHandlers(
-            Reception(HEALTH), counts, Answers(checked, lambda _: _HEALTH_ANSWER_BYTES)
+            Reception(HEALTH), counts, AnswerBounds(checked, lambda _: _HEALTH_ANSWER_BYTES)
         )
         producing = {
             "DelayProduce": calls.call("DelayProduce", services.producing.one),

@@ -65,7 +65,7 @@ async def _serve(kind: str, send: Connection) -> None:
     from delaywheel_replica.server.intake.admission import Admission  # noqa: PLC0415
     from delaywheel_replica.server.intake.calls import (  # noqa: PLC0415
         Answer,
-        Answers,
+        AnswerBounds,
         GrpcHandlers,
     )
     from delaywheel_replica.server.intake.reception import Reception  # noqa: PLC0415
@@ -82,7 +82,7 @@ async def _serve(kind: str, send: Connection) -> None:
         return Answer(bytes(100), lambda: None)
 
     admission = Admission(max_bytes=1 << 27, max_caller_bytes=1 << 25)
-    calls = GrpcHandlers(Reception(), NodeCounts(), Answers(admission, lambda _: 1))
+    calls = GrpcHandlers(Reception(), NodeCounts(), AnswerBounds(admission, lambda _: 1))
     handler = {
         "unary": grpc.unary_unary_rpc_method_handler(unary),
         "stream": grpc.stream_stream_rpc_method_handler(stream),

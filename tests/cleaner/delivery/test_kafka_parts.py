@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.delivery.bisection import Findings, place_of
+from delaywheel_replica.cleaner.delivery.bisection import Findings, name_of
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Hold, Plan
 from delaywheel_replica.cleaner.delivery.forward import _batches
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, forwarded
@@ -190,7 +190,7 @@ def test_after_a_failure_a_search_says_who_was_guilty(wheels: Wheels) -> None:
     ((names, future),) = trials.searches
     assert names == {"a", "b"}
     second = list(rows)[1]
-    future.set_result(Findings(refused={place_of(second): "INVALID_RECORD: no"}, tried={"a", "b"}))
+    future.set_result(Findings(refused={name_of(second): "INVALID_RECORD: no"}, tried={"a", "b"}))
     assert planned(judging.plan(rows)) == (2, [DeadReason.REFUSED])
     judging.committed()
     assert planned(judging.plan(rows)) == (3, [])

@@ -12,7 +12,7 @@ import pytest
 
 from delaywheel_replica.cleaner.outside.clocks import SystemClock
 from delaywheel_replica.cleaner.wakeups import Wakeups
-from delaywheel_replica.link import CommitSoon, Link, Message, Wake
+from delaywheel_replica.link import CommitSoon, Link, LinkMessage, Wake
 
 LONG_S = 20.0
 PAUSE_S = 0.2
@@ -24,7 +24,7 @@ class Bed:
 
     wakeups: Wakeups
     server: Link
-    taken: list[Message]
+    taken: list[LinkMessage]
 
     def waited_s(self, wait_s: float, pause_s: float) -> float:
         """How long it waits."""
@@ -37,7 +37,7 @@ class Bed:
 def bed() -> Iterator[Bed]:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     own, server = Link(one.detach()), Link(other.detach())
-    taken: list[Message] = []
+    taken: list[LinkMessage] = []
     wakeups = Wakeups(own, taken.append, SystemClock())
     yield Bed(wakeups, server, taken)
     wakeups.close()

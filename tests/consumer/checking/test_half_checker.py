@@ -11,7 +11,7 @@ import pytest
 from delaywheel.consumer import AskedHalf, HalfChecker
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.engine import Engine
-from delaywheel.consumer.records import Headers, Outgoing, Partition
+from delaywheel.consumer.records import Outgoing, Partition, RecordHeaders
 from delaywheel.headers import encode_headers
 from delaywheel.ingress import ANSWER, IngressLimits
 from delaywheel.record_headers import longest_half_bytes
@@ -55,7 +55,7 @@ class Shop(HalfChecker):
                     self._answer(letter)
 
 
-def kafka_with(*halves: SentHalf, extra: Headers | None = None) -> FakeKafka:
+def kafka_with(*halves: SentHalf, extra: RecordHeaders | None = None) -> FakeKafka:
     kafka = FakeKafka(
         source=HALVES,
         retry=f"{HALVES}-retry-g",
@@ -103,7 +103,7 @@ def letters(kafka: FakeKafka) -> list[Outgoing]:
 
 
 def test_a_committed_half_is_sent_as_it_was_meant() -> None:
-    own: Headers = [("trace", b"1"), ("ttl", b"60"), ("dw-retry-x", None), ("trace", None)]
+    own: RecordHeaders = [("trace", b"1"), ("ttl", b"60"), ("dw-retry-x", None), ("trace", None)]
     half = SentHalf("orders", own=own, delay_ms=1_800_000, partition=3, timestamp_ms=77)
     kafka = kafka_with(half)
     shop = open_shop(kafka, lambda _: COMMIT)
@@ -205,7 +205,7 @@ def test_what_is_unknown_is_asked_again_and_then_undecided() -> None:
 def test_the_letter_of_the_longest_half_can_come_back() -> None:
     """Whatever is said beside it: the longest names, and errors of the longest characters."""
     most_bytes = 9_000
-    own: Headers = [("ttl", b"60")]
+    own: RecordHeaders = [("ttl", b"60")]
     half = SentHalf("t" * 249, own=own, partition=10**9, timestamp_ms=10**13)
     shorter_names = 200 - len("g")
     beside_value = len(half.key or b"") + len(encode_headers(own))

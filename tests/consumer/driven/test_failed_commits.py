@@ -8,7 +8,7 @@ import pytest
 
 from delaywheel.consumer import ConsumerError, ConsumerReason
 from delaywheel.consumer.block import runs_of
-from delaywheel.consumer.records import Headers, Outgoing, Partition
+from delaywheel.consumer.records import Outgoing, Partition, RecordHeaders
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import INGRESS, FakeKafka, Fault
 
@@ -69,7 +69,7 @@ def test_a_refused_record_is_found_beside_a_busy_partition() -> None:
 def test_a_letter_is_as_whole_as_its_topic_permits() -> None:
     kafka = FakeKafka(partitions=1)
     consumer = start(kafka)
-    wide: Headers = [("a", b"x" * 30_000)]
+    wide: RecordHeaders = [("a", b"x" * 30_000)]
     for key, value, headers in (
         (b"k", b"v" * 30_000, []),
         (b"k", b"v", wide),

@@ -8,7 +8,7 @@ from delaywheel.consumer import ConsumerError, ConsumerReason
 from delaywheel.consumer import records as consumed
 from delaywheel.consumer.block import RecordBlock
 from delaywheel.consumer.message import Outcome
-from delaywheel.consumer.records import Headers, Outgoing, Partition
+from delaywheel.consumer.records import Outgoing, Partition, RecordHeaders
 from delaywheel.ingress import HEADERS_MOST, IngressLimits
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules, read
@@ -29,7 +29,7 @@ def sent(kafka: FakeKafka, consumer: DrivenConsumer, after: str = "5s") -> Outgo
 
 
 @pytest.mark.parametrize("headers", [[], [("a", b"1"), ("bb", None)], [("h" * 20, b"x" * 30)] * 9])
-def test_sizes_are_judged_as_ingress_does(headers: Headers) -> None:
+def test_sizes_are_judged_as_ingress_does(headers: RecordHeaders) -> None:
     rules = IngressRules({}, LIMITS.message_bytes, frozenset())
     kafka = FakeKafka(partitions=1, limits=LIMITS)
     engine = start(kafka).engine

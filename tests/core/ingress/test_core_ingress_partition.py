@@ -25,7 +25,7 @@ from delaywheel_replica.core.ingress.underway import (
     IntakeStep,
     RecordAnswer,
     Rejected,
-    Settled,
+    SettledRecord,
 )
 from delaywheel_replica.core.protocol.control import (
     ControlRecordMalformedError,
@@ -79,7 +79,7 @@ def hand(intake: Intake, answer: RecordAnswer) -> list[int]:
     return [taken.offset for taken in handed]
 
 
-def reasons_of(settled: Iterable[Settled]) -> list[tuple[int, object]]:
+def reasons_of(settled: Iterable[SettledRecord]) -> list[tuple[int, object]]:
     """Offsets, with the reasons of dead letters, and None for forwarded records."""
     return [
         (each.taken.offset, each.unfit.reason if isinstance(each, Rejected) else None)

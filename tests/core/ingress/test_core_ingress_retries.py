@@ -30,7 +30,7 @@ headers = st.lists(st.tuples(names, st.none() | st.binary(max_size=20)), max_siz
     st.none() | st.text(),
 )
 def test_a_retry_comes_back_as_it_was(
-    own: records.Headers, partition: int | None, due_ms: int, error: str | None
+    own: records.RecordHeaders, partition: int | None, due_ms: int, error: str | None
 ) -> None:
     origin = records.Place("orders", 2, 5, 1_900_000_000_000)
     sent = records.retry_record(

@@ -32,7 +32,7 @@ from delaywheel_replica.server.cluster.operator import (
     wheel_refusal,
 )
 from delaywheel_replica.server.intake.admission import Admission
-from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
+from delaywheel_replica.server.intake.calls import AnswerBounds, GrpcHandlers
 from delaywheel_replica.server.intake.reception import Reception
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -434,7 +434,7 @@ class Site:
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     leader, counts = Place(), NodeCounts()
     server = grpc.aio.server()
-    answers = Answers(Admission(max_bytes=1 << 20, max_caller_bytes=1 << 20), lambda _: 1)
+    answers = AnswerBounds(Admission(max_bytes=1 << 20, max_caller_bytes=1 << 20), lambda _: 1)
     service = DelayWheelAdminService(leader.operator)
     access = Access(config_for(tmp_path))
     calls = GrpcHandlers(Reception(), counts, answers, access)

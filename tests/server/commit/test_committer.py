@@ -18,7 +18,7 @@ from delaywheel_replica.core.node.events import Broken, Written
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.messages import Applied, Gossip
 from delaywheel_replica.core.protocol.status_files import Role
-from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.commit.committer import Committed, Request, RequestOutcome
 from delaywheel_replica.server.commit.outside import GroupJob
 from delaywheel_replica.server.node.refusals import Refusal
 from sim.machine.disk import Fault, SimulatedDisk
@@ -85,7 +85,7 @@ def test_a_group_has_its_bounds(node: Driven) -> None:
 
 def test_a_group_releases_no_more_than_it_may_hold(node: Driven) -> None:
     """A leader takes the halves that a frame releases in one transaction, however long."""
-    said: list[Outcome] = []
+    said: list[RequestOutcome] = []
     named = Columns.of_cancels(np.array([BASE_SLOT * 1000]), np.zeros((1, 16), np.uint8))
     for mib in (3, 3, 3, 9, 1):
         node.driver.submit(Request(named, Kind.RELEASES, said.append, ONE, mib << 20))
@@ -359,7 +359,7 @@ def test_only_messages_wait_for_others_and_for_messages_alone(pair: Driven, kind
 def test_what_is_submitted_beside_messages_is_not_held_up_with_them(pair: Driven) -> None:
     pair.produce(*(message(n) for n in range(9)))
     pair.produce(message(10))
-    answers: list[Outcome] = []
+    answers: list[RequestOutcome] = []
     both = (message(11), Kind.MESSAGES), (message(12), Kind.CANCELS)
     pair.driver.submit(*(Request(columns_of([each]), kind, answers.append) for each, kind in both))
     pair.work()
@@ -430,7 +430,7 @@ def test_what_is_held_up_goes_on_once_those_before_it_are_given_up(pair: Driven)
 
 def test_a_release_is_written_to_the_wheel_of_its_half_or_not_at_all(node: Driven) -> None:
     """In another wheel it would count as another message that is not to come."""
-    said: list[Outcome] = []
+    said: list[RequestOutcome] = []
     named = Columns.of_cancels(np.array([BASE_SLOT * 1000]), np.zeros((1, 16), np.uint8))
     for wheel in (ONE, WheelId("n1", 2), ONE):
         node.driver.submit(Request(named, Kind.RELEASES, said.append, wheel))

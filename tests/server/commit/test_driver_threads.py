@@ -12,7 +12,7 @@ from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.core.protocol.seal import Seal
-from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.commit.committer import Committed, Request, RequestOutcome
 from delaywheel_replica.server.commit.outside import Job
 from delaywheel_replica.server.commit.runtime import StoreThread
 from sim.machine.disk import SimulatedDisk
@@ -89,11 +89,11 @@ class Caller(threading.Thread):
             slot = self.node.clock_wall_ms // 1000 - LATE_WINDOW_S + sent % 3
             one = message(self.number * 1_000_000 + sent, slot=slot)
             answered = threading.Event()
-            outcomes: list[Outcome] = []
+            outcomes: list[RequestOutcome] = []
 
             def on_answer(
-                outcome: Outcome,
-                outcomes: list[Outcome] = outcomes,
+                outcome: RequestOutcome,
+                outcomes: list[RequestOutcome] = outcomes,
                 answered: threading.Event = answered,
             ) -> None:
                 outcomes.append(outcome)

@@ -15,7 +15,7 @@ import pytest
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.intake import admission as admission_module
 from delaywheel_replica.server.intake.admission import Admission
-from delaywheel_replica.server.intake.calls import Answers, GrpcHandlers
+from delaywheel_replica.server.intake.calls import AnswerBounds, GrpcHandlers
 from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.reception import CALLS, Reception
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -74,7 +74,7 @@ async def site() -> AsyncIterator[Site]:
 
 @asynccontextmanager
 async def _served(made: Site) -> AsyncIterator[Site]:
-    calls = GrpcHandlers(made.reception, made.counts, Answers(made.admission, lambda _: 1))
+    calls = GrpcHandlers(made.reception, made.counts, AnswerBounds(made.admission, lambda _: 1))
     server = grpc.aio.server(options=_OPTIONS)
     described = pb.DESCRIPTOR.services_by_name["DelayWheel"]
     server.add_registered_method_handlers(

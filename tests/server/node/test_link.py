@@ -18,8 +18,8 @@ from delaywheel_replica.link import (
     DeadLettered,
     HandoverBegins,
     Link,
+    LinkMessage,
     LinkPlace,
-    Message,
     NodeStorage,
     PlaceFound,
     SetBack,
@@ -32,7 +32,7 @@ from delaywheel_replica.link import (
     split_topics,
 )
 
-MESSAGES: list[Message] = [
+MESSAGES: list[LinkMessage] = [
     Wake(),
     CommitSoon(),
     StopRequested(),
@@ -72,7 +72,7 @@ def ends() -> Iterator[tuple[Link, Link]]:
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_a_message_comes_out_as_it_went_in(message: Message) -> None:
+def test_a_message_comes_out_as_it_went_in(message: LinkMessage) -> None:
     assert decode(encode(message)) == message
 
 
@@ -193,7 +193,7 @@ def test_several_threads_send_whole_messages(ends: tuple[Link, Link]) -> None:
             while not one.send(proposal):
                 time.sleep(0.001)
 
-    received: list[Message] = []
+    received: list[LinkMessage] = []
     with ThreadPoolExecutor(len(proposals)) as threads:
         done = [threads.submit(send, proposal) for proposal in proposals]
         while len(received) < 200:

@@ -27,7 +27,7 @@ from typing import NamedTuple, TypeVar, cast
 
 from delaywheel import ingress
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom
+from delaywheel_replica.core.ingress.moment import Moment, RequestKind, TransactionRoom
 from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules
@@ -229,7 +229,7 @@ class IngressModel:
         yield "reads", _with(state, index, self._reads(term, state.now))
         yield from self._hands(state, index, term)
         if term.epoch == state.epoch:
-            mosts: tuple[dict[Kind, int], ...] = ({}, {Delayed: 0})
+            mosts: tuple[dict[RequestKind, int], ...] = ({}, {Delayed: 0})
             for most in mosts:
                 planned = self._plans(term, state, most)
                 if most and not planned.takes_back:
@@ -293,7 +293,7 @@ class IngressModel:
 
         return term.once(answer, answered)
 
-    def _plans(self, term: Term, state: State, most: Mapping[Kind, int]) -> Planned:
+    def _plans(self, term: Term, state: State, most: Mapping[RequestKind, int]) -> Planned:
         def planned() -> Planned:
             intake = _copied(term.intake)
             moment = Moment(

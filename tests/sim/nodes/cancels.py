@@ -34,7 +34,7 @@ from delaywheel_replica.server.changing.waiting import (
     WaitingCancels,
     cancels_of,
 )
-from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.commit.committer import Committed, Request, RequestOutcome
 from delaywheel_replica.server.commit.own_halves import (
     CommitRows,
     OwnHalves,
@@ -153,7 +153,7 @@ class Cancels:
         return decision
 
     def _write(self, group: list[PendingCancel]) -> None:
-        def written(outcome: Outcome) -> None:
+        def written(outcome: RequestOutcome) -> None:
             for row, pending in enumerate(group):
                 if not isinstance(outcome, Committed):
                     self._settle(pending, CancelDecision.UNKNOWN)
@@ -288,7 +288,7 @@ class Halves:
         status = self._server.cleaner_row
         return status is not None and are_known(status.needs)
 
-    def note(self, columns: Columns, outcome: Outcome) -> dict[Key, int]:
+    def note(self, columns: Columns, outcome: RequestOutcome) -> dict[Key, int]:
         """Notes the halves among what was written, and returns them with their lengths."""
         if not isinstance(outcome, Committed):
             return {}
@@ -326,7 +326,7 @@ class Halves:
         failed: dict[int, Refusal] = {}
         left = len(parts)
 
-        def answered(rows: CommitRows, outcome: Outcome) -> None:
+        def answered(rows: CommitRows, outcome: RequestOutcome) -> None:
             nonlocal left
             left -= 1
             if isinstance(outcome, Refusal):

@@ -18,7 +18,7 @@ from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.handover.answers import encode_answers, take_answers
 from delaywheel_replica.handover.batches import HEAD, UNANSWERED_BYTES, Head, decode, encode
 from delaywheel_replica.handover.sending import _Batch, _batches, _request
-from delaywheel_replica.server.commit.committer import Outcome, Request
+from delaywheel_replica.server.commit.committer import Request, RequestOutcome
 from delaywheel_replica.server.commit.own_halves import halves_among
 from delaywheel_replica.server.intake import handover as real
 from delaywheel_replica.server.node.refusals import Refusal
@@ -118,7 +118,7 @@ class SimHandover:
         has_halves = head.kind is Kind.MESSAGES and bool(halves_among(columns))
         self._halves_under_way += has_halves
 
-        def written(outcome: Outcome) -> None:
+        def written(outcome: RequestOutcome) -> None:
             if has_halves:
                 server.halves.release_early(server.halves.note(columns, outcome))
                 self._halves_under_way -= 1

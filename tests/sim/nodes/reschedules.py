@@ -23,7 +23,7 @@ from delaywheel_replica.core.protocol.reschedules import (
     mark_of,
 )
 from delaywheel_replica.server.changing.moving import Moves
-from delaywheel_replica.server.commit.committer import Committed, Outcome, Request
+from delaywheel_replica.server.commit.committer import Committed, Request, RequestOutcome
 from delaywheel_replica.server.lookup.scan import Found
 from sim.checking.truth import Key
 from sim.nodes.cancels import WAIT_MS, Cancels
@@ -144,7 +144,7 @@ class Reschedules:
             return
         columns = replace(columns, due_ms=np.array([record.to_ms], dtype=np.int64))
 
-        def written(outcome: Outcome) -> None:
+        def written(outcome: RequestOutcome) -> None:
             if isinstance(outcome, Committed) and not outcome.failed:
                 self._write_cancel(key, record, (outcome.wheel, outcome.seq))
             else:
@@ -157,7 +157,7 @@ class Reschedules:
         ids = np.frombuffer(id_ + mark_of(key, record), dtype=np.uint8).reshape(2, -1)
         columns = Columns.of_cancels(np.array([due_ms, due_ms], dtype=np.int64), ids)
 
-        def written(outcome: Outcome) -> None:
+        def written(outcome: RequestOutcome) -> None:
             self._busy.discard(key)
             if not isinstance(outcome, Committed):
                 return

@@ -44,7 +44,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.protocol.messages import Gossip, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
-from delaywheel_replica.server.commit.committer import Answers, Group, Outcome, Request
+from delaywheel_replica.server.commit.committer import Answers, Group, Request, RequestOutcome
 from delaywheel_replica.server.commit.outside import GroupJob, Job, StepJob
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.store.store import Store, StoreLimits
@@ -181,7 +181,7 @@ class SimServer:
 
         columns = columns_of(entries).take(rows)
 
-        def answered(outcome: Outcome) -> None:
+        def answered(outcome: RequestOutcome) -> None:
             for written, row in enumerate(rows.tolist()):
                 verdicts[row] = verdict_of(outcome, written)
             self.halves.note(columns, outcome)
@@ -494,7 +494,7 @@ def _reads_only(work: Work) -> bool:
     return isinstance(work, deque) and isinstance(work[0], Serve | ForgetLost)
 
 
-def verdict_of(outcome: Outcome, row: int) -> Reason | None:
+def verdict_of(outcome: RequestOutcome, row: int) -> Reason | None:
     """Why a message of a request was refused; None: it is acknowledged."""
     refusal = outcome if isinstance(outcome, Refusal) else outcome.failed.get(row)
     return None if refusal is None else refusal.reason

@@ -6,7 +6,7 @@ import pytest
 
 from delaywheel.seqset import SeqSet
 from delaywheel_replica.core.ingress import partition
-from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom
+from delaywheel_replica.core.ingress.moment import Moment, RequestKind, TransactionRoom
 from delaywheel_replica.core.ingress.partition import Intake
 from delaywheel_replica.core.ingress.reading import Unfit
 from delaywheel_replica.core.ingress.underway import IntakeStep, RecordAnswer, RecordUnderWay, Stage
@@ -84,7 +84,7 @@ def test_an_announcement_taken_back_of_what_a_server_may_have_is_found() -> None
     take_back = Intake._take_back
 
     def doubtless_back(
-        self: Intake, most: dict[Kind, int], draft: partition._Draft, spans: SeqSet
+        self: Intake, most: dict[RequestKind, int], draft: partition._Draft, spans: SeqSet
     ) -> tuple[list[RecordUnderWay], SeqSet]:
         for taken in self._taken if most else ():
             taken.perhaps_held = False

@@ -27,7 +27,7 @@ from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.link import HandoverBegins, Link, Message, StopRequested, Topics, Wake
+from delaywheel_replica.link import HandoverBegins, Link, LinkMessage, StopRequested, Topics, Wake
 from support.cleaner.handed_over import HandedOver
 from support.due.wheels import Sent, Wheels, Written
 
@@ -115,7 +115,7 @@ class PretendedServer:
                 for message in self._link.receive():
                     self._take(message)
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: LinkMessage) -> None:
         if isinstance(message, Topics):
             self.topics |= dict.fromkeys([*message.topics, *message.absent], message)
         if isinstance(message, HandoverBegins):
@@ -268,7 +268,7 @@ class World:
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {status}"
             time.sleep(0.01)
 
-    def say(self, message: Message) -> None:
+    def say(self, message: LinkMessage) -> None:
         """Says something to the cleaner."""
         assert self._mine.send(message)
 

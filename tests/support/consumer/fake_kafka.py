@@ -26,12 +26,12 @@ from delaywheel.consumer.port import (
 )
 from delaywheel.consumer.records import (
     FetchedRecords,
-    Headers,
     Incoming,
     Outgoing,
     Partition,
     Passed,
     Place,
+    RecordHeaders,
     fetched_of,
 )
 from delaywheel.consumer.rules.subscription import TopicNames
@@ -94,7 +94,7 @@ class FakeKafka:
     now_ms: int = 1_000_000
 
     def send(
-        self, value: bytes, *, key: bytes | None = None, headers: Headers | None = None
+        self, value: bytes, *, key: bytes | None = None, headers: RecordHeaders | None = None
     ) -> None:
         """Puts a record into the source topic."""
         number = sum(key or value) % self.partitions
@@ -146,7 +146,7 @@ class FakeKafka:
                 self._append(where, record.key, record.value, [*passed, *own])
 
     def _append(
-        self, where: Partition, key: bytes | None, value: bytes | None, headers: Headers
+        self, where: Partition, key: bytes | None, value: bytes | None, headers: RecordHeaders
     ) -> None:
         log = self.logs.setdefault(where, [])
         place = Place(where.topic, where.number, len(log), self.now_ms)

@@ -6,7 +6,7 @@ import time
 import uuid
 from dataclasses import dataclass, field
 
-from delaywheel.consumer.records import Headers
+from delaywheel.consumer.records import RecordHeaders
 
 
 @dataclass
@@ -16,7 +16,7 @@ class SentHalf:
     topic: str
     value: bytes = b"cancel it"
     key: bytes | None = b"42"
-    own: Headers = field(default_factory=list)
+    own: RecordHeaders = field(default_factory=list)
     group: str = "g"
     delay_ms: int = 0
     partition: int | None = None
@@ -28,9 +28,9 @@ class SentHalf:
     def deliver_at_ms(self) -> int:
         return self.due_ms + 1 + self.delay_ms
 
-    def letter_headers(self) -> Headers:
+    def letter_headers(self) -> RecordHeaders:
         """Returns the headers of the letter that asks about it."""
-        headers: Headers = [
+        headers: RecordHeaders = [
             *self.own,
             ("dw-id", self.id.hex().encode()),
             ("dw-due", b"%d" % self.due_ms),

@@ -22,7 +22,7 @@ from delaywheel_replica.core.protocol.heartbeat import Fence
 from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
-from delaywheel_replica.server.commit.committer import Answers, Committed, Outcome, Request
+from delaywheel_replica.server.commit.committer import Answers, Committed, Request, RequestOutcome
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.outside import Job
 from delaywheel_replica.server.store.store import Store, StoreLimits
@@ -44,7 +44,7 @@ class Asked:
         outcome: the answer; None: none yet.
     """
 
-    outcome: Outcome | None = None
+    outcome: RequestOutcome | None = None
 
     @property
     def committed(self) -> Committed:
@@ -179,7 +179,7 @@ class Driven:
         """A caller's request; nothing is done with it yet."""
         asked = Asked()
 
-        def on_answer(outcome: Outcome) -> None:
+        def on_answer(outcome: RequestOutcome) -> None:
             assert asked.outcome is None, "answered twice"
             asked.outcome = outcome
 

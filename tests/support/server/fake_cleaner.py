@@ -55,7 +55,7 @@ from delaywheel_replica.link import (
     DeadLetter,
     DeadLettered,
     Link,
-    Message,
+    LinkMessage,
     NodeStorage,
     StopRequested,
     TopicInfo,
@@ -103,7 +103,7 @@ class FakeCleaner:
         self.answers_topics = True
         self.passes_time = False
         self.hears = True
-        self.received: list[Message] = []
+        self.received: list[LinkMessage] = []
         self.dead_lettered = 0
         now_ms = time.time_ns() // 1_000_000
         self._started_ms = now_ms
@@ -228,7 +228,7 @@ class FakeCleaner:
                 if self.stopped.is_set() and not self._open_wheels():
                     return
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: LinkMessage) -> None:
         if isinstance(message, AskTopic) and self.answers_topics:
             info = self.topics.get(message.name)
             self._link.send(

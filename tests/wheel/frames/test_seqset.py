@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delaywheel.seqset import NO_SEQS, SeqSet, Span
+from delaywheel.seqset import NO_SEQS, SeqSet, SeqSpan
 
 MOST = 14
 
@@ -22,7 +22,7 @@ spans = st.lists(
 )
 
 
-def seqs_of(given_spans: list[Span]) -> set[int]:
+def seqs_of(given_spans: list[SeqSpan]) -> set[int]:
     return {seq for first, last in given_spans for seq in range(first, last + 1)}
 
 
@@ -51,7 +51,7 @@ def assert_is(found: SeqSet, expected: set[int]) -> None:
 
 
 @given(spans, spans)
-def test_spans_are_what_plain_sets_are(one: list[Span], other: list[Span]) -> None:
+def test_spans_are_what_plain_sets_are(one: list[SeqSpan], other: list[SeqSpan]) -> None:
     left, right = SeqSet(one), SeqSet(other)
     plain, plain_right = seqs_of(one), seqs_of(other)
     assert_is(left, plain)
@@ -62,7 +62,7 @@ def test_spans_are_what_plain_sets_are(one: list[Span], other: list[Span]) -> No
 
 
 @given(spans)
-def test_one_span_after_another_makes_the_same_set(some: list[Span]) -> None:
+def test_one_span_after_another_makes_the_same_set(some: list[SeqSpan]) -> None:
     found = NO_SEQS
     for first, last in some:
         found = found.with_span(first, last)
@@ -70,7 +70,7 @@ def test_one_span_after_another_makes_the_same_set(some: list[Span]) -> None:
 
 
 @given(spans, st.integers(0, MOST), st.integers(0, MOST))
-def test_a_part_of_a_set(some: list[Span], first: int, last: int) -> None:
+def test_a_part_of_a_set(some: list[SeqSpan], first: int, last: int) -> None:
     found, plain = SeqSet(some), seqs_of(some)
     assert_is(found.within(first, last), {seq for seq in plain if first <= seq <= last})
     assert_is(found.least(last), {*sorted(plain)[:last]})
@@ -78,7 +78,7 @@ def test_a_part_of_a_set(some: list[Span], first: int, last: int) -> None:
 
 
 @given(spans, st.integers(1, 4))
-def test_in_fewer_spans_it_has_more(some: list[Span], most: int) -> None:
+def test_in_fewer_spans_it_has_more(some: list[SeqSpan], most: int) -> None:
     found = SeqSet(some)
     condensed = found.condensed(most)
     assert len(condensed.spans) == min(most, len(found.spans))

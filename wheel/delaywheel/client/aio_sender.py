@@ -15,7 +15,7 @@ from delaywheel.message import Message, Result
 _EARLIER_S: Final = 0.001
 """Timers are not rescheduled for differences below this."""
 
-Deliver = Callable[[Sequence[Message], float], Awaitable[Sequence[Result]]]
+DeliverAsync = Callable[[Sequence[Message], float], Awaitable[Sequence[Result]]]
 
 
 class AioSender:
@@ -25,7 +25,7 @@ class AioSender:
     waits, a batch was settled, the linger is over.
     """
 
-    def __init__(self, queue: Queue, timeout_s: float, deliver: Deliver) -> None:
+    def __init__(self, queue: Queue, timeout_s: float, deliver: DeliverAsync) -> None:
         self._deliver: Final = deliver
         self._gathered: Final = Accumulator(queue, timeout_s, self._expedite_threadsafe)
         self._room: Final = asyncio.Condition()  # a batch was settled, or the client closed

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from delaywheel.consumer.leaving import UnreadableError, leave_one
 from delaywheel.consumer.records import (
-    Headers,
     Outgoing,
     Partition,
     Place,
+    RecordHeaders,
     Trip,
     Writes,
     error_text,
@@ -21,8 +21,7 @@ from delaywheel.consumer.records import (
 from delaywheel.consumer.rules.deserializers import Field, FieldContext, may_pass
 from delaywheel.errors import DelaywheelError
 from delaywheel.levels import Duration
-from delaywheel.message import Headers as GivenHeaders
-from delaywheel.message import Message
+from delaywheel.message import Headers, Message
 
 if TYPE_CHECKING:
     from delaywheel.consumer.block import RecordBlock
@@ -224,7 +223,7 @@ class ReceivedMessage:
         place: Place,
         key: bytes | None,
         value: bytes | None,
-        headers: Headers,
+        headers: RecordHeaders,
     ) -> None:
         self.block = block
         self.index = index
@@ -244,7 +243,7 @@ class ReceivedMessage:
         # Set when it is handed out again, as another object.
         self.is_given_back = False
 
-    def take_trip(self, trip: Trip, headers: Headers) -> None:
+    def take_trip(self, trip: Trip, headers: RecordHeaders) -> None:
         """Takes in that it has come back: its earlier attempts, and its own headers."""
         self.attempt, self.origin, self.first_error, self.last_error = trip
         self.headers = headers
@@ -386,7 +385,7 @@ class ReceivedMessage:
         value: bytes | None,
         *,
         key: bytes | None = None,
-        headers: GivenHeaders | None = None,
+        headers: Headers | None = None,
         partition: int | None = None,
         after: Duration | None = None,
     ) -> bool:

@@ -57,7 +57,7 @@ from delaywheel.record_headers import (
 )
 from delaywheel.ttl import TTL_HEADER
 
-Headers = list[tuple[str, bytes | None]]
+RecordHeaders = list[tuple[str, bytes | None]]
 
 ANY_PARTITION = -1
 NO_TIMESTAMP = -1
@@ -122,7 +122,7 @@ class Incoming(NamedTuple):
     place: Place
     key: bytes | None
     value: bytes | None
-    headers: Headers | None
+    headers: RecordHeaders | None
 
 
 class FetchedRecords(NamedTuple):
@@ -143,7 +143,7 @@ class FetchedRecords(NamedTuple):
     timestamps_ms: list[int]
     keys: list[bytes | None]
     values: list[bytes | None]
-    headers: list[Headers | None]
+    headers: list[RecordHeaders | None]
     unread: frozenset[int] = frozenset()
 
     @property
@@ -176,7 +176,7 @@ class Outgoing(NamedTuple):
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: Headers
+    headers: RecordHeaders
     partition: int = ANY_PARTITION
 
     @property
@@ -231,13 +231,13 @@ class Trip(NamedTuple):
     last_error: str | None = None
 
 
-def unpack_retry(record: Incoming) -> tuple[Trip, Headers]:
+def unpack_retry(record: Incoming) -> tuple[Trip, RecordHeaders]:
     """Parses a record of the retry topic: its attempts, and its own headers.
 
     A record that another program put there is treated as any other, at its first attempt.
     """
     ours: dict[str, bytes] = {}
-    own: Headers = []
+    own: RecordHeaders = []
     for name, value in record.headers or ():
         if name.startswith(RETRY_KEPT):
             own.append((name[len(RETRY_KEPT) :], value))
@@ -269,7 +269,7 @@ def retry_record(
     trip: Trip,
     key: bytes | None,
     value: bytes | None,
-    headers: Headers,
+    headers: RecordHeaders,
     due_ms: int,
     partition: int | None,
 ) -> Outgoing:
@@ -285,7 +285,7 @@ def retry_record(
         due_ms: When it comes back.
         partition: The partition to come back on; None: chosen from the key.
     """
-    packed: Headers = [
+    packed: RecordHeaders = [
         (f"{RETRY_KEPT}{name}" if _means_something(name) else name, content)
         for name, content in headers
     ]
@@ -319,10 +319,10 @@ def dead_letter(
     trip: Trip,
     key: bytes | None,
     value: bytes | None,
-    headers: Headers,
+    headers: RecordHeaders,
 ) -> Outgoing:
     """Returns a record's dead letter; `trip` includes the attempt that failed."""
-    ours: Headers = [
+    ours: RecordHeaders = [
         *headers,
         ("dw-dead-reason", encode_error(reason)),
         ("dw-dead-topic", retry_topic.encode()),

@@ -38,7 +38,7 @@ from delaywheel.record_headers import (
     RETRY_ORIGIN_TIMESTAMP,
 )
 
-Headers = tuple[tuple[str, bytes | None], ...]
+LetterHeaders = tuple[tuple[str, bytes | None], ...]
 
 DEAD_PREFIX = "dw-dead-"
 REPLAYED_HEADER = "dw-dead-replayed"
@@ -126,7 +126,7 @@ class Letter:
     timestamp_ms: int
     key: bytes | None
     value: bytes | None
-    headers: Headers
+    headers: LetterHeaders
     dw_headers: dict[str, bytes] = field(init=False)
 
     def __post_init__(self) -> None:

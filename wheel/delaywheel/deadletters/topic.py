@@ -51,7 +51,7 @@ def undecided_topic(cluster_id: str, group: str) -> str:
     return f"{halves_topic(cluster_id)}-dead-{group}"
 
 
-Bounds: TypeAlias = dict[int, tuple[int, int]]
+OffsetRanges: TypeAlias = dict[int, tuple[int, int]]
 """For each partition, the first offset and the one after the last."""
 
 
@@ -220,7 +220,7 @@ class DeadLetterTopic:
     @contextmanager
     def claimed(
         self, *, limit: int | None = None, on_progress: Callable[[Settled], None] | None = None
-    ) -> Iterator[tuple[Bounds, Settling]]:
+    ) -> Iterator[tuple[OffsetRanges, Settling]]:
         """Claims the letters: whoever had claimed them before settles no more.
 
         Returns:
@@ -268,18 +268,18 @@ class DeadLetterTopic:
 
     # --- Kafka
 
-    def bounds(self) -> tuple[Bounds, str]:
+    def bounds(self) -> tuple[OffsetRanges, str]:
         """Returns the topic's present first offsets and ends, and Kafka's id of it."""
         bounds, marks = self._look()
         return bounds, marks.topic_id
 
-    def look(self) -> tuple[Bounds, Marks]:
+    def look(self) -> tuple[OffsetRanges, Marks]:
         """Returns the topic's present first offsets and ends, and what is marked now."""
         bounds, marks = self._look()
         self._read_marks(marks, until=None)
         return bounds, marks
 
-    def _look(self) -> tuple[Bounds, Marks]:
+    def _look(self) -> tuple[OffsetRanges, Marks]:
         """Returns the topic's present first offsets and ends, without marks."""
         described = self._describe(self.name)
         if described is None:

@@ -67,7 +67,7 @@ _OF_THE_TOPIC = (
     "_UNKNOWN_TOPIC",
 )
 
-Place = tuple[str, int, int]
+MessageName = tuple[str, int, int]
 """Wheel, seq and row: the name of one message."""
 
 
@@ -113,7 +113,7 @@ class Findings:
 
     complete: bool = True
     obstacle: str = ""
-    refused: dict[Place, str] = field(default_factory=dict)
+    refused: dict[MessageName, str] = field(default_factory=dict)
     unavailable: dict[str, str] = field(default_factory=dict)
     batch_bytes: dict[str, int] = field(default_factory=dict)
     tried: set[str] = field(default_factory=set)
@@ -425,7 +425,7 @@ class _TopicSearch:
         if trial.refused:
             numbers = np.array([refused.number for refused in trial.refused])
             for refused, message in zip(trial.refused, rows.take(numbers), strict=True):
-                self.findings.refused[place_of(message)] = refused.reason
+                self.findings.refused[name_of(message)] = refused.reason
             rows = rows.take(np.delete(np.arange(len(rows)), numbers))
         match trial.answer:
             case TrialResult.UNGUARDED:
@@ -443,7 +443,7 @@ class _TopicSearch:
             return
         if len(rows) == 1:
             (message,) = rows
-            self.findings.refused[place_of(message)] = cause
+            self.findings.refused[name_of(message)] = cause
             return
         before = len(self.findings.refused)
         halves = rows.take(slice(None, len(rows) // 2)), rows.take(slice(len(rows) // 2, None))
@@ -462,7 +462,7 @@ def _of_topics(rows: DueRows, names: Sequence[str]) -> DueRows:
     return rows.take(np.isin(rows.topic_numbers, numbers))
 
 
-def place_of(message: DueMessage) -> Place:
+def name_of(message: DueMessage) -> MessageName:
     """Returns the name of one message."""
     return str(message.wheel), message.seq, message.row
 

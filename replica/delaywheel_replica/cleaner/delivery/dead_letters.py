@@ -37,7 +37,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.ttl import TTL_HEADER
-from delaywheel_replica.cleaner.delivery.bisection import Findings, Place, place_of
+from delaywheel_replica.cleaner.delivery.bisection import Findings, MessageName, name_of
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.suitability import Unsuited, find_unsuited
@@ -197,7 +197,7 @@ class DeadLetters:
         self._unknown = _Questions()
         self._doubtful = _Questions()
         self._partitions: dict[str, int] = {}
-        self._guilty: dict[Place, str] = {}
+        self._guilty: dict[MessageName, str] = {}
         self._batch_limits: dict[str, int] = {}
         self._search: tuple[set[str], Future[Findings]] | None = None
         self._probe: Future[Findings] | None = None
@@ -494,7 +494,7 @@ class DeadLetters:
     def _found_guilty(self, rows: DueRows) -> Unsuited:
         found: Unsuited = {}
         for row, message in enumerate(rows):
-            cause = self._guilty.get(place_of(message))
+            cause = self._guilty.get(name_of(message))
             if cause is not None:
                 found[row] = _reason_of(cause), cause
         return found

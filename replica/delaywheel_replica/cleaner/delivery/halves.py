@@ -43,7 +43,11 @@ from delaywheel_replica.cleaner.delivery.dead_letters import Condemned
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState, Records
 from delaywheel_replica.cleaner.due.steps import Step
-from delaywheel_replica.cleaner.ingress.half_letters import Headers, letter_headers, split_headers
+from delaywheel_replica.cleaner.ingress.half_letters import (
+    HeaderPairs,
+    letter_headers,
+    split_headers,
+)
 from delaywheel_replica.kafka_settings import KafkaNames
 
 _LONGEST_MS = 86_400_000
@@ -54,7 +58,7 @@ class _AsSent(NamedTuple):
     """A half as it is sent."""
 
     topic: str
-    headers: Headers
+    headers: HeaderPairs
     partition: int
     timestamp_ms: int
     state: HalfState

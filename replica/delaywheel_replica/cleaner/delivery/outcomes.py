@@ -28,7 +28,7 @@ from delaywheel_replica.cleaner.due.rows import (
     DueRows,
     HalfState,
     MessageOutcome,
-    Source,
+    MessageSource,
 )
 from delaywheel_replica.cleaner.ingress.letters import dead_outcome
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW, Record
@@ -68,7 +68,7 @@ _NO_WHEEL = b"ingress"
 
 
 @lru_cache(maxsize=1024)
-def _wheel_text(wheel: Source) -> bytes:
+def _wheel_text(wheel: MessageSource) -> bytes:
     return _NO_WHEEL if isinstance(wheel, Direct) else str(wheel).encode()
 
 

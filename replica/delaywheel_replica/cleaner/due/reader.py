@@ -18,7 +18,7 @@ from delaywheel_replica.cleaner.due.given_up import Looked, look_at
 from delaywheel_replica.cleaner.due.runs import WheelNumbers
 from delaywheel_replica.cleaner.due.steps import Draft, Step
 from delaywheel_replica.cleaner.due.tail import Tail
-from delaywheel_replica.cleaner.due.unreadable import Awaited
+from delaywheel_replica.cleaner.due.unreadable import AwaitedFrames
 from delaywheel_replica.cleaner.due.window import Window
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -74,7 +74,7 @@ class DueReader:
         self._withdrawn: frozenset[MessageKey] = frozenset()
         self._looked_ms: int | None = None
         self._wanted: Mapping[Position, int] = {}
-        self._unread = Awaited([])
+        self._unread = AwaitedFrames([])
         self._unreadable_rows = UnreadableRows()
         self._lacks_some = False  # of V, by the last look
 
@@ -85,7 +85,7 @@ class DueReader:
         self._limits = {}
         self._lacks_some = False
         self._looked_ms = None
-        self._wanted, self._unread = {}, Awaited([])
+        self._wanted, self._unread = {}, AwaitedFrames([])
         self._window.start(progress)
         self._tail.start(progress)
 
@@ -104,7 +104,7 @@ class DueReader:
         """
         if places == self._wanted:
             return
-        unread = Awaited([])
+        unread = AwaitedFrames([])
         for place, slot in places.items():
             frame, reader = (place.wheel, place.seq), self._tail.readers.get(place.wheel)
             if reader is not None and (place not in self._wanted or frame in self._unread):

@@ -79,7 +79,7 @@ class Direct:
         return f"{self.topic}/{self.partition}"
 
 
-Source: TypeAlias = WheelId | Direct
+MessageSource: TypeAlias = WheelId | Direct
 """Where a message comes from; it has its seq there. In an ingress partition that is its offset."""
 
 
@@ -95,7 +95,7 @@ class DueMessage(NamedTuple):
     due_ms: int
     id: bytes
     accepted_at_ms: int
-    wheel: Source
+    wheel: MessageSource
     seq: int
     row: int
 
@@ -107,7 +107,7 @@ class DueRows:
     records: Records
     topics: Sequence[str]
     """Topic names; `topic_numbers` index them. May hold more names than these rows use."""
-    wheels: Sequence[Source]
+    wheels: Sequence[MessageSource]
     blobs: Sequence[Blob]
 
     def __len__(self) -> int:
@@ -264,7 +264,7 @@ class Dropped(NamedTuple):
     due_ms: int
     id: bytes
     accepted_at_ms: int
-    wheel: Source
+    wheel: MessageSource
     seq: int
     row: int
 
@@ -316,7 +316,7 @@ def record_lengths_bytes(records: Records) -> NDArray[np.int64]:
     return lengths
 
 
-def join_rows(parts: Sequence[DueRows], wheels: Sequence[Source]) -> DueRows:
+def join_rows(parts: Sequence[DueRows], wheels: Sequence[MessageSource]) -> DueRows:
     """Concatenates rows of several seconds."""
     if len(parts) == 1:
         return parts[0]

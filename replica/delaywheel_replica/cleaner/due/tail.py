@@ -39,7 +39,7 @@ from delaywheel.storage.frames.rows import are_releases, is_hole, message_counts
 from delaywheel.storage.reading.decoding import FrameBatch
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel_replica.cleaner.due.seconds import Second
-from delaywheel_replica.cleaner.due.unreadable import Awaited
+from delaywheel_replica.cleaner.due.unreadable import AwaitedFrames
 from delaywheel_replica.cleaner.due.window import Window
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange
 from delaywheel_replica.core.protocol.progress import Progress
@@ -96,7 +96,7 @@ class Tail:
         self.readers: dict[WheelId, WheelReader] = {}
         self.admitted: dict[WheelId, int] = {}
         self.late: dict[WheelId, deque[LateFrame]] = {}
-        self._awaited: dict[WheelId, Awaited] = {}
+        self._awaited: dict[WheelId, AwaitedFrames] = {}
         self.lost = NO_FRAMES
 
     def start(self, progress: Progress) -> None:
@@ -176,7 +176,7 @@ class Tail:
             unreadable += self._not_lost(wheel, first, np.flatnonzero(is_hole(rows))).tolist()
         if unreadable and min(unreadable) < end:
             end = min(unreadable)
-            self._awaited[wheel] = Awaited([(wheel, first + number) for number in unreadable])
+            self._awaited[wheel] = AwaitedFrames([(wheel, first + number) for number in unreadable])
         late: list[LateFrame] = []
         for slot, found in batches.items():
             inside = [batch.take(batch.seqs < first + end) for batch in found]

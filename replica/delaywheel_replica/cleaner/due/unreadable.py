@@ -25,7 +25,7 @@ LOOKED_AT_FRAMES = 100
 """How many are examined again at once."""
 
 
-class Awaited:
+class AwaitedFrames:
     """Frames that are waited for together."""
 
     def __init__(self, frames: Iterable[FrameName]) -> None:

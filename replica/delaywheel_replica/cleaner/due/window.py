@@ -51,7 +51,7 @@ from delaywheel_replica.cleaner.due.kept_seconds import Bound, KeptSeconds
 from delaywheel_replica.cleaner.due.loading import Loader
 from delaywheel_replica.cleaner.due.runs import WheelNumbers
 from delaywheel_replica.cleaner.due.seconds import Second
-from delaywheel_replica.cleaner.due.unreadable import Awaited
+from delaywheel_replica.cleaner.due.unreadable import AwaitedFrames
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress
 
@@ -118,7 +118,7 @@ class Window:
         self._loader = Loader(disk, data, wheels, ttl_header=ttl_header, thread=thread)
         self._known = KnownSlots()
         self._seconds = KeptSeconds()
-        self._blocked: dict[int, Awaited] = {}
+        self._blocked: dict[int, AwaitedFrames] = {}
         self._arrived: list[FrameBatch] = []  # frames admitted for the second being loaded
         # The earliest second that a late frame waits for: a past one, or one that has a release.
         self._wanted: int | None = None
@@ -265,7 +265,7 @@ class Window:
         if loaded is None:
             return False
         if loaded.damaged:
-            self._blocked[loaded.second.slot] = Awaited(loaded.damaged)
+            self._blocked[loaded.second.slot] = AwaitedFrames(loaded.damaged)
         else:
             loaded.second.add(sorted(self._arrived, key=_place))
             self._seconds.put(loaded.second)

@@ -17,8 +17,8 @@ from delaywheel_replica.cleaner.due.rows import (
     RECORD,
     Direct,
     DueRows,
+    MessageSource,
     Records,
-    Source,
 )
 from delaywheel_replica.core.ingress.underway import Forwarded
 
@@ -40,7 +40,7 @@ def direct_rows(
     ttl = ttl_header.encode()
     records: Records = np.zeros(len(messages), RECORD)
     topics: dict[str, int] = {}
-    sources: dict[Source, int] = {}
+    sources: dict[MessageSource, int] = {}
     parts: list[bytes] = []
     start = 0
     for row, (taken, message) in enumerate(messages):

@@ -17,7 +17,7 @@ from delaywheel_replica.cleaner.due.rows import ABSENT
 from delaywheel_replica.core.ingress.underway import Forwarded
 from delaywheel_replica.kafka_settings import KafkaNames
 
-Headers = list[tuple[str, bytes | None]]
+HeaderPairs = list[tuple[str, bytes | None]]
 
 
 class HalfHeaders(NamedTuple):
@@ -29,7 +29,7 @@ class HalfHeaders(NamedTuple):
         deliver_at_ms: When its message is due; None: at its commit.
     """
 
-    own: Headers
+    own: HeaderPairs
     group: bytes | None
     deliver_at_ms: int | None
 
@@ -49,7 +49,7 @@ def letter_headers(
     due_ms: int,
     partition: int,
     timestamp_ms: int,
-) -> Headers:
+) -> HeaderPairs:
     """Returns the headers of the letter about a half.
 
     Args:

@@ -20,7 +20,7 @@ from typing import Final
 
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import HandoverPort, MakeHandover
-from delaywheel_replica.core.ingress.moment import Kind, TransactionRoom, kind_of
+from delaywheel_replica.core.ingress.moment import RequestKind, TransactionRoom, request_kind
 from delaywheel_replica.core.ingress.reading import Delayed, Withdrawn
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.ingress.underway import RecordAnswer
@@ -52,7 +52,7 @@ class Handing:
         self._unanswered: set[Handed] = set()
         self._pause_s = FIRST_PAUSE_S
         self._again_at = 0.0
-        self._refused_since: dict[Kind, float] = {}
+        self._refused_since: dict[RequestKind, float] = {}
         # In the order of their first UNKNOWN.
         self._unknown_since: dict[Handed, float] = {}
         self._is_fault_logged = False
@@ -68,7 +68,7 @@ class Handing:
         return len(self._unanswered)
 
     @property
-    def most(self) -> Mapping[Kind, int]:
+    def most(self) -> Mapping[RequestKind, int]:
         """Returns the kinds that the server has refused for a while, as in `Moment.most`."""
         now_s = self._clock.monotonic()
         asks = int(now_s >= self._again_at and not self._unanswered)
@@ -127,9 +127,11 @@ class Handing:
 
     def _note_refused(self, answers: Sequence[tuple[Handed, RecordAnswer]]) -> None:
         """Notes since when no record of a kind was taken or refused for its own reason."""
-        kinds: tuple[Kind, ...] = (Delayed, Withdrawn)
+        kinds: tuple[RequestKind, ...] = (Delayed, Withdrawn)
         for kind in kinds if answers else ():
-            heard = {answer for handed, answer in answers if kind_of(handed.taken.request) is kind}
+            heard = {
+                answer for handed, answer in answers if request_kind(handed.taken.request) is kind
+            }
             if heard - {RecordAnswer.NOT_NOW, RecordAnswer.UNKNOWN}:
                 self._refused_since.pop(kind, None)
             elif RecordAnswer.NOT_NOW in heard:

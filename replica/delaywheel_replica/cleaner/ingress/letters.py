@@ -24,7 +24,12 @@ from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Unfit
-from delaywheel_replica.core.ingress.underway import Answered, Deleted, DeletedRecords, Rejected
+from delaywheel_replica.core.ingress.underway import (
+    Deleted,
+    DeletedRecords,
+    GroupAnswered,
+    Rejected,
+)
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.kafka_settings import KafkaNames
 
@@ -67,7 +72,7 @@ def dead_outcome(
     return _outcome(names, origin.topic, origin.partition, fields)
 
 
-def answered(names: KafkaNames, settled: Answered) -> Record:
+def answered(names: KafkaNames, settled: GroupAnswered) -> Record:
     """Returns the outcome that says what a group has answered about a half."""
     id_, due_ms, answer = settled.answered
     record = settled.taken.record

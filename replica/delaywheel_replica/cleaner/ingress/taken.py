@@ -10,7 +10,7 @@ from typing import Final
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
 from delaywheel_replica.core.ingress.term import IngressTerm, TermStep
-from delaywheel_replica.core.ingress.underway import Answered, Deleted, Forwarded, Rejected
+from delaywheel_replica.core.ingress.underway import Deleted, Forwarded, GroupAnswered, Rejected
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.process.logs import get_logger
 
@@ -65,7 +65,7 @@ def counted_of(term: IngressTerm, step: TermStep) -> Counter[str]:
             case Rejected():
                 counted["ingress_dead_letters"] += 1
                 counted["dead_lettered"] += 1
-            case Answered():
+            case GroupAnswered():
                 counted[f"halves_answered_{settled.answered.answer.name.lower()}"] += 1
             case Deleted():
                 first, last, is_cut_off = settled.deleted

@@ -55,7 +55,7 @@ from delaywheel_replica.core.ingress.moment import Moment, TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.ingress.term import IngressTerm
-from delaywheel_replica.core.ingress.underway import Answered, Deleted, Forwarded, Rejected
+from delaywheel_replica.core.ingress.underway import Deleted, Forwarded, GroupAnswered, Rejected
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE as HALVES_KNOWN_SINCE
 from delaywheel_replica.core.leader.rescheduling import nodes_behind
 from delaywheel_replica.core.protocol.control import (
@@ -396,7 +396,7 @@ class Ingress:
         for each in taken.step.settled:
             if isinstance(each, Rejected):
                 yield from letters.letter(names, each, self._settings.letter_bytes)
-            elif isinstance(each, Answered):
+            elif isinstance(each, GroupAnswered):
                 yield letters.answered(names, each)
         for at, step in taken.step.steps.items():
             for each in step.settled:

@@ -14,10 +14,10 @@ from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelAdminStub, DelayWh
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.reaching import Nodes
 
-Answer = TypeVar("Answer")
+AnswerT = TypeVar("AnswerT")
 
 
-def ask(server: Nodes, call: Callable[[DelayWheelStub], Answer]) -> Answer:
+def ask(server: Nodes, call: Callable[[DelayWheelStub], AnswerT]) -> AnswerT:
     """Calls the first of these nodes that can answer; the call may be made more than once.
 
     Args:
@@ -30,8 +30,8 @@ def ask(server: Nodes, call: Callable[[DelayWheelStub], Answer]) -> Answer:
 
 
 def ask_admin(
-    server: Nodes, call: Callable[[DelayWheelAdminStub], Answer], *, changes: bool
-) -> Answer:
+    server: Nodes, call: Callable[[DelayWheelAdminStub], AnswerT], *, changes: bool
+) -> AnswerT:
     """Does the same for operator calls.
 
     Args:
@@ -44,7 +44,7 @@ def ask_admin(
     return _ask(server, lambda channel: call(DelayWheelAdminStub(channel)), changes=changes)
 
 
-def _ask(server: Nodes, call: Callable[[grpc.Channel], Answer], *, changes: bool) -> Answer:
+def _ask(server: Nodes, call: Callable[[grpc.Channel], AnswerT], *, changes: bool) -> AnswerT:
     try:
         addresses = parse_addresses(server.addresses)
     except ValueError as error:

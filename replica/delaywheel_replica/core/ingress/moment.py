@@ -9,11 +9,11 @@ from typing import NamedTuple, TypeAlias
 
 from delaywheel_replica.core.ingress.reading import Delayed, HalfCommit, Withdrawn
 
-Kind: TypeAlias = type[Delayed] | type[Withdrawn]
+RequestKind: TypeAlias = type[Delayed] | type[Withdrawn]
 """The kind of a handed-over record: a server may accept cancels while it accepts no messages."""
 
 
-def kind_of(request: object) -> Kind:
+def request_kind(request: object) -> RequestKind:
     """Returns the kind of a record, by its request; a commit counts as a cancel: both are rows."""
     return Withdrawn if isinstance(request, Withdrawn | HalfCommit) else Delayed
 
@@ -40,7 +40,7 @@ class Moment:
     span_end_ms: int
     floor: int
     blocked: AbstractSet[str] = frozenset()
-    most: Mapping[Kind, int] = field(default_factory=dict)
+    most: Mapping[RequestKind, int] = field(default_factory=dict)
     takes_halves: bool = True
     halves_objection: str | None = None
 

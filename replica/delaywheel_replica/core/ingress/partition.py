@@ -60,7 +60,12 @@ from typing import Final, TypeAlias
 
 from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel_replica.core.ingress.moment import Kind, Moment, TransactionRoom, kind_of
+from delaywheel_replica.core.ingress.moment import (
+    Moment,
+    RequestKind,
+    TransactionRoom,
+    request_kind,
+)
 from delaywheel_replica.core.ingress.reading import (
     CommittedRecord,
     Delayed,
@@ -73,15 +78,15 @@ from delaywheel_replica.core.ingress.reading import (
     read,
 )
 from delaywheel_replica.core.ingress.underway import (
-    Answered,
     Deleted,
     DeletedRecords,
     Forwarded,
+    GroupAnswered,
     IntakeStep,
     RecordAnswer,
     RecordUnderWay,
     Rejected,
-    Settled,
+    SettledRecord,
     Stage,
 )
 from delaywheel_replica.core.protocol.control import IngressRecord
@@ -104,10 +109,10 @@ class _Draft:
 
     passed: int = 0
     next_offset: int = 0
-    settled: list[Settled] = field(default_factory=list)
+    settled: list[SettledRecord] = field(default_factory=list)
     length_bytes: int = 0
 
-    def take(self, settled: Settled, room: TransactionRoom) -> bool:
+    def take(self, settled: SettledRecord, room: TransactionRoom) -> bool:
         """Adds a settled record if there is room."""
         length_bytes = 0 if settled.taken.record is None else settled.taken.record.length_bytes
         if len(self.settled) >= room.messages:
@@ -352,17 +357,19 @@ class Intake:
         draft.next_offset = self.position
         return draft
 
-    def _settled(self, taken: RecordUnderWay, moment: Moment) -> Settled | None:
+    def _settled(self, taken: RecordUnderWay, moment: Moment) -> SettledRecord | None:
         """Returns how a record that is not held can be settled now; None if it cannot."""
         request = taken.request
         match request:
             case DeletedRecords():
                 return Deleted(taken, request)
             case HalfAnswered():
-                return Answered(taken, request)
+                return GroupAnswered(taken, request)
         return None if taken.stage is Stage.HANDED else self._decided(taken, request, moment)
 
-    def _decided(self, taken: RecordUnderWay, request: _Request, moment: Moment) -> Settled | None:
+    def _decided(
+        self, taken: RecordUnderWay, request: _Request, moment: Moment
+    ) -> SettledRecord | None:
         """Returns how a record can be settled that no server is asked about now."""
         unfit = _unfit(taken, request, moment)
         if unfit is not None:
@@ -374,7 +381,7 @@ class Intake:
         return None if request.topic in moment.blocked else Forwarded(taken, request)
 
     def _take_back(
-        self, most: dict[Kind, int], draft: _Draft, spans: SeqSet
+        self, most: dict[RequestKind, int], draft: _Draft, spans: SeqSet
     ) -> tuple[list[RecordUnderWay], SeqSet]:
         """Returns records whose announcement is withdrawn, and what remains announced.
 
@@ -392,7 +399,7 @@ class Intake:
         begin = draft.next_offset
         for taken in islice(self._taken, draft.passed, None) if most else ():
             first, begin = begin, taken.offset + 1
-            kind = kind_of(taken.request)
+            kind = request_kind(taken.request)
             if kind not in most or taken.stage is not Stage.ANNOUNCED:
                 continue
             if most[kind]:
@@ -404,7 +411,7 @@ class Intake:
         return (found, left) if len(left.spans) <= SPANS_MOST else ([], spans)
 
     def _announce(
-        self, moment: Moment, passed: int, spans: SeqSet, most: dict[Kind, int]
+        self, moment: Moment, passed: int, spans: SeqSet, most: dict[RequestKind, int]
     ) -> tuple[list[RecordUnderWay], SeqSet]:
         """Returns records to announce, and all offsets announced with them.
 
@@ -417,7 +424,7 @@ class Intake:
             if taken.stage is not Stage.READ:
                 before = taken
                 continue
-            if not _can_be_handed(taken, moment) or most.get(kind_of(taken.request)) == 0:
+            if not _can_be_handed(taken, moment) or most.get(request_kind(taken.request)) == 0:
                 before = None
                 continue
             first = taken.offset
@@ -432,7 +439,7 @@ class Intake:
                     return found, spans
             before = taken
             found.append(taken)
-            if (kind := kind_of(taken.request)) in most:
+            if (kind := request_kind(taken.request)) in most:
                 most[kind] -= 1
         return found, spans if run is None else spans.with_span(*run)
 

@@ -22,7 +22,7 @@ from delaywheel_replica.core.ingress.underway import (
     IntakeStep,
     RecordAnswer,
     RecordUnderWay,
-    Settled,
+    SettledRecord,
 )
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 
@@ -58,7 +58,7 @@ class TermStep:
     """
 
     steps: Mapping[IngressPartition, IntakeStep] = field(default_factory=dict)
-    settled: tuple[Settled, ...] = ()
+    settled: tuple[SettledRecord, ...] = ()
     abandoned: Mapping[IngressPartition, IngressRecord] = field(default_factory=dict)
     length_bytes: int = 0
 
@@ -236,7 +236,7 @@ class IngressTerm:
         """
         messages, length_bytes = room
         steps: dict[IngressPartition, IntakeStep] = {}
-        settled: list[Settled] = []
+        settled: list[SettledRecord] = []
         used_bytes = looked = 0
         intakes = self._rotated(self._plan_begin)
         self._looked_at = None

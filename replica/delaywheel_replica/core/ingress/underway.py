@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
-from delaywheel_replica.core.ingress.moment import Kind
+from delaywheel_replica.core.ingress.moment import RequestKind
 from delaywheel_replica.core.ingress.reading import (
     CommittedRecord,
     Delayed,
@@ -108,14 +108,14 @@ class Deleted(NamedTuple):
     deleted: DeletedRecords
 
 
-class Answered(NamedTuple):
+class GroupAnswered(NamedTuple):
     """Settled: the transaction carries the outcome that says what a group has answered."""
 
     taken: RecordUnderWay
     answered: HalfAnswered
 
 
-Settled: TypeAlias = Forwarded | Rejected | Deleted | Answered
+SettledRecord: TypeAlias = Forwarded | Rejected | Deleted | GroupAnswered
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,9 @@ class IntakeStep:
     """
 
     record: IngressRecord
-    settled: tuple[Settled, ...] = ()
+    settled: tuple[SettledRecord, ...] = ()
     passed: int = 0
     announced: tuple[RecordUnderWay, ...] = ()
     length_bytes: int = 0
     taken_back: tuple[RecordUnderWay, ...] = ()
-    most: Mapping[Kind, int] = field(default_factory=dict)
+    most: Mapping[RequestKind, int] = field(default_factory=dict)

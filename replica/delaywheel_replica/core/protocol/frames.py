@@ -5,7 +5,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, Self
 
 from delaywheel.identity import WheelId
-from delaywheel.seqset import NO_SEQS, SeqSet, Span
+from delaywheel.seqset import NO_SEQS, SeqSet, SeqSpan
 from delaywheel_replica.core.protocol.codec import MalformedError, parse_wheel
 
 FrameName = tuple[WheelId, int]
@@ -32,7 +32,7 @@ class FrameSet(AbstractSet[FrameName]):
 
     def __init__(self, ranges: Iterable[FrameRange] = ()) -> None:
         """Joins these ranges, which may overlap and come in any order."""
-        spans: dict[WheelId, list[Span]] = {}
+        spans: dict[WheelId, list[SeqSpan]] = {}
         for wheel, first_seq, last_seq in ranges:
             spans.setdefault(wheel, []).append((first_seq, last_seq))
         self._seqs = _some({wheel: SeqSet(of_wheel) for wheel, of_wheel in spans.items()})

@@ -88,7 +88,7 @@ class Committed:
     failed: dict[int, Refusal]
 
 
-Outcome: TypeAlias = Committed | Refusal
+RequestOutcome: TypeAlias = Committed | Refusal
 """A Refusal concerns the whole request: none of it was accepted, or (WHEEL_LOST) it is unknown."""
 
 
@@ -106,12 +106,12 @@ class Request:
 
     columns: Columns
     kind: Kind
-    on_answer: Callable[[Outcome], None]
+    on_answer: Callable[[RequestOutcome], None]
     wheel: WheelId | None = None
     released_bytes: int = 0
 
 
-Answers: TypeAlias = list[tuple[Request, Outcome]]
+Answers: TypeAlias = list[tuple[Request, RequestOutcome]]
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.process.defects import fatal
-from delaywheel_replica.server.commit.committer import Answers, Committed, Outcome, Request
+from delaywheel_replica.server.commit.committer import Answers, Committed, Request, RequestOutcome
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -67,7 +67,7 @@ def settle(answers: Answers) -> None:
         request.on_answer(outcome)
 
 
-def _settle(answer: "asyncio.Future[Committed]", outcome: Outcome) -> None:
+def _settle(answer: "asyncio.Future[Committed]", outcome: RequestOutcome) -> None:
     if answer.done():  # its caller gave up
         return
     if isinstance(outcome, Refusal):

@@ -39,7 +39,7 @@ from delaywheel_replica.server.node.refusals import (
 # Queries name a second, or up to 1,000 messages: no such request is longer.
 _QUESTION_BYTES: Final = 1 << 17
 
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+GrpcHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class Answer(NamedTuple):
@@ -87,7 +87,7 @@ StreamWork: TypeAlias = Callable[[StreamContext], Awaitable[None]]
 """Reads and answers a stream until it ends."""
 
 
-class Answers(NamedTuple):
+class AnswerBounds(NamedTuple):
     """Bounds on answers to questions, separate from what producers have in flight.
 
     Attributes:
@@ -106,7 +106,7 @@ class GrpcHandlers:
         self,
         reception: Reception,
         counts: NodeCounts,
-        answers: Answers,
+        answers: AnswerBounds,
         access: Access | None = None,
         audit: Audit | None = None,
     ) -> None:
@@ -130,8 +130,8 @@ class GrpcHandlers:
         self,
         service: ServiceDescriptor,
         servicer: object,
-        raw: Mapping[str, Handler],
-    ) -> dict[str, Handler]:
+        raw: Mapping[str, GrpcHandler],
+    ) -> dict[str, GrpcHandler]:
         """Returns handlers for all calls of a service, by method.
 
         Register them by method (`add_registered_method_handlers`): gRPC accepts one call of each
@@ -148,7 +148,7 @@ class GrpcHandlers:
             for method in service.methods
         }
 
-    def call(self, name: str, work: Work) -> Handler:
+    def call(self, name: str, work: Work) -> GrpcHandler:
         """Returns a handler with one request and one answer, both as bytes."""
 
         async def answer(held: ExitStack, context: Context, call: CallContext) -> None:
@@ -158,7 +158,7 @@ class GrpcHandlers:
 
         return self._guarded(name, answer)
 
-    def stream(self, name: str, work: StreamWork) -> Handler:
+    def stream(self, name: str, work: StreamWork) -> GrpcHandler:
         """Returns a handler for a stream of any number of requests and answers."""
 
         async def answer(held: ExitStack, context: Context, call: CallContext) -> None:
@@ -190,7 +190,7 @@ class GrpcHandlers:
 
     def _guarded(
         self, name: str, answer: Callable[[ExitStack, Context, CallContext], Awaitable[None]]
-    ) -> Handler:
+    ) -> GrpcHandler:
         """Returns a handler that counts the call and ends it with an answer or a reason.
 
         gRPC would log any exception with everything it knows about it: nothing that a caller does
@@ -222,7 +222,7 @@ class GrpcHandlers:
         self._counts.refused_calls[name, refusal.reason] += 1
         await abort(context, refusal)
 
-    def _handler(self, method: MethodDescriptor, servicer: object) -> Handler:
+    def _handler(self, method: MethodDescriptor, servicer: object) -> GrpcHandler:
         answer = getattr(servicer, method.name)
         request_class: type[Message] = GetMessageClass(method.input_type)
         if method.client_streaming:
@@ -270,7 +270,7 @@ class GrpcHandlers:
         name: str,
         request_class: type[Message],
         watch: Callable[[Any, "_Encoding"], Awaitable[None]],
-    ) -> Handler:
+    ) -> GrpcHandler:
         async def answer(held: ExitStack, context: Context, call: CallContext) -> None:
             self._begun_stream(held, call.origin).received()  # and it is never answered for good
             content = await self._received(context, call.origin)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel_replica.quantities import counted
-from delaywheel_replica.server.intake.unpacking import Outline, Span
+from delaywheel_replica.server.intake.unpacking import ByteRange, Outline
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 _Scalar = TypeVar("_Scalar", bound=np.generic)
@@ -93,7 +93,7 @@ def rows_to_check(request: bytes, outline: Outline) -> NDArray[np.intp]:
 class _Packed:
     """The packed columns of a request."""
 
-    def __init__(self, request: bytes, places: Mapping[str, Span], messages: int) -> None:
+    def __init__(self, request: bytes, places: Mapping[str, ByteRange], messages: int) -> None:
         self._request = request
         self._places = places
         self._messages = messages
@@ -123,7 +123,7 @@ class _Packed:
         return memoryview(self._request)[begin:end]
 
 
-def _text(request: bytes, span: Span) -> str:
+def _text(request: bytes, span: ByteRange) -> str:
     try:
         return request[span[0] : span[1]].decode()
     except UnicodeDecodeError as error:

@@ -14,7 +14,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
-Span: TypeAlias = tuple[int, int]
+ByteRange: TypeAlias = tuple[int, int]
 """Where something begins and ends in the bytes of a request."""
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -58,9 +58,9 @@ class Outline:
 
     messages: int = 0
     refusal: Refusal | None = None
-    rows: list[Span] = field(default_factory=list)
-    columns: dict[str, Span] | None = None
-    topics: list[Span] = field(default_factory=list)
+    rows: list[ByteRange] = field(default_factory=list)
+    columns: dict[str, ByteRange] | None = None
+    topics: list[ByteRange] = field(default_factory=list)
 
 
 def outline_of(request: bytes, *, max_messages: int) -> Outline:
@@ -74,7 +74,7 @@ def outline_of(request: bytes, *, max_messages: int) -> Outline:
 
 
 def _walk_through(outline: Outline, request: bytes, max_messages: int) -> None:
-    batch: Span | None = None
+    batch: ByteRange | None = None
     for tag, begin, end in fields_of(request, (0, len(request)), max_messages + _OTHER_FIELDS):
         if tag == _MESSAGES_TAG:
             outline.rows.append((begin, end))
@@ -90,7 +90,7 @@ def _walk_through(outline: Outline, request: bytes, max_messages: int) -> None:
         _add_columns(outline, request, batch, max_messages)
 
 
-def _add_columns(outline: Outline, request: bytes, batch: Span, max_messages: int) -> None:
+def _add_columns(outline: Outline, request: bytes, batch: ByteRange, max_messages: int) -> None:
     outline.columns = {}
     for tag, begin, end in fields_of(request, batch, max_messages + _OTHER_FIELDS):
         if tag == _TOPICS_TAG:
@@ -114,7 +114,7 @@ def _refuse_too_many(messages: int, max_messages: int) -> None:
         )
 
 
-def fields_of(content: bytes, span: Span, most: int) -> Iterator[tuple[int, int, int]]:
+def fields_of(content: bytes, span: ByteRange, most: int) -> Iterator[tuple[int, int, int]]:
     """Yields the fields of a protobuf message: tag, begin and end, or a varint's value.
 
     Raises:
@@ -131,7 +131,7 @@ class _TooManyFieldsError(Exception):
 
 
 def _walk(  # noqa: C901 - a call for each field would cost more than the field
-    content: bytes, span: Span, most: int
+    content: bytes, span: ByteRange, most: int
 ) -> Iterator[tuple[int, int, int]]:
     at, end = span
     for _ in range(most):
@@ -166,7 +166,7 @@ def _walk(  # noqa: C901 - a call for each field would cost more than the field
         raise _TooManyFieldsError
 
 
-def has_more_fields(content: bytes, span: Span, most: int) -> bool:
+def has_more_fields(content: bytes, span: ByteRange, most: int) -> bool:
     """Whether a protobuf message has more than `most` fields.
 
     Raises:

@@ -47,7 +47,12 @@ from delaywheel_replica.server.intake.columnar import (
     decode_columns,
     rows_to_check,
 )
-from delaywheel_replica.server.intake.unpacking import Outline, Span, has_more_fields, outline_of
+from delaywheel_replica.server.intake.unpacking import (
+    ByteRange,
+    Outline,
+    has_more_fields,
+    outline_of,
+)
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
 
 _GROUP = re.compile(rb"[a-zA-Z0-9._-]{1,%d}" % LONGEST_GROUP_BYTES)
@@ -412,7 +417,7 @@ class _RequestColumns:
 
 
 def _decode_rows(
-    request: bytes, spans: Sequence[Span], rules: IntakeRules, *, now_ms: int
+    request: bytes, spans: Sequence[ByteRange], rules: IntakeRules, *, now_ms: int
 ) -> RequestBatch:
     rows = _RequestColumns([], [], {}, [], [], [], [], [], [], [])
     refusals: dict[int, Refusal] = {}
@@ -442,7 +447,7 @@ def _decode_rows(
     return batch
 
 
-def _message_at(request: bytes, span: Span, rules: IntakeRules) -> pb.DelayedMessage:
+def _message_at(request: bytes, span: ByteRange, rules: IntakeRules) -> pb.DelayedMessage:
     """Returns one message if it is short enough, and has few enough fields, to parse at once."""
     begin, end = span
     if end - begin > _WALKED_ABOVE_BYTES:

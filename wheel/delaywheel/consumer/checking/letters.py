@@ -12,7 +12,7 @@ from typing import Final
 from delaywheel import ingress
 from delaywheel.consumer.leaving import UnreadableError
 from delaywheel.consumer.message import ReceivedMessage
-from delaywheel.consumer.records import Headers, Outgoing
+from delaywheel.consumer.records import Outgoing, RecordHeaders
 from delaywheel.record_headers import (
     HALF_DELIVER_AT,
     HALF_PARTITION,
@@ -46,7 +46,7 @@ class AskedHalf:
     topic: str
     key: bytes | None = field(repr=False)
     value: bytes | None = field(repr=False)
-    headers: Headers = field(repr=False)
+    headers: RecordHeaders = field(repr=False)
     deliver_at_ms: int
     attempt: int
     last_error: str | None

@@ -17,7 +17,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from delaywheel.consumer.records import Headers, causes
+from delaywheel.consumer.records import RecordHeaders, causes
 from delaywheel.consumer.rules.middleware import is_coroutine_function
 
 Deserializer: TypeAlias = Callable[[bytes, Any], object]
@@ -38,7 +38,7 @@ class FieldContext(NamedTuple):
 
     topic: str
     field: Field
-    headers: Headers
+    headers: RecordHeaders
 
 
 def read_text(content: bytes, _: object) -> str:

@@ -59,8 +59,8 @@ from delaywheel.consumer.message import (
 from delaywheel.consumer.port import FORWARD_ROOM_BYTES, Start
 from delaywheel.consumer.records import (
     ANY_PARTITION,
-    Headers,
     Outgoing,
+    RecordHeaders,
     Trip,
     causes,
     dead_letter,
@@ -250,7 +250,7 @@ class Policy:
         id_, due = message.header("dw-id"), message.header("dw-due")
         if id_ is None or due is None:
             return ()
-        headers: Headers = [
+        headers: RecordHeaders = [
             (ingress.ANSWER, answer.encode()),
             (ingress.ID, id_),
             (ingress.DELIVER_AT, due),
@@ -322,7 +322,7 @@ class Policy:
             raise MessageInvalidError(
                 Reason.TOPIC_INVALID, f"a program keeps its own records in topic {record.topic}"
             )
-        headers: Headers = list(record.headers)
+        headers: RecordHeaders = list(record.headers)
         if not is_delayed:
             partition = ANY_PARTITION if record.partition is None else record.partition
             return Outgoing(record.topic, record.key, record.value, headers, partition)

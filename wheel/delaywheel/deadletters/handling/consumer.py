@@ -28,7 +28,7 @@ from delaywheel.deadletters.letter import Letter
 from delaywheel.deadletters.marks import LetterState, Marks
 from delaywheel.deadletters.selection import EVERYTHING
 from delaywheel.deadletters.settling import KEEP, Decision, Drop, Keep, Replay, Settling
-from delaywheel.deadletters.topic import Bounds, DeadLetterTopic
+from delaywheel.deadletters.topic import DeadLetterTopic, OffsetRanges
 from delaywheel.levels import Duration, length_ms
 
 _LOG = logging.getLogger("delaywheel.deadletters")
@@ -168,7 +168,7 @@ class DeadLetterConsumer:
             self._tally.is_at_work = False
             self._tally.forget()
 
-    def _handle_claimed(self, bounds: Bounds, settling: Settling) -> None:
+    def _handle_claimed(self, bounds: OffsetRanges, settling: Settling) -> None:
         topic_id = settling.marks.topic_id
         while topic_id == settling.marks.topic_id:
             for letter in self._topic.read(EVERYTHING, self._left(bounds, settling.marks)):
@@ -183,7 +183,7 @@ class DeadLetterConsumer:
             bounds, topic_id = self._topic.bounds()
         self._read_to = {}
 
-    def _left(self, bounds: Bounds, marks: Marks) -> Bounds:
+    def _left(self, bounds: OffsetRanges, marks: Marks) -> OffsetRanges:
         """Returns the offsets that are not passed yet."""
         left = {
             number: (
@@ -255,5 +255,5 @@ def is_coroutine_function(handle: Callable[..., object]) -> bool:
     return iscoroutinefunction(handle) or iscoroutinefunction(called)
 
 
-def _ends(bounds: Bounds) -> dict[int, int]:
+def _ends(bounds: OffsetRanges) -> dict[int, int]:
     return {number: end for number, (_, end) in bounds.items()}

@@ -45,7 +45,7 @@ class ReadPartition(NamedTuple):
     partition: int
 
 
-class Records:
+class TopicRecords:
     """The records of some topics, from a place that is chosen once."""
 
     def __init__(self, consumer: Consumer, topics: Iterable[str], *, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ from confluent_kafka import Consumer, KafkaException
 
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access
-from delaywheel_replica.cli.doing.kafka.reading import Records
+from delaywheel_replica.cli.doing.kafka.reading import TopicRecords
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing import records as printing
@@ -51,7 +51,7 @@ def tail(
         )
     except KafkaException as exception:
         raise CommandFailure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
-    records = Records(consumer, dict.fromkeys(topics), timeout_s=where["timeout_s"])
+    records = TopicRecords(consumer, dict.fromkeys(topics), timeout_s=where["timeout_s"])
     try:
         shown = records.read(from_beginning=from_beginning, last=last, until_end=until_end)
         seen_names.note(where["server"].addresses, topics=topics)
