@@ -62,6 +62,7 @@ class Cluster:
                 **granted,
             )
         self.stack = ExitStack()
+        self._stubs: dict[tuple[str, str], rpc.DelayWheelStub] = {}
 
     def start(self) -> None:
         """Starts all of them."""
@@ -77,13 +78,16 @@ class Cluster:
             server.start(prepare=prepare)
 
     def stub(self, node: str, who: str) -> rpc.DelayWheelStub:
-        """The calls of a principal at a node."""
+        """The calls of a principal at a node; certificate and connection are made once."""
+        if (node, who) in self._stubs:
+            return self._stubs[node, who]
         address = self.servers[node].address
         assert address is not None
         cert, key = self.authority.sign(who, f"{who}.example.org")
         credentials = Tls(self.authority.file, cert, key).credentials()
         channel = grpc.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
-        return rpc.DelayWheelStub(self.stack.enter_context(channel))
+        stub = self._stubs[node, who] = rpc.DelayWheelStub(self.stack.enter_context(channel))
+        return stub
 
     def report(self, node: str) -> pb.MemberReport:
         """What a node reports about itself."""
