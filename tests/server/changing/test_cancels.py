@@ -204,7 +204,7 @@ async def test_once_found_by_its_handle_it_stays_that_message() -> None:
     handle = pb.MessageRef(handle=f"{OWN}:{slot}:{bytes(16).hex()}")
     assert await site.cancel(handle) == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
     pinned = Reference(slot, bytes(16), site.due_ms, OWN)
-    assert site.asked == [pinned._replace(due_ms=None), pinned]
+    assert site.asked == [pinned._replace(due_ms=None), pinned._replace(wheel=None), pinned]
 
 
 async def test_a_cancel_that_a_next_leader_took_meanwhile_is_not_passed_over() -> None:

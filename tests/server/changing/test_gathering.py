@@ -19,20 +19,17 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing import gathering, waiting
-from delaywheel_replica.server.changing.awaited import SWEPT_AT_LEAST, within_s_of
+from delaywheel_replica.server.changing.awaited import SWEPT_AT_LEAST, AwaitedCall, within_s_of
 from delaywheel_replica.server.changing.finder import DecisionBasis
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.waiting import (
-    AskedGroup,
-    Caller,
-    CancelCall,
-    Cohort,
+    Answered,
     Decided,
     PendingCancel,
     Subject,
-    Waiter,
     WaitingCancels,
 )
 from delaywheel_replica.server.commit.writing import Writing
@@ -86,9 +83,10 @@ class Site:
 
     before_look = moment
 
-    async def are_cancelled(self, pinned: list[Reference]) -> NDArray[np.bool_]:
-        self.decided.append(len(pinned))
-        return np.array([each.id not in self.doubtful for each in pinned])
+    async def are_cancelled(self, keys: list[MessageKey]) -> NDArray[np.bool_]:
+        self.decided.append(len(keys))
+        w_ms = self.progress.due_ms
+        return np.array([id_ not in self.doubtful and due_ms > w_ms for id_, due_ms in keys])
 
     async def decide_many(self, subjects: list[Subject]) -> list[Decided]:
         self.decided.append(len(subjects))
@@ -209,7 +207,7 @@ async def test_who_asks_for_a_part_hears_soon_of_what_is_decided() -> None:
     assert sum(site.written) == 2
 
 
-@pytest.mark.parametrize("stage", ["queued", "cohort"])
+@pytest.mark.parametrize("stage", ["queued", "written"])
 async def test_who_has_given_up_is_not_kept_however_often_it_comes_again(stage: str) -> None:
     """Whoever names a message that cannot be decided, and one that can, is answered at once."""
     site = Site()
@@ -227,17 +225,9 @@ async def test_who_has_given_up_is_not_kept_however_often_it_comes_again(stage: 
             await asyncio.sleep(0)
             again.cancel()
             await asyncio.gather(again, return_exceptions=True)
-        known = groups._named[named(1)]
-        if isinstance(known, AskedGroup):
-            assert len(known.others[named(1)]) < SWEPT_AT_LEAST
-        else:
-            assert isinstance(known, Cohort)
-            ((callers, _),) = known._joined.values()
-            assert len(callers) < SWEPT_AT_LEAST
-            alone = known.single(known.named.index(named(1)))
-            for _ in range(20):
-                alone.join(alone.key, [Waiter(CancelCall([None], is_over=True), 0)], None)
-            assert len(alone.callers) < SWEPT_AT_LEAST
+        others = groups._named[named(1)].others
+        assert others is not None
+        assert len(others) < SWEPT_AT_LEAST
         first.cancel()
         busy.cancel()
 
@@ -246,23 +236,20 @@ async def test_whoever_joins_costs_the_same_however_many_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A thousand callers of one message were a million looks."""
-    looked: list[Caller] = []
+    looked: list[object] = []
 
-    def has_left(caller: Caller) -> bool:
+    def has_left(caller: object) -> bool:
         looked.append(caller)
         return False
 
     monkeypatch.setattr(waiting, "_has_left", has_left)
-    call, key = CancelCall.of(2_000), (bytes(16), 9_000)
-    subject = Subject(named(1), named(1), Found((), [], []))
-    alone, cohort, group = PendingCancel(key, subject, 0), Cohort(0), AskedGroup(call, 0)
-    for row in range(1_000):
-        alone.join(key, [Waiter(call, row)], None)
-        cohort.join(key, [Waiter(call, row)], None)
-        group.join(named(1), call, row)
-    joined = len(alone.callers), len(cohort._joined[key][0]), len(group.others[named(1)])
-    assert joined == (1_000, 1_000, 1_000)
-    assert len(looked) < 3 * 2_000
+    call = AwaitedCall[Answered].of(1_001)
+    pending = PendingCancel(named(1), 0, call, 0)
+    for row in range(1, 1_001):
+        pending.join(call, row)
+    assert pending.others is not None
+    assert len(pending.others) == 1_000
+    assert len(looked) < 3 * 1_000
 
 
 async def test_who_asks_again_joins_the_first_attempt() -> None:
@@ -308,7 +295,7 @@ async def test_a_defect_while_a_call_is_queued_leaves_no_name_behind(
         def join(*_: object) -> None:
             raise KeyError("injected")
 
-        monkeypatch.setattr(AskedGroup, "join", join)
+        monkeypatch.setattr(PendingCancel, "join", join)
         with pytest.raises(KeyError):
             await groups.cancel([named(2), named(1), named(3)], 9)
         monkeypatch.undo()
@@ -320,14 +307,14 @@ async def test_a_defect_while_a_call_is_queued_leaves_no_name_behind(
         assert groups.kept == 0
 
 
-@pytest.mark.parametrize("where", ["cohort", "single"])
+@pytest.mark.parametrize("where", ["written", "not written"])
 async def test_what_a_defect_leaves_in_the_table_is_answered_and_can_be_asked_for_again(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     site = Site()
     site.goes_on.set()
-    monkeypatch.setattr(gathering, "LEFT_BEHIND_S", 0.05)
-    monkeypatch.setattr(gathering, "QUEUED_S", 0.05)
+    for bound in ("WAIT_S", "LEFT_BEHIND_S", "QUEUED_S"):
+        monkeypatch.setattr(gathering, bound, 0.05)
 
     def broken(*_: object, **__: object) -> None:
         raise KeyError("injected")
@@ -337,19 +324,20 @@ async def test_what_a_defect_leaves_in_the_table_is_answered_and_can_be_asked_fo
 
     async with site.serving() as groups:
         with monkeypatch.context() as defect:
-            if where == "cohort":
-                defect.setattr(Cohort, "close", broken)
+            if where == "written":
+                defect.setattr(WaitingCancels, "rest", broken)
             else:
                 defect.setattr(DecisionBasis, "are_written", lambda *_: np.zeros(1, np.bool_))
                 defect.setattr(site, "find_many", find_many, raising=False)
                 defect.setattr(DecisionBasis, "before_writing", broken)
             call = asyncio.create_task(groups.cancel([named(1)], 9))
             await site.until(lambda: groups.kept == 1 and site.looked_up == [1])
+            await site.until(lambda: site.written == [1] or where == "not written")
         site.changed.set()
         (answer,) = await call
         assert isinstance(answer, Refusal)
-        is_cohort = where == "cohort"  # of the other it is known that nothing was written
-        assert answer.reason is (Reason.CANCEL_UNKNOWN if is_cohort else Reason.NOT_UP_TO_DATE)
+        is_unknown = where == "written"  # of the other it is known that nothing was written
+        assert answer.reason is (Reason.CANCEL_UNKNOWN if is_unknown else Reason.NOT_UP_TO_DATE)
         assert groups.kept == 0
 
 
@@ -384,7 +372,7 @@ async def test_a_message_whose_due_came_first_is_decided_without_its_group() -> 
     assert isinstance(full, Refusal)
     assert full.reason is Reason.DISK_FULL
     assert [due, last] == [Decided(CancelDecision.ALREADY_DELIVERED), *cancelled()]
-    assert site.decided == [1, 1]
+    assert site.decided == [1, 1, 1]
     assert groups.kept == 0
 
 
@@ -443,47 +431,51 @@ async def test_a_queue_that_does_not_move_takes_nothing_more(
 
 
 class TestWaitingCancels:
-    def pending(self, number: int, seq: int, due_ms: int = DUE_MS) -> PendingCancel:
-        reference = named(number, due_ms)
-        found = Found(copies=[Position(OWN, 1, 0)], cancels=[Position(OWN, seq, 0)])
-        key = reference.id, due_ms
-        return PendingCancel(key, Subject(reference, reference, found), since_ms=number)
+    def resting(self, waiting: WaitingCancels, seq: int, *dues_ms: int) -> list[PendingCancel]:
+        """Adds a group whose cancels are in frames up to this one."""
+        call, place = AwaitedCall[Answered].of(len(dues_ms)), Position(OWN, seq, 0)
+        group = [
+            PendingCancel(named(row, due_ms), 0, call, row, key=(named(row).id, due_ms))
+            for row, due_ms in enumerate(dues_ms)
+        ]
+        for each in group:
+            each.written(place, 0)
+        waiting.rest(group, place)
+        return group
 
-    def test_a_progress_costs_what_it_can_decide(self) -> None:
+    async def test_a_progress_costs_what_it_can_decide(self) -> None:
         waiting = WaitingCancels()
-        early, late, due = self.pending(1, 5), self.pending(2, 9), self.pending(3, 9, 2_000)
-        for each in (early, late, due):
-            waiting.add(each)
+        (early,) = self.resting(waiting, 5, DUE_MS)
+        due, late = self.resting(waiting, 9, 2_000, DUE_MS)
         assert waiting.covered(Progress(0, None, {OWN: 4})) == []
         assert waiting.covered(Progress(0, None, {OWN: 5})) == [early]
-        waiting.discard(early)
+        early.settle(*cancelled())
         assert waiting.covered(Progress(1_999, None, {OWN: 5})) == []
         assert waiting.covered(Progress(1_999, Position(OWN, 1, 0), {OWN: 5})) == [due]
         assert waiting.covered(Progress(2_000, None, {OWN: 9})) == [due, late], "it is not decided"
-        waiting.discard(due)
-        waiting.discard(late)
-        assert len(waiting) == 0
+        due.settle(*cancelled())
+        late.settle(*cancelled())
         assert waiting.covered(Progress(99_000, None, {OWN: 99})) == []
 
-    def test_all_are_looked_at_when_w_was_set_back(self) -> None:
+    async def test_what_may_be_decided_already_is_looked_at_until_it_is(self) -> None:
         waiting = WaitingCancels()
-        waiting.add(self.pending(1, 5))
+        pending = PendingCancel(named(1), 0, AwaitedCall[Answered].of(1), 0)
+        waiting.look_at(pending)
+        for _ in range(2):
+            assert waiting.covered(Progress(0, None)) == [pending]
+        pending.waits = False
+        assert waiting.covered(Progress(0, None)) == []
+
+    async def test_all_are_looked_at_when_w_was_set_back(self) -> None:
+        waiting = WaitingCancels()
+        group = self.resting(waiting, 5, DUE_MS, DUE_MS + 1)
         assert waiting.covered(Progress(0, None, {OWN: 4})) == []
-        assert len(waiting.covered(Progress(0, None, {OWN: 4}, set_backs=1))) == 1
+        assert waiting.covered(Progress(0, None, {OWN: 4}, set_backs=1)) == group
 
-    def test_what_is_decided_takes_no_room(self) -> None:
+    async def test_what_is_decided_takes_no_room(self) -> None:
         waiting = WaitingCancels()
-        for number in range(5_000):
-            pending = self.pending(number, 1_000_000)
-            waiting.add(pending)
-            waiting.discard(pending)
-        kept = sum(map(len, waiting._by_seq.values()))
-        assert kept < 3_000
-        assert not waiting._by_slot
-
-    def test_the_oldest_are_found_first(self) -> None:
-        waiting = WaitingCancels()
-        pending = [self.pending(number, 5) for number in range(4)]
-        for each in pending:
-            waiting.add(each)
-        assert list(waiting.older(2)) == pending[:2]
+        for _ in range(3):
+            for each in self.resting(waiting, 1_000_000, *[DUE_MS] * 100):
+                each.settle(*cancelled())
+        assert waiting.covered(Progress(0, None)) == []
+        assert not waiting._resting

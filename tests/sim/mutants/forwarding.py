@@ -198,7 +198,11 @@ def cancelled_before_the_commit() -> list[Patch]:
         return CancelDecision.CANCELLED if decision is CancelDecision.WAIT else decision
 
     def covered(self: WaitingCancels, _progress: Progress) -> list[PendingCancel]:
-        return list(self._all.values())
+        for group in self._resting:
+            self._looked_at += group.cancels
+        self._resting.clear()
+        self._looked_at = [each for each in self._looked_at if each.waits]
+        return self._looked_at
 
     return [everywhere(real, after_writing), instead(WaitingCancels, "covered", covered)]
 

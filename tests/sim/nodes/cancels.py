@@ -9,6 +9,7 @@ for committed progress is looked at with every status of the cleaner, in the sam
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
-from delaywheel_replica.server.changing.awaited import Waiters
 from delaywheel_replica.server.changing.finder import DecisionBasis
 from delaywheel_replica.server.changing.waiting import (
     Decided,
@@ -55,6 +55,25 @@ WAIT_MS = 2_000
 
 OnDecision = Callable[[CancelDecision], None]
 OnDecisions = Callable[[dict[Key, CancelDecision]], None]
+
+
+@dataclass(slots=True)
+class _Call:
+    """One caller's cancels; each decision is checked, and all are told together."""
+
+    keys: list[Key]
+    decides: Callable[[Key, CancelDecision], object]
+    on_answer: OnDecisions
+    is_over: bool = False
+    decisions: dict[Key, CancelDecision] = field(default_factory=dict)
+
+    def settle(self, row: int, result: Decided | Refusal) -> None:
+        key = self.keys[row]
+        decision = CancelDecision.UNKNOWN if isinstance(result, Refusal) else result.decision
+        self.decisions[key] = decision
+        self.decides(key, decision)
+        if len(self.decisions) == len(self.keys):
+            self.on_answer(self.decisions)
 
 
 class Cancels:
@@ -88,44 +107,30 @@ class Cancels:
 
     def ask(self, keys: list[Key], on_answer: OnDecisions) -> None:
         """Handles a caller's cancels, which are written together; each is answered on its own."""
-        decisions: dict[Key, CancelDecision] = {}
-
-        def settle(key: Key, decided: Decided | Refusal) -> None:
-            decisions[key] = (
-                CancelDecision.UNKNOWN if isinstance(decided, Refusal) else decided.decision
-            )
-            self._server.world.checks.decides_cancel(key, decisions[key])
-            if len(decisions) == len(keys):
-                on_answer(decisions)
-
-        to_write = [
-            pending
-            for key in keys
-            if (pending := self._begin(key, partial(settle, key))) is not None
-        ]
-        if to_write:
+        call = _Call(keys, self._server.world.checks.decides_cancel, on_answer)
+        begun = [self._begin(key, call, row) for row, key in enumerate(keys)]
+        if to_write := [pending for pending in begun if pending is not None]:
             self._write(to_write)
         self.look()
 
-    def _begin(
-        self, key: Key, caller: Callable[[Decided | Refusal], object]
-    ) -> PendingCancel | None:
+    def _begin(self, key: Key, call: _Call, row: int) -> PendingCancel | None:
         """Begins with a message, unless an earlier attempt waits; returns it if it is written."""
         pending = self._pending.get(key)
         if pending is not None:
-            pending.callers.append(caller)
+            pending.join(call, row)
             return None
         id_, due_ms = key
         reference = Reference(due_ms // 1000, id_, due_ms)
         basis = self.before_look()
         subject = Subject(reference, reference, self.find(key))
-        pending = PendingCancel(key, subject, self._server.now_ms(), Waiters([caller]))
+        now_ms = self._server.now_ms()
+        pending = PendingCancel(reference, now_ms, call, row, key=key, subject=subject)
         self._pending[key] = pending
         decision = self.before_writing(key, subject.found, basis)
         if decision is CancelDecision.WRITE:
             return pending
         if decision is CancelDecision.WAIT:
-            self._waiting.add(pending, look=True)
+            self._waiting.look_at(pending)
             self._server.node.commit_soon()
         else:
             self._settle(pending, decision)
@@ -135,7 +140,6 @@ class Cancels:
         if self._pending.get(pending.key) is not pending:
             return  # decided while this thread waited for a slow disk
         del self._pending[pending.key]
-        self._waiting.discard(pending)
         pending.settle(Decided(decision))
 
     def before_writing(self, key: Key, found: Found, basis: DecisionBasis) -> CancelDecision:
@@ -158,13 +162,14 @@ class Cancels:
                 if not isinstance(outcome, Committed):
                     self._settle(pending, CancelDecision.UNKNOWN)
                 elif row not in outcome.failed:
-                    place = Position(outcome.wheel, outcome.seq, 0)
-                    pending.subject.found.cancels.append(place)
-                    self._waiting.add(pending)
+                    pending.written(Position(outcome.wheel, outcome.seq, 0), 0)
                 elif outcome.failed[row].reason is Reason.DUE_TOO_OLD:
                     self._settle(pending, CancelDecision.TOO_LATE)
                 else:
                     self._settle(pending, CancelDecision.UNKNOWN)
+            if isinstance(outcome, Committed):
+                left = [each for each in group if self._pending.get(each.key) is each]
+                self._waiting.rest(left, Position(outcome.wheel, outcome.seq, 0))
             self._server.node.commit_soon()
             self.look()
 
@@ -179,8 +184,10 @@ class Cancels:
                 decision = self._decide(pending)
                 if decision is not CancelDecision.WAIT:
                     self._settle(pending, decision)
-        for pending in list(self._waiting.older(self._server.now_ms() - WAIT_MS)):
-            self._settle(pending, CancelDecision.UNKNOWN)
+        before_ms = self._server.now_ms() - WAIT_MS
+        for pending in list(self._pending.values()):
+            if pending.waits and pending.since_ms < before_ms:
+                self._settle(pending, CancelDecision.UNKNOWN)
 
     def _decide(self, pending: PendingCancel) -> CancelDecision:
         """Looks again, and decides: by columns, or as `MessageFinder.decide_many`."""
@@ -192,7 +199,7 @@ class Cancels:
         if found.copies:
             return basis.after_writing(key, found).decision
         gone = basis._replace(current=False)
-        return gone.after_writing(key, pending.subject.found).decision
+        return gone.after_writing(key, pending.by_itself().found).decision
 
     def moment(self) -> DecisionBasis:
         """Returns what this node decides by now."""

@@ -28,20 +28,20 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import compress, takewhile
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
+from delaywheel_replica.server.changing.awaited import AwaitedCall
 from delaywheel_replica.server.changing.finder import (
     DECIDED_AT_ONCE,
     DecisionBasis,
@@ -49,13 +49,10 @@ from delaywheel_replica.server.changing.finder import (
 )
 from delaywheel_replica.server.changing.waiting import (
     Answered,
-    AskedGroup,
     CancelCall,
-    Cohort,
     Decided,
     PendingCancel,
     Subject,
-    Waiter,
     WaitingCancels,
     cancels_of,
 )
@@ -109,12 +106,10 @@ class CancelGroups:
         self._writing = writing
         self._ask = ask
         self._next_change = next_change
-        self._queue: deque[AskedGroup] = deque()
+        self._queue: deque[list[PendingCancel]] = deque()  # what each call has named
         self._queued = 0  # messages
-        # By what callers call it; only the first is not looked up yet.
-        self._named: dict[Reference, AskedGroup | Cohort | PendingCancel] = {}
-        self._pending: dict[MessageKey, Cohort | PendingCancel] = {}
-        self._cohorts: list[Cohort] = []  # that are written, in order
+        self._named: dict[Reference, PendingCancel] = {}  # by what callers call it
+        self._pending: dict[MessageKey, PendingCancel] = {}  # that were looked up
         self._waiting = WaitingCancels()
         self._arrived = asyncio.Event()
         self._news = asyncio.Event()
@@ -150,7 +145,7 @@ class CancelGroups:
                 whose decision takes long delays no other that is asked for in the same call.
             first_s: With `partly`, how long to wait for the first that is decided.
         """
-        call = CancelCall.of(len(references))
+        call = AwaitedCall[Answered].of(len(references))
         asked = self._ask_for(references, call)
 
         def are_taken() -> bool:
@@ -171,7 +166,7 @@ class CancelGroups:
 
     def waits_ms(self) -> int:
         """How long the first of the queued messages has waited."""
-        return monotonic_ms() - self._queue[0].since_ms if self._queue else 0
+        return monotonic_ms() - self._queue[0][0].since_ms if self._queue else 0
 
     def age_ms(self) -> int:
         """How long the first of the messages that are not decided is being cancelled."""
@@ -182,35 +177,31 @@ class CancelGroups:
 
     def _ask_for(
         self, references: Sequence[Reference | Refusal], call: CancelCall
-    ) -> list[AskedGroup | None]:
-        """Queues messages, or joins earlier attempts; returns with what each waits for its turn."""
-        group, asked = AskedGroup(call, monotonic_ms()), list[AskedGroup | None]()
-        room = self._room()
+    ) -> list[PendingCancel | None]:
+        """Queues messages, or joins earlier attempts; None: it is refused."""
+        queued, asked = list[PendingCancel](), list[PendingCancel | None]()
+        room, now_ms = self._room(), monotonic_ms()
         try:
             for row, reference in enumerate(references):
-                waits_with: AskedGroup | None = None
+                pending: PendingCancel | None = None
                 if isinstance(reference, Refusal):
                     call.settle(row, reference)
-                elif (known := self._named.get(reference)) is None:
-                    if len(group) < room:
-                        group.named.append(reference)
-                        group.rows.append(row)
-                        waits_with = self._named[reference] = group
-                    else:
-                        call.settle(row, self._too_many())
-                elif isinstance(known, AskedGroup):
-                    waits_with = known
-                    known.join(reference, call, row)
+                elif (pending := self._named.get(reference)) is not None:
+                    pending.join(call, row)
+                elif len(queued) < room:
+                    pending = PendingCancel(reference, now_ms, call, row)
+                    queued.append(pending)
+                    self._named[reference] = pending
                 else:
-                    known.join(known.key_of(reference), [Waiter(call, row)], None)
-                asked.append(waits_with)
+                    call.settle(row, self._too_many())
+                asked.append(pending)
         except BaseException:
             call.is_over = True  # nobody waits for what it has queued
             raise
-        finally:  # who names one of them later waits for this group
-            if len(group):
-                self._queue.append(group)
-                self._queued += len(group)
+        finally:  # who names one of them later waits for it
+            if queued:
+                self._queue.append(queued)
+                self._queued += len(queued)
                 self._arrived.set()
         return asked
 
@@ -230,31 +221,48 @@ class CancelGroups:
         )
 
     def _settle(self, pending: PendingCancel, answered: Answered) -> None:
-        if self._pending.get(pending.key) is not pending:
-            return
-        del self._pending[pending.key]
-        self._waiting.discard(pending)
-        for name in pending.names:
-            self._named.pop(name, None)
         if isinstance(answered, Decided) and answered.decision is CancelDecision.UNKNOWN:
             answered = Refusal(_why_unknown(pending))
-        outcome = _outcome_of(answered)
-        self._counts.calls.add("cancel", outcome, (monotonic_ms() - pending.since_ms) * 1_000)
-        pending.settle(answered)
+        if self._remove(pending):
+            took_us = (monotonic_ms() - pending.since_ms) * 1_000
+            self._counts.calls.add("cancel", _outcome_of(answered), took_us)
+            pending.settle(answered)
+
+    async def _settle_all(self, settled: Sequence[PendingCancel], answered: Answered) -> None:
+        """Settles many alike; between some of them the event loop serves others."""
+        since_ms: Counter[int] = Counter()
+        for number, pending in enumerate(settled, 1):
+            if self._remove(pending):
+                since_ms[pending.since_ms] += 1
+                pending.settle(answered)
+            if number % _SETTLED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        outcome, now_ms = _outcome_of(answered), monotonic_ms()
+        for since, messages in since_ms.items():
+            self._counts.calls.add("cancel", outcome, (now_ms - since) * 1_000, messages)
+
+    def _remove(self, pending: PendingCancel) -> bool:
+        """Removes a message; False if it is settled already."""
+        if self._pending.get(pending.key) is not pending:
+            return False
+        del self._pending[pending.key]
+        for name in pending.names:
+            self._named.pop(name, None)
+        return True
 
     def _unknown(self, pending: PendingCancel) -> None:
         """Looks in Kafka for a message whose cancel was taken, unless for many already.
 
         It is no longer among those that wait for progress, which decides nothing of it any more.
         """
-        self._waiting.discard(pending)
-        if not pending.subject.found.cancels or self._resolving >= _RESOLVED_AT_ONCE:
+        subject, pending.waits = pending.by_itself(), False
+        if not subject.found.cancels or self._resolving >= _RESOLVED_AT_ONCE:
             self._settle(pending, Decided(CancelDecision.UNKNOWN))
             return
 
         async def resolve() -> None:
             try:
-                self._settle(pending, await self._finder.resolve(pending.subject))
+                self._settle(pending, await self._finder.resolve(subject))
             finally:
                 self._resolving -= 1
                 self._settle(pending, Decided(CancelDecision.UNKNOWN))
@@ -274,9 +282,8 @@ class CancelGroups:
                     await self._look_up(batch)
                 except Exception as error:  # noqa: BLE001 - a defect is named to its callers alone
                     refusal = defect(error)
-                    for group in batch:
-                        for at in range(len(group)):
-                            self._refuse(group, at, refusal)
+                    for pending in batch:
+                        self._refuse(pending, refusal)
                 await self._until_worth_a_batch(begun_s + BATCHES_APART_S)
 
     async def _until_worth_a_batch(self, until_s: float) -> None:
@@ -288,116 +295,88 @@ class CancelGroups:
         except TimeoutError:
             pass
 
-    def _take(self) -> list[AskedGroup]:
-        batch, messages = list[AskedGroup](), 0
-        while self._queue and messages < _BATCH:
-            group = self._queue.popleft()
-            self._queued -= len(group)
-            if group.is_awaited:
-                group.is_taken = True
-                batch.append(group)
-                messages += len(group)
-            else:
-                for named in group.named:
-                    self._named.pop(named, None)
+    def _take(self) -> list[PendingCancel]:
+        batch = list[PendingCancel]()
+        while self._queue and len(batch) < _BATCH:
+            queued = self._queue.popleft()
+            self._queued -= len(queued)
+            for pending in queued:
+                if pending.is_awaited:
+                    pending.is_taken = True
+                    batch.append(pending)
+                else:
+                    self._named.pop(pending.named, None)
         return batch
 
-    async def _look_up(self, batch: list[AskedGroup]) -> None:
+    async def _look_up(self, batch: list[PendingCancel]) -> None:
         taken_ms = monotonic_ms()
-        self._counts.cancel_stages["queued"] += sum(
-            (taken_ms - group.since_ms) * len(group) for group in batch
-        )
-        asked = [(group, at) for group in batch for at in range(len(group))]
-        named = [named for group in batch for named in group.named]
-        lone, are_written = await self._finder.find_lone(named)
-        others = np.flatnonzero(~are_written).tolist()
-        cohort = self._cohort(asked, lone, np.flatnonzero(are_written))
-        if cohort is not None:
-            self._start(self._write_cohort(cohort))
-        basis = self._finder.before_look()
-        subjects = await self._finder.find_many([named[row] for row in others]) if others else []
-        self._spent("looked_up", len(asked), taken_ms)
+        self._counts.cancel_stages["queued"] += sum(taken_ms - each.since_ms for each in batch)
+        lone, are_written = await self._finder.find_lone([each.named for each in batch])
+        rows = np.flatnonzero(are_written)
+        columns = (lone.due_ms, lone.wheels, lone.seqs, lone.rows)
         to_write: list[PendingCancel] = []
-        for begin in range(0, len(others), DECIDED_AT_ONCE):
-            basis = basis._replace(now_ms=wall_ms())
-            for number in range(begin, min(begin + DECIDED_AT_ONCE, len(others))):
-                pending = self._begin(*asked[others[number]], subjects[number], basis)
-                if pending is not None:
-                    to_write.append(pending)
-            await asyncio.sleep(0)
+        for row, due_ms, *copy in zip(
+            rows.tolist(), *(column[rows].tolist() for column in columns), strict=True
+        ):
+            pending = batch[row]
+            if self._is_first(pending, (pending.named.id, due_ms)):
+                pending.copy = Position(*copy)
+                to_write.append(pending)
+        if to_write:
+            self._start(self._write(to_write))
+        others = [batch[row] for row in np.flatnonzero(~are_written).tolist()]
+        basis = self._finder.before_look()
+        subjects = await self._finder.find_many([each.named for each in others]) if others else []
+        self._spent("looked_up", len(batch), taken_ms)
+        to_write = []
+        for number, (pending, subject) in enumerate(zip(others, subjects, strict=True)):
+            if number % DECIDED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                basis = basis._replace(now_ms=wall_ms())
+            if isinstance(subject, RequestRefusedError):
+                self._refuse(pending, subject.refusal)
+            elif self._is_first(pending, subject.key) and self._begin(pending, subject, basis):
+                to_write.append(pending)
         if to_write:
             self._start(self._write(to_write))
 
-    def _cohort(
-        self,
-        asked: Sequence[tuple[AskedGroup, int]],
-        lone: LoneIds,
-        rows: NDArray[np.int64],
-    ) -> Cohort | None:
-        """Makes a cohort of those that were asked for in these rows, but for what is there."""
-        dues_ms = lone.due_ms[rows].tolist()
-        kept: list[int] = []
-        cohort = Cohort(monotonic_ms())
-        for row, due_ms in zip(rows.tolist(), dues_ms, strict=True):
-            group, at = asked[row]
-            named = group.named[at]
-            key = named.id, due_ms
-            if (known := self._pending.get(key)) is not None:  # by another name
-                known.join(key, group.callers(at), named)
-                self._named[named] = known
-                continue
-            self._named[named] = self._pending[key] = cohort
-            cohort.add(named, key, group, at)
-            kept.append(row)
-        if not kept:
-            return None
-        places = lone.wheels[kept].tolist(), lone.seqs[kept].tolist(), lone.rows[kept].tolist()
-        cohort.close(lone.due_ms[kept], list(zip(*places, strict=True)))
-        return cohort
+    def _is_first(self, pending: PendingCancel, key: MessageKey) -> bool:
+        """Notes what a message is; False if it is there already, by another name."""
+        known = self._pending.setdefault(key, pending)
+        if known is not pending:
+            known.absorb(pending)
+            self._named[pending.named] = known
+            return False
+        pending.key = key
+        return True
 
-    def _begin(
-        self,
-        asked: AskedGroup,
-        at: int,
-        subject: Subject | RequestRefusedError,
-        basis: DecisionBasis,
-    ) -> PendingCancel | None:
-        """Decides what to do about a message that was looked up; returns it if it is written."""
-        if isinstance(subject, RequestRefusedError):
-            self._refuse(asked, at, subject.refusal)
-            return None
-        key, named = subject.key, asked.named[at]
-        known = self._pending.get(key)
-        if known is not None:  # by another name
-            known.join(key, asked.callers(at), named)
-            self._named[named] = known
-            return None
-        pending = PendingCancel(key, subject, asked.since_ms, asked.callers(at), [named])
-        self._named[named] = self._pending[key] = pending
-        decided = basis.before_writing(key, subject.found)
+    def _begin(self, pending: PendingCancel, subject: Subject, basis: DecisionBasis) -> bool:
+        """Decides about a message that was looked up by itself; returns whether it is written."""
+        pending.subject = subject
+        decided = basis.before_writing(pending.key, subject.found)
         decision = decided.decision
         if decision is CancelDecision.WRITE:
-            return pending
+            return True
         if decision is CancelDecision.WAIT:
-            self._waiting.add(pending, look=True)
+            self._waiting.look_at(pending)
             self._ask_for_progress()
         elif decision is CancelDecision.NOT_FOUND:
-            self._ask_others(pending)
+            self._ask_others(pending, subject)
         elif decision is CancelDecision.NO_LEADER:
             self._settle(pending, Refusal(Reason.NO_LEADER))
         elif decision is CancelDecision.UNKNOWN:
             self._unknown(pending)
         else:
             self._settle(pending, decided)
-        return None
+        return False
 
-    def _refuse(self, asked: AskedGroup, at: int, refusal: Refusal) -> None:
-        named = asked.named[at]
-        if self._named.get(named) is asked:
-            del self._named[named]
-            asked.settle(at, refusal)
+    def _refuse(self, pending: PendingCancel, refusal: Refusal) -> None:
+        """Answers for a message that could not be looked up."""
+        if self._named.get(pending.named) is pending and pending.key not in self._pending:
+            del self._named[pending.named]
+            pending.settle(refusal)
 
-    def _ask_others(self, pending: PendingCancel) -> None:
+    def _ask_others(self, pending: PendingCancel, subject: Subject) -> None:
         """Asks other nodes for a message that is not here, unless many are asked about."""
         if self._asked_about >= _ASKED_ABOUT:
             refusal = Refusal(Reason.BACKPRESSURE, "Other nodes are asked about many messages")
@@ -406,7 +385,7 @@ class CancelGroups:
 
         async def ask() -> None:
             try:
-                is_none = await self._finder.nobody_has(pending.subject.named)
+                is_none = await self._finder.nobody_has(subject.named)
                 decision = CancelDecision.NOT_FOUND if is_none else CancelDecision.UNKNOWN
                 self._settle(pending, Decided(decision))
             finally:
@@ -417,39 +396,20 @@ class CancelGroups:
         self._start(ask())
 
     async def _write(self, group: list[PendingCancel]) -> None:
-        """Writes the cancels of messages that are in no cohort, as one group."""
-        columns = cancels_of([pending.key for pending in group])
-        written = await self._written(columns)
+        """Writes cancels of messages as one group."""
+        for pending in group:
+            pending.is_written = True
+        written = await self._written(cancels_of([pending.key for pending in group]))
         if isinstance(written, Refusal):
-            for pending in group:
-                self._settle(pending, written)
-            return
-        now_ms = monotonic_ms()
-        # Some frame up to this one has the cancel.
-        place = Position(written.wheel, written.seq, 0)
-        for row, pending in enumerate(group):
-            refusal = written.failed.get(row)
-            if refusal is None:
-                pending.is_written = True
-                pending.written_ms = now_ms
-                pending.subject.found.cancels.append(place)
-                self._waiting.add(pending)
-            else:
-                self._settle(pending, _not_written(refusal))
-        self._ask_for_progress()
-
-    async def _write_cohort(self, cohort: Cohort) -> None:
-        written = await self._written(cancels_of(cohort.keys, cohort.due_ms))
-        if isinstance(written, Refusal):
-            await self._settle_of(cohort, np.flatnonzero(cohort.is_open), written)
+            await self._settle_all(group, written)
             return
         for row, refusal in written.failed.items():
-            await self._settle_of(cohort, np.array([row]), _not_written(refusal))
-        progress = self._finder.moment().progress
-        cohort.place = Position(written.wheel, written.seq, 0)
-        cohort.written_ms = monotonic_ms()
-        cohort.set_backs = 0 if progress is None else progress.set_backs
-        self._cohorts.append(cohort)
+            self._settle(group[row], _not_written(refusal))
+        group = [each for each in group if self._pending.get(each.key) is each]
+        now_ms, place = monotonic_ms(), Position(written.wheel, written.seq, 0)
+        for pending in group:
+            pending.written(place, now_ms)
+        self._waiting.rest(group, place)
         self._ask_for_progress()
 
     async def _written(self, columns: Columns) -> Committed | Refusal:
@@ -463,33 +423,6 @@ class CancelGroups:
             return defect(error)
         self._spent("written", len(columns), begun_ms)
         return written
-
-    async def _settle_of(self, cohort: Cohort, rows: NDArray[np.int64], answered: Answered) -> None:
-        """Settles some of a cohort; between some of them the event loop serves others."""
-        cohort.is_open[rows] = False
-        since_ms: Counter[int] = Counter()
-        for number, row in enumerate(rows.tolist(), 1):
-            for name in cohort.names(row):
-                del self._named[name]
-            del self._pending[cohort.keys[row]]
-            cohort.settle(row, answered)
-            since_ms[cohort.asked[row][0].since_ms] += 1
-            if number % _SETTLED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        outcome, now_ms = _outcome_of(answered), monotonic_ms()
-        for since, messages in since_ms.items():
-            self._counts.calls.add("cancel", outcome, (now_ms - since) * 1_000, messages)
-
-    def _single_out(self, cohort: Cohort, rows: NDArray[np.bool_]) -> None:
-        """Makes single ones of those that are open in these rows of a cohort."""
-        rows = rows & cohort.is_open
-        cohort.is_open &= ~rows
-        for row in np.flatnonzero(rows).tolist():
-            pending = cohort.single(row)
-            self._pending[pending.key] = pending
-            for name in pending.names:
-                self._named[name] = pending
-            self._waiting.add(pending, look=True)
 
     def _spent(self, stage: str, messages: int, since_ms: int) -> None:
         self._counts.cancel_stages[stage] += messages * (monotonic_ms() - since_ms)
@@ -524,98 +457,47 @@ class CancelGroups:
                 await self._decide()
             except Exception as error:  # noqa: BLE001 - those that wait are looked at again
                 defect(error)
-            before_ms = monotonic_ms() - round(WAIT_S * 1000)
-            for cohort in self._cohorts:
-                if cohort.since_ms < before_ms:
-                    self._single_out(cohort, cohort.is_open)
-            for pending in self._waiting.older(before_ms):
-                self._settle(pending, Decided(CancelDecision.UNKNOWN))
-            self._settle_left_behind()
+            self._settle_old()
 
-    def _settle_left_behind(self) -> None:
-        """Answers for what only a defect can have left in the table for so long."""
-        before_ms = monotonic_ms() - round(LEFT_BEHIND_S * 1000)
-        for key, known in list(self._pending.items()):
-            if known.since_ms >= before_ms:  # those behind it came later
-                return
-            if isinstance(known, PendingCancel):
-                self._settle(known, Decided(CancelDecision.UNKNOWN))
-                continue
-            row = known.keys.index(key)
-            known.is_open[row : row + 1] = False
-            for name in known.names(row):
-                self._named.pop(name, None)
-            del self._pending[key]
-            known.settle(row, Refusal(Reason.CANCEL_UNKNOWN))
+    def _settle_old(self) -> None:
+        """Answers for what progress has not decided in time; and for what a defect has left."""
+        now_ms = monotonic_ms()
+        before_ms, left_ms = (now_ms - round(s * 1000) for s in (WAIT_S, LEFT_BEHIND_S))
+        # Those behind the first that is not old came later.
+        for pending in [*takewhile(lambda each: each.since_ms < before_ms, self._pending.values())]:
+            if pending.waits or pending.since_ms < left_ms:
+                self._settle(pending, Decided(CancelDecision.UNKNOWN))
 
     async def _decide(self) -> None:
-        """Decides what the present progress covers, with one look for all."""
-        await self._decide_cohorts()
+        """Decides what the present progress covers."""
         progress = self._finder.moment().progress
         if progress is None:
             return
         covered = self._waiting.covered(progress)
         for begin in range(0, len(covered), _BATCH):
-            await self._decide_alone(covered[begin : begin + _BATCH])
+            await self._look_again(covered[begin : begin + _BATCH])
 
-    async def _decide_cohorts(self) -> None:
-        """Decides what the present progress covers of cohorts, and singles out all else.
-
-        Several small ones are one look.
-        """
-        progress = self._finder.moment().progress
-        if progress is None:
-            return
-        taken: list[Cohort] = []
-        for cohort in self._cohorts:
-            assert cohort.place is not None
-            if cohort.set_backs != progress.set_backs:
-                self._single_out(cohort, cohort.is_open)
-            elif cohort.place.seq <= progress.seq(cohort.place.wheel):
-                taken.append(cohort)
-            elif cohort.soonest_ms <= progress.last_due_ms:
-                self._single_out(cohort, cohort.due_ms <= progress.last_due_ms)
-        while taken:
-            some: list[Cohort] = []
-            while taken and sum(map(len, some)) < _BATCH:
-                some.append(taken.pop(0))
-            await self._decide_together(some)
-        self._cohorts = [cohort for cohort in self._cohorts if cohort.is_open.any()]
-
-    async def _decide_together(self, cohorts: Sequence[Cohort]) -> None:
-        """Looks for cohorts whose cancels were taken; singles out what is not CANCELLED by that."""
-        begun_ms = monotonic_ms()
-        rows = [np.flatnonzero(cohort.is_open) for cohort in cohorts]
-        pinned = [
-            named
-            for cohort, open_ in zip(cohorts, rows, strict=True)
-            for named in cohort.pinned(open_.tolist())
-        ]
-        if not pinned:
-            return
-        for cohort, open_ in zip(cohorts, rows, strict=True):
-            if cohort.written_ms:
-                waited_ms = begun_ms - cohort.written_ms
-                self._counts.cancel_stages["taken"] += waited_ms * len(open_)
-                cohort.written_ms = 0
-        are_cancelled = await self._finder.are_cancelled(pinned)
-        self._spent("confirmed", len(pinned), begun_ms)
-        begin = 0
-        for cohort, open_ in zip(cohorts, rows, strict=True):
-            is_cancelled = are_cancelled[begin : begin + len(open_)]
-            begin += len(open_)
-            await self._settle_of(cohort, open_[is_cancelled], Decided(CancelDecision.CANCELLED))
-            self._single_out(cohort, cohort.is_open)
-
-    async def _decide_alone(self, covered: Sequence[PendingCancel]) -> None:
+    async def _look_again(self, covered: Sequence[PendingCancel]) -> None:
+        """Looks for messages, with one look for all that were never looked at by themselves."""
         begun_ms = monotonic_ms()
         for pending in covered:
             if pending.written_ms:
                 self._counts.cancel_stages["taken"] += begun_ms - pending.written_ms
                 pending.written_ms = 0
-        all_decided = await self._finder.decide_many([pending.subject for pending in covered])
-        self._spent("confirmed", len(covered), begun_ms)
-        for number, (pending, decided) in enumerate(zip(covered, all_decided, strict=True), 1):
+        together = [each for each in covered if each.subject is None]
+        alone = [each for each in covered if each.subject is not None]
+        if together:
+            are_cancelled = await self._finder.are_cancelled([each.key for each in together])
+            self._spent("confirmed", len(together), begun_ms)
+            cancelled = [*compress(together, are_cancelled.tolist())]
+            await self._settle_all(cancelled, Decided(CancelDecision.CANCELLED))
+            alone += [*compress(together, (~are_cancelled).tolist())]
+        if not alone:
+            return
+        begun_ms = monotonic_ms()
+        all_decided = await self._finder.decide_many([each.by_itself() for each in alone])
+        self._spent("confirmed", len(alone), begun_ms)
+        for number, (pending, decided) in enumerate(zip(alone, all_decided, strict=True), 1):
             if decided.decision is CancelDecision.UNKNOWN:
                 self._unknown(pending)
             elif decided.decision is not CancelDecision.WAIT:
@@ -635,7 +517,7 @@ def _not_written(refusal: Refusal) -> Answered:
     return Decided(CancelDecision.TOO_LATE) if is_late else refusal
 
 
-def _over(asked: AskedGroup | None) -> Answered:
+def _over(asked: PendingCancel | None) -> Answered:
     """The answer for a message whose caller's time is over."""
     if asked is not None and not asked.is_taken:
         return Refusal(Reason.BACKPRESSURE, "Its turn did not come in time")
@@ -644,5 +526,6 @@ def _over(asked: AskedGroup | None) -> Answered:
 
 def _why_unknown(pending: PendingCancel) -> Reason:
     """Why it is not known what became of a message."""
-    was_cancelled = pending.is_written or pending.subject.found.cancels
+    subject = pending.subject
+    was_cancelled = pending.is_written or (subject is not None and subject.found.cancels)
     return Reason.CANCEL_UNKNOWN if was_cancelled else Reason.NOT_UP_TO_DATE

@@ -1,56 +1,41 @@
-"""Messages to be cancelled, until progress decides them: as columns, and one by one.
+"""Messages to be cancelled, from the call that names them until progress decides.
 
-Nearly every message that is cancelled has one copy and no cancel, is due later, and is cancelled by
-the next transaction. Those of a batch are a *cohort*: one object, whose cancels lie in one group.
-So one comparison says whether progress has taken them, and one look decides them. Whatever is not
-so with a message, it is *singled out*, and goes on as a `PendingCancel`:
-
-| a message | is in |
-|---|---|
-| that is not looked up yet | the `AskedGroup` of the first call that named it |
-| with one copy, that is to be written; and once it is | a `Cohort` |
-| of which anything else is decided before writing, or that has several copies | a `PendingCancel` |
-| whose cancel V has reached | the `Cohort`, until one look has decided most of it |
-| whose due w has reached before, or that this look has not decided | a `PendingCancel` |
-| that is in a cohort when w is set back | a `PendingCancel` |
-
-Of these, `WaitingCancels` has the order in which progress can decide them.
-
-A new progress costs what it decides, not what waits. A cancel is looked at
+A message is one `PendingCancel` all the time, for everyone who asks for it; there are thousands, so
+what is done with many is done by lists and columns. Once its cancel is written it rests among
+`WaitingCancels`, with all others of its group, so that a new progress costs what it decides, not
+what waits. It is looked at
 
 | once | because |
 |---|---|
-| V has reached one of its frames | it counts |
-| w has reached its due | the message may be done |
+| V has reached the group's frames | its cancel counts |
+| w has reached its due | it may be done |
 | w was set back | what was done stays done, ahead of w |
 
-and from then on with each progress, until it is decided. Without I/O and clocks: the simulation
-uses this class too.
+and from then on with each progress, until it is decided. Nearly every message has one copy and no
+other cancel, and is CANCELLED by the first look, which is one for all and makes no object for each;
+what is not so with a message is looked at by itself from then on, as its `Subject`.
+
+Without I/O and clocks: the simulation uses these classes too.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import chain, count
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from delaywheel.identity import WheelId
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
-from delaywheel_replica.server.changing.awaited import AwaitedCall, Waiters
+from delaywheel_replica.server.changing.awaited import Waiters
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.refusals import Refusal
 
-_STALE_AT_LEAST: Final = 1_024
-_NEVER_MS: Final = 1 << 62
+_NO_KEY: Final = b"", 0
 
 
 class Decided(NamedTuple):
@@ -68,25 +53,15 @@ class Decided(NamedTuple):
 Answered = Decided | Refusal
 """What became of one message."""
 
-CancelCall = AwaitedCall[Answered]
-Caller = Callable[[Answered], object]
 
+class CancelCall(Protocol):
+    """One caller's messages, each of which is settled on its own."""
 
-@dataclass(frozen=True, slots=True)
-class Waiter:
-    """A `Caller` that waits for one message of its call."""
+    is_over: bool
+    """The caller does not wait any more."""
 
-    call: CancelCall
-    row: int
-
-    def __call__(self, answered: Answered) -> None:
-        """Tells it."""
-        self.call.settle(self.row, answered)
-
-
-def _has_left(caller: Caller) -> bool:
-    """Whether a caller has given up."""
-    return isinstance(caller, Waiter) and caller.call.is_over
+    def settle(self, row: int, result: Answered, /) -> None:
+        """Notes what became of one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,286 +90,149 @@ class PendingCancel:
     """A message to be cancelled, for all callers who ask for it, until it is decided.
 
     Attributes:
-        key: Its id and due.
-        since_ms: When it was asked for, by its owner's monotonic clock.
-        callers: Called once with the decision.
-        names: What these callers call it.
-        is_written: A cancel of it was written for these callers.
-        written_ms: When that was; 0: not yet, or it was counted since.
+        named: What the call that named it first calls it.
+        since_ms: When that came, by its owner's monotonic clock.
+        call: That call.
+        row: The message's number in it.
+        others: Who else waits for it: calls, and the message's number in each.
+        other_names: What these call it, where that is something else.
+        is_taken: It is being looked up, or was.
+        key: Its id and due, once it was looked up.
+        copy: Where it lies, unless `subject` says so.
+        subject: What is known of it, if it is looked at by itself.
+        is_written: A cancel of it was written for these callers, or is being written.
+        cancel: Some frame up to this one has that cancel; None: it is not written yet.
+        written_ms: When it was written; 0: not yet, or it was counted since.
+        waits: For progress: it is in nobody's hands.
     """
 
-    key: MessageKey
-    subject: Subject
+    named: Reference
     since_ms: int
-    callers: Waiters[Caller] = field(default_factory=Waiters)
-    names: list[Reference] = field(default_factory=list)
-    is_written: bool = False
-    written_ms: int = 0
-
-    def key_of(self, _named: Reference) -> MessageKey:
-        """Returns its id and due, whatever it is called."""
-        return self.key
-
-    def join(
-        self,
-        _key: MessageKey,
-        callers: Iterable[Caller],
-        name: Reference | None,
-    ) -> None:
-        """Adds callers, and what they call it, if that is another name."""
-        self.callers.join(callers, _has_left)
-        if name is not None:
-            self.names.append(name)
-
-    def settle(self, decided: Answered) -> None:
-        """Tells all callers."""
-        callers, self.callers = self.callers, Waiters()
-        for call in callers:
-            call(decided)
-
-
-@dataclass(slots=True, eq=False)
-class AskedGroup:
-    """What one call named first, and is not looked up yet.
-
-    Attributes:
-        since_ms: When it came, by its owner's monotonic clock.
-        rows: Their numbers in the call.
-        others: Who named some of them in other calls.
-        is_taken: They are being looked up.
-    """
-
     call: CancelCall
-    since_ms: int
-    named: list[Reference] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
-    others: dict[Reference, Waiters[Waiter]] = field(default_factory=dict)
+    row: int
+    others: Waiters[tuple[CancelCall, int]] | None = None
+    other_names: list[Reference] | None = None
     is_taken: bool = False
-
-    def __len__(self) -> int:
-        """The number of messages."""
-        return len(self.named)
+    key: MessageKey = _NO_KEY
+    copy: Position | None = None
+    subject: Subject | None = None
+    is_written: bool = False
+    cancel: Position | None = None
+    written_ms: int = 0
+    waits: bool = False
 
     @property
     def is_awaited(self) -> bool:
-        """Whether anybody waits for any of them."""
+        """Whether anybody waits for it."""
         if not self.call.is_over:
             return True
-        return any(not each.call.is_over for each in chain.from_iterable(self.others.values()))
-
-    def join(self, named: Reference, call: CancelCall, row: int) -> None:
-        """Adds a call that names one of them."""
-        self.others.setdefault(named, Waiters()).join([Waiter(call, row)], _has_left)
-
-    def callers(self, at: int) -> Waiters[Caller]:
-        """Returns who waits for one of them."""
-        joined = self.others.get(self.named[at], ()) if self.others else ()
-        return Waiters([Waiter(self.call, self.rows[at]), *joined])
-
-    def settle(self, at: int, answered: Answered) -> None:
-        """Tells all who wait for one of them."""
-        for caller in self.callers(at):
-            caller(answered)
-
-
-@dataclass(slots=True, eq=False)
-class Cohort:
-    """Messages whose cancels are written together, until each is decided or singled out.
-
-    Attributes:
-        since_ms: When the first of them was asked for.
-        named: What callers call them.
-        keys: Their ids and dues.
-        asked: For each, the group that it came with, and its number there.
-        copies: Where each lies.
-        is_open: Which are neither decided nor singled out.
-        place: Some frame up to this one has the cancel of each; None: they are not written.
-        set_backs: How often w had been set back when they were written.
-        written_ms: When that was; 0: not yet, or it was counted since.
-    """
-
-    since_ms: int
-    named: list[Reference] = field(default_factory=list)
-    keys: list[MessageKey] = field(default_factory=list)
-    asked: list[tuple[AskedGroup, int]] = field(default_factory=list)
-    due_ms: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    copies: list[tuple[WheelId, int, int]] = field(default_factory=list)
-    is_open: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, np.bool_))
-    place: Position | None = None
-    set_backs: int = 0
-    written_ms: int = 0
-    _joined: dict[MessageKey, tuple[Waiters[Caller], list[Reference]]] = field(default_factory=dict)
-    _first_names: dict[Reference, MessageKey] = field(default_factory=dict)
-    _other_names: dict[Reference, MessageKey] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        """The number of messages."""
-        return len(self.keys)
+        return self.others is not None and any(not call.is_over for call, _ in self.others)
 
     @property
-    def soonest_ms(self) -> int:
-        """The first due of those that are open."""
-        return int(self.due_ms[self.is_open].min(initial=_NEVER_MS))
+    def names(self) -> list[Reference]:
+        """All that callers call it."""
+        return [self.named] if self.other_names is None else [self.named, *self.other_names]
 
-    def add(self, named: Reference, key: MessageKey, group: AskedGroup, at: int) -> None:
-        """Adds a message, until all are added."""
-        self.since_ms = min(self.since_ms, group.since_ms)
-        self.named.append(named)
-        self.keys.append(key)
-        self.asked.append((group, at))
+    def join(self, call: CancelCall, row: int) -> None:
+        """Adds a call that names it."""
+        if self.others is None:
+            self.others = Waiters()
+        self.others.join([(call, row)], _has_left)
 
-    def close(self, due_ms: NDArray[np.int64], copies: list[tuple[WheelId, int, int]]) -> None:
-        """Adds, once all are added, when each is due and where it lies."""
-        self.due_ms, self.copies = due_ms, copies
-        self.is_open = np.ones(len(due_ms), np.bool_)
+    def absorb(self, other: PendingCancel) -> None:
+        """Adds those who call it something else, as was found when that was looked up."""
+        self.join(other.call, other.row)
+        for call, row in other.others or ():
+            self.join(call, row)
+        self.other_names = [*(self.other_names or ()), other.named]
 
-    def key_of(self, named: Reference) -> MessageKey:
-        """Returns the id and due of one of them, by any of its names, once all are added."""
-        if (key := self._other_names.get(named)) is not None:
-            return key
-        if not self._first_names:  # a call that comes again names many
-            self._first_names.update(zip(self.named, self.keys, strict=True))
-        return self._first_names[named]
+    def by_itself(self) -> Subject:
+        """Returns what is known of it, for a look of its own."""
+        if self.subject is None:
+            assert self.copy is not None
+            assert self.cancel is not None
+            id_, due_ms = self.key
+            pinned = Reference(due_ms // 1000, id_, due_ms, self.named.wheel)
+            found = Found((due_ms,), [self.copy], [self.cancel])
+            self.subject = Subject(pinned, self.named, found)
+        return self.subject
 
-    def join(self, key: MessageKey, callers: Sequence[Caller], name: Reference | None) -> None:
-        """Adds who waits for one of them too, and what they call it, if that is another name."""
-        all_callers, names = self._joined.setdefault(key, (Waiters(), []))
-        all_callers.join(callers, _has_left)
-        if name is not None:
-            names.append(name)
-            self._other_names[name] = key
+    def written(self, place: Position, now_ms: int) -> None:
+        """Notes that its cancel is in some frame up to this one."""
+        self.cancel, self.written_ms = place, now_ms
+        if self.subject is not None:
+            self.subject.found.cancels.append(place)
 
-    def names(self, row: int) -> list[Reference]:
-        """Returns all that callers call one of them."""
-        return [self.named[row], *self._of(row)[1]]
+    def settle(self, answered: Answered) -> None:
+        """Tells all callers."""
+        self.waits = False
+        self.call.settle(self.row, answered)
+        for call, row in self.others or ():
+            call.settle(row, answered)
 
-    def settle(self, row: int, answered: Answered) -> None:
-        """Tells all who wait for one of them."""
-        group, at = self.asked[row]
-        group.call.settle(group.rows[at], answered)
-        if group.others or self._joined:
-            for caller in (*group.callers(at)[1:], *self._of(row)[0]):
-                caller(answered)
 
-    def pinned(self, rows: Sequence[int]) -> list[Reference]:
-        """Returns references to some of them, with their dues."""
-        keys = [self.keys[row] for row in rows]
-        return [Reference(due_ms // 1000, id_, due_ms) for id_, due_ms in keys]
+class _Group(NamedTuple):
+    """Messages whose cancels are in some frame up to one.
 
-    def single(self, row: int) -> PendingCancel:
-        """Returns one of them by itself, as it was looked up and written."""
-        assert self.place is not None
-        key, named = self.keys[row], self.named[row]
-        found = Found((key[1],), [Position(*self.copies[row])], [self.place])
-        pinned = Reference(named.slot, named.id, key[1], named.wheel)
-        group, at = self.asked[row]
-        return PendingCancel(
-            key,
-            Subject(pinned, named, found),
-            group.since_ms,
-            Waiters([*group.callers(at), *self._of(row)[0]]),
-            self.names(row),
-            is_written=True,
-            written_ms=self.written_ms,
-        )
+    Attributes:
+        soonest_ms: The first due of them.
+    """
 
-    def _of(self, row: int) -> tuple[Waiters[Caller], list[Reference]]:
-        return self._joined.get(self.keys[row], (Waiters(), []))
+    cancels: list[PendingCancel]
+    place: Position
+    soonest_ms: int
+
+    @classmethod
+    def of(cls, cancels: list[PendingCancel], place: Position) -> _Group:
+        return cls(cancels, place, min((each.key[1] for each in cancels), default=0))
 
 
 class WaitingCancels:
     """Cancels by what decides them. For one thread."""
 
     def __init__(self) -> None:
-        self._all: dict[MessageKey, PendingCancel] = {}  # in order of arrival
-        self._by_seq: dict[WheelId, list[tuple[int, int, PendingCancel]]] = {}
-        self._by_slot: dict[int, dict[MessageKey, PendingCancel]] = {}
-        self._touched: dict[MessageKey, PendingCancel] = {}
-        self._numbers = count()
+        self._resting: list[_Group] = []
+        self._looked_at: list[PendingCancel] = []
         self._set_backs = 0
 
-    def __len__(self) -> int:
-        """The number of cancels."""
-        return len(self._all)
+    def rest(self, written: list[PendingCancel], place: Position) -> None:
+        """Adds messages whose cancels are in some frame up to this one."""
+        for each in written:
+            each.waits = True
+        self._resting.append(_Group.of(written, place))
 
-    def get(self, key: MessageKey) -> PendingCancel | None:
-        """Returns the cancel of a message, if it waits."""
-        return self._all.get(key)
-
-    def add(self, cancel: PendingCancel, *, look: bool = False) -> None:
-        """Adds a cancel, unless one of that message waits.
-
-        Args:
-            cancel: The cancel; its frames are known.
-            look: It is to be looked at with the present progress already.
-        """
-        key = cancel.key
-        self._all[key] = cancel
-        self._by_slot.setdefault(key[1] // 1000, {})[key] = cancel
-        for place in cancel.subject.found.cancels:
-            heap = self._by_seq.setdefault(place.wheel, [])
-            heapq.heappush(heap, (place.seq, next(self._numbers), cancel))
-        if look:
-            self._touched[key] = cancel
-
-    def discard(self, cancel: PendingCancel) -> None:
-        """Removes a cancel, which is decided."""
-        key = cancel.key
-        if self._all.get(key) is not cancel:
-            return
-        del self._all[key]
-        self._touched.pop(key, None)
-        slot = key[1] // 1000
-        of_slot = self._by_slot[slot]
-        del of_slot[key]
-        if not of_slot:
-            del self._by_slot[slot]
-        if sum(map(len, self._by_seq.values())) > 2 * len(self._all) + _STALE_AT_LEAST:
-            self._drop_stale()
+    def look_at(self, cancel: PendingCancel) -> None:
+        """Adds a message that the present progress may decide, or the next one."""
+        cancel.waits = True
+        self._looked_at.append(cancel)
 
     def covered(self, progress: Progress) -> list[PendingCancel]:
-        """Returns the cancels to look at with this progress; they stay until they are discarded."""
-        if progress.set_backs != self._set_backs:
-            self._set_backs = progress.set_backs
-            self._touched = dict(self._all)
-        for wheel, heap in self._by_seq.items():
-            seq = progress.seq(wheel)
-            while heap and heap[0][0] <= seq:
-                self._touch(heapq.heappop(heap)[2])
-        last_slot = progress.last_due_ms // 1000
-        if self._by_slot and min(self._by_slot) <= last_slot:
-            for slot in [slot for slot in self._by_slot if slot <= last_slot]:
-                for key, cancel in self._by_slot[slot].items():
-                    if key[1] <= progress.last_due_ms:
-                        self._touched[key] = cancel
-        return list(self._touched.values())
-
-    def older(self, before_ms: int) -> Iterable[PendingCancel]:
-        """Returns the cancels that were asked for before this moment."""
-        found = []
-        for cancel in self._all.values():
-            if cancel.since_ms >= before_ms:
-                break
-            found.append(cancel)
-        return found
-
-    def _touch(self, cancel: PendingCancel) -> None:
-        if self._all.get(cancel.key) is cancel:
-            self._touched[cancel.key] = cancel
-
-    def _drop_stale(self) -> None:
-        for wheel, heap in list(self._by_seq.items()):
-            kept = [each for each in heap if self._all.get(each[2].key) is each[2]]
-            heapq.heapify(kept)
-            if kept:
-                self._by_seq[wheel] = kept
-            else:
-                del self._by_seq[wheel]
+        """Returns the cancels to look at with this progress; they stay while they wait."""
+        is_set_back = progress.set_backs != self._set_backs
+        self._set_backs = progress.set_backs
+        resting, self._resting = self._resting, []
+        last_ms = progress.last_due_ms
+        for group in resting:
+            cancels, place, soonest_ms = group
+            if is_set_back or place.seq <= progress.seq(place.wheel):
+                self._looked_at += cancels
+            elif soonest_ms <= last_ms:
+                self._looked_at += [each for each in cancels if each.key[1] <= last_ms]
+                left = [each for each in cancels if each.key[1] > last_ms]
+                self._resting.append(_Group.of(left, place))
+            elif any(each.waits for each in cancels):
+                self._resting.append(group)
+        self._looked_at = [each for each in self._looked_at if each.waits]
+        return list(self._looked_at)
 
 
-def cancels_of(keys: Sequence[MessageKey], due_ms: NDArray[np.int64] | None = None) -> Columns:
-    """Returns the rows that cancel these messages; `due_ms` saves reading their dues one by one."""
-    if due_ms is None:
-        due_ms = np.array([due for _, due in keys], dtype=np.int64)
+def _has_left(waiter: tuple[CancelCall, int]) -> bool:
+    """Whether a caller has given up."""
+    return waiter[0].is_over
+
+
+def cancels_of(keys: Sequence[MessageKey]) -> Columns:
+    """Returns the rows that cancel these messages."""
     ids = np.frombuffer(b"".join(id_ for id_, _ in keys), dtype=np.uint8)
+    due_ms = np.array([due_ms for _, due_ms in keys], dtype=np.int64)
     return Columns.of_cancels(due_ms, ids.reshape(-1, ID_LENGTH_BYTES))
