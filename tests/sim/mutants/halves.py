@@ -123,8 +123,8 @@ def header_is_sent_on() -> list[Patch]:
 
 
 def letter_is_no_letter_any_more() -> list[Patch]:
-    real = records._means_something
-    return [instead(records, "_means_something", lambda name: real(name) and name != HALF_GROUP)]
+    real = records._cannot_travel
+    return [instead(records, "_cannot_travel", lambda name: real(name) and name != HALF_GROUP)]
 
 
 def handed_halves_are_not_noted() -> list[Patch]:

@@ -286,7 +286,7 @@ def retry_record(
         partition: The partition to come back on; None: chosen from the key.
     """
     packed: RecordHeaders = [
-        (f"{RETRY_KEPT}{name}" if _means_something(name) else name, content)
+        (f"{RETRY_KEPT}{name}" if _cannot_travel(name) else name, content)
         for name, content in headers
     ]
     packed += (
@@ -383,7 +383,7 @@ def encode_error(text: str) -> bytes:
     return text[:LONGEST_ERROR].encode(errors="replace")
 
 
-def _means_something(name: str) -> bool:
+def _cannot_travel(name: str) -> bool:
     """Whether a header cannot travel under its name; ingress passes on no empty one."""
     return not name or name == TTL_HEADER or name.startswith(RESERVED_PREFIX)
 

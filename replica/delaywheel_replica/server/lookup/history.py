@@ -77,7 +77,7 @@ class ProgressHistory:
         """
         copies, seen = list(copies), self._seen
 
-        def is_done(each: _Seen) -> int:
+        def done_by(each: _Seen) -> int:
             return int(
                 any(
                     each.progress.covers(due_ms, copy) or is_released(copy, releases, each.progress)
@@ -85,7 +85,7 @@ class ProgressHistory:
                 )
             )
 
-        at = bisect_left(seen, 1, key=is_done)
+        at = bisect_left(seen, 1, key=done_by)
         if at == len(seen):
             return None
         if not _counts(seen[at].progress, naming):

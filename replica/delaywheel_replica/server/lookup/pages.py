@@ -110,7 +110,7 @@ class SlotPages:
                     frame,
                     row,
                     progress,
-                    cancelled=self._counts(frame, row, cancels, progress),
+                    cancelled=self._is_cancelled(frame, row, cancels, progress),
                     with_content=request.with_content,
                     fates=self._fates,
                     half=None if half is None else listed_half_state(half, progress, self._history),
@@ -144,7 +144,7 @@ class SlotPages:
         )
         return _Reading(rows, 0.0)
 
-    def _counts(
+    def _is_cancelled(
         self,
         frame: Frame,
         row: int,
