@@ -20,7 +20,7 @@ class Fault:
 
     Attributes:
         text: What, and what to do, beginning with a setting's name.
-        names: The settings that it depends on.
+        names: The settings that it depends on; `<table>.<key>`: one entry of a table.
     """
 
     text: str
@@ -43,7 +43,7 @@ def _kafka(config: Config) -> Iterator[Fault]:
         yield Fault("kafka: bootstrap.servers is missing", ("kafka",))
     if ours := refused(config.kafka):
         text = f"{', '.join(ours)}: set by delaywheel itself, which keeps its promises with them"
-        yield Fault(f"kafka: {text}", ("kafka",))
+        yield Fault(f"kafka: {text}", tuple(f"kafka.{name}" for name in ours))
 
 
 def _members(config: Config) -> Iterator[Fault]:

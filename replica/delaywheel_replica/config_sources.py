@@ -104,9 +104,8 @@ def load_config(
     if not config.members:
         config = replace(config, members={config.node_id: config.advertised or config.listen})
     for fault in (fault for check in (faults, *checks) for fault in check(config)):
-        if not wrong & set(fault.names):
-            settings = [given[name] for name in fault.names if name in given]
-            places = dict.fromkeys(place for each in settings for place in each.places.values())
+        if not wrong & {name.partition(".")[0] for name in fault.names}:
+            places = dict.fromkeys(place for name in fault.names for place in _places(given, name))
             texts.append(fault.text + (f" ({', '.join(places)})" if places else ""))
     if texts:
         raise ConfigError("\n".join(texts))
@@ -181,6 +180,15 @@ def _merged(
         else:
             merged[name] = _MergedSetting(value, {None: place})
     return merged, list(faulty), set(faulty.values())
+
+
+def _places(given: Mapping[str, _MergedSetting], name: str) -> Iterable[str]:
+    """Returns the places that gave any of a setting, or of one entry of it."""
+    setting, _, entry = name.partition(".")
+    if setting not in given:
+        return ()
+    places = given[setting].places
+    return [places.get(entry, places[None])] if entry else places.values()
 
 
 def _read(value: Any, kind: Any) -> Any:

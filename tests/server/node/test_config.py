@@ -295,8 +295,9 @@ def test_each_entry_of_a_table_is_a_fault_of_the_place_that_gives_it(
     file.write_text("[levels]\nbad = -1\nworse = -1\n")
     monkeypatch.setenv("DELAYWHEEL_LEVELS__SOON", "5")
     monkeypatch.setenv("DELAYWHEEL_LEVELS__WORSE", "-2")
+    monkeypatch.setenv("DELAYWHEEL_KAFKA__ACKS", "1")
     with pytest.raises(ConfigError) as caught:
-        load_config(file=file, flags={**FLAGS, "levels.late": "x", "kafka.acks": "1"})
+        load_config(file=file, flags={**FLAGS, "levels.late": "x"})
     bad, worse, late, acks = str(caught.value).splitlines()
     assert bad.startswith("levels.bad: ")
     assert bad.endswith(f" ({file})")
@@ -304,7 +305,8 @@ def test_each_entry_of_a_table_is_a_fault_of_the_place_that_gives_it(
     assert worse.endswith(" (DELAYWHEEL_LEVELS__WORSE)")
     assert late.startswith("levels.late: ")
     assert late.endswith(" (--set)")
-    assert acks.endswith(" (--set)")
+    assert acks.startswith("kafka: acks: ")
+    assert acks.endswith("with them (DELAYWHEEL_KAFKA__ACKS)"), "and not the flag of the servers"
 
 
 def test_a_table_may_be_given_as_a_whole_in_json() -> None:

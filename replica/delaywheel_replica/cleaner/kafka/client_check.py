@@ -53,10 +53,12 @@ def client_faults(config: Config) -> Iterator[Fault]:
     whole = _refused(replace(config, kafka=kafka | {"bootstrap.servers": servers}).kafka_settings)
     if whole is None:
         return
-    single = [text for one in kafka.items() if (text := _refused_alone(servers, *one))]
-    if single or not unreadable:  # otherwise it objects to that file, in words of its own
-        for objection in single or [whole]:
-            yield Fault(f"kafka: {objection}", ("kafka", "max_message_bytes"))
+    alone = {name: _refused_alone(servers, name, value) for name, value in kafka.items()}
+    single = {name: objection for name, objection in alone.items() if objection}
+    for name, objection in single.items():
+        yield Fault(f"kafka: {objection}", (f"kafka.{name}",))
+    if not (single or unreadable):  # otherwise it objects to that file, in words of its own
+        yield Fault(f"kafka: {whole}", ("kafka", "max_message_bytes"))
 
 
 def _unreadable_files(kafka: Mapping[str, str]) -> Iterator[Fault]:
@@ -68,10 +70,10 @@ def _unreadable_files(kafka: Mapping[str, str]) -> Iterator[Fault]:
                     pass
             except IsADirectoryError:
                 if name != "ssl.ca.location":  # there a folder of certificates will do
-                    yield Fault(f"kafka: {name} {path}: is a folder", ("kafka",))
+                    yield Fault(f"kafka: {name} {path}: is a folder", (f"kafka.{name}",))
             except OSError as error:
                 text = (error.strerror or type(error).__name__).lower()
-                yield Fault(f"kafka: {name} {path}: {text}", ("kafka",))
+                yield Fault(f"kafka: {name} {path}: {text}", (f"kafka.{name}",))
 
 
 def _refused(settings: KafkaSettings) -> str | None:
