@@ -12,7 +12,6 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
@@ -23,7 +22,7 @@ from delaywheel_replica.server.changing.id_checks import IdChecks
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
-from delaywheel_replica.server.lookup.scan import Found
+from delaywheel_replica.server.lookup.scan import ComparedCopy, Found
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
@@ -104,13 +103,11 @@ class Site:
         assert isinstance(self.found, Found)
         return [self.found] * len(references)
 
-    async def are_same(
-        self, copies: Sequence[tuple[int, Position, Columns, int]]
-    ) -> list[bool | None]:
-        stored = ((self.stored[place], columns, row) for _, place, columns, row in copies)
+    async def are_same(self, copies: Sequence[ComparedCopy]) -> list[bool | None]:
+        stored = ((self.stored[copy.place], copy) for copy in copies)
         return [
-            None if message is None else columns.is_same(row, columns_of([message]), 0)
-            for message, columns, row in stored
+            None if message is None else copy.columns.is_same(copy.row, columns_of([message]), 0)
+            for message, copy in stored
         ]
 
     async def outcome(self, *messages: Message) -> list[str]:

@@ -13,7 +13,6 @@ wheel are reported in records of other kinds (ingress/letters.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
@@ -30,13 +29,10 @@ from delaywheel_replica.cleaner.due.rows import (
     MessageOutcome,
     MessageSource,
 )
-from delaywheel_replica.cleaner.ingress.letters import dead_outcome
+from delaywheel_replica.cleaner.ingress.letters import DETAIL_LENGTH, dead_outcome, outcome_record
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW, Record
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.kafka_settings import KafkaNames
-
-DETAIL_LENGTH = 200
-"""How many characters of Kafka's error a dead letter carries."""
 
 _ID_DIGITS = 32
 
@@ -146,7 +142,7 @@ def dead_letter(
         return [letter, dead_outcome(names, origin, reason.value, (message.id, message.due_ms))]
     outcome = {"outcome": "dead-lettered", "reason": reason.value, **_place(message)}
     outcome["topic"] = _destination(message)
-    return [letter, _outcome(names, message.id, outcome)]
+    return [letter, outcome_record(names, message.id, outcome)]
 
 
 def dropped(names: KafkaNames, rows: Iterable[Dropped]) -> Iterator[Record]:
@@ -155,7 +151,7 @@ def dropped(names: KafkaNames, rows: Iterable[Dropped]) -> Iterator[Record]:
         outcome: dict[str, object] = {"outcome": _OUTCOMES[row.outcome]}
         if row.outcome is MessageOutcome.DUPLICATE:
             outcome["content_differs"] = row.content_differs
-        yield _outcome(names, row.id, outcome | _place(row))
+        yield outcome_record(names, row.id, outcome | _place(row))
 
 
 def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
@@ -171,14 +167,14 @@ def lost(names: KafkaNames, runs: Iterable[LostFrames]) -> Iterator[Record]:
             "last_slot": run.last_slot,
             "messages": run.messages,
         }
-        yield _outcome(names, f"{run.wheel}/{run.seq}".encode(), outcome)
+        yield outcome_record(names, f"{run.wheel}/{run.seq}".encode(), outcome)
 
 
 def committed(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
     """Yields outcomes of halves that were committed, and whose messages are due later."""
     for message in rows:
         place = _place(message) | {"topic": _destination(message)}
-        yield _outcome(names, message.id, {"outcome": "committed", **place})
+        yield outcome_record(names, message.id, {"outcome": "committed", **place})
 
 
 def _destination(message: DueMessage) -> str:
@@ -205,7 +201,3 @@ def _place(message: DueMessage | Dropped) -> dict[str, object]:
         "seq": message.seq,
         "row": message.row,
     }
-
-
-def _outcome(names: KafkaNames, key: bytes, outcome: dict[str, object]) -> Record:
-    return Record(names.outcomes, key, json.dumps(outcome, separators=(",", ":")).encode(), [])

@@ -18,7 +18,7 @@ as Kafka keeps it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
@@ -36,6 +36,11 @@ from delaywheel_replica.kafka_settings import KafkaNames
 DEAD_PREFIX = "dw-dead-"
 DETAIL_LENGTH = 200
 """Limit for the detail in a dead letter, in characters."""
+
+
+def outcome_record(names: KafkaNames, key: bytes, fields: Mapping[str, object]) -> Record:
+    """Returns the record of an outcome."""
+    return Record(names.outcomes, key, json.dumps(fields, separators=(",", ":")).encode(), [])
 
 
 def letter(names: KafkaNames, settled: Rejected, most_bytes: int) -> list[Record]:
@@ -69,7 +74,7 @@ def dead_outcome(
     }
     if key is not None:
         fields |= {"id": key[0].hex(), "due_ms": key[1]}
-    return _outcome(names, origin.topic, origin.partition, fields)
+    return _of_partition(names, origin.topic, origin.partition, fields)
 
 
 def answered(names: KafkaNames, settled: GroupAnswered) -> Record:
@@ -84,7 +89,7 @@ def answered(names: KafkaNames, settled: GroupAnswered) -> Record:
         "due_ms": due_ms,
         "origin": str(record.place),
     }
-    return Record(names.outcomes, id_, _json(fields), [])
+    return outcome_record(names, id_, fields)
 
 
 def deleted(names: KafkaNames, at: IngressPartition, gone: Deleted) -> Record:
@@ -97,7 +102,7 @@ def deleted(names: KafkaNames, at: IngressPartition, gone: Deleted) -> Record:
         "first_offset": first_offset,
         "last_offset": last_offset,
     }
-    return _outcome(names, *at, fields)
+    return _of_partition(names, *at, fields)
 
 
 def abandoned(names: KafkaNames, at: IngressPartition, record: IngressRecord) -> Record:
@@ -110,7 +115,7 @@ def abandoned(names: KafkaNames, at: IngressPartition, record: IngressRecord) ->
         "next_offset": record.next_offset,
         "announced": record.announced.to_json(),
     }
-    return _outcome(names, *at, fields)
+    return _of_partition(names, *at, fields)
 
 
 def _letters(names: KafkaNames, record: CommittedRecord, unfit: Unfit) -> Iterator[Record]:
@@ -142,9 +147,7 @@ def _letters(names: KafkaNames, record: CommittedRecord, unfit: Unfit) -> Iterat
         )
 
 
-def _outcome(names: KafkaNames, topic: str, partition: int, fields: dict[str, object]) -> Record:
-    return Record(names.outcomes, f"{topic}/{partition}".encode(), _json(fields), [])
-
-
-def _json(fields: dict[str, object]) -> bytes:
-    return json.dumps(fields, separators=(",", ":")).encode()
+def _of_partition(
+    names: KafkaNames, topic: str, partition: int, fields: dict[str, object]
+) -> Record:
+    return outcome_record(names, f"{topic}/{partition}".encode(), fields)

@@ -108,22 +108,28 @@ class Load:
         """Returns how long twice as much is expected to take, at most."""
         added_before = self.partitions_of_half - self.partitions_of_quarter
         ratio = min(2.0, self._added / added_before) if added_before else 2.0
-        return round(duration_ms + self._part_ms(duration_ms, self._added * ratio, 1))
+        return round(duration_ms + self._share_ms(duration_ms, self._added * ratio, 1))
 
     def halved_ms(self, duration_ms: int) -> int:
         """Returns how long half of it is expected to take."""
-        return round(duration_ms - self._part_ms(duration_ms, self._added, 1 / 2))
+        return round(duration_ms - self._share_ms(duration_ms, self._added, 1 / 2))
 
     @property
     def _added(self) -> int:
         """How many partitions the second half touched that the first one had not."""
         return self.partitions - self.partitions_of_half
 
-    def _part_ms(self, duration_ms: int, partitions: float, part: float) -> float:
-        """Returns how long a part of the messages takes that is the first for some partitions."""
+    def _share_ms(self, duration_ms: int, partitions: float, messages: float) -> float:
+        """Returns how much of the time some of the messages take.
+
+        Args:
+            duration_ms: What all of them took.
+            partitions: How many partitions these alone touch.
+            messages: Which share of the messages they are; of all, 1.
+        """
         for_partitions_ms = duration_ms * partitions / max(1, self.partitions)
-        for_bytes_ms = self.length_bytes * part / LEAST_BYTES_PER_MS
-        return min(duration_ms * part, for_partitions_ms + for_bytes_ms)
+        for_bytes_ms = self.length_bytes * messages / LEAST_BYTES_PER_MS
+        return min(duration_ms * messages, for_partitions_ms + for_bytes_ms)
 
 
 @dataclass(frozen=True, slots=True)

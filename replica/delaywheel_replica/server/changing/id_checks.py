@@ -55,7 +55,7 @@ from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, DecisionB
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
-from delaywheel_replica.server.lookup.scan import Found
+from delaywheel_replica.server.lookup.scan import ComparedCopy, Found
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -251,12 +251,12 @@ class IdChecks:
             for place in one.copies
         )
         for begin in range(0, len(places), _READ_AT_ONCE):
-            numbers, copies = list[int](), list[tuple[int, Position, Columns, int]]()
+            numbers, copies = list[int](), list[ComparedCopy]()
             for slot, place, number in places[begin : begin + _READ_AT_ONCE]:
                 columns = wanted[number].checking.columns
                 if columns is not None and not same[number]:
                     numbers.append(number)
-                    copies.append((slot, place, columns, wanted[number].row))
+                    copies.append(ComparedCopy(slot, place, columns, wanted[number].row))
             read = await self._queries.are_same(copies)
             for number, is_same in zip(numbers, read, strict=True):
                 if is_same or (is_same is None and not same[number]):

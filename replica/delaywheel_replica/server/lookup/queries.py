@@ -37,7 +37,7 @@ from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.pages import SlotPages
 from delaywheel_replica.server.lookup.references import SLOT_BEYOND, Reference
-from delaywheel_replica.server.lookup.scan import Found, Scanner
+from delaywheel_replica.server.lookup.scan import ComparedCopy, Found, Scanner
 from delaywheel_replica.server.lookup.stored import half_state, progress_message, stored_message
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import RequestRefusedError
@@ -275,9 +275,7 @@ class Queries:
 
         return await asyncio.get_running_loop().run_in_executor(self._copies, read)
 
-    async def are_same(
-        self, copies: Sequence[tuple[int, Position, Columns, int]]
-    ) -> list[bool | None]:
+    async def are_same(self, copies: Sequence[ComparedCopy]) -> list[bool | None]:
         """Whether copies have the contents of messages; see `Scanner.are_same`."""
         return await self._on_thread(lambda: self._scanner.are_same(copies))
 

@@ -8,7 +8,7 @@ thread.
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,6 +189,22 @@ class _Looked:
         rows.fill(found, reference, marked, decided)
         found.readable = found.complete = reference.slot not in self.unreadable
         return found
+
+
+class ComparedCopy(NamedTuple):
+    """A copy of a message, to be compared with it.
+
+    Attributes:
+        slot: The copy's second.
+        place: Where it lies.
+        columns: With `row`, the message.
+        row: See `columns`.
+    """
+
+    slot: int
+    place: Position
+    columns: Columns
+    row: int
 
 
 class Scanner:
@@ -432,17 +448,16 @@ class Scanner:
             read.append(columns)
         return read
 
-    def are_same(self, copies: Sequence[tuple[int, Position, Columns, int]]) -> list[bool | None]:
+    def are_same(self, copies: Sequence[ComparedCopy]) -> list[bool | None]:
         """Whether copies have the contents of messages; None: the copy cannot be read, as `frame`.
 
         Args:
-            copies: For each, its second and place, and the message: columns and row. Copies of one
-                frame in a row cost one read.
+            copies: Copies of one frame in a row cost one read.
         """
-        frames = self._frames_at((slot, place) for slot, place, _, _ in copies)
+        frames = self._frames_at((copy.slot, copy.place) for copy in copies)
         return [
-            None if frame is None else columns.is_same(row, frame.columns, place.row)
-            for (_, _, columns, row), (place, frame) in zip(copies, frames, strict=True)
+            None if frame is None else copy.columns.is_same(copy.row, frame.columns, place.row)
+            for copy, (place, frame) in zip(copies, frames, strict=True)
         ]
 
     def _frames_at(
