@@ -5,15 +5,11 @@ What the bytes mean is in format.py and docs/FORMAT.md.
 The group is sorted by slot, and the bytes of each column are cut into one piece per frame. The
 pieces are put in order and joined once: no Python object is made per frame. Lengths and counts are
 computed for all frames at once.
-
-A few messages are packed frame by frame instead (`_FewMessages`), into the same bytes, in a tenth
-of the time.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
-from struct import pack
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -30,19 +26,16 @@ from delaywheel.storage.frames.format import (
     HEADER,
     HEADER_LENGTH_BYTES,
     LONGEST_ROW_BYTES,
-    MAGIC,
     MAGIC_NUMBER,
     MESSAGE_ROW_BYTES,
     NAME_ROW_BYTES,
     NO_SLOT,
     PARTITION_BYTES,
     TIMESTAMP_BYTES,
-    FrameHeader,
-    encoded_header,
     topic_entry,
 )
 from delaywheel.storage.frames.kinds import FIRST_VERSIONS, Kind
-from delaywheel.storage.frames.rows import FEW_FRAMES, MOST_ROWS
+from delaywheel.storage.frames.rows import MOST_ROWS
 
 _DUE_BYTES = 2
 _ZEROS = [bytes(count) for count in range(8)]
@@ -88,21 +81,18 @@ def encode_group(
 ) -> EncodedGroup:
     """Encodes one group: one frame for each slot, or more if bounds require it.
 
-    Messages of one slot keep their order. Frames are ordered by slot and have seqs from
-    ``first_seq`` on. A single message may exceed ``max_frame_bytes``: it then has a frame of its
-    own. A frame of a group with many topics has few messages: what came late is forwarded frame by
-    frame, each whole, and Kafka takes its time for each topic.
+    There is at least one message. Messages of one slot keep their order. Frames are ordered by slot
+    and have seqs from ``first_seq`` on. A single message may exceed ``max_frame_bytes``: it then
+    has a frame of its own. A frame of a group with many topics has few messages: what came late is
+    forwarded frame by frame, each whole, and Kafka takes its time for each topic.
 
     Raises:
         ValueError: A due is before 1970 or after 2106, which the caller should have refused.
     """
-    if len(columns) <= min(FEW_FRAMES, max_frame_messages):
-        few = _FewMessages(columns, kind)
-        if few.length_bytes <= max_frame_bytes:
-            return few.encoded(wheel.hash64, first_seq, accepted_at_ms)
     slots = columns.slots
     order = np.argsort(slots, kind="stable")
-    columns, slots = columns.take(order), slots[order]
+    if len(order) > 1:  # a single one is in order, wherever it lies in its blob
+        columns, slots = columns.take(order), slots[order]
     if int(slots[0]) < 0 or int(slots[-1]) >= NO_SLOT:
         raise ValueError("a due that no slot file can hold")
     lengths = columns.lengths_bytes
@@ -120,121 +110,6 @@ def encode_group(
         wheel_hash=wheel.hash64, first_seq=first_seq, accepted_at_ms=accepted_at_ms
     )
     return EncodedGroup(kind, slots[firsts], frames.counts, edges, content, order)
-
-
-class _FewMessages:
-    """Encodes a small group with plain Python integers; each slot must fit into one frame."""
-
-    def __init__(self, columns: Columns, kind: Kind) -> None:
-        self._kind = kind
-        self._topics = columns.topics
-        self._due_ms = columns.due_ms.tolist()
-        self._ids = columns.ids.tobytes()
-        self._numbers = columns.topic_numbers.tolist()
-        self._keys = columns.key_lengths.tolist()
-        self._values = columns.value_lengths.tolist()
-        self._headers = columns.headers_lengths.tolist()
-        self._partitions = columns.partitions.tolist()
-        self._timestamps = columns.timestamps_ms.tolist()
-        self._blob = memoryview(columns.blob)
-        self._starts = columns.starts.tolist()
-        lengths = zip(self._keys, self._values, self._headers, strict=True)
-        self._lengths: list[int] = [
-            max(key, 0) + max(value, 0) + headers for key, value, headers in lengths
-        ]
-
-    @property
-    def length_bytes(self) -> int:
-        """The greatest possible length of all frames."""
-        return sum(self._lengths) + len(self._lengths) * LONGEST_ROW_BYTES
-
-    def encoded(self, wheel_hash: int, first_seq: int, accepted_at_ms: int) -> EncodedGroup:
-        """See `encode_group`."""
-        slots = [due_ms // 1000 for due_ms in self._due_ms]
-        if slots and (min(slots) < 0 or max(slots) >= NO_SLOT):
-            raise ValueError("a due that no slot file can hold")
-        order = sorted(range(len(slots)), key=slots.__getitem__)
-        frames = [(slot, list(rows)) for slot, rows in groupby(order, slots.__getitem__)]
-        contents = [
-            self._frame(slot, rows, wheel_hash, seq, accepted_at_ms)
-            for seq, (slot, rows) in enumerate(frames, first_seq)
-        ]
-        edges = accumulate(map(len, contents), initial=0)
-        return EncodedGroup(
-            self._kind,
-            np.array([slot for slot, _ in frames], np.int64),
-            np.array([len(rows) for _, rows in frames], np.int64),
-            np.array(list(edges), np.int64),
-            bytearray().join(contents),
-            np.array(order, np.intp),
-        )
-
-    def _frame(
-        self, slot: int, rows: list[int], wheel_hash: int, seq: int, accepted_at_ms: int
-    ) -> bytes:
-        flags, topics = 0, list[int]()
-        if self._kind is Kind.MESSAGES:
-            flags, topics = self._flags(rows), self._topics_of(rows)
-        columns = b"".join(self._columns(slot, rows, flags, topics))
-        columns += _ZEROS[-len(columns) % 8]
-        dictionary = b"".join([topic_entry(self._topics[topic]) for topic in topics])
-        begins = [self._starts[row] for row in rows]
-        lengths = [self._lengths[row] for row in rows]
-        blob = b"".join(
-            [self._blob[at : at + length] for at, length in zip(begins, lengths, strict=True)]
-        )
-        padding = _ZEROS[-(len(dictionary) + len(blob)) % 8]
-        body = b"".join((columns, dictionary, blob, padding))
-        header = FrameHeader(
-            magic=MAGIC,
-            checksum=0,
-            version=FIRST_VERSIONS[self._kind],
-            kind=self._kind,
-            flags=flags,
-            slot=slot,
-            wheel_hash=wheel_hash,
-            seq=seq,
-            accepted_at_ms=accepted_at_ms,
-            messages=len(rows),
-            topics=len(topics),
-            columns_length=len(columns),
-            topics_length=len(dictionary),
-            blob_length=len(blob),
-            length_bytes=HEADER_LENGTH_BYTES + len(body),
-        )
-        checksum = crc32c(body, crc32c(encoded_header(header)[CHECKED_FROM:]))
-        return encoded_header(header._replace(checksum=checksum)) + body
-
-    def _flags(self, rows: list[int]) -> int:
-        """Returns the flags of a frame: which optional columns it has."""
-        flags = HAS_TIMESTAMPS if any(self._timestamps[row] >= 0 for row in rows) else 0
-        return flags | (HAS_PARTITIONS if any(self._partitions[row] >= 0 for row in rows) else 0)
-
-    def _topics_of(self, rows: list[int]) -> list[int]:
-        """Returns the topics of a frame, by their numbers in the group."""
-        if len(self._topics) <= 1:
-            return list(range(len(self._topics)))
-        return sorted({self._numbers[row] for row in rows})
-
-    def _columns(
-        self, slot: int, rows: list[int], flags: int, topics: list[int]
-    ) -> Iterator[bytes]:
-        """Yields the columns of one frame, in the order of the format."""
-        if flags & HAS_TIMESTAMPS:
-            yield self._packed("q", self._timestamps, rows)
-        for row in rows:
-            yield self._ids[row * ID_LENGTH_BYTES : (row + 1) * ID_LENGTH_BYTES]
-        if self._kind is Kind.MESSAGES:
-            own = {topic: number for number, topic in enumerate(topics)}
-            yield pack(f"<{len(rows)}I", *[own.get(self._numbers[row], 0) for row in rows])
-            for lengths in (self._keys, self._values, self._headers):
-                yield self._packed("i", lengths, rows)
-            if flags & HAS_PARTITIONS:
-                yield self._packed("i", self._partitions, rows)
-        yield pack(f"<{len(rows)}H", *[self._due_ms[row] - slot * 1000 for row in rows])
-
-    def _packed(self, letter: str, column: list[int], rows: list[int]) -> bytes:
-        return pack(f"<{len(rows)}{letter}", *[column[row] for row in rows])
 
 
 def _frame_firsts(
@@ -441,13 +316,12 @@ class _FramePieces:
 
     def _add_content(self) -> None:
         """Adds keys, values and headers, and padding to a multiple of 8 bytes."""
-        headers = self._headers
-        ends = self._lengths.cumsum()[self._lasts]
-        edges = [0, *ends.tolist()]
+        headers, starts = self._headers, self._columns.starts
+        begins, ends = starts[self._firsts], (starts + self._lengths)[self._lasts]
         blob = memoryview(self._columns.blob)
-        self._pieces.append([blob[begin:end] for begin, end in pairwise(edges)])
-        blob_lengths = ends.copy()
-        blob_lengths[1:] -= ends[:-1]
+        edges = zip(begins.tolist(), ends.tolist(), strict=True)
+        self._pieces.append([blob[begin:end] for begin, end in edges])
+        blob_lengths = ends - begins
         length = headers["topics_length"] + blob_lengths
         padding = -length % 8
         self._pieces.append([_ZEROS[count] for count in padding.tolist()])

@@ -142,6 +142,11 @@ class OriginWheel:
     ) -> WrittenGroup:
         """Writes one group: one frame and one write for each slot, then the index rows.
 
+        Args:
+            columns: At least one message.
+            kind: What the rows are.
+            accepted_at_ms: The wall clock, never less than before.
+
         Raises:
             SlotFull: Nothing was written; retry without that slot's messages.
             SlotFinished: Nothing was written; the caller should have refused a late message.
@@ -151,8 +156,6 @@ class OriginWheel:
         """
         self._refuse_if_broken()
         group = self._encode(columns, kind, accepted_at_ms)
-        if not len(group):
-            return NO_GROUP
         if int(group.slots[0]) < self._floor:
             raise SlotFinished(f"slot {group.slots[0]} is below the floor {self._floor}")
         offsets = self._slots.places(group.slots, group.edges)
