@@ -152,13 +152,16 @@ class Site:
             except RequestRefusedError as error:
                 return error.refusal.reason
 
+    def finder(self) -> MessageFinder:
+        view = node_view(self.status, cleaner=self.cleaner)
+        return MessageFinder(
+            view, cast("Queries", self), cast("CallsToNodes", self), cast("AskedPlaces", self)
+        )
+
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[Cancels]:
         """The part of a node that cancels."""
-        view = node_view(self.status, cleaner=self.cleaner)
-        finder = MessageFinder(
-            view, cast("Queries", self), cast("CallsToNodes", self), cast("AskedPlaces", self)
-        )
+        view, finder = node_view(self.status, cleaner=self.cleaner), self.finder()
         groups = CancelGroups(
             finder, cast("Writing", self), ask=lambda _: None, next_change=self.next_change
         )
@@ -282,6 +285,16 @@ async def test_what_progress_does_not_show_is_looked_for_in_kafka(
     site = Site([found(CANCEL_OF_ANOTHER), last], ends_as=ends_as)
     site.done(others=1, role=Role.LEADING)
     assert await site.cancel() == answer
+
+
+async def test_a_message_that_is_looked_at_again_shows_new_cancels_until_it_is_deleted() -> None:
+    site = Site([found(), found(OWN_CANCEL), Found()])
+    finder = site.finder()
+    subject = await finder.find(Reference(site.due_ms // 1000, bytes(16), site.due_ms))
+    assert subject.found.cancels == []
+    for _ in range(2):
+        await finder.look_again(subject)
+        assert subject.found == found(OWN_CANCEL)
 
 
 async def test_a_node_that_passes_cancels_on_does_not_wait_for_the_first_decision() -> None:

@@ -252,13 +252,13 @@ async def test_who_waits_for_a_cancel_reads_only_what_is_new(
 ) -> None:
     site.write(A1, sent(EARLY_MS))
     site.write(B1, message(2, slot=BASE_SLOT))
-    found = await site.find(A1)
+    await site.find(A1)
     reference = Reference(BASE_SLOT, ID, EARLY_MS, A1)
     monkeypatch.setattr(WheelReader, "slot_batches", pytest.fail)
-    await site.queries.look_for_cancels([(reference, found)])
+    found = await site.found(reference)
     assert (found.cancels, found.rescheduled_to) == ([], None)
     site.reschedule(B1, EARLY_MS, LATE_MS)
-    await site.queries.look_for_cancels([(reference, found)])
+    found = await site.found(reference)
     assert (found.cancels, found.rescheduled_to) == ([Position(B1, 3, 0)], (0, LATE_MS))
     assert (await site.find(A1)).dues_ms == (LATE_MS,)
 

@@ -193,7 +193,6 @@ class MessageFinder:
         self._other_nodes = other_nodes
         self._places = places
         self._finds = SharedLook(self.find_many)
-        self._looks = SharedLook(self._look_for_cancels)
         self._decides = SharedLook(self.decide_many)
 
     async def change_permitted(
@@ -320,15 +319,11 @@ class MessageFinder:
         status = self._view.cleaner.status
         return place_in(found, None if status is None else status.progress)
 
-    async def look_for_cancels(self, subject: Subject) -> None:
-        """Looks for new cancels of the message, and for the mark of a reschedule."""
-        await self._looks.one(subject)
-
-    async def _look_for_cancels(self, subjects: Sequence[Subject]) -> Sequence[None]:
-        await self._queries.look_for_cancels(
-            [(subject.reference, subject.found) for subject in subjects]
-        )
-        return [None] * len(subjects)
+    async def look_again(self, subject: Subject) -> None:
+        """Looks for new cancels of a message, and for the mark of a reschedule."""
+        again = await self._finds.one(subject.reference)
+        if isinstance(again, Subject) and again.found.copies:
+            subject.found = again.found
 
     async def decide(self, subject: Subject) -> Decided:
         """Returns the present decision about a message of which no cancel was written."""

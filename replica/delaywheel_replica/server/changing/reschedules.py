@@ -371,7 +371,7 @@ class Reschedules:
                     now_ms = monotonic_ms()
                     if now_ms - looked_ms >= _LOOK_MS:
                         looked_ms = now_ms
-                        await self._finder.look_for_cancels(subject)
+                        await self._finder.look_again(subject)
         except TimeoutError:
             pass
         raise RequestRefusedError(

@@ -240,17 +240,6 @@ class Queries:
             return None
         return half, frame
 
-    async def look_for_cancels(self, known: Sequence[tuple[Reference, Found]]) -> None:
-        """Looks again for cancels of found messages, and for the marks of reschedules.
-
-        Args:
-            known: Messages, each with its due, and what was found of it; that is updated.
-        """
-        scope = self._scope()
-        await self._on_thread(
-            lambda: self._scanner.look_for_cancels(known, scope.limits, lost=scope.lost)
-        )
-
     async def message(self, slot: int, place: Position) -> Columns | None:
         """Returns one message; None: its frame cannot be read, or no longer exists."""
         (columns,) = await self._on_thread(lambda: self._scanner.messages([(slot, place)], 0))

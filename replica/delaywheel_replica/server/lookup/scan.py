@@ -376,36 +376,6 @@ class Scanner:
             for seq in seqs.least(_REPORTED_AT_MOST):
                 self._lacks(wheel, seq, slot, None)
 
-    def look_for_cancels(
-        self,
-        known: Iterable[tuple[Reference, Found]],
-        limits: Mapping[WheelId, int],
-        *,
-        lost: FrameSet = NO_FRAMES,
-    ) -> None:
-        """Looks for new cancels of found messages, and for the marks of reschedules.
-
-        Args:
-            known: Messages, each with its due, and what was found; that is updated.
-            limits: The wheels to search, each up to a seq.
-            lost: As in `find_many`.
-        """
-        self._follow(limits, lost)
-        looked = _Looked()
-        messages = [(reference, found) for reference, found in known]
-        keys = {(each.id, each.due_ms) for each, _ in messages if each.due_ms is not None}
-        self._look(looked, ((each.slot, each.id) for each, _ in messages), keys)
-        for reference, found in messages:
-            assert reference.due_ms is not None
-            rows = looked.rows[reference.slot, reference.id]
-            cancels = (place for place, due_ms in rows.cancels if due_ms == reference.due_ms)
-            found.cancels = sorted({*cancels, *found.cancels})
-            found.releases = [place for place, due in rows.releases if due == reference.due_ms]
-            marked = looked.marked_due((reference.id, reference.due_ms))
-            if marked is not None:
-                found.rescheduled_to = marked
-            found.looked = _NOWHERE if reference.slot in looked.unreadable else limits
-
     def _follow(self, limits: Mapping[WheelId, int], lost: FrameSet) -> None:
         self.forget_all_but(limits)
         self.ids.follow(limits, lost.seqs)
