@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -15,27 +14,11 @@ from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
 from delaywheel_replica.cleaner.outside.clocks import SystemClock
 from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
+from support.cleaner.committing import AtOnce
 
-T = TypeVar("T")
 FENCED = "_FENCED: another producer"
 NOWHERE: Mapping[str, int] = MappingProxyType({})
 DENIED = "TOPIC_AUTHORIZATION_FAILED: not allowed"
-
-
-class AtOnce:
-    """Runs everything where it is called: `Runner`."""
-
-    def start(self, job: Callable[[], None]) -> None:
-        job()
-
-    def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
-        return [call() for call in calls]
-
-    def pause(self, seconds: float) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 class Still(SystemClock):

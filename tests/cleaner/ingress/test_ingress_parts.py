@@ -37,7 +37,8 @@ from delaywheel_replica.core.ingress.underway import (
     RecordUnderWay,
     Rejected,
 )
-from support.cleaner.ingress_site import NAMES, AtOnce, ManualClock
+from support.cleaner.committing import AtOnce
+from support.cleaner.ingress_site import NAMES, ManualClock
 from support.due.rows import due_rows
 
 NOW_MS = 1_900_000_000_000

@@ -23,7 +23,8 @@ from delaywheel_replica.core.leader.halves import KNOWN_SINCE
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, IngressRecord, ingress_record
 from delaywheel_replica.core.protocol.seal import FROZEN
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
-from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, AllGoes, Site, asked
+from support.cleaner.committing import AllGoes
+from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, Site, asked
 from support.due.wheels import Sent, Wheels
 
 OTHER = "other", 0

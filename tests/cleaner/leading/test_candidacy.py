@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
-
 import pytest
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
@@ -23,9 +20,8 @@ from delaywheel_replica.cleaner.outside.ports import (
 from delaywheel_replica.core.election.events import ControlRead, Event, ReadFailed
 from delaywheel_replica.core.protocol.control import NodeRecord, leader_record, node_record
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
+from support.cleaner.committing import AtOnce
 from support.services.service import wait_until
-
-T = TypeVar("T")
 
 
 class LongTopic:
@@ -142,24 +138,16 @@ class Clock:
         return self.now_s
 
 
-class AtOnce:
-    """Runs everything at once; a pause moves the clock."""
+class Pausing(AtOnce):
+    """A pause moves the clock."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.pauses = 0
 
-    def start(self, job: Callable[[], None]) -> None:
-        job()
-
-    def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
-        return [call() for call in calls]
-
     def pause(self, seconds: float) -> None:
         self.pauses += 1
         self.clock.now_s += seconds
-
-    def close(self) -> None: ...
 
 
 class Producers:
@@ -232,10 +220,10 @@ class LateKafka:
         return self._topic
 
 
-def marked(topic: LateTopic, token: str) -> tuple[Candidacy, AtOnce]:
+def marked(topic: LateTopic, token: str) -> tuple[Candidacy, Pausing]:
     """A candidacy that has committed its marks."""
     kafka, clock = LateKafka(topic), Clock()
-    runner = AtOnce(clock)
+    runner = Pausing(clock)
     candidacy = Candidacy(
         kafka,  # type: ignore[arg-type]  # as much of Kafka as is used
         ControlFollower(kafka),  # type: ignore[arg-type]
@@ -300,7 +288,7 @@ def test_who_stands_by_reads_the_topic_now_and_then_until_it_was_read() -> None:
         node="a",
         control_topic="control",
         clock=clock,
-        runner=AtOnce(clock),
+        runner=Pausing(clock),
     )
     positions = []
     for _ in range(5):
@@ -337,7 +325,7 @@ def test_what_a_node_is_refused_for_is_reported_though_another_leads(
         node="a",
         control_topic="control",
         clock=clock,
-        runner=AtOnce(clock),
+        runner=Pausing(clock),
     )
     candidacy.init("t", has_wheels=False)
     assert candidacy.error == str(why)

@@ -1,16 +1,21 @@
 # ruff: noqa: ARG002 - the producers ignore most of their arguments
-"""Producers that keep what they are given, and commit all of it."""
+"""Around a forwarder where nothing fails: producers, dead letters, background calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Plan
+from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
+T = TypeVar("T")
+
 
 class CommittingProducers:
-    """Commits everything."""
+    """Keeps what it is given, and commits all of it."""
 
     answered_ms: int | None = None
 
@@ -43,3 +48,36 @@ class CommittingProducers:
 
     def destroy(self) -> None:
         raise NotImplementedError
+
+
+class AllGoes(DeadLetters):
+    """Everything can be delivered."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
+        del ahead
+        return Plan(rows)
+
+    def committed(self) -> None:
+        """Nothing was tried."""
+
+    def failed(self, rows: DueRows, since: float) -> None:
+        """Lets the next transaction try the same."""
+
+
+class AtOnce:
+    """Runs background calls where they are made: `Runner`."""
+
+    def start(self, job: Callable[[], None]) -> None:
+        job()
+
+    def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
+        return [call() for call in calls]
+
+    def pause(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Nothing runs."""

@@ -8,18 +8,16 @@ keeps what is sent to its ingress topics, and commits or not, as a test says.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from delaywheel import ingress as headers_of_ingress
 from delaywheel.headers import decode_headers
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Plan
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
 from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Transacted
 from delaywheel_replica.cleaner.due.reader import DueReader
-from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.ingress.term import Ingress, IngressSettings
 from delaywheel_replica.cleaner.outside.ports import (
     NO_ENDS,
@@ -51,11 +49,9 @@ from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames
-from support.cleaner.committing import CommittingProducers
+from support.cleaner.committing import AllGoes, AtOnce, CommittingProducers
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.due.wheels import Sent, Wheels
-
-T = TypeVar("T")
 
 NAMES = KafkaNames("c")
 TOPIC = NAMES.ingress
@@ -79,22 +75,6 @@ class ManualClock:
 
     def monotonic(self) -> float:
         return self.now_ms / 1000
-
-
-class AtOnce:
-    """Runs background calls immediately."""
-
-    def start(self, job: Callable[[], None]) -> None:
-        job()
-
-    def together(self, calls: Iterable[Callable[[], T]]) -> list[T]:
-        return [call() for call in calls]
-
-    def pause(self, seconds: float) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Nothing runs."""
 
 
 @dataclass
@@ -311,23 +291,6 @@ class Producers(CommittingProducers):
         )
 
 
-class AllGoes(DeadLetters):
-    """Everything can be delivered."""
-
-    def __init__(self) -> None:
-        """Nothing is known."""
-
-    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
-        del ahead
-        return Plan(rows)
-
-    def committed(self) -> None:
-        """Nothing was tried."""
-
-    def failed(self, rows: DueRows, since: float) -> None:
-        """Lets the next transaction try the same."""
-
-
 class Site:
     """Nodes a and b, of which one leads; each has one wheel.
 
@@ -380,6 +343,9 @@ class Site:
         ] + [r for r in self.producers.committed if r.topic == NAMES.control][-50:]
         reader = DueReader(self.wheels.disk, self.wheels.data, preload_thread=False)
         self.readers.append(reader)
+        self.ingress = Ingress(
+            self.topics, self._made_server, self.settings, runner=AtOnce(), clock=self.clock
+        )
         self.forwarder = Forwarder(
             self.state,
             self.producers,
@@ -389,9 +355,6 @@ class Site:
             cluster=Cluster(("a", "b"), 1, LATE_WINDOW_S),
             caps=CapLimits(8, 1 << 20, 64, 1 << 20, own_batch_bytes=LETTER_BYTES),
             monotonic=self.clock.monotonic,
-        )
-        self.ingress = Ingress(
-            self.topics, self._made_server, self.settings, runner=AtOnce(), clock=self.clock
         )
         self.forwarder.ingress = self.ingress
         self.forwarder.start_forwarding()

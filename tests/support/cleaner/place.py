@@ -9,10 +9,8 @@ from pathlib import Path
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel_replica.cleaner.candidacy import Candidacy
-from delaywheel_replica.cleaner.delivery.dead_letters import Plan
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.due.reader import DueReader, Step
-from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import ProducersPort
@@ -29,29 +27,13 @@ from sim.kafka.ports import SimKafkaClient
 from sim.machine.clocks import SimClock
 from sim.machine.scheduler import Scheduler
 from sim.nodes.cleaner import Tasks
+from support.cleaner.committing import AllGoes
 from support.core.values import heartbeat
 
 NAMES = KafkaNames("c")
 NODES = ("a", "b", "c")
 LEAST_PAUSE_S = 0.000_5
 TERMS = {Role.RESTING, Role.LEADING}
-
-
-class AllGoes:
-    """Dead letters that never occur."""
-
-    unavailable_topics: tuple[str, ...] = ()
-
-    def plan(self, rows: DueRows, ahead: object = None) -> Plan:
-        """Forwards everything."""
-        del ahead
-        return Plan(rows)
-
-    def committed(self) -> None:
-        """A transaction was committed."""
-
-    def failed(self, rows: DueRows, since: float) -> None:
-        """Lets a transaction fail; the next one tries the same."""
 
 
 class _SlowReader(DueReader):
@@ -183,7 +165,7 @@ class Place:
             state,
             producers,
             self._reader,
-            AllGoes(),  # type: ignore[arg-type]  # as much of DeadLetters as is used
+            AllGoes(),
             names=NAMES,
             cluster=Cluster(
                 nodes=NODES, min_insync=len(NODES) + 1 - self._required, late_window_s=5
