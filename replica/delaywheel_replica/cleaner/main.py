@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from dataclasses import replace
 from functools import partial
 
 from delaywheel.storage.folder.boot import read_boot_id
@@ -54,7 +55,7 @@ from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.control import ControlState, required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.protocol.status_files import Role, ServerStatus
 from delaywheel_replica.handover.sending import Handover
 from delaywheel_replica.kafka_settings import (
     DEFAULT_BATCH_BYTES,
@@ -329,22 +330,16 @@ class Cleaner:
         tallies = self._leadership.tallies
         counters = self._leadership.counters
         self._halves_asked = view.epoch, counters.get("halves_asked", 0)
-        status = CleanerStatus(
+        ingress = self._leadership.ingress
+        seen = view.status(
             node=self._config.node_id,
             boot=self._boot,
             pid=os.getpid(),
             monotonic_ms=self._clock.monotonic_ms(),
             wall_ms=self._clock.wall_ms(),
-            role=view.role,
-            epoch=view.epoch,
-            leader=view.leader,
-            progress=view.state.progress,
-            control_offset=view.control_offset,
-            wheels=view.state.wheels,
-            nodes=view.state.nodes,
-            lateness_ms=view.lateness_ms,
-            kafka_error=view.error,
-            kafka_warnings=view.warnings,
+        )
+        status = replace(
+            seen,
             started_ms=self._started_ms,
             counters=counters,
             forwarded_by_topic=tallies.forwarded.read(),
@@ -353,20 +348,8 @@ class Cleaner:
             lateness=tallies.lateness.read(),
             commit_times=tallies.commit_times.read(),
             unavailable_topics=unavailable[:TOPICS_NAMED],
-            fences=view.fences,
-            fills=view.fills,
-            prevote_request=view.prevote_request,
-            stands=view.stands,
-            unreadable=view.unreadable,
-            lost=view.state.lost,
-            ingress_slot=view.ingress_slot,
             unanswered=self._unanswered.found,
-            halves_objection=view.halves_objection,
-            ingress=None if self._leadership.ingress is None else self._leadership.ingress.status(),
-            reschedules=view.state.reschedules,
-            needs=view.state.needs,
-            floor_wait=view.floor_wait,
-            standstill=view.standstill,
+            ingress=None if ingress is None else ingress.status(),
         )
         self._row_keeper.report(status)
         if is_new:

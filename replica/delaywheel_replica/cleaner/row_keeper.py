@@ -77,6 +77,41 @@ class View:
     standstill: Standstill | None = None
     halves_objection: str | None = None
 
+    def status(
+        self, *, node: str, boot: str, pid: int, monotonic_ms: int, wall_ms: int
+    ) -> CleanerStatus:
+        """Returns what a cleaner's status says of it; the rest is the process's own."""
+        state = self.state
+        return CleanerStatus(
+            node=node,
+            boot=boot,
+            pid=pid,
+            monotonic_ms=monotonic_ms,
+            wall_ms=wall_ms,
+            role=self.role,
+            epoch=self.epoch,
+            leader=self.leader,
+            progress=state.progress,
+            control_offset=self.control_offset,
+            wheels=state.wheels,
+            nodes=state.nodes,
+            lateness_ms=self.lateness_ms,
+            kafka_error=self.error,
+            kafka_warnings=self.warnings,
+            fences=self.fences,
+            fills=self.fills,
+            prevote_request=self.prevote_request,
+            stands=self.stands,
+            unreadable=self.unreadable,
+            lost=state.lost,
+            ingress_slot=self.ingress_slot,
+            reschedules=state.reschedules,
+            needs=state.needs,
+            halves_objection=self.halves_objection,
+            floor_wait=self.floor_wait,
+            standstill=self.standstill,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:

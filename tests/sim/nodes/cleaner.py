@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
@@ -24,7 +25,7 @@ from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import ControlState, required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
-from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
+from delaywheel_replica.core.protocol.status_files import Role, ServerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.checking.held_up import WatchedDeadLetters
 from sim.checking.ingress_book import LEVELS_MS, MOST_BYTES
@@ -241,35 +242,14 @@ class SimCleaner:
         if not is_time:
             return
         self._world.checks.reports(self.node, view)
-        self._row_keeper.report(
-            CleanerStatus(
-                node=self.node.name,
-                boot=self.node.boot,
-                pid=self._pid,
-                monotonic_ms=now_ms,
-                wall_ms=self.node.clock.wall_ms(),
-                role=view.role,
-                epoch=view.epoch,
-                leader=view.leader,
-                progress=view.state.progress,
-                control_offset=view.control_offset,
-                wheels=view.state.wheels,
-                nodes=view.state.nodes,
-                lateness_ms=view.lateness_ms,
-                counters=self.leadership.counters,
-                kafka_error=view.error,
-                fences=view.fences,
-                fills=view.fills,
-                prevote_request=view.prevote_request,
-                stands=view.stands,
-                unreadable=view.unreadable,
-                lost=view.state.lost,
-                ingress_slot=view.ingress_slot,
-                reschedules=view.state.reschedules,
-                needs=view.state.needs,
-                standstill=view.standstill,
-            )
+        status = view.status(
+            node=self.node.name,
+            boot=self.node.boot,
+            pid=self._pid,
+            monotonic_ms=now_ms,
+            wall_ms=self.node.clock.wall_ms(),
         )
+        self._row_keeper.report(replace(status, counters=self.leadership.counters))
 
     def _made_leadership(self) -> Leadership:
         node, names = self.node, self._world.names
