@@ -89,9 +89,13 @@ class IncomingStream:
         if length_bytes > self._most_bytes:
             raise MalformedError(f"a message of {length_bytes} bytes, {self._most_bytes} at most")
         self._start += _LENGTH.size
-        return self.take(length_bytes) if length_bytes <= BUFFER_BYTES else self._long(length_bytes)
+        return (
+            self.take(length_bytes)
+            if length_bytes <= BUFFER_BYTES
+            else self._take_long(length_bytes)
+        )
 
-    def _long(self, length_bytes: int) -> bytes | None:
+    def _take_long(self, length_bytes: int) -> bytes | None:
         pieces: list[Part] = [self._taken(min(length_bytes, self._end - self._start))]
         left = length_bytes - len(pieces[0])
         while left:

@@ -119,7 +119,7 @@ def judge(mine: PeerIdentity, theirs: PeerIdentity, members: Collection[str]) ->
 def rolling(mine: PeerIdentity, theirs: PeerIdentity) -> str | None:
     """Returns how the settings of two connectable nodes differ; None if they do not."""
     differing = [name for name in _differing(mine, theirs) if name in ROLLED]
-    said = [_said(mine, theirs, differing)] if differing else []
+    said = [_differences(mine, theirs, differing)] if differing else []
     if mine.format != theirs.format:
         said.insert(0, _differ(mine, theirs, "format", mine.format, theirs.format))
     return "; ".join(said) or None
@@ -132,7 +132,7 @@ def _refuse_settings(mine: PeerIdentity, theirs: PeerIdentity) -> PeerRefusal | 
         wrong = sorted([MEMBERS, *wrong])
     if not wrong:
         return None
-    text = _said(mine, theirs, wrong)
+    text = _differences(mine, theirs, wrong)
     return PeerRefusal(PeerReason.SETTINGS_DISAGREE, text, _differs_here(theirs, wrong))
 
 
@@ -147,7 +147,7 @@ def _differing(mine: PeerIdentity, theirs: PeerIdentity) -> list[str]:
     return [name for name in names if mine.settings.get(name) != theirs.settings.get(name)]
 
 
-def _said(mine: PeerIdentity, theirs: PeerIdentity, names: Iterable[str]) -> str:
+def _differences(mine: PeerIdentity, theirs: PeerIdentity, names: Iterable[str]) -> str:
     return "; ".join(
         _differ(mine, theirs, name, mine.settings.get(name), theirs.settings.get(name))
         for name in names

@@ -158,7 +158,7 @@ class Outbox:
             elif not message.buffers:
                 self._waiting.popleft()
             if not message.buffers:
-                self._went(message)
+                self._count_sent(message)
 
     def _first(self) -> _Message | None:
         heartbeat, waiting = self._heartbeat, self._waiting
@@ -178,7 +178,7 @@ class Outbox:
         self._sent_s = time.monotonic()
         return count
 
-    def _went(self, message: _Message) -> None:
+    def _count_sent(self, message: _Message) -> None:
         self._bytes -= message.length_bytes
         if message.length_bytes:
             self._tally.sent += 1

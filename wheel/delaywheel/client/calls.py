@@ -187,10 +187,10 @@ class Calls:
                 _describe,
                 pb.DescribeClusterRequest(),
                 self._settings.attempt_timeout_s,
-                partial(self._looked, address, line, started_s),
+                partial(self._take_description, address, line, started_s),
             )
 
-    async def _looked(
+    async def _take_description(
         self,
         address: str,
         line: Line,

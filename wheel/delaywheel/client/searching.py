@@ -159,12 +159,12 @@ class CancellingMany:
         moved, delivered = pb.CANCEL_OUTCOME_RESCHEDULED, pb.CANCEL_OUTCOME_ALREADY_DELIVERED
         known = {pb.CANCEL_OUTCOME_CANCELLED, pb.CANCEL_OUTCOME_TOO_LATE, moved, delivered}
         return ManyCancelled(
-            self._of({pb.CANCEL_OUTCOME_CANCELLED}),
-            self._of({pb.CANCEL_OUTCOME_TOO_LATE}),
-            self._of(set(self._results.values()) - known),
-            self._of({moved}, but=self._stays()),
+            self._handles_with({pb.CANCEL_OUTCOME_CANCELLED}),
+            self._handles_with({pb.CANCEL_OUTCOME_TOO_LATE}),
+            self._handles_with(set(self._results.values()) - known),
+            self._handles_with({moved}, but=self._stays()),
             not self._request.page_token and not self._incomplete and self._limit > 0,
-            already_delivered=self._of({delivered}),
+            already_delivered=self._handles_with({delivered}),
         )
 
     def _stays(self) -> frozenset[bytes]:
@@ -174,7 +174,7 @@ class CancellingMany:
             Handle.parse(handle).id for (handle, _), one in self._results.items() if one != moved
         )
 
-    def _of(
+    def _handles_with(
         self, outcomes: set[pb.CancelOutcome.ValueType], *, but: frozenset[bytes] = frozenset()
     ) -> tuple[Handle, ...]:
         handles = (

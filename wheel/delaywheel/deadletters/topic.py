@@ -235,7 +235,7 @@ class DeadLetterTopic:
         origins = Origins(self._client, timeout_s=self._timeout_s)
         known: dict[str, str | None] = {}
 
-        def again(letter: Letter, decision: Replay) -> OutgoingRecord | str:
+        def record_or_obstacle(letter: Letter, decision: Replay) -> OutgoingRecord | str:
             whole = origins.whole(letter)
             if isinstance(whole, str):
                 return whole
@@ -247,7 +247,7 @@ class DeadLetterTopic:
             return known[record.topic] or record
 
         try:
-            yield bounds, Settling(writer, marks, again, limit, on_progress)
+            yield bounds, Settling(writer, marks, record_or_obstacle, limit, on_progress)
         finally:
             origins.close()
 

@@ -262,7 +262,7 @@ class DestinationTopics:
                 if known.topic is not None and known.topic.confirmed:
                     found[name] = known.topic
         if wanted:
-            self._want()
+            self._ask_soon()
         return found
 
     def ask(self, names: Iterable[str]) -> None:
@@ -272,7 +272,7 @@ class DestinationTopics:
             for name in names:
                 known = self._used.setdefault(name, _TopicEntry(now, stale_before=now))
                 known.found_at = known.used_at = known.stale_before = now
-        self._want()
+        self._ask_soon()
 
     def ask_for_caller(self, name: str) -> None:
         """Asks Kafka for a name from a caller; when there are too many, leaves it unanswered."""
@@ -281,7 +281,7 @@ class DestinationTopics:
             if name not in self._callers and len(self._callers) >= CALLERS_AT_MOST:
                 return
             self._callers[name] = _TopicEntry(now, stale_before=now)
-        self._want()
+        self._ask_soon()
 
     def news(self) -> Mapping[str, Topic]:
         """Returns answers that changed since the last call, and those that callers requested."""
@@ -334,7 +334,7 @@ class DestinationTopics:
             for name in names:
                 self._used.setdefault(name, _TopicEntry(now, stale_before=now)).used_at = now
 
-    def _want(self) -> None:
+    def _ask_soon(self) -> None:
         with self._changed:
             self._wanted = True
             self._changed.notify_all()

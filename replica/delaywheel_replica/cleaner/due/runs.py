@@ -190,6 +190,7 @@ class Runs:
     def _beyond(
         self, records: Records, run: Run, first: int, offset: np.uint16, position: Position
     ) -> int:
+        """Returns where, from `first` on, the rows of this offset behind this position begin."""
         end = int(run.offsets_ms.searchsorted(offset, side="right"))
 
         def position_of(place: int) -> Position:

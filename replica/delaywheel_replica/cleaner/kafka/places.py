@@ -112,7 +112,7 @@ class PlaceFinder:
         """Searches for as long as the process lives."""
         waiting: list[_Asked] = []
         while True:
-            waiting += self._come(wait=not waiting)
+            waiting += self._take_asked(wait=not waiting)
             first_ms = waiting[0].since_ms
             together = [each for each in waiting if abs(each.since_ms - first_ms) <= TOGETHER_MS]
             waiting = [each for each in waiting if each not in together]
@@ -132,22 +132,22 @@ class PlaceFinder:
             self._found.extend(search.found.get(each, PlaceFound(each)) for each in questions)
             self._on_found()
 
-    def _come(self, *, wait: bool) -> list[_Asked]:
-        """Takes what has come."""
-        come: list[_Asked] = []
+    def _take_asked(self, *, wait: bool) -> list[_Asked]:
+        """Takes what was asked meanwhile."""
+        asked: list[_Asked] = []
         if wait and self._consumer is not None:
             try:
-                come.append(self._asked.get(timeout=IDLE_S))
+                asked.append(self._asked.get(timeout=IDLE_S))
             except queue.Empty:
                 self._close()
-        if wait and not come:
-            come.append(self._asked.get())
+        if wait and not asked:
+            asked.append(self._asked.get())
         try:
-            while len(come) < WAITING_AT_MOST:
-                come.append(self._asked.get_nowait())
+            while len(asked) < WAITING_AT_MOST:
+                asked.append(self._asked.get_nowait())
         except queue.Empty:
             pass
-        return come
+        return asked
 
     def _search(self, search: _Search) -> None:
         """Searches with the one client; raises KafkaException if Kafka does not answer."""

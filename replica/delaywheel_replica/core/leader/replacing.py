@@ -31,7 +31,7 @@ def frames_at_risk(
         node: The node to be replaced or removed.
         heartbeats: The newest heartbeat of each node heard of.
     """
-    after = _without(state, node)
+    after = _with_removed(state, node)
     return {
         wheel: _at_risk(after, wheel, record, heartbeats)
         for wheel, record in sorted(state.wheels.items())
@@ -39,7 +39,7 @@ def frames_at_risk(
     }
 
 
-def _without(state: ControlState, node: str) -> ControlState:
+def _with_removed(state: ControlState, node: str) -> ControlState:
     known = state.nodes.get(node)
     if known is None:
         return state

@@ -60,7 +60,9 @@ class Audit:
         if isinstance(ended, Refusal) and ended.reason in OF_ACCESS:
             return  # said as a refusal
         outcome = ended.reason.value if isinstance(ended, Refusal) else _outcome(ended)
-        self._write(call, by.caller.principal, by.address, what=_what(request), outcome=outcome)
+        self._write(
+            call, by.caller.principal, by.address, what=_fields_of(request), outcome=outcome
+        )
 
     def refused(self, call: str, address: str, refusal: Refusal) -> None:
         """Notes that somebody may not do something; not more often than once a second."""
@@ -111,7 +113,7 @@ def _cut(said: Any) -> Any:
             return said
 
 
-def _what(request: Message) -> Mapping[str, Any]:
+def _fields_of(request: Message) -> Mapping[str, Any]:
     match request:
         case pb.CancelRequest():
             return _named(request.messages)

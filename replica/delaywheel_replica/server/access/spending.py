@@ -99,7 +99,9 @@ class Spending:
             wait_s = rate.wait_s(amount, per_s, now_s)
             if wait_s:
                 self.refused.add_one(principal, messages + questions)
-                raise RequestRefusedError.of(_beyond(principal, f"{name} {per_s:,}", wait_s))
+                raise RequestRefusedError.of(
+                    _quota_exceeded(principal, f"{name} {per_s:,}", wait_s)
+                )
         for _, rate, amount, per_s in used:
             rate.take(amount, per_s, now_s)
         self.messages.add_one(principal, messages)
@@ -134,7 +136,7 @@ class Spending:
             self._rates.clear()
 
 
-def _beyond(principal: str, what: str, wait_s: float) -> Refusal:
+def _quota_exceeded(principal: str, what: str, wait_s: float) -> Refusal:
     return Refusal(
         Reason.QUOTA_EXCEEDED,
         f"{quoted(principal)}: more than {what}",

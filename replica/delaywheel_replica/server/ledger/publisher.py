@@ -224,11 +224,11 @@ class Books:
         """
         self._moved_s = time.monotonic()
         try:
-            return self._go()
+            return self._publish_once()
         finally:
             self._moved_s = None
 
-    def _go(self) -> bool:
+    def _publish_once(self) -> bool:
         # Before sealing: what is held now has its rows in the files sealed then.
         wheels = self._member.publishable()
         for sealed in self._ledger.seal():

@@ -44,6 +44,8 @@ class _Span:
     end: Progress
 
     def has(self, due_ms: int, position: Position, releases: Collection[Position]) -> bool:
+        """Whether the message was done within it."""
+
         def is_done(progress: Progress) -> bool:
             is_covered = progress.covers(due_ms, position)
             return is_covered or is_released(position, releases, progress)

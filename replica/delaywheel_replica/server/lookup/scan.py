@@ -371,10 +371,10 @@ class Scanner:
         """Reports frames that could not be read, or that may be of any second."""
         for slot_of_frame, frames in look.damaged.items():
             for wheel, seq in sorted(frames):
-                self._lacks(wheel, seq, slot_of_frame, None)
+                self._note_damaged(wheel, seq, slot_of_frame, None)
         for wheel, seqs in look.missing.items():
             for seq in seqs.least(_REPORTED_AT_MOST):
-                self._lacks(wheel, seq, slot, None)
+                self._note_damaged(wheel, seq, slot, None)
 
     def _follow(self, limits: Mapping[WheelId, int], lost: FrameSet) -> None:
         self.forget_all_but(limits)
@@ -395,7 +395,7 @@ class Scanner:
         for other in reader.slot_frames(slot, seq, kind=Kind.MESSAGES, from_seq=seq):
             if isinstance(other, Frame):
                 return other
-            self._lacks(place.wheel, other.seq, slot, None)
+            self._note_damaged(place.wheel, other.seq, slot, None)
         return None
 
     def messages(
@@ -468,7 +468,7 @@ class Scanner:
                 if isinstance(frame, Frame):
                     yield frame
                 else:
-                    self._lacks(wheel, frame.seq, slot, found)
+                    self._note_damaged(wheel, frame.seq, slot, found)
             self._check_holes(reader, up_to_seq, slot, found, given_up)
 
     def sieved(
@@ -498,7 +498,7 @@ class Scanner:
                 slot, up_to_seq, may_hold, from_seq=from_seq, lost=given_up
             ):
                 if isinstance(batch, DamagedFrame):
-                    self._lacks(wheel, batch.seq, slot, found)
+                    self._note_damaged(wheel, batch.seq, slot, found)
                 else:
                     yield batch
 
@@ -566,9 +566,9 @@ class Scanner:
     ) -> None:
         if found is not None:
             for seq in reader.holes_when_read(up_to_seq, lost).least(_REPORTED_AT_MOST):
-                self._lacks(reader.wheel, seq, slot, found)
+                self._note_damaged(reader.wheel, seq, slot, found)
 
-    def _lacks(self, wheel: WheelId, seq: int, slot: int, found: Found | None) -> None:
+    def _note_damaged(self, wheel: WheelId, seq: int, slot: int, found: Found | None) -> None:
         if found is not None:
             found.readable = found.complete = False
         if self._on_damaged is not None:

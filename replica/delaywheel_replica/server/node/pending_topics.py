@@ -133,7 +133,7 @@ class PendingTopics:
             spread = _even(self._messages.take(rows, bucket), len(slots))
             if self._bytes is not None:
                 lengths_bytes = self._bytes.take(rows, bucket)
-                self._bytes.come_near(slots, _along(lengths_bytes, spread))
+                self._bytes.come_near(slots, _spread_bytes(lengths_bytes, spread))
             self._messages.come_near(slots, spread)
             self._edge += width
 
@@ -191,7 +191,9 @@ def _even(numbers: NDArray[np.int64], seconds: int) -> NDArray[np.int64]:
     return spread
 
 
-def _along(lengths_bytes: NDArray[np.int64], messages: NDArray[np.int64]) -> NDArray[np.int64]:
+def _spread_bytes(
+    lengths_bytes: NDArray[np.int64], messages: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Spreads bytes as their messages are spread: where there are none, there are no bytes."""
     until = messages.cumsum(axis=1)
     total = np.maximum(until[:, -1:], 1)

@@ -267,7 +267,7 @@ def tls_fault(address: str, tls: Tls | None, timeout_s: float) -> str | None:
             # and gRPC's servers do not say why.
             return None if line.recv(1) else _inferred(tls)
     except ssl.SSLError as error:
-        return None if tls is None else _told(host, error)
+        return None if tls is None else _tls_problem(host, error)
     except (OSError, ValueError):  # nothing is reached: gRPC's own words say it
         return None
 
@@ -311,7 +311,7 @@ def _inferred(tls: Tls) -> str:
     )
 
 
-def _told(host: str, error: ssl.SSLError) -> str | None:
+def _tls_problem(host: str, error: ssl.SSLError) -> str | None:
     if isinstance(error, ssl.SSLEOFError):
         return None
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -391,10 +391,10 @@ class PosixDisk:
         device = folder.stat().st_dev
         with self._lock:
             if device not in self._file_systems:
-                self._file_systems[device] = self._whole(folder, device)
+                self._file_systems[device] = self._file_system(folder, device)
             return PosixManyFiles(self._file_systems[device])
 
-    def _whole(self, folder: Path, device: int) -> FileSystem | None:
+    def _file_system(self, folder: Path, device: int) -> FileSystem | None:
         if self._syncfs is None or not keeps_its_word(device):
             return None
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

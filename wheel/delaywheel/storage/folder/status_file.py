@@ -218,11 +218,11 @@ def _halves(view: memoryview) -> tuple[int, int]:
 
 def _newest(view: memoryview) -> tuple[int, bytes] | None:
     """Returns counter and content of the newer whole document."""
-    whole = [document for at in _halves(view) if (document := _whole(view, at)) is not None]
+    whole = [document for at in _halves(view) if (document := _intact(view, at)) is not None]
     return max(whole, default=None)
 
 
-def _whole(view: memoryview, at: int) -> tuple[int, bytes] | None:
+def _intact(view: memoryview, at: int) -> tuple[int, bytes] | None:
     counter, length, checksum = _HEAD.unpack_from(view, at)
     if counter == 0 or length > len(view) // 2 - _HEAD.size:
         return None
