@@ -35,11 +35,11 @@ def switched_flush(script: Script) -> None:
 @MEDIA(r"cannot be deleted:", r"cannot delete .*again after 10000", r"again after 20000")
 def undeletable_files(script: Script) -> None:
     """The medium does not delete some files of a node for a while; all others go."""
-    script.flow(2_500, 55_000, 250, "abc", delay_ms=script.about(300, 3_000))
+    script.flow(2_500, 40_000, 250, "abc", delay_ms=script.about(300, 3_000))
     for at_ms in (5_000, 8_000):
         choice = script.random.randrange(1 << 30)
-        script.do(script.about(at_ms, 2_000), "undeletable", node="b", choice=choice, ms=40_000)
-    script.until_ms = 58_000
+        script.do(script.about(at_ms, 2_000), "undeletable", node="b", choice=choice, ms=34_000)
+    script.until_ms = 45_000
 
 
 @MEDIA(r"a +no content of", r"commit .* of [bc],", r"kafka +delivers m\d+ ")
@@ -49,10 +49,10 @@ def unreadable_leader(script: Script) -> None:
     What it repairs is of no use to it, but the other nodes have all of it.
     """
     part = script.random.choice((".slot", "index."))
-    script.flow(2_500, 30_000, 250, script.random.choice(("a", "c")), delay_ms=5_000)
+    script.flow(2_500, 20_000, 250, script.random.choice(("a", "c")), delay_ms=5_000)
     script.flow(2_600, 4_000, 100, "ca", delay_ms=4_500)
-    script.do(script.about(5_000), "unreadable", node="a", part=part, choice=0, ms=30_000)
-    script.until_ms = 34_000
+    script.do(script.about(5_000), "unreadable", node="a", part=part, choice=0, ms=20_000)
+    script.until_ms = 24_000
 
 
 @MEDIA(r"a +no content of index\.", r"server died", r"a +does ReadAgain")

@@ -19,29 +19,29 @@ def many_topics(script: Script) -> None:
         script.do(4_000, "topic_trouble", topic=topic, trouble=trouble, ms=FOREVER_MS)
     for number, topic in enumerate(MORE_TOPICS):
         script.send(script.about(4_500 + number * 100), "abc", delay_ms=500, topic=topic)
-    script.flow(4_500, 30_000, 500, "abc", delay_ms=500)
-    script.until_ms = 32_000
+    script.flow(4_500, 22_000, 500, "abc", delay_ms=500)
+    script.until_ms = 24_000
 
 
 @TOPICS(r"topic_trouble", r"dead letter", r"delivers")
 def one_silent_topic(script: Script) -> None:
     """Only trials can find the topic, after several nodes have failed with it."""
     script.do(6_000, "topic_trouble", topic="mails", trouble="silent", ms=FOREVER_MS)
-    for at_ms in range(4_000, 30_000, 500):
+    for at_ms in range(4_000, 22_000, 500):
         script.send(script.about(at_ms), "abc", delay_ms=400, topic="orders")
         script.send(script.about(at_ms), "abc", delay_ms=400, topic="mails")
-    script.until_ms = 32_000
+    script.until_ms = 24_000
 
 
 @TOPICS(r"topic_trouble", r"dead letter", r"delivers")
 def one_silent_partition(script: Script) -> None:
     """Messages go to another partition each time they are tried, and so would a probe."""
     where = {"topic": "mails", "partition": script.random.randrange(2)}
-    script.do(6_000, "topic_trouble", **where, trouble="silent", ms=30_000)
-    for at_ms in range(4_000, 40_000, 500):
+    script.do(6_000, "topic_trouble", **where, trouble="silent", ms=16_000)
+    for at_ms in range(4_000, 26_000, 500):
         script.send(script.about(at_ms), "abc", delay_ms=400, topic="orders")
         script.send(script.about(at_ms), "abc", delay_ms=400, topic="mails", count=2, keyed=False)
-    script.until_ms = 42_000
+    script.until_ms = 28_000
 
 
 @TOPICS(r"delivers", r"own_topic_trouble", r"client +cancels m", r"reports cancelled", r"delivers")
@@ -84,9 +84,9 @@ def silent_topics(script: Script) -> None:
     """Only trials can find which topics do not answer; one of them recovers, and is used."""
     for topic in MORE_TOPICS[:3]:
         script.do(4_000, "topic_trouble", topic=topic, trouble="silent", ms=14_000)
-    for at_ms in range(4_000, 40_000, 500):
+    for at_ms in range(4_000, 30_000, 500):
         script.send(script.about(at_ms), "a", delay_ms=300, topic=MORE_TOPICS[at_ms // 500 % 4])
-    script.until_ms = 42_000
+    script.until_ms = 32_000
 
 
 @TOPICS(r"dead letter", r"pause node=a", r"pause node=b", r"commit .* epoch [34] of a", r"delivers")
