@@ -78,9 +78,9 @@ def bundled(copies: Sequence[FrameCopy]) -> FrameBundle:
     return FrameBundle.of_copies(copies)
 
 
-def copy_of(seq: int, content: bytes, *, slot: int = 0) -> FrameCopy:
-    """A frame of which only seq, second and length are true."""
-    return FrameCopy(seq, struct.pack("<IIII", slot, 0, len(content), 1), content)
+def copy_of(seq: int, content: bytes, *, slot: int = 0, offset: int = 0) -> FrameCopy:
+    """A frame of which only seq, place and length are true."""
+    return FrameCopy(seq, struct.pack("<IIII", slot, offset, len(content), 1), content)
 
 
 def rows_by_seq(group: WrittenGroup) -> dict[int, list[int]]:

@@ -20,6 +20,8 @@ from delaywheel.storage.folder.syncing import (
     keeps_its_word,
     syncfs,
 )
+from delaywheel.storage.frames.bundle import FrameBundle
+from support.wheels.copies import bundled, copy_of
 
 
 class Medium:
@@ -144,14 +146,17 @@ def test_a_writer_knows_that_its_files_made_room_for_others(tmp_path: Path) -> N
             self._many_files = ManyFilesNoted(synced)
             super().sync(unsynced)
 
+    def frame(slot: int, offset: int = 0) -> FrameBundle:
+        return bundled([copy_of(1, b"frame", slot=slot, offset=offset)])
+
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one, other = Noted(tmp_path / "a", handles), Noted(tmp_path / "b", handles)
-    one.write(3_600, b"frame", 0)
+    one.write(frame(3_600))
     one.sync(one.take_unsynced())
-    one.write(3_600, b"frame", 8)
+    one.write(frame(3_600, offset=8))
     for slot in range(7_200, 7_203):
-        other.write(slot, b"frame", 0)
+        other.write(frame(slot))
     for files in (one, one):
         files.sync(files.take_unsynced())
     assert synced == [False, True, False]

@@ -33,7 +33,7 @@ from delaywheel.storage.frames.rows import message_counts, withdrawn_counts
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.wheel import SlotFinished, WheelBroken
 from sim.machine.disk import Crash, Fault, SimulatedDisk
-from support.wheels.copies import rows_by_seq
+from support.wheels.copies import bundled, copy_of, rows_by_seq
 from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of
 from support.wheels.segments import small_segments
 from support.wheels.wheels import (
@@ -81,9 +81,8 @@ def test_near_slots_keep_their_handles_while_far_ones_come_and_go() -> None:
     slots = SlotFiles(DATA, handles)
 
     def append(slot: int, content: bytes) -> None:
-        edges = np.array([0, len(content)])
-        offsets = slots.places(np.array([slot]), edges)
-        wrote = slots.append(np.array([slot]), offsets, edges, memoryview(content))
+        (offset,) = slots.places(np.array([slot]), np.array([0, len(content)])).tolist()
+        wrote = slots.append(bundled([copy_of(1, content, slot=slot, offset=offset)]))
         assert (wrote.frames, wrote.failure) == (1, None)
 
     append(BASE_SLOT + 1, b"near")

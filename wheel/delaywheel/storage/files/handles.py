@@ -16,6 +16,7 @@ from pathlib import Path
 from delaywheel.storage.files.index import OpenIndexes
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File, Folder
+from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.format import NO_SLOT
 
 # Handles of slots up to this many seconds ahead of the pointer are spared when others must be
@@ -47,40 +48,17 @@ class BundleWritten:
 
     Attributes:
         frames: How many leading frames are where they should be, or have no bytes.
+        slots: The slots of those with bytes.
         new_slots: Slots whose files were empty before.
         misplaced_at: The end of the next frame's file, if it must not be written because of that.
         failure: Why the next frame could not be written.
     """
 
     frames: int = 0
+    slots: list[int] = field(default_factory=list)
     new_slots: list[int] = field(default_factory=list)
     misplaced_at: int | None = None
     failure: OSError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BundlePlaces:
-    """Where a bundle's frames go, as Python integers: single numpy elements are slow.
-
-    Attributes:
-        slots: Each frame's slot.
-        offsets: Each frame's offset in its slot's file.
-        edges: Where the bytes of each frame begin in `content`, and where those of the last end.
-        content: The bytes of all frames.
-    """
-
-    slots: list[int]
-    offsets: list[int]
-    edges: list[int]
-    content: memoryview
-
-    def behind(self, frames: int) -> "BundlePlaces":
-        """Returns the places without the first few frames."""
-        if not frames:
-            return self
-        return BundlePlaces(
-            self.slots[frames:], self.offsets[frames:], self.edges[frames:], self.content
-        )
 
 
 class HandleCache:
@@ -117,27 +95,30 @@ class HandleCache:
         self,
         owner: int,
         folder: Path,
-        places: BundlePlaces,
+        bundle: FrameBundle,
         *,
         where: Placement,
         is_over: Callable[[], bool] | None = None,
     ) -> BundleWritten:
-        """Writes frames in order until one cannot be written; creates missing files.
+        """Writes frames where their rows say, until one cannot be written; creates missing files.
 
         If a write fails, the file is no longer than before, as far as the medium allows.
 
         Args:
             owner: The owner of the files.
-            places: Where the frames go.
+            bundle: The frames.
             where: Where they must lie in their files.
             is_over: Called after each frame; if true, no more are written.
         """
-        wrote, edges, content = BundleWritten(), places.edges, places.content
+        wrote, rows, content = BundleWritten(), bundle.rows, bundle.content
+        # Single numpy elements are slow.
+        places = zip(rows["slot"].tolist(), rows["offset"].tolist(), strict=True)
+        edges = bundle.edges.tolist()
         behind, anywhere = where is Placement.BEHIND, where is Placement.ANYWHERE
         with self._lock:
             self._bundles += 1
             handles, number = self._handles, self._bundles
-            for at, (slot, offset) in enumerate(zip(places.slots, places.offsets, strict=True)):
+            for at, (slot, offset) in enumerate(places):
                 begin, stop = edges[at], edges[at + 1]
                 if begin < stop:
                     try:
@@ -158,6 +139,7 @@ class HandleCache:
                         wrote.failure = error
                         break
                     handle.end = max(end, offset + stop - begin)
+                    wrote.slots.append(slot)
                     if not end:
                         wrote.new_slots.append(slot)
                 wrote.frames += 1

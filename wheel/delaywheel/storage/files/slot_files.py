@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.storage.files.handles import BundlePlaces, BundleWritten, HandleCache, Placement
+from delaywheel.storage.files.handles import BundleWritten, HandleCache, Placement
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
-from delaywheel.storage.folder.disk import Buffer, Disk, File
+from delaywheel.storage.folder.disk import Disk, File
+from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.rows import FEW_FRAMES, SLOT_FILE_LIMIT_BYTES
 
 # The number of slots, then the slots.
@@ -178,56 +179,47 @@ class SlotFiles:
         if not self._keeps_open:
             self._close_announced()
 
-    def append(
-        self,
-        slots: NDArray[np.int64],
-        offsets: NDArray[np.int64],
-        edges: NDArray[np.int64],
-        content: memoryview,
-    ) -> BundleWritten:
+    def append(self, bundle: FrameBundle) -> BundleWritten:
         """Writes a group's frames at the offsets from `places`, until one cannot be written.
 
         Fails if a file was deleted or cut from outside: at the offsets that would follow, mirrors
         hold other frames.
         """
-        places = BundlePlaces(slots.tolist(), offsets.tolist(), edges.tolist(), content)
-        wrote = self._handles.write(self._owner, self._folder, places, where=Placement.AT_END)
+        wrote = self._handles.write(self._owner, self._folder, bundle, where=Placement.AT_END)
         if wrote.misplaced_at is not None:
-            path = layout.slot_path(self._folder, places.slots[wrote.frames])
-            until = places.offsets[wrote.frames]
+            slot, until, _, _ = bundle.rows[wrote.frames].item()
+            path = layout.slot_path(self._folder, slot)
             cause = f"it ends at {wrote.misplaced_at} and was written up to {until}"
             wrote.failure = OSError(errno.ESTALE, f"{cause}: deleted or cut?", str(path))
-        done = wrote.frames
-        self._ends.put(slots[:done], offsets[:done] + (edges[1:] - edges[:-1])[:done])
-        self._note_unsynced(places.slots[:done], wrote.new_slots)
+        done = bundle.rows[: wrote.frames]
+        slots, offsets = done["slot"].astype(np.int64), done["offset"].astype(np.int64)
+        self._ends.put(slots, offsets + done["length"])
+        self._note_unsynced(wrote.slots, wrote.new_slots)
         return wrote
 
     def write_behind(
-        self, places: BundlePlaces, *, is_over: Callable[[], bool] | None
+        self, bundle: FrameBundle, *, is_over: Callable[[], bool] | None
     ) -> BundleWritten:
         """Writes frames at their places, until one cannot be written.
 
         Stops where a frame's place is already occupied.
         """
         wrote = self._handles.write(
-            self._owner, self._folder, places, where=Placement.BEHIND, is_over=is_over
+            self._owner, self._folder, bundle, where=Placement.BEHIND, is_over=is_over
         )
-        edges, done = places.edges, places.slots[: wrote.frames]
-        filled = [slot for at, slot in enumerate(done) if edges[at] < edges[at + 1]]
-        self._note_unsynced(filled, wrote.new_slots)
+        self._note_unsynced(wrote.slots, wrote.new_slots)
         return wrote
 
-    def write(self, slot: int, buffer: Buffer, offset: int) -> None:
+    def write(self, frame: FrameBundle) -> None:
         """Writes one frame at its place, whatever lies there.
 
         Raises:
             OSError: The medium reported an error.
         """
-        places = BundlePlaces([slot], [offset], [0, len(buffer)], memoryview(buffer))
-        wrote = self._handles.write(self._owner, self._folder, places, where=Placement.ANYWHERE)
+        wrote = self._handles.write(self._owner, self._folder, frame, where=Placement.ANYWHERE)
         if wrote.failure is not None:
             raise wrote.failure
-        self._note_unsynced([slot], wrote.new_slots)
+        self._note_unsynced(wrote.slots, wrote.new_slots)
 
     def reopen(self, slots: Collection[int]) -> None:
         """Reopens the files of these slots by name at the next write.

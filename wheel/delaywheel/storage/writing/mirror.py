@@ -51,7 +51,7 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.handles import BundlePlaces, HandleCache
+from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT, IndexWriter, read_raw_rows, top_slot_of
 from delaywheel.storage.files.slot_files import SlotFiles, delete_slots_below
 from delaywheel.storage.files.undeletable import Undeletable
@@ -566,19 +566,16 @@ class MirrorWheel:
         between: Callable[[], object],
     ) -> tuple[FrameBundle, FrameDamaged | None, OSError | None]:
         """Writes contents in order until one cannot be written; returns why."""
-        rows, edges = bundle.rows, bundle.edges.tolist()
-        slots, offsets = rows["slot"].tolist(), rows["offset"].tolist()
         if len(bundle.content):
-            filled = {slot for at, slot in enumerate(slots) if edges[at] < edges[at + 1]}
+            filled = set(compress(bundle.rows["slot"].tolist(), bundle.has_content.tolist()))
             try:
                 self._slots.announce(sorted(filled))
             except OSError as error:
                 return NO_BUNDLE, None, error
             between()
-        copies = BundlePlaces(slots, offsets, edges, bundle.content)
         first = 0
         while True:
-            wrote = self._slots.write_behind(copies.behind(first), is_over=is_over)
+            wrote = self._slots.write_behind(bundle.part(first, len(bundle)), is_over=is_over)
             first += wrote.frames
             if wrote.misplaced_at is None:
                 return bundle.part(0, first), None, wrote.failure
@@ -597,7 +594,7 @@ class MirrorWheel:
 
     def _write(self, copy: FrameCopy) -> None:
         if copy.content:
-            self._slots.write(copy.slot, copy.content, copy.offset)
+            self._slots.write(FrameBundle.of_copies([copy]))
 
     def _count(self, bundle: FrameBundle) -> None:
         """Counts frames that now have rows."""

@@ -265,23 +265,19 @@ class OriginWheel:
         self, group: EncodedGroup, offsets: NDArray[np.int64]
     ) -> tuple[WrittenGroup, OSError | None]:
         """Writes frames until one fails, then their rows; returns which ones count."""
-        edges, content = group.edges, memoryview(group.content)
+        edges = group.edges
         lengths = edges[1:] - edges[:-1]
-        rows = index_rows(
-            group.slots,
-            offsets,
-            lengths,
-            group.counts,
-            kind=group.kind,
-        )
+        rows = index_rows(group.slots, offsets, lengths, group.counts, kind=group.kind)
         first_seq = self._index.last_seq + 1
+        seqs = np.arange(first_seq, first_seq + len(rows))
+        bundle = FrameBundle(seqs, rows, edges, memoryview(group.content))
         frames, failure = 0, None
         try:
             self._slots.announce(group.slots.tolist())
         except OSError as error:
             failure = error
         else:
-            wrote = self._slots.append(group.slots, offsets, edges, content)
+            wrote = self._slots.append(bundle)
             frames, failure = wrote.frames, wrote.failure
         try:
             self._index.append(rows[:frames])
@@ -292,8 +288,6 @@ class OriginWheel:
         done = self._index.last_seq + 1 - first_seq
         if self._dial is not None and done:
             self._dial.add(rows[:done])
-        seqs = np.arange(first_seq, first_seq + len(rows))
-        bundle = FrameBundle(seqs, rows, edges, content)
         return WrittenGroup(bundle, group.counts, group.order).leading(done), failure
 
     def _note_first(self, segment: int) -> None:
