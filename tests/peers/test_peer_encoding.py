@@ -25,9 +25,9 @@ from delaywheel_replica.core.protocol.messages import (
     WheelCard,
 )
 from delaywheel_replica.peers.encoding import (
-    AccessTold,
+    AccessDigest,
     decode,
-    decode_told,
+    decode_any,
     encode,
     encode_access,
 )
@@ -89,7 +89,7 @@ def test_no_message_is_left_out() -> None:
 
 def test_what_is_told_of_grants_is_for_the_network_alone() -> None:
     told = encode_access("digest")
-    assert decode_told(told) == AccessTold("digest")
+    assert decode_any(told) == AccessDigest("digest")
     with pytest.raises(MalformedError, match="access"):
         decode(told)
 

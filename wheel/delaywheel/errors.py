@@ -126,6 +126,7 @@ ErrorT = TypeVar("ErrorT", bound=DelaywheelError)
 
 
 def _rebuild(kind: type[ErrorT], args: tuple[object, ...], state: dict[str, object]) -> ErrorT:
+    """Makes an error as it was, without calling its constructor."""
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(state)

@@ -11,9 +11,9 @@ from delaywheel.client.profiles import (
     DEFAULT_ADDRESS,
     PROFILE_VARIABLE,
     VARIABLES,
-    Destination,
     ProfileInvalidError,
-    destination,
+    ServiceAddress,
+    service_address,
 )
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import ArgumentGroup, Parser
@@ -42,7 +42,7 @@ class Nodes(NamedTuple):
 
 def asked_server() -> str:
     """Returns the nodes to ask where the command line names none."""
-    return _destination({}, None).addresses
+    return _address({}, None).addresses
 
 
 def add_options(parser: Parser, group: ArgumentGroup) -> None:
@@ -88,7 +88,7 @@ def add_options(parser: Parser, group: ArgumentGroup) -> None:
 
 def _combine(named: dict[str, Any]) -> None:
     profile = named.pop("profile")
-    found = _destination({name: named.pop(name) for name in VARIABLES}, profile)
+    found = _address({name: named.pop(name) for name in VARIABLES}, profile)
     try:
         tls = None if found.tls_files is None else found.tls()
     except ValueError as error:
@@ -96,8 +96,8 @@ def _combine(named: dict[str, Any]) -> None:
     named["server"] = Nodes(found.addresses, tls)
 
 
-def _destination(given: dict[str, Any], profile: str | None) -> Destination:
+def _address(given: dict[str, Any], profile: str | None) -> ServiceAddress:
     try:
-        return destination(given, profile)
+        return service_address(given, profile)
     except ProfileInvalidError as error:
         raise CommandFailure("PROFILE_INVALID", str(error), ExitCode.USAGE) from error

@@ -115,14 +115,14 @@ def encode_in_parts(message: PeerMessage) -> tuple[bytes | memoryview, ...]:
     return _frames(message) if isinstance(message, Frames) else (encode(message),)
 
 
-class AccessTold(NamedTuple):
+class AccessDigest(NamedTuple):
     """Which files of grants and tokens the sender has: for nobody but the network."""
 
     digest: str
 
 
 def encode_access(digest: str) -> bytes:
-    """Encodes what is told of these files."""
+    """Encodes an `AccessDigest`."""
     return pb.ToPeer(access=pb.Access(digest=digest)).SerializeToString()
 
 
@@ -132,15 +132,15 @@ def decode(data: bytes) -> PeerMessage:
     Raises:
         MalformedError: It is something else.
     """
-    told = decode_told(data)
-    if isinstance(told, AccessTold):
+    message = decode_any(data)
+    if isinstance(message, AccessDigest):
         raise MalformedError("access, where a message for the member must be")
-    return told
+    return message
 
 
-def decode_told(  # noqa: C901, PLR0911 - one for each message
+def decode_any(  # noqa: C901, PLR0911 - one for each message
     data: bytes,
-) -> PeerMessage | AccessTold:
+) -> PeerMessage | AccessDigest:
     """Decodes what `encode` and `encode_access` wrote.
 
     Raises:
@@ -177,7 +177,7 @@ def decode_told(  # noqa: C901, PLR0911 - one for each message
         case "vote":
             return Vote(wire.vote.round)
         case "access":
-            return AccessTold(wire.access.digest)
+            return AccessDigest(wire.access.digest)
         case other:
             raise MalformedError(f"{other or 'something unknown'}, where a message must be")
 

@@ -323,13 +323,15 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         self._waiting = self._doubts.end(waiting, str(failure))
         report = Report(healthy=True)
         if self._waiting:
+            # A failure that is the cluster's says nothing against this address.
             is_healthy = failure.reason in OF_THE_CLUSTER
-            # The leader's node may have said BACKPRESSURE, and of changes alone.
+            # BACKPRESSURE may be the leader's node's, and concern changes alone: nothing is known.
             healthy = None if failure.reason is Reason.BACKPRESSURE else is_healthy
             report = self._report([failure], healthy=healthy)
         has_timed_out = failure.code is StatusCode.DEADLINE_EXCEEDED
         self._failed_attempts += has_timed_out or failure.reason is not None
         if self._on_settled is not None and self._failed_attempts > ELSEWHERE_AT_MOST:
+            # The call serves several callers: their messages go on in other calls.
             waiting, self._waiting = self._waiting, []
             for row in waiting:
                 self._let_go(row, failure)

@@ -41,7 +41,7 @@ class ProfileInvalidError(ValueError):
     """A profile is not there, or not in order; or a variable is not that stands in for it."""
 
 
-class Destination(NamedTuple):
+class ServiceAddress(NamedTuple):
     """Which nodes to ask, and how.
 
     Attributes:
@@ -63,7 +63,9 @@ class Destination(NamedTuple):
         return None if self.tls_files is None else Tls(**self.tls_files)
 
 
-def destination(given: Mapping[str, Any] | None = None, profile: str | None = None) -> Destination:
+def service_address(
+    given: Mapping[str, Any] | None = None, profile: str | None = None
+) -> ServiceAddress:
     """Returns which nodes to ask.
 
     Args:
@@ -85,7 +87,7 @@ def destination(given: Mapping[str, Any] | None = None, profile: str | None = No
 
     files = {argument: wanted(name) or None for name, argument in _FILES.items()}
     speaks_tls = _is_on(wanted("tls")) or any(files.values())
-    return Destination(wanted("server") or DEFAULT_ADDRESS, files if speaks_tls else None)
+    return ServiceAddress(wanted("server") or DEFAULT_ADDRESS, files if speaks_tls else None)
 
 
 def reached(
@@ -101,7 +103,7 @@ def reached(
     """
     if addresses is not None and profile is None:
         return addresses, tls
-    found = destination(profile=profile)
+    found = service_address(profile=profile)
     return found.addresses if addresses is None else addresses, tls or found.tls()
 
 

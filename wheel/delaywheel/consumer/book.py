@@ -697,7 +697,7 @@ class Book:
     def cut(
         self, most: int | None = None, before: Mapping[Partition, int] | None = None
     ) -> Cut | None:
-        """Returns what the next transaction should commit, without any change; None if nothing.
+        """Returns what the next transaction should commit; None: nothing. Changes nothing here.
 
         Args:
             most: The most records that it may settle.

@@ -1,10 +1,10 @@
-"""Finds the requests for other dues that no cancel contradicts.
+"""Finds the proposals of other dues that no cancel contradicts.
 
-A request may be decided once all cancels of its second, up to what is admitted, were examined. The
-server has an index of ids, and says up to which frames it found none; what came since is examined
-here. That is done in pieces, so that no transaction waits for it: a bounded part in each, and the
-rest in later ones. Requests for messages of one second are examined together; those that arrive
-meanwhile come next.
+A proposal, a request for another due, may be decided once all cancels of its second, up to what is
+admitted, were examined. The server has an index of ids, and says up to which frames it found none;
+what came since is examined here. That is done in pieces, so that no transaction waits for it: a
+bounded part in each, and the rest in later ones. Proposals about messages of one second are
+examined together; those that arrive meanwhile come next.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

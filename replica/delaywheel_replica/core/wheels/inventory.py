@@ -120,9 +120,9 @@ class Inventory:
             known.reading_ms, known.reading_every_ms = now_ms, READ_AGAIN_MS
 
     def to_read_again(self, now_ms: int) -> dict[WheelId, SeqSet]:
-        """Returns missing frames that are to be read again now, some of each wheel.
+        """Returns missing frames that are to be read again now: of each wheel the next ones.
 
-        Soon after they were found missing, then less and less often; at once while some are found.
+        Soon after they were found missing, then less and less often; at once after some were found.
         """
         found: dict[WheelId, SeqSet] = {}
         for wheel, known in self._wheels.items():

@@ -344,10 +344,10 @@ class CurrentWheel:
         self._phase = WheelPhase.NAMING
         self._replication: Replication | None = None
         self._acknowledged = 0
-        self._published = 0
+        self._published = 0  # up to this seq the ledger is
         self._is_being_written = False
         self._is_seal_due = False
-        self._near: deque[int] = deque()  # ends of groups with something near, ascending
+        self._near: deque[int] = deque()  # last seqs of groups that are due soon, ascending
 
     @property
     def in_sync(self) -> frozenset[str]:

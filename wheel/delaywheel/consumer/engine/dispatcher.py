@@ -170,7 +170,7 @@ class Dispatcher(Desk):
                 _log_outcome(message, settlement)
 
     def take_back_late(self) -> None:
-        """Takes records back from handlers that take too long; called often, looks sometimes."""
+        """Takes records back from handlers that take too long; may be called all the time."""
         timeout_ms, now_s = self._state.settings.handler_timeout_ms, time.monotonic()
         if timeout_ms is None or now_s < self._next_look_s:
             return

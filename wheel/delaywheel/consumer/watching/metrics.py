@@ -62,7 +62,7 @@ class ConsumerMetrics(Collector):
             ("in_hand_records", "Records that handlers have.", now.in_hand),
             (
                 "oldest_in_hand_seconds",
-                "How long the record is in hand that holds up its partition longest.",
+                "The longest that a record is in hand, of those that hold up their partition.",
                 now.oldest_in_hand_s,
             ),
         ):
@@ -71,7 +71,7 @@ class ConsumerMetrics(Collector):
             yield gauge
         lag = GaugeMetricFamily(
             f"{_PREFIX}_lag_offsets",
-            "Offsets of a partition that have not ended.",
+            "Offsets of a partition that are unread, or whose records are held.",
             labels=["group", "topic", "partition"],
         )
         for at, count in now.lags.items():
