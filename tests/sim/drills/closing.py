@@ -105,7 +105,7 @@ def sent_fill(script: Script) -> None:
     script.block(3_000, "a", "d")
     for node in "bc":
         script.mute(3_000, "Gossip", node, "d")
-    script.flow(3_020, 3_200, 40, "d", delay_ms=60_000)
+    script.flow(3_020, 3_200, 40, "d", delay_ms=50_000)
     script.block(3_400, "d", "c")
     script.do(10_000, "kafka_cut", node="b", ms=FOREVER_MS)
     script.do(10_000, "kafka_cut", node="d", ms=FOREVER_MS)
@@ -143,7 +143,7 @@ def _two_hold(script: Script) -> None:
 @CLOSING(r"b +starts .*all_incomplete", r"c +does Acknowledge", r"a +does Save.*fenced=.*c: 2")
 def old_answers(script: Script) -> None:
     """Interleaving 5a: a mirror's report outlives its frames, and the origin does not know."""
-    _lagging_third(script, delay_ms=30_000)
+    _lagging_third(script, delay_ms=15_000)
     script.block(3_090, "b", "c")
     script.cut(4_600, "c", "a")
     script.block(4_600, "c", "b")

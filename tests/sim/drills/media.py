@@ -23,7 +23,7 @@ def half_a_group(script: Script) -> None:
 @MEDIA(r"a +failed VerifyWheel\(wheel=c\.1\)", r"a +starts .*all_incomplete=True")
 def switched_flush(script: Script) -> None:
     """A node is restarted with synced groups, and its machine crashes before it has synced all."""
-    script.flow(2_500, 4_600, 25, "c", delay_ms=20_000)
+    script.flow(2_500, 4_600, 25, "c", delay_ms=10_000)
     at_ms = script.about(4_650, 50)
     part = "c.1/meta.json"  # which is read at the start, and again to recover the wheel
     script.do(at_ms, "disk_error", node="a", operation="read", path_part=part, countdown=1)

@@ -22,7 +22,7 @@ def unverified_answer(script: Script) -> None:
     script.mute(2_400, "Frames", "c", "a", ms=13_000)
     script.mute(2_400, "Fetch", "a", "bc", ms=13_000)
     numbers = [
-        script.send(at_ms, "c", delay_ms=40_000, patience_ms=500)
+        script.send(at_ms, "c", delay_ms=23_000, patience_ms=500)
         for at_ms in range(2_600, 4_000, 150)
     ]
     script.do(4_400, "absence", node="c", ms=26_000)
