@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.framing import IncomingStream, Part
-from delaywheel_replica.peers.outbox import Outbox, StreamTally
+from delaywheel_replica.peers.outbox import Outbox
 from delaywheel_replica.peers.sockets import Channel
+from delaywheel_replica.peers.states import Counters
 
 HEAD = 4
 
@@ -60,7 +61,7 @@ class Bench:
 
     def __init__(self, room: int = 0, max_bytes: int = 1 << 20) -> None:
         self.socket = Taking(room)
-        self.tally = StreamTally()
+        self.tally = Counters()
         self.woken = 0
         channel = Channel(cast("socket.socket", self.socket), "a:1")
         self.outbox = Outbox(channel, max_bytes, self.tally, wake=self._wake)
@@ -192,7 +193,7 @@ def test_a_real_kernel_takes_as_many_parts_as_are_given_to_it() -> None:
     ours, theirs = socket.socketpair()
     parts = [b"x"] * (2 * sockets._MOST_BUFFERS)
     with ours, theirs:
-        outbox = Outbox(Channel(ours, ""), 1 << 20, StreamTally(), wake=lambda: None)
+        outbox = Outbox(Channel(ours, ""), 1 << 20, Counters(), wake=lambda: None)
         outbox.put(parts, is_heartbeat=False)
         assert not outbox.waits
         ours.close()

@@ -15,10 +15,17 @@ from delaywheel_replica.peers.encoding import encode
 from delaywheel_replica.peers.encryption import PLAIN
 from delaywheel_replica.peers.framing import PREFACE, head_of
 from delaywheel_replica.peers.handshake import Hello, PeerIdentity, encode_hello
-from delaywheel_replica.peers.outbox import Outbox, StreamTally
+from delaywheel_replica.peers.outbox import Outbox
 from delaywheel_replica.peers.peer import Peer
 from delaywheel_replica.peers.sockets import Channel
-from delaywheel_replica.peers.states import Connection, PeerReason, PeerRefusal, Stream, Way
+from delaywheel_replica.peers.states import (
+    Connection,
+    Counters,
+    PeerReason,
+    PeerRefusal,
+    Stream,
+    Way,
+)
 from support.peers.site import SETTINGS, identity
 
 ME = identity("n1")
@@ -28,7 +35,7 @@ THEIRS = identity("n2")
 def outbox() -> Outbox:
     """The state without a connection."""
     channel = Mock(is_gone=lambda: False)
-    return Outbox(cast("Channel", channel), 100, StreamTally(), wake=lambda: None)
+    return Outbox(cast("Channel", channel), 100, Counters(), wake=lambda: None)
 
 
 class Line:
@@ -161,7 +168,7 @@ def test_a_break_while_a_message_is_taken_is_reported_again_when_its_stream_ends
 def test_who_has_ended_all_its_streams_gets_none_either() -> None:
     peer, ours, theirs = Peer(ME, "n2", "a:1", lambda _: None), *socket.socketpair()
     with ours, theirs:
-        sent = Outbox(Channel(ours, "a:1"), 100, StreamTally(), wake=lambda: None)
+        sent = Outbox(Channel(ours, "a:1"), 100, Counters(), wake=lambda: None)
         assert peer.welcomed(Stream.CONTROL, THEIRS, sent) is None
         data, control = Line(), Line()
         assert peer.came(Stream.DATA, THEIRS, data) is None
@@ -177,7 +184,7 @@ def test_who_hangs_loses_all_streams() -> None:
     peer, lines = Peer(ME, "n2", "a:1", lambda _: None), [Line(), Line()]
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        sent = Outbox(Channel(ours, "a:1"), 100, StreamTally(), wake=lambda: None)
+        sent = Outbox(Channel(ours, "a:1"), 100, Counters(), wake=lambda: None)
         assert peer.welcomed(Stream.DATA, THEIRS, sent) is None
         for stream, line in zip(Stream, lines, strict=True):
             assert peer.came(stream, THEIRS, line) is None

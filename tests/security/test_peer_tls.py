@@ -26,9 +26,9 @@ from delaywheel_replica.core.protocol.messages import (
     WheelCard,
 )
 from delaywheel_replica.peers.encryption import Cipher, Contexts, PeerSecurity, PeerTls
-from delaywheel_replica.peers.outbox import Outbox, StreamTally
+from delaywheel_replica.peers.outbox import Outbox
 from delaywheel_replica.peers.sockets import Channel
-from delaywheel_replica.peers.states import Connection, PeerReason
+from delaywheel_replica.peers.states import Connection, Counters, PeerReason
 from delaywheel_replica.server.access.faults import certificate_faults
 from delaywheel_replica.server.certificates import NodeCertificates
 from support.core.values import heartbeat
@@ -232,7 +232,7 @@ def test_a_full_kernel_makes_messages_wait_and_the_newest_heartbeat_win(good: Au
         sending.cipher = cipher
         ours.settimeout(0)
         woken: list[int] = []
-        outbox = Outbox(sending, 1 << 20, StreamTally(), wake=lambda: woken.append(1))
+        outbox = Outbox(sending, 1 << 20, Counters(), wake=lambda: woken.append(1))
         outbox.put([b"a" * 300_000], is_heartbeat=False)
         for number in range(5):
             outbox.put([b"heartbeat %d" % number], is_heartbeat=True)

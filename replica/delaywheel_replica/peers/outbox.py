@@ -14,21 +14,7 @@ from dataclasses import dataclass
 
 from delaywheel_replica.peers.framing import PING, Part, head_of
 from delaywheel_replica.peers.sockets import Channel
-
-
-@dataclass(slots=True)
-class StreamTally:
-    """Counts of one stream to or from one peer, over all its connections; see `Counters`."""
-
-    sent: int = 0
-    sent_bytes: int = 0
-    received: int = 0
-    received_bytes: int = 0
-    dropped: int = 0
-    dropped_bytes: int = 0
-    malformed: int = 0
-    superseded: int = 0
-    connects: int = 0
+from delaywheel_replica.peers.states import Counters
 
 
 @dataclass(slots=True)
@@ -50,7 +36,7 @@ class Outbox:
     """Outgoing messages of one connection; any thread may send, and none blocks."""
 
     def __init__(
-        self, channel: Channel, max_bytes: int, tally: StreamTally, *, wake: Callable[[], object]
+        self, channel: Channel, max_bytes: int, tally: Counters, *, wake: Callable[[], object]
     ) -> None:
         """Begins empty.
 

@@ -17,11 +17,12 @@ it sent earlier are still being read.
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from typing import Final, Protocol
 
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.handshake import PeerIdentity, id_taken, rolling, wrong_node
-from delaywheel_replica.peers.outbox import Outbox, StreamTally
+from delaywheel_replica.peers.outbox import Outbox
 from delaywheel_replica.peers.states import (
     Connection,
     Counters,
@@ -77,7 +78,7 @@ class Peer:
         self.node = node
         self.address = address
         self._me = me
-        self.tallies = {(way, stream): StreamTally() for way in Way for stream in Stream}
+        self.tallies = {(way, stream): Counters() for way in Way for stream in Stream}
         self._on_disconnected = on_disconnected
         self._lock = threading.Lock()
         self._out: dict[Stream, Outbox] = {}
@@ -239,19 +240,10 @@ class Peer:
             )
 
     def _counters(self) -> Counters:
-        tallies = self.tallies.values()
-        return Counters(
-            sent=sum(tally.sent for tally in tallies),
-            sent_bytes=sum(tally.sent_bytes for tally in tallies),
-            received=sum(tally.received for tally in tallies),
-            received_bytes=sum(tally.received_bytes for tally in tallies),
-            dropped=sum(tally.dropped for tally in tallies),
-            dropped_bytes=sum(tally.dropped_bytes for tally in tallies),
-            malformed=sum(tally.malformed for tally in tallies),
-            superseded=sum(tally.superseded for tally in tallies),
-            connects=sum(tally.connects for tally in tallies),
-            breaks=self._breaks,
-        )
+        names = [each.name for each in fields(Counters)]
+        of_streams = self.tallies.values()
+        total = Counters(*(sum(getattr(each, name) for each in of_streams) for name in names))
+        return replace(total, breaks=self._breaks)
 
     # --- with the lock held
 

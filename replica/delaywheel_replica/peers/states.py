@@ -61,9 +61,9 @@ class PeerRefusal:
     for_peer: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Counters:
-    """Counts since the network was made. Bytes are those of encoded messages.
+    """Counts since the network was made, of one stream or of a peer. Bytes are of encoded messages.
 
     Attributes:
         sent: Messages given to the kernel completely.
@@ -77,7 +77,7 @@ class Counters:
             stream.
         superseded: Gossip that a newer one replaced before it was sent; not a loss.
         connects: How often one of the two streams to it was welcomed.
-        breaks: How often the peer was reported as disconnected.
+        breaks: How often the peer was reported as disconnected; counted by peers alone.
     """
 
     sent: int = 0
