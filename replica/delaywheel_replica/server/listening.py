@@ -16,7 +16,7 @@ from delaywheel_replica.server.accepting import accepting_several_calls
 from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import MAX_CONNECTION_AGE_MS, NodeCertificates
-from delaywheel_replica.server.cluster.operator import DelayWheelAdminService
+from delaywheel_replica.server.cluster.operator import Operator
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import AnswerBounds, GrpcHandlers
 from delaywheel_replica.server.intake.descriptors import close_connections
@@ -57,7 +57,7 @@ class Services:
 
     producing: Producing
     questions: DelayWheelService
-    admin: DelayWheelAdminService
+    admin: Operator
 
 
 class ListenError(Exception):

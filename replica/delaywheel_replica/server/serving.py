@@ -46,7 +46,6 @@ from delaywheel_replica.server.changing.reschedules import Reschedules, Span
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.cluster.operator import (
-    DelayWheelAdminService,
     Operator,
     wheel_refusal,
 )
@@ -343,7 +342,7 @@ class Server:
             send=self._link.send,
             pending=partial(pending_messages, disk, config.data_dir),
         )
-        services = Services(self._producing, questions, DelayWheelAdminService(operator))
+        services = Services(self._producing, questions, operator)
         self._listener = GrpcListener(
             config,
             services,

@@ -25,9 +25,8 @@ from delaywheel_replica.core.protocol.status_files import (
 )
 from delaywheel_replica.link import NodeStorage, SetBack
 from delaywheel_replica.peers.states import Connection, PeerState
-from delaywheel_replica.server.access.callers import Access
+from delaywheel_replica.server.access.callers import ANYBODY, Access, CallContext
 from delaywheel_replica.server.cluster.operator import (
-    DelayWheelAdminService,
     Operator,
     wheel_refusal,
 )
@@ -43,6 +42,7 @@ from support.server.server_process import config_for
 from support.server.views import node_view
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
+CALLED = CallContext(ANYBODY, "")
 THREE = {node: f"disk-{node}" for node in "abc"}
 
 
@@ -150,15 +150,15 @@ class Place:
         self, node: str, *, storage: str = "", dry_run: bool = False
     ) -> pb.NodeChange:
         request = pb.ReplaceNodeRequest(node=node, storage=storage, dry_run=dry_run)
-        return (await self.operator.replace(request, passed=False)).change
+        return (await self.operator.ReplaceNode(request, CALLED)).change
 
     async def set_back(self, set_backs: int, *, dry_run: bool = False) -> pb.SetBackResponse:
         request = pb.SetBackRequest(set_backs=set_backs, dry_run=dry_run)
-        return await self.operator.set_back(request, passed=False)
+        return await self.operator.SetBack(request, CALLED)
 
     async def remove(self, node: str, *, dry_run: bool = False) -> pb.NodeChange:
         request = pb.RemoveNodeRequest(node=node, dry_run=dry_run)
-        return (await self.operator.remove(request, passed=False)).change
+        return (await self.operator.RemoveNode(request, CALLED)).change
 
 
 def without_b() -> Place:
@@ -435,11 +435,10 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     leader, counts = Place(), NodeCounts()
     server = grpc.aio.server()
     answers = AnswerBounds(Admission(max_bytes=1 << 20, max_caller_bytes=1 << 20), lambda _: 1)
-    service = DelayWheelAdminService(leader.operator)
     access = Access(config_for(tmp_path))
     calls = GrpcHandlers(Reception(), counts, answers, access)
     described = pb.DESCRIPTOR.services_by_name["DelayWheelAdmin"]
-    handlers = calls.of_service(described, service, {})
+    handlers = calls.of_service(described, leader.operator, {})
     server.add_registered_method_handlers(described.full_name, handlers)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -7,7 +7,7 @@ status shows it committed. Refusals come before anything is requested.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
@@ -37,6 +37,7 @@ _AGAIN_S: Final = 0.1
 _TIMEOUT_S: Final = 12.0
 
 _Answer = TypeVar("_Answer")
+_Word: TypeAlias = NodeStorage | SetBack
 
 
 def wheel_refusal(
@@ -80,7 +81,7 @@ def wheel_refusal(
 
 
 class Operator:
-    """Decides operator calls and carries them out. For the event loop's thread."""
+    """The calls of ``delaywheel.v1.DelayWheelAdmin``. For the event loop's thread."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Operator:
         other_nodes: CallsToNodes,
         *,
         members: Collection[str],
-        send: Callable[[NodeStorage | SetBack], object],
+        send: Callable[[_Word], object],
         pending: Callable[[Mapping[WheelId, tuple[int, int]], int], Mapping[WheelId, int]],
         wait_s: float = _WAIT_S,
     ) -> None:
@@ -110,8 +111,8 @@ class Operator:
         # Two repeated requests about the same thing would replace each other without end.
         self._one_at_a_time = asyncio.Lock()
 
-    async def replace(
-        self, request: pb.ReplaceNodeRequest, *, passed: bool
+    async def ReplaceNode(  # noqa: N802 - gRPC's names
+        self, request: pb.ReplaceNodeRequest, context: CallContext
     ) -> pb.ReplaceNodeResponse:
         """Registers the data folder that is heard, or the one that is named, for a node.
 
@@ -124,7 +125,7 @@ class Operator:
                 request, timeout=_TIMEOUT_S, metadata=node.metadata
             ),
             Reason.NODE_CHANGE_UNKNOWN,
-            passed=passed,
+            context,
         )
         if there is not None:
             return there
@@ -133,7 +134,9 @@ class Operator:
             change = await self._changed(request.node, storage, dry_run=request.dry_run)
         return pb.ReplaceNodeResponse(change=change)
 
-    async def remove(self, request: pb.RemoveNodeRequest, *, passed: bool) -> pb.RemoveNodeResponse:
+    async def RemoveNode(  # noqa: N802 - gRPC's names
+        self, request: pb.RemoveNodeRequest, context: CallContext
+    ) -> pb.RemoveNodeResponse:
         """Removes a node for good.
 
         Raises:
@@ -143,7 +146,7 @@ class Operator:
         there = await self._elsewhere(
             lambda node: node.admin.RemoveNode(request, timeout=_TIMEOUT_S, metadata=node.metadata),
             Reason.NODE_CHANGE_UNKNOWN,
-            passed=passed,
+            context,
         )
         if there is not None:
             return there
@@ -152,12 +155,13 @@ class Operator:
             change = await self._changed(request.node, REMOVED, dry_run=request.dry_run)
         return pb.RemoveNodeResponse(change=change)
 
-    async def set_back(self, request: pb.SetBackRequest, *, passed: bool) -> pb.SetBackResponse:
+    async def SetBack(  # noqa: N802 - gRPC's names
+        self, request: pb.SetBackRequest, context: CallContext
+    ) -> pb.SetBackResponse:
         """Sets w back to the leader's clock.
 
         Args:
             request: How often it was set back, as the operator knows.
-            passed: Another node has forwarded the call.
 
         Raises:
             RequestRefusedError: NOTHING_TO_SET_BACK, SET_BACK_TOO_OFTEN, NO_LEADER,
@@ -166,7 +170,7 @@ class Operator:
         there = await self._elsewhere(
             lambda node: node.admin.SetBack(request, timeout=_TIMEOUT_S, metadata=node.metadata),
             Reason.SET_BACK_UNKNOWN,
-            passed=passed,
+            context,
         )
         if there is not None:
             return there
@@ -224,8 +228,7 @@ class Operator:
         self,
         call: Callable[[OtherNode], Awaitable[_Answer]],
         unknown: Reason,
-        *,
-        passed: bool,
+        context: CallContext,
     ) -> _Answer | None:
         """Returns the answer of the leader's node to the same call; None if this node leads.
 
@@ -235,7 +238,8 @@ class Operator:
         """
         if self._leads():
             return None
-        address = None if passed else self._other_nodes.leader_address()
+        is_passed_on = context.caller.is_node
+        address = None if is_passed_on else self._other_nodes.leader_address()
         if address is None:
             raise RequestRefusedError(Reason.NO_LEADER)
         return await self._other_nodes.call(address, call, unknown=unknown)
@@ -319,7 +323,7 @@ class Operator:
         )
 
     async def _repeat_until(
-        self, is_committed: Callable[[], bool], word: NodeStorage | SetBack, *, unknown: Reason
+        self, is_committed: Callable[[], bool], word: _Word, *, unknown: Reason
     ) -> None:
         """Repeats a request to the cleaner until it is fulfilled.
 
@@ -337,31 +341,3 @@ class Operator:
 
 def _shown(storage: str) -> str:
     return "" if storage == REMOVED else storage
-
-
-class DelayWheelAdminService:
-    """The calls of ``delaywheel.v1.DelayWheelAdmin``."""
-
-    def __init__(self, operator: Operator) -> None:
-        self._operator = operator
-
-    async def ReplaceNode(  # noqa: N802 - gRPC's names
-        self, request: pb.ReplaceNodeRequest, context: CallContext
-    ) -> pb.ReplaceNodeResponse:
-        """See the protocol."""
-        passed = context.caller.is_node
-        return await self._operator.replace(request, passed=passed)
-
-    async def RemoveNode(  # noqa: N802 - gRPC's names
-        self, request: pb.RemoveNodeRequest, context: CallContext
-    ) -> pb.RemoveNodeResponse:
-        """See the protocol."""
-        passed = context.caller.is_node
-        return await self._operator.remove(request, passed=passed)
-
-    async def SetBack(  # noqa: N802 - gRPC's names
-        self, request: pb.SetBackRequest, context: CallContext
-    ) -> pb.SetBackResponse:
-        """See the protocol."""
-        passed = context.caller.is_node
-        return await self._operator.set_back(request, passed=passed)
