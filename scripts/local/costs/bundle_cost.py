@@ -89,7 +89,7 @@ def measure(folder: Path, columns: Columns, rounds: int) -> tuple[int, Steps]:
     for _ in range(rounds):
         with steps.step("encode and write"):
             group = origin.append(columns, accepted_at_ms=_FIRST_SLOT * 1000)
-        frames = len(group)
+        frames = len(group.bundle)
         with steps.step("make a message"):
             parts = encode_in_parts(Frames(card, group.bundle))
         with steps.step("read it"):

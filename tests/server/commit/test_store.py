@@ -328,7 +328,7 @@ def test_of_a_synced_group_that_failed_half_way_nothing_counts(error: int) -> No
     disk.faults.append(Fault("write", error, f"{BASE_SLOT + 2}.slot"))
     with pytest.raises(WheelBroken) as broken:
         write(store, 0, 2)
-    assert len(broken.value.done) == 0
+    assert len(broken.value.done.bundle) == 0
     assert store.top_slot == BASE_SLOT
 
 

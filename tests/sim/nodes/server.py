@@ -366,7 +366,7 @@ class SimServer:
         """Notes written frames."""
         del columns, accepted_at_ms
         self.world.checks.written(self.node, wheel)
-        self.trace("wrote", wheel, f"up to {group.last_seq}")
+        self.trace("wrote", wheel, f"up to {group.bundle.last_seq}")
 
     def _write_row(self) -> None:
         self.row = self.driver.status()

@@ -266,7 +266,7 @@ class Driven:
         """Remembers the frames."""
         del wheel, accepted_at_ms
         messages = 0 if columns is None else len(group.order)
-        self.entered.append((group.first_seq, group.last_seq, messages))
+        self.entered.append((group.bundle.first_seq, group.bundle.last_seq, messages))
 
     def _report_again(self) -> None:
         """A living cleaner stamps its status again and again, and commits the time."""

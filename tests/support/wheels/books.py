@@ -206,7 +206,7 @@ class Bench:
         if enter:
             self.ledger.enter(self.name, entered, group, at_ms)
         # What ended before was not acknowledged to any caller.
-        self.high_watermark = group.last_seq
+        self.high_watermark = group.bundle.last_seq
         for seq, held in rows_by_seq(group).items():
             rows = [messages[row] for row in held] if entered is not None else []
             self.written.append(

@@ -38,9 +38,10 @@ def test_counts_of_two_wheels_and_cancels(tmp_path: Path) -> None:
         wheel = new_wheel(disk, tmp_path, number, dial=dial)
         columns = columns_of([message(1), message(2)])
         cancels = Columns.of_cancels(columns.due_ms, columns.ids)
-        length_bytes += wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS).length_bytes
+        group = wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS)
+        length_bytes += group.bundle.length_bytes
         group = wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
-        length_bytes += group.length_bytes
+        length_bytes += group.bundle.length_bytes
     append(wheel, [message(3, slot=BASE_SLOT + 1)])
     expected = (BASE_SLOT, 4, length_bytes, 4, 4, 2)
     assert counts(view, BASE_SLOT) == expected

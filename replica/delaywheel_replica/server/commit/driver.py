@@ -529,9 +529,9 @@ class Driver:
         seq_before = store.last_seq
         wrote = write(store, group, accepted_at_ms)
         written, seq = wrote.group, seq_before
-        if len(written):
-            seq = written.last_seq
-            self._disk.wrote(written.length_bytes)
+        if len(written.bundle):
+            seq = written.bundle.last_seq
+            self._disk.wrote(written.bundle.length_bytes)
             entered = wrote.columns if group.kind is Kind.MESSAGES else None
             self._outside.enter(wheel, entered, written, accepted_at_ms)
         refused = self._committer.wait(group, seq, self._outside.now_ms())

@@ -118,10 +118,10 @@ def rows_folder(data: Path, wheel: WheelId | None = None) -> Path:
 def block_of(columns: Columns | None, group: WrittenGroup, accepted_at_ms: int) -> Block:
     """Returns the block of a group of consecutive frames; ``columns`` is None for cancels."""
     if columns is None:
-        return _without_rows(group.first_seq, len(group), accepted_at_ms)
+        return _without_rows(group.bundle.first_seq, len(group.bundle), accepted_at_ms)
     counts, order = group.counts.astype("<u4"), group.order
     return Block(
-        group.first_seq,
+        group.bundle.first_seq,
         accepted_at_ms,
         columns.topics,
         counts,
@@ -262,7 +262,7 @@ class Ledger:
         content = encode_block(block_of(columns, group, accepted_at_ms))
         with self._lock:
             try:
-                file = self._file_for(wheel, group.first_seq)
+                file = self._file_for(wheel, group.bundle.first_seq)
                 file.file.write_at((content,), file.length_bytes)
             except OSError as error:
                 self.failure = str(error)

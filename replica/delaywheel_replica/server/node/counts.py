@@ -148,8 +148,8 @@ class NodeCounts:
         """Counts a written group; `columns` is None for cancels."""
         rows = len(group.order)
         self.groups += 1
-        self.frames += len(group)
-        self.frame_bytes += group.length_bytes
+        self.frames += len(group.bundle)
+        self.frame_bytes += group.bundle.length_bytes
         if columns is None:
             self.cancels += rows
         else:

@@ -110,7 +110,8 @@ class FramesToSend:
         floor = max(floor, self._copies.floor)
         recent = NO_BUNDLE
         if self._is_own(wheel):
-            self._check_recent((first_seq, end_seq) if again else None)
+            if again:
+                self._forget_damaged(wheel, first_seq, end_seq)
             recent = self.recent.frames(first_seq, end_seq, floor=floor, max_bytes=max_bytes)
         if len(recent):
             is_over()  # lets the time slice notice its end, as after a file
@@ -168,12 +169,10 @@ class FramesToSend:
                 copy.note_damaged(damaged.seq)
         return frames, damaged
 
-    def _check_recent(self, seqs: tuple[int, int] | None) -> None:
-        if seqs is None or self.own is None:
-            return
-        damaged_seq = self.recent.forget_damaged(self.own.wheel, *seqs)
+    def _forget_damaged(self, wheel: WheelId, first_seq: int, last_seq: int) -> None:
+        damaged_seq = self.recent.forget_damaged(wheel, first_seq, last_seq)
         if damaged_seq:
-            _log.error("frames damaged in memory", wheel=str(self.own.wheel), last_seq=damaged_seq)
+            _log.error("frames damaged in memory", wheel=str(wheel), last_seq=damaged_seq)
 
     def _absent(self, wheel: WheelId, first_seq: int, last_seq: int, now_ms: int) -> SeqSet:
         """Returns the leading seqs that are missing here; lost frames are sent, as holes."""

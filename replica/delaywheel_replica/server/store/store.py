@@ -319,13 +319,13 @@ class Store:
             if self._limits.sync_groups:
                 self._open.sync()
         except WheelBroken as broken:
-            group = group if len(group) else broken.done
+            group = group if len(group.bundle) else broken.done
             if self._limits.sync_groups:
                 broken.done = NO_GROUP
             raise
         finally:
-            if len(group):
-                self._top_slot = max(self._top_slot, group.top_slot)
+            if len(group.bundle):
+                self._top_slot = max(self._top_slot, int(group.bundle.rows["slot"][-1]))
         if len(self._open.meta.members) > 1:
             self.outgoing.recent.add(group.bundle)
         return group

@@ -253,34 +253,8 @@ class WrittenGroup:
     counts: NDArray[np.int64]
     order: NDArray[np.intp]
 
-    def __len__(self) -> int:
-        """The number of frames."""
-        return len(self.counts)
-
-    @property
-    def first_seq(self) -> int:
-        """The seq of the first frame, which must exist."""
-        return self.bundle.first_seq
-
-    @property
-    def last_seq(self) -> int:
-        """The seq of the last frame, which must exist."""
-        return self.bundle.last_seq
-
-    @property
-    def top_slot(self) -> int:
-        """The greatest slot; at least one frame must exist."""
-        return int(self.bundle.rows["slot"][-1])
-
-    @property
-    def length_bytes(self) -> int:
-        """The length of all frames."""
-        return self.bundle.length_bytes
-
     def leading(self, frames: int) -> "WrittenGroup":
         """Returns the first few frames."""
-        if frames >= len(self):
-            return self
         counts = self.counts[:frames]
         return WrittenGroup(self.bundle.part(0, frames), counts, self.order[: int(counts.sum())])
 
