@@ -12,38 +12,25 @@ the process forks              the child's copy refuses all calls: gRPC does not
 =============================  =============================================================
 """
 
+from __future__ import annotations
+
 import atexit
 import logging
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from threading import Thread
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, TypeAlias
 from weakref import WeakSet
 
-from delaywheel.client.exchange.pending import SendBatch, forks
+from delaywheel.client.exchange.pending import forks
 from delaywheel.errors import ClientClosedError
 
+if TYPE_CHECKING:  # they register what is here
+    from delaywheel.client.aio_sender import AioSender
+    from delaywheel.client.sync_sender import Sender
+
+AnySender: TypeAlias = "Sender | AioSender"
+
 _log = logging.getLogger("delaywheel")
-
-
-class FlushedAtExit(Protocol):
-    """A sender that may hold messages when the program ends."""
-
-    def flush_at_exit(self) -> AbstractSet[SendBatch]:
-        """Sends what is unsettled if it still can; returns the batches that it was in."""
-        ...
-
-
-class Closable(Protocol):
-    """A sender whose client was dropped."""
-
-    def close(self) -> None:
-        """Accepts no further messages."""
-        ...
-
-    def join(self) -> None:
-        """Waits until all that was accepted is settled."""
-        ...
 
 
 class ForkGuard:
@@ -68,12 +55,12 @@ class ForkGuard:
             )
 
 
-def register_at_exit(sender: FlushedAtExit) -> None:
+def register_at_exit(sender: AnySender) -> None:
     """Has a sender flushed when the program ends, unless it is gone before."""
     _flushed_at_exit.add(sender)
 
 
-def close_in_background(sender: Closable, stop: Callable[[], None]) -> None:
+def close_in_background(sender: Sender, stop: Callable[[], None]) -> None:
     """Closes the sender of a dropped client, and with `stop` its connections.
 
     A collector may call it, so it waits for nothing.
@@ -90,7 +77,7 @@ def close_in_background(sender: Closable, stop: Callable[[], None]) -> None:
         return
 
 
-_flushed_at_exit: Final[WeakSet[FlushedAtExit]] = WeakSet()
+_flushed_at_exit: Final[WeakSet[AnySender]] = WeakSet()
 
 
 @atexit.register

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from threading import Lock
-from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from grpc import StatusCode
 
@@ -66,8 +66,17 @@ class HalfCommitted(NamedTuple):
 
 NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue | pb.HalfRef)
 RequestT = TypeVar("RequestT")
-ResponseT = TypeVar("ResponseT")
+ResultsT = TypeVar("ResultsT", bound="Results")
 AnswerT = TypeVar("AnswerT", bound=Cancelled | Rescheduled | HalfCommitted)
+
+
+class Results(Protocol):
+    """A response with a result for each message that was named."""
+
+    @property
+    def results(self) -> Iterable[Any]:
+        """In the order of the messages."""
+        ...
 
 
 class Again(NamedTuple):
@@ -155,53 +164,53 @@ _IN_DOUBT: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Change(Generic[NamedT, RequestT, ResponseT, AnswerT]):
+class Change(Generic[NamedT, RequestT, ResultsT, AnswerT]):
     """What is done with the messages that a call names.
 
     Attributes:
         request: Builds a call; True: it is answered in part.
-        read: Returns of each message its answer, its error, or the number of an outcome that this
-            SDK does not know.
+        read: Returns of a message's result its answer, its error, or the number of an outcome that
+            this SDK does not know.
         unknown: The reason if it is not known what became of a message.
         method: Of the service.
     """
 
     request: Callable[[Sequence[NamedT], bool], RequestT]
-    read: Callable[[ResponseT], "list[AnswerT | pb.Error | int]"]
+    read: Callable[[Any], AnswerT | pb.Error | int]
     unknown: Reason
-    method: "Method[RequestT, ResponseT]"
+    method: "Method[RequestT, ResultsT]"
 
 
-def _cancelled(response: pb.CancelResponse) -> list[Cancelled | pb.Error | int]:
-    return [_cancelled_one(result) for result in response.results]
-
-
+# By their numbers in responses; a newer service may have others.
 _CANCELLED: Final = {
-    number: Cancelled(outcome)
-    for number in pb.CancelOutcome.values()
-    if (outcome := CancelOutcome.of(number)) is not None
+    pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}"): Cancelled(outcome)
+    for outcome in CancelOutcome
+}
+_RESCHEDULE_OUTCOMES: Final = {
+    pb.RescheduleOutcome.Value(f"RESCHEDULE_OUTCOME_{outcome}"): outcome
+    for outcome in RescheduleOutcome
+}
+_COMMITTED: Final = {
+    pb.CommitOutcome.Value(f"COMMIT_OUTCOME_{outcome}"): HalfCommitted(outcome)
+    for outcome in CommitOutcome
 }
 
 
-def _cancelled_one(result: pb.MessageCancelled) -> Cancelled | pb.Error | int:
-    if (cancelled := _CANCELLED.get(result.outcome)) and not result.HasField("due_ms"):
-        return cancelled  # nearly always
-    outcome = CancelOutcome.of(result.outcome)
+def _cancelled(result: pb.MessageCancelled) -> Cancelled | pb.Error | int:
     if result.HasField("error"):
         return result.error
-    if outcome is None:
+    cancelled = _CANCELLED.get(result.outcome)
+    if cancelled is None:
         return result.outcome
-    return Cancelled(outcome, result.due_ms if result.HasField("due_ms") else None)
+    if result.HasField("due_ms"):
+        return Cancelled(cancelled.outcome, result.due_ms)
+    return cancelled
 
 
-def _rescheduled(response: pb.RescheduleResponse) -> list[Rescheduled | pb.Error | int]:
-    return [_rescheduled_one(result) for result in response.results]
-
-
-def _rescheduled_one(result: pb.MessageRescheduled) -> Rescheduled | pb.Error | int:
-    outcome = RescheduleOutcome.of(result.outcome)
+def _rescheduled(result: pb.MessageRescheduled) -> Rescheduled | pb.Error | int:
     if result.HasField("error"):
         return result.error
+    outcome = _RESCHEDULE_OUTCOMES.get(result.outcome)
     if outcome is None:
         return result.outcome
     if outcome is not RescheduleOutcome.RESCHEDULED:
@@ -209,21 +218,11 @@ def _rescheduled_one(result: pb.MessageRescheduled) -> Rescheduled | pb.Error | 
     return Rescheduled(outcome, Handle.parse(result.handle), result.due_ms)
 
 
-def _committed(response: pb.CommitResponse) -> list[HalfCommitted | pb.Error | int]:
-    return [_committed_one(result) for result in response.results]
-
-
-def _committed_one(result: pb.HalfCommitted) -> HalfCommitted | pb.Error | int:
+def _committed(result: pb.HalfCommitted) -> HalfCommitted | pb.Error | int:
     if result.HasField("error"):
         return result.error
-    outcome = _COMMIT_OUTCOMES.get(result.outcome)
-    return result.outcome if outcome is None else HalfCommitted(outcome)
+    return _COMMITTED.get(result.outcome, result.outcome)
 
-
-_COMMIT_OUTCOMES: Final = {
-    pb.COMMIT_OUTCOME_COMMITTED: CommitOutcome.COMMITTED,
-    pb.COMMIT_OUTCOME_LEFT_TO_CHECK: CommitOutcome.LEFT_TO_CHECK,
-}
 
 COMMIT: Final[Change[pb.HalfRef, pb.CommitRequest, pb.CommitResponse, HalfCommitted]] = Change(
     lambda halves, _: pb.CommitRequest(halves=halves),
@@ -247,12 +246,12 @@ RESCHEDULE: Final[Change[pb.NewDue, pb.RescheduleRequest, pb.RescheduleResponse,
 )
 
 
-class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
+class NamedChanges(Generic[NamedT, RequestT, ResultsT, AnswerT]):
     """Messages to be cancelled or rescheduled with one call; an `Exchange`."""
 
     def __init__(
         self,
-        change: Change[NamedT, RequestT, ResponseT, AnswerT],
+        change: Change[NamedT, RequestT, ResultsT, AnswerT],
         messages: Sequence[NamedT],
         on_settled: OnSettled[AnswerT] | None = None,
         doubts: Doubts | None = None,
@@ -291,9 +290,9 @@ class NamedChanges(Generic[NamedT, RequestT, ResponseT, AnswerT]):
         messages = [self._messages[row] for row in self._waiting]
         return self._change.request(messages, self._on_settled is not None)
 
-    def answered(self, response: ResponseT) -> Report:
+    def answered(self, response: ResultsT) -> Report:
         """Settles messages that have an outcome, or are refused for good."""
-        results = self._change.read(response)
+        results = [self._change.read(result) for result in response.results]
         if len(results) != len(self._waiting):
             return self._defective(f"{len(results)} results for {len(self._waiting)}")
         passing: list[AttemptFailure] = []

@@ -23,6 +23,7 @@ from delaywheel.client.named_changes import (
     NamedChanges,
     NamedT,
     OnSettled,
+    ResultsT,
     half_id_and_due,
     half_reference,
     handles_of,
@@ -180,7 +181,7 @@ class Operations:
 
     async def change(
         self,
-        change: Change[NamedT, RequestT, ResponseT, AnswerT],
+        change: Change[NamedT, RequestT, ResultsT, AnswerT],
         messages: Sequence[NamedT],
         deadline_s: float,
         on_settled: OnSettled[AnswerT] | None = None,
@@ -206,7 +207,7 @@ class Operations:
 
     async def _change_many(
         self,
-        change: Change[NamedT, RequestT, ResponseT, AnswerT],
+        change: Change[NamedT, RequestT, ResultsT, AnswerT],
         messages: Sequence[NamedT],
         timeout_s: float | None,
     ) -> list[AnswerT | DelaywheelError]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Handle
@@ -23,18 +23,6 @@ class CancelOutcome(StrEnum):
     RESCHEDULED = "RESCHEDULED"
     """It was rescheduled, and nothing was done: `Cancelled.due_ms` is its present due. Cancel it by
     its id and that due, or by the handle that the reschedule returned."""
-
-    @classmethod
-    def of(cls, number: int) -> "CancelOutcome | None":
-        """Returns the outcome of a response; None for an unknown one."""
-        return _CANCEL_OUTCOMES.get(number)
-
-
-_CANCEL_OUTCOMES: Final[dict[int, CancelOutcome]] = {
-    number: CancelOutcome[name.removeprefix("CANCEL_OUTCOME_")]
-    for name, number in pb.CancelOutcome.items()
-    if number
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +51,6 @@ class RescheduleOutcome(StrEnum):
     """It was never accepted."""
     CANCELLED = "CANCELLED"
     """It was cancelled, and stays cancelled."""
-
-    @classmethod
-    def of(cls, number: int) -> "RescheduleOutcome | None":
-        """Returns the outcome of a response; None for an unknown one."""
-        return _RESCHEDULE_OUTCOMES.get(number)
-
-
-_RESCHEDULE_OUTCOMES: Final[dict[int, RescheduleOutcome]] = {
-    number: RescheduleOutcome[name.removeprefix("RESCHEDULE_OUTCOME_")]
-    for name, number in pb.RescheduleOutcome.items()
-    if number
-}
 
 
 @dataclass(frozen=True, slots=True)
