@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, cast
 
 from delaywheel.consumer.rules.backoff import Backoff, Delays, delays_of
@@ -167,37 +167,37 @@ class ConsumerSettings:
     topics: Subscription
     group: str
     bootstrap: str
-    cluster: str | None = None
-    retry: Delays = field(default_factory=lambda: delays_of(()))
-    retry_by: tuple[tuple[type[Exception], Delays], ...] = ()
-    retry_for_ms: int | None = None
-    jitter: float = 0.0
-    retry_on: tuple[type[Exception], ...] = (Exception,)
-    dead_on: tuple[type[Exception], ...] = ()
-    route: Route | None = None
-    expired: Literal["skip", "dead"] = "skip"
-    ttl_header: str | None = TTL_HEADER
-    deserializers: Mapping[Field, Deserializer] = field(default_factory=dict)
-    middleware: tuple[Middleware, ...] = ()
-    keep_partition: bool = False
-    ordered: bool = False
-    max_away_bytes: int = 64_000_000
-    lost_after_ms: int = 21_600_000
-    start: Literal["earliest", "latest"] = "earliest"
-    stuck_after_ms: int = 300_000
-    handler_timeout_ms: int | None = None
-    max_deliveries: int | None = 3
-    commit_every_ms: int = 200
-    drain_ms: int = 10_000
-    max_held_bytes: int = 16_000_000
-    max_held: int = 50_000
-    wait_for_rights_ms: int | None = None
-    create_topics: bool = True
-    events: ConsumerEvents | None = None
-    rebalances: Literal["eager", "cooperative", "consumer"] = "eager"
-    instance: str | None = None
-    kafka: Mapping[str, Any] = field(default_factory=dict)
-    made: Mapping[str, GroupTopic] = field(default_factory=dict)
+    cluster: str | None
+    retry: Delays
+    retry_by: tuple[tuple[type[Exception], Delays], ...]
+    retry_for_ms: int | None
+    jitter: float
+    retry_on: tuple[type[Exception], ...]
+    dead_on: tuple[type[Exception], ...]
+    route: Route | None
+    expired: Literal["skip", "dead"]
+    ttl_header: str | None
+    deserializers: Mapping[Field, Deserializer]
+    middleware: tuple[Middleware, ...]
+    keep_partition: bool
+    ordered: bool
+    max_away_bytes: int
+    lost_after_ms: int
+    start: Literal["earliest", "latest"]
+    stuck_after_ms: int
+    handler_timeout_ms: int | None
+    max_deliveries: int | None
+    commit_every_ms: int
+    drain_ms: int
+    max_held_bytes: int
+    max_held: int
+    wait_for_rights_ms: int | None
+    create_topics: bool
+    events: ConsumerEvents | None
+    rebalances: Literal["eager", "cooperative", "consumer"]
+    instance: str | None
+    kafka: Mapping[str, Any]
+    made: Mapping[str, GroupTopic]
     meant_for: tuple[str, bytes] | None = None
     asks_about_halves: bool = False
 

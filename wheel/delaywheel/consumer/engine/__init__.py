@@ -17,18 +17,6 @@ bound, partitions are paused.
 |   | another outcome: a dead letter, or one without its value |
 | Kafka refuses something for want of a right | `rights_watch` has the table |
 | Kafka is away | the same again, a little later each time |
-
-| file | part |
-|---|---|
-| `state` | what the parts share, and the lock |
-| `dispatcher` | hands records out, on callers' threads, and takes their outcomes |
-| `commits` | transactions, and what became of those that failed |
-| `positions` | where to read on |
-| `flow` | which partitions are paused |
-| `lookout` | what keeps records from being handled |
-| `pattern_watch` | which topics patterns match now |
-| `rights_watch` | which rights are missing, and what waits for them |
-| `loop` | the thread, and what the group tells it |
 """
 
 from delaywheel.consumer.engine.loop import Engine
