@@ -17,8 +17,9 @@ from delaywheel.consumer.kafka.order_topic import OrderTopics
 from delaywheel.consumer.kafka.topics import ends_of
 from delaywheel.consumer.kafka.transaction import Transaction
 from delaywheel.consumer.order import Away
-from delaywheel.consumer.records import Outgoing, Passed
+from delaywheel.consumer.records import Passed
 from delaywheel.consumer.settings import read_settings
+from delaywheel.transactional import Outgoing
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
 from support.kafka.read_committed import create_topic

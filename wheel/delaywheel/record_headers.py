@@ -5,6 +5,7 @@ pending error that a plain call may overlook: Python's next operation then fails
 or crashes on the entry. Producers in other languages can send such names.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -70,6 +71,17 @@ def is_reserved(name: str) -> bool:
         (True, False, False)
     """
     return name.startswith(RESERVED_PREFIX) and not name.startswith(PASSED_PREFIX)
+
+
+_NUMBER: Final = re.compile(rb"-?[0-9]{1,19}")
+
+
+def number_of(value: bytes | None, bits: int = 63, *, least: int = 0) -> int | None:
+    """Returns a number that a header holds in digits; None if it is absent, or does not fit."""
+    if value is None or not _NUMBER.fullmatch(value):
+        return None
+    number = int(value)
+    return number if least <= number < 1 << bits else None
 
 
 class HasHeaders(Protocol):

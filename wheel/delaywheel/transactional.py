@@ -1,4 +1,4 @@
-"""Transactions in Kafka: settings of producers, errors, a watch for transactions that stay open.
+"""Transactions in Kafka: what they write, settings of producers, errors, those that stay open.
 
 The settings are those of nodes, of consumers, and of replays of letters.
 
@@ -11,7 +11,9 @@ time-out, an unknown outcome.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from delaywheel.headers import content_bytes
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """Brokers abort what a dead producer began after so long; read_committed consumers wait for it."""
@@ -20,6 +22,24 @@ MAX_CALL_MS: Final = 9_000
 """No call that may end a transaction waits longer: below the brokers' own abort."""
 
 _NO_RETRY_BACKOFF_MS: Final = 30_000
+
+ANY_PARTITION: Final = -1
+
+
+class Outgoing(NamedTuple):
+    """A record to write; `timestamp_ms` 0 means the time of writing."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    partition: int = ANY_PARTITION
+    timestamp_ms: int = 0
+
+    @property
+    def length_bytes(self) -> int:
+        """The length of key, value and headers."""
+        return content_bytes(self.key, self.value, self.headers)
 
 
 @contextmanager

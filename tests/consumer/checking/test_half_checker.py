@@ -11,10 +11,11 @@ import pytest
 from delaywheel.consumer import AskedHalf, HalfChecker
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.engine import Engine
-from delaywheel.consumer.records import Outgoing, Partition, RecordHeaders
+from delaywheel.consumer.records import Partition, RecordHeaders
 from delaywheel.headers import encode_headers
 from delaywheel.ingress import ANSWER, IngressLimits
 from delaywheel.record_headers import longest_half_bytes
+from delaywheel.transactional import Outgoing
 from delaywheel.transactions import HalfVerdict
 from support.consumer.fake_kafka import INGRESS, FakeBroker, FakeKafka, Fault
 from support.consumer.half_letters import SentHalf
@@ -122,6 +123,7 @@ def test_a_committed_half_is_sent_as_it_was_meant() -> None:
                 ("dw-timestamp", b"77"),
             ],
             "partition": -1,
+            "timestamp_ms": 0,
         }
     ]
     assert (shop.counts.forwarded, shop.counts.done) == (1, 0)

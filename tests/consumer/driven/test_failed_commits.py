@@ -8,7 +8,8 @@ import pytest
 
 from delaywheel.consumer import ConsumerError, ConsumerReason
 from delaywheel.consumer.block import runs_of
-from delaywheel.consumer.records import Outgoing, Partition, RecordHeaders
+from delaywheel.consumer.records import Partition, RecordHeaders
+from delaywheel.transactional import Outgoing
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import INGRESS, FakeKafka, Fault
 

@@ -8,8 +8,9 @@ from delaywheel.consumer import ConsumerError, ConsumerReason
 from delaywheel.consumer import records as consumed
 from delaywheel.consumer.block import RecordBlock
 from delaywheel.consumer.message import Outcome
-from delaywheel.consumer.records import Outgoing, Partition, RecordHeaders
+from delaywheel.consumer.records import Partition, RecordHeaders
 from delaywheel.ingress import HEADERS_MOST, IngressLimits
+from delaywheel.transactional import Outgoing
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules, read
 from support.consumer.driven import DrivenConsumer, start

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from delaywheel.consumer.order import Behind
-from delaywheel.consumer.records import Outgoing, Partition, Passed
+from delaywheel.consumer.records import Partition, Passed
+from delaywheel.transactional import Outgoing
 from support.consumer.driven import DrivenConsumer
 from support.consumer.fake_kafka import INGRESS, FakeKafka
 

@@ -8,7 +8,8 @@ import pytest
 
 from delaywheel.consumer.engine.deliveries import WINDOW
 from delaywheel.consumer.message import ReceivedMessage
-from delaywheel.consumer.records import Outgoing, Partition
+from delaywheel.consumer.records import Partition
+from delaywheel.transactional import Outgoing
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka, Fault
 

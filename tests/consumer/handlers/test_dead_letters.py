@@ -26,9 +26,9 @@ from delaywheel.deadletters import (
     LetterState,
 )
 from delaywheel.deadletters.handling.metrics import DeadLetterMetrics
-from delaywheel.deadletters.letter import OutgoingRecord
 from delaywheel.deadletters.selection import EVERYTHING
 from delaywheel.deadletters.writing import LetterWriter
+from delaywheel.transactional import Outgoing
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, read_all
 
@@ -200,7 +200,7 @@ def test_what_was_decided_and_not_committed_is_decided_again(
 ) -> None:
     transact = LetterWriter.transact
 
-    def dies(writer: LetterWriter, records: list[OutgoingRecord], marks: object) -> object:
+    def dies(writer: LetterWriter, records: list[Outgoing], marks: object) -> object:
         if records:
             raise KeyboardInterrupt
         return transact(writer, records, marks)  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from delaywheel.consumer.message import ReceivedMessage, State
-from delaywheel.consumer.records import Outgoing, Partition, Place
+from delaywheel.consumer.records import Partition, Place
+from delaywheel.transactional import Outgoing
 from support.consumer.driven import DrivenConsumer
 from support.consumer.fake_kafka import INGRESS, FakeKafka, Fault
 

@@ -20,9 +20,10 @@ from delaywheel.consumer.checking.letters import AskedHalf, half_of
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
 from delaywheel.consumer.port import Start
-from delaywheel.consumer.records import Incoming, Outgoing, Place, unpack_retry
+from delaywheel.consumer.records import Incoming, Place, unpack_retry
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.ingress import IngressLimits
+from delaywheel.transactional import Outgoing
 from delaywheel.transactions import HalfVerdict
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace

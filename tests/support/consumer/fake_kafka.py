@@ -27,7 +27,6 @@ from delaywheel.consumer.port import (
 from delaywheel.consumer.records import (
     FetchedRecords,
     Incoming,
-    Outgoing,
     Partition,
     Passed,
     Place,
@@ -36,6 +35,7 @@ from delaywheel.consumer.records import (
 )
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import ANSWER, IngressLimits
+from delaywheel.transactional import Outgoing
 
 INGRESS = "delaywheel-fake-ingress"
 

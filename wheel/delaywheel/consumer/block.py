@@ -20,15 +20,9 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from delaywheel.consumer.message import ReceivedMessage, SettledError, Settlement, State
-from delaywheel.consumer.records import (
-    FetchedRecords,
-    Incoming,
-    Outgoing,
-    Place,
-    Writes,
-    unpack_retry,
-)
+from delaywheel.consumer.records import FetchedRecords, Incoming, Place, Writes, unpack_retry
 from delaywheel.headers import content_bytes
+from delaywheel.transactional import Outgoing
 
 if TYPE_CHECKING:
     from delaywheel.consumer.desk import Desk

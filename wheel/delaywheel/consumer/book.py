@@ -71,7 +71,8 @@ from delaywheel.consumer.message import (
     Settlement,
     State,
 )
-from delaywheel.consumer.records import FetchedRecords, Outgoing, Partition
+from delaywheel.consumer.records import FetchedRecords, Partition
+from delaywheel.transactional import Outgoing
 
 CUT_RECORDS = 5_000
 CUT_BYTES = 8_000_000

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from delaywheel.consumer.block import RecordRun
 from delaywheel.consumer.message import DONE, ReceivedMessage, Settlement
-from delaywheel.consumer.records import Outgoing
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.levels import Duration
 from delaywheel.message import Message
+from delaywheel.transactional import Outgoing
 
 
 class Desk(ABC):

@@ -9,19 +9,12 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from delaywheel.consumer.leaving import UnreadableError, leave_one
-from delaywheel.consumer.records import (
-    Outgoing,
-    Partition,
-    Place,
-    RecordHeaders,
-    Trip,
-    Writes,
-    error_text,
-)
+from delaywheel.consumer.records import Partition, Place, RecordHeaders, Trip, Writes, error_text
 from delaywheel.consumer.rules.deserializers import Field, FieldContext, may_pass
 from delaywheel.errors import DelaywheelError
 from delaywheel.levels import Duration
 from delaywheel.message import Headers, Message
+from delaywheel.transactional import Outgoing
 
 if TYPE_CHECKING:
     from delaywheel.consumer.block import RecordBlock

@@ -43,9 +43,10 @@ from delaywheel.consumer.message import (
     ReceivedMessage,
     Settlement,
 )
-from delaywheel.consumer.records import Outgoing, Partition
+from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings
+from delaywheel.transactional import Outgoing
 
 _LOG = logging.getLogger("delaywheel.consumer")
 

@@ -9,9 +9,10 @@ from collections.abc import Set as AbstractSet
 from typing import NamedTuple, Protocol, TypeVar
 
 from delaywheel.consumer.order import Away
-from delaywheel.consumer.records import FetchedRecords, Outgoing, Partition, Passed
+from delaywheel.consumer.records import FetchedRecords, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
+from delaywheel.transactional import Outgoing
 
 _LOG = logging.getLogger("delaywheel.consumer")
 

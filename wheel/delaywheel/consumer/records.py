@@ -43,7 +43,6 @@ from typing import NamedTuple
 
 from delaywheel import ingress
 from delaywheel.errors import MessageInvalidError
-from delaywheel.headers import content_bytes
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
     OMITTED_HEADER,
@@ -54,12 +53,13 @@ from delaywheel.record_headers import (
     RETRY_LAST_ERROR,
     RETRY_ORIGIN,
     RETRY_ORIGIN_TIMESTAMP,
+    number_of,
 )
+from delaywheel.transactional import Outgoing
 from delaywheel.ttl import TTL_HEADER
 
 RecordHeaders = list[tuple[str, bytes | None]]
 
-ANY_PARTITION = -1
 NO_TIMESTAMP = -1
 RECORD_BYTES = 200
 """What a record takes in memory besides its contents, about."""
@@ -69,7 +69,6 @@ LONGEST_ERROR = 300
 """The most characters of an error that a header carries."""
 
 _PLACE = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
-_NUMBER = re.compile(rb"-?[0-9]{1,19}")
 
 
 class Partition(NamedTuple):
@@ -170,21 +169,6 @@ def fetched_of(records: Iterable[Incoming]) -> list[FetchedRecords]:
     return found
 
 
-class Outgoing(NamedTuple):
-    """A record to write."""
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: RecordHeaders
-    partition: int = ANY_PARTITION
-
-    @property
-    def length_bytes(self) -> int:
-        """The length of key, value and headers."""
-        return content_bytes(self.key, self.value, self.headers)
-
-
 @dataclass(slots=True)
 class Writes:
     """The records that a handler writes beside the outcome of its own.
@@ -247,10 +231,10 @@ def unpack_retry(record: Incoming) -> tuple[Trip, RecordHeaders]:
             ours[name] = value
     place = _PLACE.fullmatch(ours.get(RETRY_ORIGIN, b""))
     numbers = (
-        _number(ours.get(RETRY_ATTEMPT), 31),
-        _number(place and place[2], 31),
-        _number(place and place[3], 63),
-        _number(ours.get(RETRY_ORIGIN_TIMESTAMP), 63, least=NO_TIMESTAMP),
+        number_of(ours.get(RETRY_ATTEMPT), 31),
+        number_of(place and place[2], 31),
+        number_of(place and place[3], 63),
+        number_of(ours.get(RETRY_ORIGIN_TIMESTAMP), 63, least=NO_TIMESTAMP),
     )
     attempt, partition, offset, timestamp_ms = numbers
     if place is None or None in numbers or not attempt:
@@ -386,14 +370,6 @@ def encode_error(text: str) -> bytes:
 def _cannot_travel(name: str) -> bool:
     """Whether a header cannot travel under its name; ingress passes on no empty one."""
     return not name or name == TTL_HEADER or name.startswith(RESERVED_PREFIX)
-
-
-def _number(digits: bytes | None, bits: int, *, least: int = 0) -> int | None:
-    """Returns a number as we write it; None if another program wrote something else."""
-    if digits is None or not _NUMBER.fullmatch(digits):
-        return None
-    number = int(digits)
-    return number if least <= number < 1 << bits else None
 
 
 def _text(ours: dict[str, bytes], name: str) -> str | None:

@@ -36,7 +36,9 @@ from delaywheel.record_headers import (
     RETRY_LAST_ERROR,
     RETRY_ORIGIN,
     RETRY_ORIGIN_TIMESTAMP,
+    number_of,
 )
+from delaywheel.transactional import ANY_PARTITION, Outgoing
 
 LetterHeaders = tuple[tuple[str, bytes | None], ...]
 
@@ -51,7 +53,6 @@ _KEPT_BY_RETRIES = {
 FORWARDING_HEADERS = frozenset(
     {"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded", COMMITTED}
 )
-ANY_PARTITION = -1
 LONGEST_REASON = 64
 """How many characters of a reason count."""
 
@@ -91,22 +92,6 @@ class Origin(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.partition}/{self.offset}"
-
-
-class OutgoingRecord(NamedTuple):
-    """A record to be written; `timestamp_ms` 0 means the time of writing."""
-
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]]
-    partition: int = ANY_PARTITION
-    timestamp_ms: int = 0
-
-    @property
-    def length_bytes(self) -> int:
-        """The size of key, value and headers."""
-        return content_bytes(self.key, self.value, self.headers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +137,7 @@ class Letter:
     @property
     def due_ms(self) -> int | None:
         """When the message was due; None if the letter does not say."""
-        return _number(self.dw_headers.get("dw-due"))
+        return number_of(self.dw_headers.get("dw-due"))
 
     @property
     def is_of_ingress(self) -> bool:
@@ -195,7 +180,7 @@ class Letter:
         match = _ORIGIN.fullmatch(self._text("dw-dead-origin"))
         if match is None:
             return None
-        timestamp_ms = _number(self.dw_headers.get("dw-dead-origin-timestamp"))
+        timestamp_ms = number_of(self.dw_headers.get("dw-dead-origin-timestamp"))
         return Origin(match[1], int(match[2]), int(match[3]), timestamp_ms)
 
     @property
@@ -214,7 +199,7 @@ class Letter:
         """The size of key, value and headers."""
         return content_bytes(self.key, self.value, self.headers)
 
-    def completed(self, record: OutgoingRecord) -> Letter:
+    def completed(self, record: Outgoing) -> Letter:
         """Returns the letter with what it lacks of its record."""
         headers = self.headers
         if "headers" in self.omitted:
@@ -227,7 +212,7 @@ class Letter:
             headers=headers,
         )
 
-    def again(self, of_topic: str, *, to: str | None, as_new: bool) -> OutgoingRecord:
+    def again(self, of_topic: str, *, to: str | None, as_new: bool) -> Outgoing:
         """Returns the record that sends the message again.
 
         Args:
@@ -237,11 +222,11 @@ class Letter:
         """
         partition, timestamp_ms = None, None
         if not as_new:
-            timestamp_ms = _number(self.dw_headers.get("dw-dead-timestamp"))
+            timestamp_ms = number_of(self.dw_headers.get("dw-dead-timestamp"))
             if to is None:
-                partition = _number(self.dw_headers.get("dw-dead-partition"), bits=31)
+                partition = number_of(self.dw_headers.get("dw-dead-partition"), bits=31)
         replayed = f"{of_topic}/{self.place.partition}/{self.place.offset}".encode()
-        return OutgoingRecord(
+        return Outgoing(
             self.topic if to is None else to,
             self.key,
             self.value,
@@ -262,7 +247,7 @@ class Letter:
             for name, value in self.own_headers
         ]
         if not as_new and self.origin is not None:
-            attempts = _number(self.dw_headers.get("dw-dead-attempts"), bits=31) or 0
+            attempts = number_of(self.dw_headers.get("dw-dead-attempts"), bits=31) or 0
             sent.append((RETRY_ATTEMPT, b"%d" % (attempts + 1)))
             sent += [
                 (retry, self.dw_headers[dead])
@@ -277,9 +262,3 @@ class Letter:
 
 def _is_ours(name: str) -> bool:
     return name in FORWARDING_HEADERS or name.startswith(HALF_GROUP)
-
-
-def _number(value: bytes | None, bits: int = 63) -> int | None:
-    """Returns a number that Kafka accepts; None if the header is missing or does not fit."""
-    number = int(value) if value and value.isdigit() and len(value) < 20 else None
-    return None if number is None or number >> bits else number

@@ -8,9 +8,10 @@ from typing import Any
 from confluent_kafka import Message
 
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import Letter, Origin, OutgoingRecord
+from delaywheel.deadletters.letter import Letter, Origin
 from delaywheel.deadletters.reading import TopicReader
 from delaywheel.record_headers import headers_of
+from delaywheel.transactional import Outgoing
 
 ORIGIN_MISSING = "ORIGIN_MISSING"
 """A letter lacks a part of its record, and the record cannot be read any more."""
@@ -48,9 +49,7 @@ class Origins:
         headers = headers_of(record)
         if "headers" in letter.omitted and headers is None:
             return f"{missing} has a header whose name is not UTF-8"
-        return letter.completed(
-            OutgoingRecord(origin.topic, record.key(), record.value(), headers or [])
-        )
+        return letter.completed(Outgoing(origin.topic, record.key(), record.value(), headers or []))
 
     def close(self) -> None:
         """Closes the connections."""

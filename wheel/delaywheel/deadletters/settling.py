@@ -19,10 +19,10 @@ from typing import Final, TypeAlias
 
 from delaywheel.deadletters.counting import Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import Letter, LetterPlace, OutgoingRecord
+from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.marks import LetterState, Marks, make_marks, make_positions
 from delaywheel.deadletters.writing import LetterWriter
-from delaywheel.transactional import is_aftermath
+from delaywheel.transactional import Outgoing, is_aftermath
 
 BATCH_LETTERS: Final = 500
 BATCH_BYTES: Final = 4_000_000
@@ -63,7 +63,7 @@ Decision: TypeAlias = Replay | Drop | Keep
 class _Decided:
     place: LetterPlace
     decision: Replay | Drop
-    record: OutgoingRecord | None
+    record: Outgoing | None
 
 
 class Settling:
@@ -73,7 +73,7 @@ class Settling:
         self,
         writer: LetterWriter,
         marks: Marks,
-        again: Callable[[Letter, Replay], OutgoingRecord | str],
+        again: Callable[[Letter, Replay], Outgoing | str],
         limit: int | None = None,
         on_progress: Callable[[Settled], None] | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.deadletters.counting import LetterCounts, Settled
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import Letter, LetterPlace, OutgoingRecord
+from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.marks import MARKS_SUFFIX, LetterState, Mark, Marks
 from delaywheel.deadletters.origin import Origins
 from delaywheel.deadletters.reading import TopicReader, letter_of, refused
@@ -23,6 +23,7 @@ from delaywheel.deadletters.selection import CLOCKS_MS, EVERYTHING, Selection
 from delaywheel.deadletters.settling import BATCH_LETTERS, DROP, Drop, Replay, Settling
 from delaywheel.deadletters.writing import LetterWriter
 from delaywheel.ingress import halves_topic, is_reserved_topic
+from delaywheel.transactional import Outgoing
 
 _LOG = logging.getLogger("delaywheel.deadletters")
 
@@ -235,7 +236,7 @@ class DeadLetterTopic:
         origins = Origins(self._client, timeout_s=self._timeout_s)
         known: dict[str, str | None] = {}
 
-        def record_or_obstacle(letter: Letter, decision: Replay) -> OutgoingRecord | str:
+        def record_or_obstacle(letter: Letter, decision: Replay) -> Outgoing | str:
             whole = origins.whole(letter)
             if isinstance(whole, str):
                 return whole

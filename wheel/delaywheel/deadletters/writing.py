@@ -30,10 +30,9 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
-from delaywheel.deadletters.letter import OutgoingRecord
 from delaywheel.deadletters.marks import CLAIM_KEY
 from delaywheel.deadletters.reading import refused
-from delaywheel.transactional import MAX_CALL_MS, unrepeated
+from delaywheel.transactional import MAX_CALL_MS, Outgoing, unrepeated
 
 CALL_S = MAX_CALL_MS / 1000
 INIT_S = 30.0
@@ -100,7 +99,7 @@ class LetterWriter:
             )
 
     def transact(
-        self, records: Sequence[OutgoingRecord], marks: Iterable[tuple[bytes, bytes | None]]
+        self, records: Sequence[Outgoing], marks: Iterable[tuple[bytes, bytes | None]]
     ) -> RefusedTransaction | None:
         """Commits records together with the marks of their letters; None means committed.
 
@@ -118,14 +117,14 @@ class LetterWriter:
                     return RefusedTransaction(_words(error), number)
             self._flush()
             for key, value in marks:
-                if self._produce(OutgoingRecord(self._marks_topic, key, value, [], 0)) is not None:
+                if self._produce(Outgoing(self._marks_topic, key, value, [], 0)) is not None:
                     return self._refused_batch()
             self._flush()
         except KafkaException as exception:
             raise _failure(exception) from exception
         return self._commit()
 
-    def _produce(self, record: OutgoingRecord) -> KafkaError | None:
+    def _produce(self, record: Outgoing) -> KafkaError | None:
         """Hands a record over; returns the client's error if it does not accept it."""
         while True:
             try:

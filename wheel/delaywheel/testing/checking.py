@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from delaywheel.consumer.book import Counts
-from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker, answer
-from delaywheel.consumer.checking.letters import half_of
+from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
 from delaywheel.consumer.checking.settings import checker_settings
-from delaywheel.consumer.message import ReceivedMessage
-from delaywheel.consumer.records import Outgoing
-from delaywheel.ingress import ingress_topic
-from delaywheel.testing.consuming import MemoryConsumer, Source
+from delaywheel.testing.consuming import MemoryConsumer
 from delaywheel.testing.halves import CLUSTER
+from delaywheel.transactional import Outgoing
 
-_INGRESS: Final = ingress_topic(CLUSTER)
+if TYPE_CHECKING:
+    from delaywheel.testing.service import MemoryService
 
 
 class MemoryHalfChecker:
@@ -24,10 +22,10 @@ class MemoryHalfChecker:
     A check that is UNKNOWN is made again when the test has moved the clock so far.
     """
 
-    def __init__(self, source: Source, checker: HalfChecker | AsyncHalfChecker) -> None:
+    def __init__(self, service: MemoryService, checker: HalfChecker | AsyncHalfChecker) -> None:
         self._checker: Final = checker
         settings = checker_settings(checker.group, CLUSTER, CLUSTER, checker.options)
-        self._consumer: Final = MemoryConsumer(source, settings)
+        self._consumer: Final = MemoryConsumer(service, settings)
 
     @property
     def counts(self) -> Counts:
@@ -45,16 +43,4 @@ class MemoryHalfChecker:
         Returns:
             What is to be awaited, if the checker is an `AsyncHalfChecker`. None: all were checked.
         """
-        checker = self._checker
-        if isinstance(checker, AsyncHalfChecker):
-
-            async def check_awaited(letter: ReceivedMessage) -> None:
-                answer(letter, await checker.check(half_of(letter)), _INGRESS)
-
-            return self._consumer.run(check_awaited)
-
-        def check(letter: ReceivedMessage) -> None:
-            answer(letter, checker.check(half_of(letter)), _INGRESS)
-
-        self._consumer.run(check)
-        return None
+        return self._consumer.run(self._checker._answer)  # noqa: SLF001 - as its `run` does

@@ -21,7 +21,7 @@ from collections.abc import (
 )
 from functools import cached_property
 from itertools import islice
-from typing import Any, Final, Protocol, Self, overload
+from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from delaywheel import ingress
 from delaywheel.consumer.aio import await_handler
@@ -39,46 +39,24 @@ from delaywheel.consumer.message import (
 )
 from delaywheel.consumer.order import KeyOrder
 from delaywheel.consumer.port import Start
-from delaywheel.consumer.records import Incoming, Outgoing, Partition, Place, fetched_of
+from delaywheel.consumer.records import Incoming, Partition, Place, fetched_of
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.middleware import check_middleware, is_coroutine_function, wrapped
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
-from delaywheel.ingress import HalfAnswer, IngressLimits
+from delaywheel.ingress import HalfAnswer
 from delaywheel.levels import Duration
 from delaywheel.message import Message
 from delaywheel.record_headers import is_reserved
 from delaywheel.testing.rows import SentMessage
 from delaywheel.testing.store import DeliveredRecord
+from delaywheel.transactional import Outgoing
+
+if TYPE_CHECKING:
+    from delaywheel.testing.service import MemoryService
 
 _INGRESS: Final = ingress.ingress_topic("memory")
 _MOST_BYTES: Final = 1_048_588
-
-
-class Source(Protocol):
-    """The service, as far as a consumer needs it."""
-
-    @property
-    def now_ms(self) -> int:
-        """The time in Unix milliseconds."""
-        ...
-
-    def delivered(self, topic: str | None = None) -> list[DeliveredRecord]:
-        """Returns what appeared."""
-        ...
-
-    @property
-    def ingress_limits(self) -> IngressLimits:
-        """What it takes."""
-        ...
-
-    def accept(self, sent: SentMessage) -> None:
-        """Takes a message within these limits."""
-        ...
-
-    def answered(self, id_: bytes, due_ms: int, answer: HalfAnswer) -> None:
-        """Notes what a group has answered about a half message."""
-        ...
 
 
 class MemoryConsumer(Desk):
@@ -92,10 +70,10 @@ class MemoryConsumer(Desk):
             the service delivers later.
     """
 
-    def __init__(self, source: Source, settings: ConsumerSettings) -> None:
-        self._source: Final = source
+    def __init__(self, service: MemoryService, settings: ConsumerSettings) -> None:
+        self._service: Final = service
         self._settings: Final = settings
-        self._policy.learn_limits(source.ingress_limits)
+        self._policy.learn_limits(service.ingress_limits)
         self._order: Final = KeyOrder(lost_after_ms=self._settings.lost_after_ms)
         self._lanes: Final = set[Partition]()
         self._existing: Final = set[str]()
@@ -200,7 +178,7 @@ class MemoryConsumer(Desk):
         return Policy(self._settings, Start(_INGRESS, defaultdict(lambda: _MOST_BYTES)))
 
     def _now_ms(self) -> int:
-        return self._source.now_ms
+        return self._service.now_ms
 
     def run_batches(
         self, handle: Callable[[Batch], object], most: int = 100, *, wait: Duration = "100ms"
@@ -222,7 +200,7 @@ class MemoryConsumer(Desk):
         """Returns the next record to look at; None: no further one has appeared."""
         if self._freed:
             return self._freed.popleft()
-        appeared = self._source.delivered()
+        appeared = self._service.delivered()
         while self._next < len(appeared):
             record = appeared[self._next]
             self._next += 1
@@ -316,10 +294,10 @@ class MemoryConsumer(Desk):
         self._write(with_writes(message.block, message.index, settlement))
         for told in map(_told, settlement.told):
             if told is not None:
-                self._source.answered(*told)
+                self._service.answered(*told)
         is_sent = settlement.outcome in (Outcome.RETRIED, Outcome.PARKED, Outcome.FORWARDED)
         if is_sent and settlement.record is not None:
-            self._source.accept(_delayed(settlement.record))
+            self._service.accept(_delayed(settlement.record))
         elif settlement.record is not None:
             self.dead_letters.append(settlement.record)
         return True
@@ -331,7 +309,7 @@ class MemoryConsumer(Desk):
         self._produced += len(settlement.writes.records)
         for record in settlement.writes.records:
             if record.topic == _INGRESS:
-                self._source.accept(_delayed(record))
+                self._service.accept(_delayed(record))
             else:
                 self.produced.append(record)
 

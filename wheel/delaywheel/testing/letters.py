@@ -12,35 +12,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Final, Protocol, Self
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Final, Self
 
-from delaywheel.consumer.records import Outgoing
+from delaywheel.client.transport.port import finished
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler, is_coroutine_function
-from delaywheel.deadletters.letter import Letter, LetterPlace, OutgoingRecord
+from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.settling import KEEP, Decision, Replay
 from delaywheel.testing.consuming import MemoryConsumer
 from delaywheel.testing.rows import SentMessage
-from delaywheel.testing.store import DeliveredRecord
+from delaywheel.transactional import Outgoing
+
+if TYPE_CHECKING:
+    from delaywheel.testing.service import MemoryService
 
 _LOG: Final = logging.getLogger("delaywheel.deadletters")
-
-
-class DeliveredTopics(Protocol):
-    """The service, as far as letters need it."""
-
-    @property
-    def now_ms(self) -> int:
-        """The time in Unix milliseconds."""
-        ...
-
-    def delivered(self, topic: str | None = None) -> list[DeliveredRecord]:
-        """Returns what appeared."""
-        ...
-
-    def append(self, sent: SentMessage) -> None:
-        """Has a record appear."""
-        ...
 
 
 class MemoryDeadLetterConsumer:
@@ -52,14 +39,14 @@ class MemoryDeadLetterConsumer:
 
     def __init__(
         self,
-        topics: DeliveredTopics,
+        service: MemoryService,
         consumer: MemoryConsumer,
         handlers: Mapping[str, LetterHandler | AsyncLetterHandler],
         *,
         otherwise: LetterHandler | AsyncLetterHandler | None,
         attempts: int,
     ) -> None:
-        self._topics = topics
+        self._service = service
         self._consumer = consumer
         self._handlers = dict(handlers)
         self._otherwise = otherwise
@@ -87,18 +74,10 @@ class MemoryDeadLetterConsumer:
             `AsyncDeadLetterConsumer`. None: all were handled.
         """
         handlers = [*self._handlers.values(), self._otherwise]
+        running = self._run()
         if any(one is not None and is_coroutine_function(one) for one in handlers):
-            return self._run()
-        for letter, of_topic in self._letters():
-            handle = self._handler(letter)
-            for _ in range(self._attempts):
-                try:
-                    decision = handle(letter)
-                except Exception:  # noqa: BLE001 - it is the program's
-                    self._failed(letter)
-                else:
-                    self._decide(letter, of_topic, decision)
-                    break
+            return running
+        finished(running)
         return None
 
     async def _run(self) -> None:
@@ -107,7 +86,7 @@ class MemoryDeadLetterConsumer:
             for _ in range(self._attempts):
                 try:
                     decision = handle(letter)
-                    decision = decision if decision is None else await decision
+                    decision = await decision if isawaitable(decision) else decision
                 except Exception:  # noqa: BLE001 - it is the program's
                     self._failed(letter)
                 else:
@@ -122,14 +101,14 @@ class MemoryDeadLetterConsumer:
             yield self._letter(self._next - 1, record), record.topic
 
     def _letter(self, offset: int, record: Outgoing) -> Letter:
-        place, now_ms = LetterPlace(0, offset), self._topics.now_ms
+        place, now_ms = LetterPlace(0, offset), self._service.now_ms
         letter = Letter(place, now_ms, record.key, record.value, tuple(record.headers))
         origin = letter.origin
         if not letter.omitted or origin is None:
             return letter
-        for found in self._topics.delivered(origin.topic):
+        for found in self._service.delivered(origin.topic):
             if (found.partition or 0, found.offset) == (origin.partition, origin.offset):
-                its = OutgoingRecord(found.topic, found.key, found.value, list(found.headers))
+                its = Outgoing(found.topic, found.key, found.value, list(found.headers))
                 return letter.completed(its)
         return letter
 
@@ -143,10 +122,10 @@ class MemoryDeadLetterConsumer:
         decision = decision or KEEP
         if isinstance(decision, Replay):
             record = letter.again(of_topic, to=decision.to, as_new=decision.as_new)
-            self._topics.append(
+            self._service.append(
                 SentMessage(
                     bytes(16),
-                    self._topics.now_ms,
+                    self._service.now_ms,
                     record.topic,
                     record.key,
                     record.value,

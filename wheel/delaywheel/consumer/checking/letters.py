@@ -12,7 +12,7 @@ from typing import Final
 from delaywheel import ingress
 from delaywheel.consumer.leaving import UnreadableError
 from delaywheel.consumer.message import ReceivedMessage
-from delaywheel.consumer.records import Outgoing, RecordHeaders
+from delaywheel.consumer.records import RecordHeaders
 from delaywheel.record_headers import (
     HALF_DELIVER_AT,
     HALF_PARTITION,
@@ -20,6 +20,7 @@ from delaywheel.record_headers import (
     HALF_TOPIC,
     is_reserved,
 )
+from delaywheel.transactional import Outgoing
 
 _ID: Final = re.compile(rb"[0-9a-f]{32}")
 _NUMBER: Final = re.compile(rb"[0-9]{1,19}")

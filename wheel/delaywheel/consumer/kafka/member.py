@@ -74,11 +74,11 @@ from delaywheel.consumer.port import (
     TransactionFailure,
     Unread,
 )
-from delaywheel.consumer.records import FetchedRecords, Outgoing, Partition, Passed
+from delaywheel.consumer.records import FetchedRecords, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings, transactional_id
 from delaywheel.ingress import IngressLimits, ingress_topic
-from delaywheel.transactional import OpenTransactionWatch, transactional
+from delaywheel.transactional import OpenTransactionWatch, Outgoing, transactional
 
 _LOG = logging.getLogger("delaywheel.consumer")
 

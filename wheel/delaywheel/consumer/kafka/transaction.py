@@ -11,8 +11,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
 from delaywheel.consumer.kafka.failures import failure_of
 from delaywheel.consumer.port import KafkaUnavailable, TransactionFailure
-from delaywheel.consumer.records import Outgoing, Partition, Passed
-from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are
+from delaywheel.consumer.records import Partition, Passed
+from delaywheel.transactional import MAX_CALL_MS, Outgoing, fatal_errors_as_they_are
 
 CALL_S = MAX_CALL_MS / 1000
 LOOK_S = 0.2

@@ -58,8 +58,6 @@ from delaywheel.consumer.message import (
 )
 from delaywheel.consumer.port import FORWARD_ROOM_BYTES, Start
 from delaywheel.consumer.records import (
-    ANY_PARTITION,
-    Outgoing,
     RecordHeaders,
     Trip,
     causes,
@@ -84,6 +82,7 @@ from delaywheel.levels import Duration, length_ms
 from delaywheel.message import Message
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import OMISSIONS
+from delaywheel.transactional import ANY_PARTITION, Outgoing
 from delaywheel.ttl import TTL_HEADER, ttl_s_of
 
 _BATCH_BYTES = 120
