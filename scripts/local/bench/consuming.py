@@ -6,7 +6,6 @@ process and the same settings serve delaywheel's topic and Kafka's own.
 
 from __future__ import annotations
 
-import signal
 import struct
 import time
 from array import array
@@ -19,10 +18,9 @@ import numpy as np
 
 from local.bench.figures import Times
 from local.loopback.cluster import ClusterError
-from local.stage.observer import ConsumerProcess
+from local.stage.observer import ConsumerProcess, followed
 
 STAMP: Final = struct.Struct("<q")
-POLL_S: Final = 0.1
 BATCH: Final = 1_000
 BETWEEN: Final = "-"
 """Comes between the name of a family of topics and a topic's number."""
@@ -86,27 +84,7 @@ class Consumer(ConsumerProcess):
 def _consume(
     bootstrap: str, topics: Sequence[str], partitions: int, send: Connection, stop: Connection
 ) -> None:
-    """Runs the child, which polls until the other end of `stop` is closed or its parent dies."""
-    import confluent_kafka as kafka  # noqa: PLC0415 - the child alone needs it
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    consumer = kafka.Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "bench",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.assign([kafka.TopicPartition(t, n, 0) for t in topics for n in range(partitions)])
-    consumer.poll(POLL_S)
-    send.send([])  # ready
-    while not stop.poll():
-        first = consumer.poll(POLL_S)
-        if first is None:
-            continue
-        # `consume` would wait until its batch is full: only available records are taken.
-        messages = [first, *consumer.consume(BATCH, 0)]
+    for messages in followed(bootstrap, dict.fromkeys(topics, partitions), send, stop, BATCH):
         received_us = time.time_ns() // 1000
         times: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
         for message in messages:
@@ -115,4 +93,3 @@ def _consume(
                 family = (message.topic() or "").partition(BETWEEN)[0]
                 times[family].extend((STAMP.unpack_from(value)[0], received_us))
         send.send([(family, pairs.tobytes()) for family, pairs in times.items()])
-    consumer.close()

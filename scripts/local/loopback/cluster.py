@@ -203,13 +203,13 @@ class LocalCluster:
             time.sleep(0.05)
         self._write_ready_file()
 
-    def wait_until_accepting(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until_accepting(self) -> None:
         """Waits until there is a leader and every node accepts messages.
 
         Raises:
             ClusterError: Not in this time.
         """
-        self._wait_until_all(self._is_accepting, "no messages are taken", timeout_s)
+        self._wait_until_all(self._is_accepting, "no messages are taken")
 
     @property
     def accepts(self) -> bool:
@@ -223,13 +223,13 @@ class LocalCluster:
             return False
         return sum(member.accepting for member in answer.members) == len(self.nodes)
 
-    def wait_until_published(self, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until_published(self) -> None:
         """Waits until the ledger has all that these nodes accepted; callers must be idle.
 
         Raises:
             ClusterError: Not in this time.
         """
-        self._wait_until_all(self._has_published, "the ledger is not published", timeout_s)
+        self._wait_until_all(self._has_published, "the ledger is not published")
 
     def stop_published(self) -> None:
         """Waits until the ledger has everything, then stops the nodes; the broker runs on.
@@ -253,11 +253,9 @@ class LocalCluster:
         reports = [] if answer is None else [m.report for m in answer.members if m.node == node.id]
         return bool(reports) and not reports[0].ledger.lag_frames
 
-    def _wait_until_all(
-        self, holds: Callable[[Node], bool], missing: str, timeout_s: float
-    ) -> None:
+    def _wait_until_all(self, holds: Callable[[Node], bool], missing: str) -> None:
         """Waits until a condition holds for every node, while watching them."""
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + START_TIMEOUT_S
         while not all(map(holds, self.nodes)):
             self.watch()
             if time.monotonic() > deadline:

@@ -11,7 +11,7 @@ import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
 
@@ -122,10 +122,14 @@ class Observer(ConsumerProcess):
         super().__init__(_consume, bootstrap, dict(partitions), take=self.records.extend)
 
 
-def _consume(
-    bootstrap: str, partitions: Mapping[str, int], send: Connection, stop: Connection
-) -> None:
-    """Runs the child, which polls until the other end of `stop` is closed or its parent dies."""
+def followed(
+    bootstrap: str,
+    partitions: Mapping[str, int],
+    send: Connection,
+    stop: Connection,
+    most: int = BATCH,
+) -> Iterator[list[Message]]:
+    """Yields records in a child, until the other end of `stop` is closed or its parent dies."""
     from confluent_kafka import Consumer, TopicPartition  # noqa: PLC0415 - the child alone needs it
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
@@ -147,10 +151,16 @@ def _consume(
     send.send([])  # ready
     while not stop.poll():
         first = consumer.poll(POLL_S)
-        if first is None:
-            continue
-        # `consume` would wait until its batch is full: only what is there already is taken.
-        messages = [first, *consumer.consume(BATCH, 0)]
+        if first is not None:
+            # `consume` would wait until its batch is full: only what is there already is taken.
+            yield [first, *consumer.consume(most, 0)]
+    consumer.close()
+
+
+def _consume(
+    bootstrap: str, partitions: Mapping[str, int], send: Connection, stop: Connection
+) -> None:
+    for messages in followed(bootstrap, partitions, send, stop):
         received_ms = time.time_ns() / 1e6
         send.send(
             [
@@ -167,7 +177,6 @@ def _consume(
                 if m.error() is None
             ]
         )
-    consumer.close()
 
 
 def _headers(message: Message) -> list[tuple[str, bytes | None]]:
