@@ -94,13 +94,22 @@ def test_a_letter_has_the_headers_as_they_were_and_then_ours() -> None:
         retry_topic="orders-retry-g",
         group="g",
         reason="BY\ud800HAND",
-        trip=Trip(1, Place("orders", 0, 1, 2)),
+        trip=Trip(3, Place("orders", 0, 1, 2), "OSError: first", "OSError: last"),
         key=b"k",
         value=None,
         headers=own,
     )
     assert letter.headers[:3] == own
-    assert all(name.startswith("dw-dead-") for name, _ in letter.headers[3:])
+    assert dict(letter.headers[3:]) == {
+        "dw-dead-reason": b"BY?HAND",
+        "dw-dead-topic": b"orders-retry-g",
+        "dw-dead-group": b"g",
+        "dw-dead-attempts": b"3",
+        "dw-dead-origin": b"orders/0/1",
+        "dw-dead-origin-timestamp": b"2",
+        "dw-dead-first-error": b"OSError: first",
+        "dw-dead-detail": b"OSError: last",
+    }
 
 
 def test_errors_are_reported_whatever_they_are() -> None:

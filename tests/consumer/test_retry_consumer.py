@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -70,44 +69,6 @@ def committed(kafka: KafkaBroker, topic: str) -> int:
     return sum(max(one.offset, 0) for one in reported)
 
 
-def test_attempts_grow_until_the_record_is_dead(
-    kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
-) -> None:
-    sent_ms = time.time_ns() // 1_000_000 - 5_000
-    headers = [("dw-id", b"of another trip"), ("trace", b"7"), ("ttl", b"900"), ("none", None)]
-    send(b"bad", key=b"k", headers=headers, timestamp=sent_ms)
-    seen: list[tuple[int, int]] = []
-    with consume() as consumer:
-        for attempt in (1, 2, 3):
-            message = next_message(consumer)
-            seen.append((attempt, time.time_ns() // 1_000_000))
-            assert (message.attempt, message.key, message.value) == (attempt, b"k", b"bad")
-            assert message.headers == headers
-            assert (message.topic, message.origin.offset) == (orders, 0)
-            assert message.timestamp_ms == sent_ms
-            first, last = ("OSError: down 1", f"OSError: down {attempt - 1}")
-            expected = (None, None) if attempt == 1 else (first, last)
-            assert (message.first_error, message.last_error) == expected
-            with message:
-                raise OSError(f"down {attempt}")
-        assert consumer.flush(PATIENCE_S)
-        counts = consumer.counts
-        assert (counts.retried, counts.dead, counts.done) == (2, 1, 0)
-    waits = [later[1] - earlier[1] for earlier, later in itertools.pairwise(seen)]
-    assert waits[0] >= 100
-    assert waits[1] >= 200
-    ((letter, reported),) = letters(kafka, orders, 1)
-    assert (letter.key(), letter.value()) == (b"k", b"bad")
-    assert headers_of(letter)[: len(headers)] == headers
-    assert reported["dw-dead-reason"] == b"ATTEMPTS_EXHAUSTED"
-    assert reported["dw-dead-attempts"] == b"3"
-    assert reported["dw-dead-topic"] == f"{orders}-retry-{GROUP}".encode()
-    assert reported["dw-dead-origin"] == f"{orders}/{message.origin.partition}/0".encode()
-    assert reported["dw-dead-first-error"] == b"OSError: down 1"
-    assert reported["dw-dead-detail"] == b"OSError: down 3"
-    assert (committed(kafka, orders), committed(kafka, f"{orders}-retry-{GROUP}")) >= (1, 2)
-
-
 def test_what_handlers_write_is_there_if_their_records_are_done(
     kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
 ) -> None:
@@ -140,46 +101,6 @@ def test_what_handlers_write_is_there_if_their_records_are_done(
         detail = reported["dw-dead-detail"].decode()
         assert detail.startswith(f"WriteRefusedError: {'topic ' * (letter.value() == b'nowhere')}")
         assert topics[letter.value() or b""] in detail
-
-
-def test_exceptions_mean_what_the_options_say(
-    kafka: KafkaBroker, orders: str, send: Send, consume: Callable[..., RetryConsumer]
-) -> None:
-    send(b"1")
-    with consume(retry_on=OSError, dead_on=(FileNotFoundError,)) as consumer:
-        with next_message(consumer):
-            raise FileNotFoundError
-        send(b"2")
-        message = next_message(consumer)
-        with pytest.raises(KeyError), message:
-            raise KeyError
-        assert not message.is_settled
-        assert message.dead("BY_HAND", error="no such order")
-        send(b"3")
-        with next_message(consumer) as third:
-            third.retry(after="10ms", error="later")
-        assert next_message(consumer).done()
-    reported = [headers for _, headers in letters(kafka, orders, 2)]
-    assert {one["dw-dead-reason"] for one in reported} == {b"NOT_RETRIABLE", b"BY_HAND"}
-    assert consumer.counts.done == 1
-
-
-def test_batches_are_settled_together(send: Send, consume: Callable[..., RetryConsumer]) -> None:
-    for number in range(20):
-        send(b"%d" % number)
-    handled: list[bytes | None] = []
-    with consume() as consumer:
-        for batch in consumer.batches(7):
-            with batch:
-                assert 0 < len(batch) <= 7
-                if any(message.attempt == 1 and message.value == b"3" for message in batch):
-                    raise OSError("all of these")
-                handled += [message.value for message in batch]
-            if len(handled) == 20:
-                consumer.stop()
-    assert sorted(handled, key=lambda value: int(value or b"")) == [b"%d" % n for n in range(20)]
-    assert consumer.counts.done == 20
-    assert consumer.counts.retried >= 1
 
 
 def test_what_is_not_for_us_or_too_old_is_passed_over(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import pytest
 
 from client.testing.sites import GROUP, MemorySite, RealSite, Site
-from client.testing.worlds import MemoryWorld, RealWorld, World, client_at
+from client.testing.worlds import MemoryWorld, RealWorld, World
+from delaywheel import Client
 from delaywheel.testing import MemoryService
 from local.loopback.kafka import KafkaBroker
+from support.clients.either_client import LoopClient
 from support.kafka.read_committed import CommittedReader, create_topic
 from support.services.service import Service
 
@@ -62,9 +63,7 @@ def world(place: tuple[World, str]) -> World:
     return place[0]
 
 
-@pytest.fixture(params=["sync", "asyncio"])
+@pytest.fixture(params=[Client, LoopClient], ids=["sync", "asyncio"])
 def client(request: pytest.FixtureRequest, place: tuple[World, str]) -> Iterator[Any]:
-    with asyncio.Runner() as runner:
-        made = client_at(place[1], request.param, runner)
+    with request.param(place[1]) as made:
         yield made
-        made.close()

@@ -13,23 +13,24 @@ from delaywheel.testing import MemoryService
 
 def test_a_retry_appears_when_the_clock_is_moved_to_its_due() -> None:
     with MemoryService(topics=["orders"]) as service, service.client() as client:
-        consumer = service.consumer("orders", group="billing", retry=("1s",))
+        consumer = service.consumer("orders", group="billing", retry=("1s", "2s"))
         client.produce("orders", b"v", key=b"k", delay="5s")
         assert not list(consumer)
         service.advance("5s")
-        for message in consumer:
-            with message:
-                raise ConnectionError("the bank does not answer")
-        assert not service.advance("999ms")
-        (record,) = service.advance("1ms")
-        assert (record.topic, record.value) == ("orders-retry-billing", b"v")
+        for before_ms in (999, 1_999):
+            for message in consumer:
+                with message:
+                    raise ConnectionError("the bank does not answer")
+            assert not service.advance(f"{before_ms}ms")
+            (record,) = service.advance("1ms")
+            assert (record.topic, record.value) == ("orders-retry-billing", b"v")
         for message in consumer:
             with message:
                 raise ConnectionError("the bank does not answer")
         (letter,) = consumer.dead_letters
         assert (letter.topic, letter.key) == ("orders-dead-billing", b"k")
         assert dict(letter.headers)["dw-dead-topic"] == b"orders-retry-billing"
-        assert (consumer.counts.retried, consumer.counts.dead) == (1, 1)
+        assert (consumer.counts.retried, consumer.counts.dead) == (2, 1)
         service.advance("7d")
         assert not list(consumer)
 

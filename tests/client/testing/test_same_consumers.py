@@ -17,7 +17,7 @@ def nothing(_: ReceivedMessage) -> None:
 
 def unlucky(message: ReceivedMessage) -> None:
     if message.value == b"unlucky":
-        raise ConnectionError("the bank does not answer")
+        raise ConnectionError(f"no answer to {message.attempt}")
 
 
 def test_what_fails_comes_back_until_it_is_dead(site: Site) -> None:
@@ -33,14 +33,15 @@ def test_what_fails_comes_back_until_it_is_dead(site: Site) -> None:
         assert all(message.headers == list(own) for message in failed)
         assert all(message.key == b"k" for message in failed)
         errors = [message.last_error for message in failed]
-        assert errors == [None, *["ConnectionError: the bank does not answer"] * 2]
+        assert errors == [None, *(f"ConnectionError: no answer to {number}" for number in (1, 2))]
+        assert [message.first_error for message in failed] == [None, errors[1], errors[1]]
         (letter,) = site.letters(consumer)
         assert (letter.value, letter.reason, letter.attempts) == (
             b"unlucky",
             b"ATTEMPTS_EXHAUSTED",
             b"3",
         )
-        assert letter.detail == b"ConnectionError: the bank does not answer"
+        assert letter.detail == b"ConnectionError: no answer to 3"
         assert letter.own == [own[0], own[2]]
         counts = consumer.counts
     assert (counts.done, counts.retried, counts.dead) == (1, 2, 1)

@@ -1,17 +1,14 @@
-"""One interface to a real node with Kafka and to the service in memory, by either client."""
+"""One interface to a real node with Kafka and to the service in memory."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, Protocol
 
-from delaywheel import AsyncClient, Client
 from delaywheel.testing import MemoryService
 from support.kafka.read_committed import CommittedReader, headers_of
-from support.services.service import Service
 
 PATIENCE_S = 60.0
 
@@ -78,42 +75,6 @@ class MemoryWorld:
                 break
             self._service.advance("100ms")
         return [Arrived(record.key, record.value, record.headers) for record in found]
-
-
-class Awaited:
-    """An AsyncClient that is called like a Client."""
-
-    def __init__(self, client: AsyncClient, runner: asyncio.Runner) -> None:
-        self._client = client
-        self._runner = runner
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._client, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            async def ask() -> Any:
-                answer = await method(*arguments, **options)
-                return await answer if name == "produce_async" else answer
-
-            return self._runner.run(ask())
-
-        return call
-
-
-def client_at(address: str, kind: str, runner: asyncio.Runner) -> Any:
-    """Returns a client of either kind."""
-    if kind == "sync":
-        return Client(address)
-
-    async def make() -> AsyncClient:
-        return AsyncClient(address)
-
-    return Awaited(runner.run(make()), runner)
-
-
-def address_of(service: Service | MemoryService) -> str:
-    """Returns where callers find it."""
-    return service.address
 
 
 def repeated_until(wanted: Callable[[Any], bool], ask: Callable[[], Any]) -> Any:

@@ -41,7 +41,7 @@ class SyncClient(Client):
 
 
 class LoopClient:
-    """The client for asyncio, on a loop in a separate thread."""
+    """The client for asyncio, called like that for threads; its loop has a thread of its own."""
 
     def __init__(self, addresses: str | list[str], **options: Any) -> None:
         self._loop = asyncio.new_event_loop()
@@ -61,14 +61,17 @@ class LoopClient:
     def lines(self) -> set[str]:
         return set(self._client._calls._lines)
 
-    def produce(self, topic: str, value: bytes, **options: Any) -> Handle:
-        return self._do(self._client.produce(topic, value, **options))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._client, name)
 
-    def cancel(self, handle: Handle, **options: Any) -> Cancelled:
-        return self._do(self._client.cancel(handle, **options))
+        def call(*arguments: Any, **options: Any) -> Any:
+            async def ask() -> Any:
+                answer = await method(*arguments, **options)
+                return await answer if name == "produce_async" else answer
 
-    def get(self, handle: Handle, **options: Any) -> StoredMessage | None:
-        return self._do(self._client.get(handle, **options))
+            return self._do(ask())
+
+        return call
 
     def __enter__(self) -> Self:
         return self

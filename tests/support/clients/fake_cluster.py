@@ -9,8 +9,9 @@ from typing import Any, Self
 
 import grpc
 
+from delaywheel.testing.rows import SentMessage
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from support.clients.fake_service import Behaviour, FakeService, Row, accept
+from support.clients.fake_service import Behaviour, FakeService, accept
 from support.services.service import wait_until
 
 
@@ -70,7 +71,7 @@ class FakeCluster:
         """Sets the answer to every DelayProduce, Cancel and GetMessage from now on."""
         self.nodes[number].otherwise = behaviour
 
-    def sent(self, number: int) -> list[Row]:
+    def sent(self, number: int) -> list[SentMessage]:
         """Every row of every attempt that arrived there."""
         return [row for rows in self.nodes[number].sent for row in rows]
 

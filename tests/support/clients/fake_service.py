@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from threading import Barrier, Event, Lock
 from typing import Any, NoReturn, Self
 
@@ -16,6 +14,7 @@ from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from delaywheel.reasons import DOMAIN, Reason
+from delaywheel.testing.rows import SentMessage, rows_of_columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as pb_grpc
 
@@ -23,66 +22,8 @@ WHEEL = "fake.1"
 Behaviour = Callable[["FakeService", Any, grpc.ServicerContext], Any]
 
 
-@dataclass(frozen=True)
-class Row:
-    """One message as on the wire, read without our own decoders."""
-
-    id: bytes
-    due_ms: int
-    topic: str
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    partition: int | None
-    timestamp_ms: int | None
-
-
-def rows_of(request: pb.DelayProduceRequest) -> list[Row]:
-    return list(_rows(request.columns))
-
-
-def _rows(columns: pb.ColumnBatch) -> Iterator[Row]:
-    count, blob, position = columns.messages, columns.blob, 0
-
-    def column(raw: bytes, code: str) -> Sequence[int]:
-        return struct.unpack(f"<{count}{code}", raw)
-
-    def optional(raw: bytes, code: str) -> Sequence[int]:
-        return column(raw, code) if raw else (-1,) * count
-
-    def take(length: int) -> bytes | None:
-        nonlocal position
-        start, position = position, position + max(length, 0)
-        return None if length < 0 else blob[start:position]
-
-    dues, topics = column(columns.due_ms, "q"), column(columns.topic_numbers, "I")
-    keys, values = column(columns.key_lengths, "i"), column(columns.value_lengths, "i")
-    headers = column(columns.headers_lengths, "i")
-    partitions, timestamps = optional(columns.partitions, "i"), optional(columns.timestamps_ms, "q")
-    for row in range(count):
-        yield Row(
-            columns.ids[row * 16 : row * 16 + 16],
-            dues[row],
-            columns.topics[topics[row]],
-            take(keys[row]),
-            take(values[row]),
-            tuple(_headers(take(headers[row]) or b"")),
-            None if partitions[row] < 0 else partitions[row],
-            None if timestamps[row] < 0 else timestamps[row],
-        )
-    assert position == len(blob)
-
-
-def _headers(blob: bytes) -> Iterator[tuple[str, bytes | None]]:
-    position = 0
-    while position < len(blob):
-        name_length, value_length = struct.unpack_from("<Ii", blob, position)
-        position += 8
-        name = blob[position : position + name_length].decode()
-        position += name_length
-        value = None if value_length < 0 else blob[position : position + value_length]
-        position += max(value_length, 0)
-        yield name, value
+def rows_of(request: pb.DelayProduceRequest) -> list[SentMessage]:
+    return list(rows_of_columns(request.columns))
 
 
 def accept(
@@ -117,11 +58,9 @@ def cancelled(
     return answer(pb.CancelResponse(results=[result]))
 
 
-def rescheduled(
-    outcome: pb.RescheduleOutcome.ValueType, due_ms: int = 0, handle: str = ""
-) -> Behaviour:
+def rescheduled(outcome: pb.RescheduleOutcome.ValueType) -> Behaviour:
     """Answers what became of the one message that is to be rescheduled."""
-    result = pb.MessageRescheduled(outcome=outcome, due_ms=due_ms, handle=handle)
+    result = pb.MessageRescheduled(outcome=outcome)
     return answer(pb.RescheduleResponse(results=[result]))
 
 
@@ -239,7 +178,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self._credentials = credentials
         return self
 
-    def accept(self, rows: Sequence[Row]) -> None:
+    def accept(self, rows: Sequence[SentMessage]) -> None:
         with self._lock:
             self.accepted.update((row.id, row.due_ms) for row in rows)
 
@@ -249,7 +188,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
         return len(self.described)
 
     @property
-    def sent(self) -> list[list[Row]]:
+    def sent(self) -> list[list[SentMessage]]:
         """The rows of every DelayProduce, attempt by attempt."""
         return [rows_of(request) for request in self.produced]
 

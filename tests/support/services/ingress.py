@@ -18,6 +18,8 @@ from delaywheel import ingress
 from support.kafka.read_committed import PATIENCE_S, CommittedReader, headers_of
 from support.services.service import wait_until
 
+PAUSE_S = 0.1
+
 Headers = list[tuple[str, bytes | None]]
 
 
@@ -154,9 +156,7 @@ class IngressLoad(Sender):
         *,
         ahead_ms: int = 3_000,
         per_turn: int = 5,
-        pause_s: float = 0.1,
         seed: int = 7,
-        prefix: bytes = b"",
         first_number: int = 1,
     ) -> None:
         """Prepares; nothing is sent yet."""
@@ -164,9 +164,7 @@ class IngressLoad(Sender):
         self._to = topic
         self._ahead_ms = ahead_ms
         self._per_turn = per_turn
-        self._pause_s = pause_s
         self._random = random.Random(seed)
-        self._prefix = prefix
         self._number = first_number - 1
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -188,7 +186,7 @@ class IngressLoad(Sender):
     def send_next(self) -> None:
         """Sends the next record, of a random kind."""
         self._number += 1
-        value = self._prefix + b"%d" % self._number
+        value = b"%d" % self._number
         delay_ms = self._random.choice([0, self._random.randint(0, self._ahead_ms)])
         now_ms = time.time_ns() // 1_000_000
         ahead = self._random.randint(-500, self._ahead_ms)
@@ -207,7 +205,7 @@ class IngressLoad(Sender):
         while not self._stop.is_set():
             for _ in range(self._per_turn):
                 self.send_next()
-            self._stop.wait(self._pause_s)
+            self._stop.wait(PAUSE_S)
 
 
 @dataclass

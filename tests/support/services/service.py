@@ -46,6 +46,18 @@ def wait_until(
         time.sleep(max(every_s, min(0.5, waited_s / 20)))
 
 
+def run_cli_at(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs the command line tool against a node."""
+    return subprocess.run(
+        [sys.executable, "-m", "delaywheel_replica.cli.app", *arguments],
+        env={**os.environ, "DELAYWHEEL_SERVER": address},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+
+
 class Service:
     """One node (by default) and the supervisor of `scripts/cluster`, in the foreground of a child.
 
@@ -172,14 +184,10 @@ class Service:
 
     def run_cli(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs the command line tool against the node."""
-        return subprocess.run(
-            [sys.executable, "-m", "delaywheel_replica.cli.app", *arguments],
-            env={**os.environ, "DELAYWHEEL_SERVER": self.address},
-            capture_output=True,
-            text=True,
-            check=check,
-            timeout=60,
-        )
+        done = run_cli_at(self.address, *arguments)
+        if check:
+            done.check_returncode()
+        return done
 
     def kill(self, *which: str) -> None:
         """Kills processes of the node (`pid`, `server_pid`, `cleaner_pid`) with SIGKILL."""

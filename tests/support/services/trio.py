@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 import tomllib
 import uuid
@@ -28,7 +26,7 @@ from local.loopback.cluster import LocalCluster, described
 from local.loopback.kafka import free_ports
 from local.loopback.node import PROCESSES, Node, send_signal
 from local.stage.mirrors import compare
-from support.services.service import AGAIN, wait_until
+from support.services.service import AGAIN, run_cli_at, wait_until
 
 T = TypeVar("T")
 LATE_WINDOW_S = 20
@@ -360,12 +358,5 @@ def run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run_cli(node: Node, *arguments: str) -> subprocess.CompletedProcess[str] | None:
-    done = subprocess.run(
-        [sys.executable, "-m", "delaywheel_replica.cli.app", *arguments],
-        env={**os.environ, "DELAYWHEEL_SERVER": node.address},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=150,
-    )
+    done = run_cli_at(node.address, *arguments)
     return None if done.returncode in AGAIN else done
