@@ -133,10 +133,10 @@ class Leadership:
         self._term_since_ms = 0
         self._forwarder: Forwarder | None = None
         self._server: ServerStatus | None = None
-        self._uses: list[tuple[object, ...]] | None = None
+        self._duty_inputs: list[tuple[object, ...]] | None = None
         self._proposals: dict[MessageKey, RescheduleProposal] = {}
-        self._written: dict[MessageKey, RescheduleWritten] = {}
-        self._answers: tuple[FenceAnswer, ...] = ()
+        self._written_reschedules: dict[MessageKey, RescheduleWritten] = {}
+        self._fence_answers: tuple[FenceAnswer, ...] = ()
         self._fences: tuple[Fence, ...] = ()
         self._fills: Mapping[WheelId, int] = {}
         self._floor_wait: FloorWait | None = None
@@ -150,7 +150,7 @@ class Leadership:
         self._contradiction: str | None = None
         self._counters: Counter[str] = Counter()
         self.tallies = Tallies()
-        self._shown = ControlState()
+        self._shown = ControlState()  # what the status shows: also between two terms
         # The progress that was seen last, and when it was seen first: on both clocks, in seconds.
         self._seen: Progress | None = None
         self._seen_at = (self._clock.monotonic(), 0.0)
@@ -223,8 +223,8 @@ class Leadership:
 
     def rescheduled(self, written: RescheduleWritten) -> None:
         """Notes frames that express a decision; callers repeat it until the record is gone."""
-        if self._election.phase in IN_TERM and len(self._written) < MOST_RESCHEDULES:
-            self._written[written.key] = written
+        if self._election.phase in IN_TERM and len(self._written_reschedules) < MOST_RESCHEDULES:
+            self._written_reschedules[written.key] = written
             self._commit_wanted = True
 
     def stop(self) -> None:
@@ -369,19 +369,22 @@ class Leadership:
         self._follower.close()
 
     def _take_server(self, server: ServerStatus | None) -> None:
+        """Takes a new status of the server; what a leader has duties about is to be committed."""
         if server is self._server:
             return
         self._server = server
-        before, self._uses = self._uses, None if server is None else _uses_of(server)
+        before = self._duty_inputs
+        self._duty_inputs = None if server is None else _duty_inputs_of(server)
         if server is None:
             return
-        if before != self._uses:
+        if before != self._duty_inputs:
             self._commit_wanted = True  # a node wants a wheel, or one can be closed
-        if server.answers != self._answers:
-            self._answers = server.answers
+        if server.answers != self._fence_answers:
+            self._fence_answers = server.answers
             self._commit_wanted = True
 
     def _tick(self) -> ElectionTick:
+        """Gathers all that the election machine judges by."""
         now_ms, wall_ms, server = self._clock.monotonic_ms(), self._clock.wall_ms(), self._server
         if self._follower.offset != self._control_offset:
             self._control_offset, self._control_moved_ms = self._follower.offset, now_ms
@@ -474,9 +477,10 @@ class Leadership:
         self._fences, self._fills, self._floor_wait = (), {}, None
         self._replacements = {}
         self._set_back_from = None
-        self._proposals, self._written = {}, {}
+        self._proposals, self._written_reschedules = {}, {}
 
     def _lead(self) -> float:
+        """Plans, and commits if there is a reason; returns how many seconds to wait then."""
         forwarder, server = self._forwarder, self._server
         assert forwarder is not None
         assert server is not None  # without one, the machine has ended its term
@@ -518,6 +522,7 @@ class Leadership:
     def _transact(
         self, forwarder: Forwarder, planned: Planned, server: ServerStatus, now_ms: int
     ) -> Transacted:
+        """Runs a transaction, and has the election machine judge how it ended."""
         situation = Situation(
             now_ms=now_ms,
             node=server.heartbeat.node,
@@ -535,11 +540,13 @@ class Leadership:
             in_term_ms=self._clock.monotonic_ms() - self._term_since_ms,
             replacements=self._replacements,
             set_back_from=self._set_back_from,
-            rescheduling=Rescheduling([*self._proposals.values()], [*self._written.values()]),
+            rescheduling=Rescheduling(
+                [*self._proposals.values()], [*self._written_reschedules.values()]
+            ),
             halves_objection=self._candidacy.halves_objection,
         )
         # What this transaction does not decide or settle is announced again.
-        self._proposals, self._written = {}, {}
+        self._proposals, self._written_reschedules = {}, {}
         since_ms, until_ms = self._clock.monotonic_ms(), self._election.waits_until_ms
         # Ends before the others stop hearing this leader: after that another node stands.
         heard_ms = until_ms - since_ms + CLEANER_FRESH_MS
@@ -602,7 +609,7 @@ def _waits_for(unreadable: FrameSet) -> str:
     return f"it cannot read frame {wheel}/{first}{more}"
 
 
-def _uses_of(server: ServerStatus) -> list[tuple[object, ...]]:
+def _duty_inputs_of(server: ServerStatus) -> list[tuple[object, ...]]:
     """Returns the inputs of a leader's duties."""
     return [
         (

@@ -245,6 +245,7 @@ class Forwarder:
     def _take(
         self, now_ms: int, room: TransactionRoom, blocked: frozenset[str] = frozenset()
     ) -> Taken:
+        """Plans what to take from the ingress topics, without messages for blocked topics."""
         return NOTHING if self.ingress is None else self.ingress.plan(now_ms, room, blocked)
 
     def _planned(self, step: Step, taken: Taken, now_ms: int, room: TransactionRoom) -> Planned:
@@ -263,6 +264,7 @@ class Forwarder:
         return Planned(step, plan, taken, rows)
 
     def _judge(self, messages: DueRows, taken: Taken) -> tuple[Plan | Hold, DueRows]:
+        """Returns what becomes of messages and direct ones, and all of these together."""
         rows = joined_with(messages, taken.rows)
         return self._dead_letters.plan(rows, self._reader.topics_ahead), rows
 
@@ -373,6 +375,7 @@ class Forwarder:
         return todo, list(joined(lost))
 
     def _committed(self, step: Step | None, todo: Duties) -> None:
+        """Takes what a transaction has committed for the state that the next one begins with."""
         before = self.state.progress
         is_set_back = before is not None and todo.progress.set_backs != before.set_backs
         self.state = replace(self.state.apply_all(todo.records), progress=todo.progress)
@@ -391,7 +394,7 @@ class Forwarder:
         """Writes everything of a step; what the client itself refuses becomes a dead letter too.
 
         Returns:
-            What goes to its topic, what does not, and how much of what there is.
+            What goes to its topic, what becomes a dead letter, and the counts of what was done.
         """
         dead = list(plan.dead)
         forwarded = list[DueRows]()
