@@ -44,6 +44,8 @@ TOPIC, WRITTEN, GROUP = f"orders-{_OWN}", f"bills-{_OWN}", f"g-{_OWN}"
 RETRY, DEAD = f"{TOPIC}-retry-{GROUP}", f"{TOPIC}-dead-{GROUP}"
 SIZE = "max.message.bytes"
 EVERY_S, AWAY_S = 4.0, 2.0
+RESTART_S = 1.0
+"""So often those that stopped are looked for: each start costs, and they stop again at once."""
 
 
 @pytest.fixture
@@ -165,14 +167,16 @@ def send_and_disturb(rights: Rights, plan: Plan, consumers: Consumers) -> tuple[
     chance, trouble = random.Random(plan.seed), Trouble(rights, plan.cluster)
     sent = kills = stops = 0
     began_s = time.monotonic()
-    next_kill_s = began_s + 4
+    next_kill_s, next_restart_s = began_s + 4, began_s
     while time.monotonic() < began_s + DRILL_S:
         while sent < (time.monotonic() - began_s) * RATE:
             producer.produce(TOPIC, b"%d" % sent, key=b"%d" % (sent % 50))
             sent += 1
         producer.flush(PATIENCE_S)
         trouble.change_if_due()
-        stops += consumers.restart_stopped()
+        if time.monotonic() > next_restart_s:
+            stops += consumers.restart_stopped()
+            next_restart_s = time.monotonic() + RESTART_S
         if time.monotonic() > next_kill_s:
             consumers.kill(chance.randrange(3))
             kills += 1
@@ -182,5 +186,5 @@ def send_and_disturb(rights: Rights, plan: Plan, consumers: Consumers) -> tuple[
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         stops += consumers.restart_stopped()
-        time.sleep(0.2)
+        time.sleep(RESTART_S)
     return sent, kills, stops

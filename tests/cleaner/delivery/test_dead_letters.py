@@ -203,8 +203,8 @@ def test_a_topic_deleted_while_messages_are_pending(
     world.server.write(first)  # now the clients know the topic
     wait_done(world, first)
     # The first may still be delivered: how many is up to the broker.
-    rows = [sent(doomed, 300 + 200 * n, b"%d" % n) for n in range(30)]
-    fine = [sent(good, 300 + 200 * n, b"%d" % n) for n in range(30)]
+    rows = [sent(doomed, 300 + 100 * n, b"%d" % n) for n in range(30)]
+    fine = [sent(good, 300 + 100 * n, b"%d" % n) for n in range(30)]
     world.server.write(rows + fine)
     delete_topic(kafka.address, doomed)
     behind = [sent(doomed, 500 + 50 * n, b"behind") for n in range(10)]

@@ -120,7 +120,7 @@ def test_a_restart_delivers_what_was_pending_once(
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
         before = [sent(topic, 100 + 10 * n, b"%d" % n) for n in range(20)]
-        later = [sent(topic, 12_000, b"later")]
+        later = [sent(topic, 6_000, b"later")]
         world.server.write(before + later)
         assert len(arrived(kafka, topic, before)) == 20
         world.stop()

@@ -44,68 +44,33 @@ def topic_of(letter: KafkaMessage) -> str:
     return (dict(headers_of(letter))["dw-dead-topic"] or b"").decode()
 
 
-def test_a_topic_deleted_while_messages_are_pending(
+def test_topics_that_take_less_than_when_their_messages_were_accepted(
     service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
 ) -> None:
-    doomed, healthy = new_topic(), new_topic()
-    batch = [
-        Message(
-            topic,
-            b"%d" % n,
-            key=b"k",
-            headers=[("h", b"1")],
-            delay=timedelta(seconds=AHEAD_S + n / 50),
-        )
-        for n in range(20)
-        for topic in (doomed, healthy)
-    ]
-    with service.client() as client:
-        assert not [r.error for r in client.produce_many(batch) if r.error]
-    delete_topic(kafka.address, doomed)
-    with CommittedReader(kafka.address, healthy) as good:
-        good.wait_for(20, timeout_s=40)
-        letters = letters_of(kafka, service, doomed, 20)
-        assert sorted(int(m.value() or b"") for m in good.read_to_end()) == list(range(20))
-    assert sorted(int(m.value() or b"") for m in letters) == list(range(20))
-    for letter in letters:
-        headers = dict(headers_of(letter))
-        assert letter.key() == b"k"
-        assert headers["h"] == b"1"
-        assert headers["dw-dead-reason"]
-
-
-def test_a_message_that_became_too_large_for_its_topic(
-    service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
-) -> None:
-    topic = new_topic()
+    """One takes no large messages any more, the other has fewer partitions."""
+    small, narrow = new_topic(), new_topic(partitions=8)
+    ahead = timedelta(seconds=AHEAD_S)
     with service.client() as client:
         results = client.produce_many(
             [
-                Message(topic, b"x" * 50_000, delay=timedelta(seconds=AHEAD_S)),
-                *(Message(topic, b"%d" % n, delay=timedelta(seconds=AHEAD_S)) for n in range(10)),
+                Message(small, b"x" * 50_000, delay=ahead),
+                *(Message(small, b"%d" % n, delay=ahead) for n in range(10)),
+                Message(narrow, b"nowhere", partition=7, delay=ahead),
+                Message(narrow, b"fine", delay=ahead),
             ]
         )
         assert not [r.error for r in results if r.error]
-    set_topic(kafka.address, topic, "max.message.bytes", "10000")
-    with CommittedReader(kafka.address, topic) as good:
+    set_topic(kafka.address, small, "max.message.bytes", "10000")
+    delete_topic(kafka.address, narrow)
+    create_topic(kafka.address, narrow)
+    with CommittedReader(kafka.address, small) as good:
         good.wait_for(10, timeout_s=40)
-        (letter,) = letters_of(kafka, service, topic, 1)
+        (letter,) = letters_of(kafka, service, small, 1)
         assert sorted(int(m.value() or b"") for m in good.read_to_end()) == list(range(10))
     assert letter.value() == b"x" * 50_000
-
-
-def test_a_partition_that_the_topic_has_no_more(
-    service: Service, kafka: KafkaBroker, new_topic: Callable[..., str]
-) -> None:
-    topic = new_topic(partitions=8)
-    with service.client() as client:
-        client.produce(topic, b"nowhere", partition=7, delay=timedelta(seconds=AHEAD_S))
-        client.produce(topic, b"fine", delay=timedelta(seconds=AHEAD_S))
-        delete_topic(kafka.address, topic)
-        create_topic(kafka.address, topic)
-    with CommittedReader(kafka.address, topic) as good:
+    with CommittedReader(kafka.address, narrow) as good:
         assert [m.value() for m in good.wait_for(1, timeout_s=40)] == [b"fine"]
-    assert [m.value() for m in letters_of(kafka, service, topic, 1)] == [b"nowhere"]
+    assert [m.value() for m in letters_of(kafka, service, narrow, 1)] == [b"nowhere"]
 
 
 def test_a_timestamp_that_no_topic_takes(service: Service, kafka: KafkaBroker, topic: str) -> None:
@@ -147,7 +112,7 @@ def test_a_message_larger_than_the_limit_is_now(
         Service(kafka.address, folder, cluster_id, config=as_json) as before,
         before.client() as client,
     ):
-        client.produce(topic, b"x" * 200_000, delay=timedelta(seconds=8))
+        client.produce(topic, b"x" * 200_000, delay=timedelta(seconds=5))
     (path,) = folder.rglob("*.log")
     log = [json.loads(line) for line in path.read_text().splitlines()]
     assert {"serving", "leading", "wheel opened", "stopped"} <= {line["event"] for line in log}

@@ -89,7 +89,7 @@ def test_an_unanswered_call_is_there_once_or_not_at_all(
     service: Service, kafka: KafkaBroker, topic: str
 ) -> None:
     """Killed between write and ack: the caller does not know, retries with the same id and due."""
-    message = Message(topic, b"v", delay=timedelta(seconds=12))
+    message = Message(topic, b"v", delay=timedelta(seconds=5))
     with service.client(timeout=30.0) as client:
         caller = threading.Thread(target=client.produce_many, args=([message],))
         caller.start()
