@@ -180,11 +180,13 @@ class SimServer:
             return
 
         columns = columns_of(entries).take(rows)
+        has_halves = any(entry.is_half for entry in entries)
 
         def answered(outcome: RequestOutcome) -> None:
             for written, row in enumerate(rows.tolist()):
                 verdicts[row] = verdict_of(outcome, written)
-            self.halves.note(columns, outcome)
+            if has_halves:
+                self.halves.note(columns, outcome)
             on_answer(verdicts)
 
         self.write(Request(columns, Kind.MESSAGES, answered))

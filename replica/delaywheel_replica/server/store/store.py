@@ -472,15 +472,7 @@ class Store:
         Raises:
             WheelMissing: Nothing of it is here.
         """
-        copy = self._copy(wheel)
-        return HeldWheel(
-            card=_card(copy.meta),
-            applied=copy.last_seq,
-            top_slot=copy.top_slot,
-            missing=self._missing.of(copy),
-            final_seq=copy.meta.final_seq,
-            not_returned=copy.not_returned,
-        )
+        return self._held(self._copy(wheel))
 
     def held_wheels(self) -> dict[WheelId, HeldWheel]:
         """Returns what is held of every wheel except the open one."""
@@ -547,7 +539,17 @@ class Store:
     def _written(self, copy: MirrorWheel) -> HeldWheel:
         if self._limits.sync_groups:
             copy.sync()
-        return self.held(copy.wheel)
+        return self._held(copy)
+
+    def _held(self, copy: MirrorWheel) -> HeldWheel:
+        return HeldWheel(
+            card=_card(copy.meta),
+            applied=copy.last_seq,
+            top_slot=copy.top_slot,
+            missing=self._missing.of(copy),
+            final_seq=copy.meta.final_seq,
+            not_returned=copy.not_returned,
+        )
 
     def _copy(self, wheel: WheelId) -> MirrorWheel:
         copy = self.outgoing.copy_of(wheel)

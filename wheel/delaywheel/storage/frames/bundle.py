@@ -253,10 +253,5 @@ class WrittenGroup:
     counts: NDArray[np.int64]
     order: NDArray[np.intp]
 
-    def leading(self, frames: int) -> "WrittenGroup":
-        """Returns the first few frames."""
-        counts = self.counts[:frames]
-        return WrittenGroup(self.bundle.part(0, frames), counts, self.order[: int(counts.sum())])
-
 
 NO_GROUP = WrittenGroup(NO_BUNDLE, np.zeros(0, np.int64), np.zeros(0, np.intp))

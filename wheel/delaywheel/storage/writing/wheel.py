@@ -288,7 +288,9 @@ class OriginWheel:
         done = self._index.last_seq + 1 - first_seq
         if self._dial is not None and done:
             self._dial.add(rows[:done])
-        return WrittenGroup(bundle, group.counts, group.order).leading(done), failure
+        counts = group.counts[:done]
+        order = group.order[: int(counts.sum())]
+        return WrittenGroup(bundle.part(0, done), counts, order), failure
 
     def _note_first(self, segment: int) -> None:
         """Durably notes that index segments below this one are finished."""
