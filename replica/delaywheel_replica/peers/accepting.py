@@ -10,7 +10,7 @@ from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.messages import PeerMessage
 from delaywheel_replica.peers import sockets
 from delaywheel_replica.peers.encoding import AccessDigest, decode_any
-from delaywheel_replica.peers.encryption import PeerSecurity, RefusedHandshakeError
+from delaywheel_replica.peers.encryption import PeerSecurity
 from delaywheel_replica.peers.framing import PREFACE, IncomingStream, head_of
 from delaywheel_replica.peers.handshake import (
     Hello,
@@ -22,7 +22,7 @@ from delaywheel_replica.peers.handshake import (
 )
 from delaywheel_replica.peers.peer import Peer
 from delaywheel_replica.peers.sockets import CONTROL_BYTES, Channel
-from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream, Way
+from delaywheel_replica.peers.states import PeerReason, PeerRefusal, PeerRefusedError, Stream, Way
 from delaywheel_replica.process.logs import get_logger
 
 HELLO_S: Final = 5.0
@@ -82,7 +82,7 @@ class Acceptor:
         """
         try:
             self._security.accepted(channel)
-        except RefusedHandshakeError as error:
+        except PeerRefusedError as error:
             self._note_stranger(error.refusal)
             return
         except OSError:  # gone, or silent for too long

@@ -15,13 +15,13 @@ from typing import Final
 
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.peers import sockets
-from delaywheel_replica.peers.encryption import PeerSecurity, RefusedHandshakeError
+from delaywheel_replica.peers.encryption import PeerSecurity
 from delaywheel_replica.peers.framing import PREFACE, IncomingStream, head_of
 from delaywheel_replica.peers.handshake import decode_answer
 from delaywheel_replica.peers.outbox import Outbox
 from delaywheel_replica.peers.peer import Peer
 from delaywheel_replica.peers.sockets import Channel
-from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream, Way
+from delaywheel_replica.peers.states import PeerReason, PeerRefusal, PeerRefusedError, Stream, Way
 
 _PAUSE_S: Final = 0.1
 """The pause before a broken stream is reopened."""
@@ -94,7 +94,7 @@ class Dialler:
         while not self._ended.is_set():
             try:
                 pause_s = 0.0 if self._converse() else _PAUSE_S
-            except (_RefusedError, RefusedHandshakeError) as error:
+            except PeerRefusedError as error:
                 self._peer.refused(Way.OUT, self._stream, error.refusal)
                 pause_s = _REFUSED_PAUSE_S
             except OSError:
@@ -117,8 +117,7 @@ class Dialler:
 
         Raises:
             OSError: It could not be opened.
-            _RefusedError: One of the two refused it.
-            RefusedHandshakeError: The same, for TLS.
+            PeerRefusedError: One of the two refused it.
         """
         address = self._peer.address
         channel = self._security.dialled(lambda: sockets.dial(address), address)
@@ -159,25 +158,25 @@ class Dialler:
             began = incoming.take(len(PREFACE))
         except ssl.SSLError as error:  # with TLS 1.3 the dialled side refuses only now
             text = f"{self._peer.address}: {error.reason or error}"
-            raise _RefusedError(PeerRefusal(PeerReason.TLS_REFUSED, text)) from error
+            raise PeerRefusedError(PeerRefusal(PeerReason.TLS_REFUSED, text)) from error
         if began is not None and began != PREFACE:
-            raise _RefusedError(_no_peer(self._peer, began))
+            raise PeerRefusedError(_no_peer(self._peer, began))
         try:
             data = incoming.message()
             if data is None:
                 raise ConnectionError("it ended without an answer")
             answer = decode_answer(data)
         except MalformedError as error:
-            raise _RefusedError(PeerRefusal(PeerReason.MALFORMED, str(error))) from error
+            raise PeerRefusedError(PeerRefusal(PeerReason.MALFORMED, str(error))) from error
         if isinstance(answer, PeerRefusal):
             if answer.reason is PeerReason.NODE_ID_TAKEN:
                 self._peer.found_twin()
-            raise _RefusedError(answer)
+            raise PeerRefusedError(answer)
         # From now on any thread may send on it, and none may block.
         channel.socket.settimeout(0)
         refusal = self._peer.welcomed(self._stream, answer, outbox)
         if refusal is not None:
-            raise _RefusedError(refusal)
+            raise PeerRefusedError(refusal)
 
 
 def _stay(channel: Channel, outbox: Outbox, room: int, until_s: float) -> bool:
@@ -215,11 +214,3 @@ def _no_peer(peer: Peer, began: bytes) -> PeerRefusal:
 
 def _nothing() -> None:
     """Closes nothing: there is no earlier connection."""
-
-
-class _RefusedError(Exception):
-    """One of the two nodes refused the stream."""
-
-    def __init__(self, refusal: PeerRefusal) -> None:
-        super().__init__(refusal.text)
-        self.refusal = refusal

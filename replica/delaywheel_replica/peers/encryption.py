@@ -37,7 +37,7 @@ from typing import Any, Final
 
 from delaywheel_replica.peers.framing import Part
 from delaywheel_replica.peers.sockets import Channel, host_of
-from delaywheel_replica.peers.states import PeerReason, PeerRefusal
+from delaywheel_replica.peers.states import PeerReason, PeerRefusal, PeerRefusedError
 
 _AT_ONCE_BYTES: Final = 64 << 10
 _BUFFER_BYTES: Final = 64 << 10
@@ -58,14 +58,6 @@ class PeerTls(StrEnum):
     ACCEPT = "accept"
     PREFER = "prefer"
     REQUIRED = "required"
-
-
-class RefusedHandshakeError(Exception):
-    """One side does not accept the other's certificate, or speaks no TLS."""
-
-    def __init__(self, refusal: PeerRefusal) -> None:
-        super().__init__(refusal.text)
-        self.refusal = refusal
 
 
 class PlainPeerError(ConnectionError):
@@ -211,7 +203,7 @@ class PeerSecurity:
 
         Raises:
             OSError: There is no connection.
-            RefusedHandshakeError: One side refused the other.
+            PeerRefusedError: One side refused the other.
         """
         if self._contexts is None or self.mode not in {PeerTls.PREFER, PeerTls.REQUIRED}:
             return dial()
@@ -223,7 +215,7 @@ class PeerSecurity:
             if self.mode is PeerTls.PREFER:
                 return dial()
             text = f"{address} ended the TLS handshake: perhaps peer_tls is off there"
-            raise RefusedHandshakeError(PeerRefusal(PeerReason.TLS_REFUSED, text)) from error
+            raise PeerRefusedError(PeerRefusal(PeerReason.TLS_REFUSED, text)) from error
         except BaseException:
             channel.close()
             raise
@@ -234,7 +226,7 @@ class PeerSecurity:
 
         Raises:
             OSError: It ended, or is silent for too long.
-            RefusedHandshakeError: One side refused the other.
+            PeerRefusedError: One side refused the other.
         """
         if self._contexts is None or self.mode is PeerTls.OFF:
             return
@@ -271,7 +263,7 @@ class PeerSecurity:
         except ssl.SSLError as error:
             reason = getattr(error, "verify_message", "") or error.reason or str(error)
             text = f"{channel.remote}: {reason}"
-            raise RefusedHandshakeError(PeerRefusal(PeerReason.TLS_REFUSED, text)) from error
+            raise PeerRefusedError(PeerRefusal(PeerReason.TLS_REFUSED, text)) from error
         channel.cipher = cipher
 
 

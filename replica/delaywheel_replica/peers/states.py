@@ -61,6 +61,14 @@ class PeerRefusal:
     for_peer: str = field(default="", compare=False)
 
 
+class PeerRefusedError(Exception):
+    """One of two nodes refused the other: its certificate, its hello, or what it speaks."""
+
+    def __init__(self, refusal: PeerRefusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
 @dataclass(slots=True)
 class Counters:
     """Counts since the network was made, of one stream or of a peer. Bytes are of encoded messages.

@@ -23,13 +23,6 @@ SOON_MS = 1_500
 
 
 @pytest.fixture
-def orders(kafka: KafkaBroker, cluster_id: str) -> str:
-    name = f"orders-{cluster_id}"
-    create_topic(kafka.address, name)
-    return name
-
-
-@pytest.fixture
 def world(kafka: KafkaBroker, cluster_id: str, wheels: Wheels) -> Iterator[World]:
     with World(kafka.address, wheels.data, cluster_id, wheels, ingress_partitions=3) as world:
         world.wait_leading()
@@ -61,14 +54,14 @@ def headers_in(message: Message) -> dict[str, bytes]:
 
 
 def test_records_go_through_a_wheel_directly_or_to_the_dead_letters(
-    kafka: KafkaBroker, world: World, cluster_id: str, orders: str
+    kafka: KafkaBroker, world: World, cluster_id: str, topic: str
 ) -> None:
     sender = Sender(kafka, cluster_id)
-    to = (ingress.TOPIC, orders.encode())
+    to = (ingress.TOPIC, topic.encode())
     sender.send(b"later", [to, (ingress.DELAY_MS, b"%d" % SOON_MS)])
     sender.send(b"now", [to, (ingress.DELAY_MS, b"0"), ("trace", b"1")], 1)
     sender.send(b"never", [to], 2)
-    later, now = sorted(committed(kafka, orders, 2), key=lambda each: each.value() or b"")
+    later, now = sorted(committed(kafka, topic, 2), key=lambda each: each.value() or b"")
     assert [(each.key(), each.value()) for each in (now, later)] == [
         (b"key", b"now"), (b"key", b"later"),
     ]  # fmt: skip
@@ -106,10 +99,10 @@ def wait_for_group(kafka: KafkaBroker, cluster_id: str, offsets: list[int]) -> N
 
 
 def test_a_cleaner_that_is_started_again_goes_on(
-    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, orders: str
+    kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str
 ) -> None:
     sender = Sender(kafka, cluster_id)
-    to = (ingress.TOPIC, orders.encode())
+    to = (ingress.TOPIC, topic.encode())
     sent = 0
     for life in range(3):
         with World(kafka.address, wheels.data, cluster_id, wheels) as world:
@@ -125,7 +118,7 @@ def test_a_cleaner_that_is_started_again_goes_on(
                 world.wait_for("some", lambda s: s.counters.get("ingress_settled", 0) > 0)
             if life == 2:
                 world.wait_for("all", lambda s: s.ingress is not None and not s.ingress.lag)
-                received = committed(kafka, orders, 12)
+                received = committed(kafka, topic, 12)
     assert sorted(int(each.value() or b"") for each in received) == [
         number for number in range(15) if number % 5 != 2
     ]

@@ -68,11 +68,6 @@ def test_without_the_brokers_time_clocks_cannot_be_compared() -> None:
 
 
 @pytest.fixture
-def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
-    return KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
-
-
-@pytest.fixture
 def admin(settings: KafkaSettings) -> AdminClient:
     return AdminClient(settings.admin())
 

@@ -20,18 +20,13 @@ from delaywheel_replica.cleaner.kafka.ingress_finding import (
 from delaywheel_replica.cleaner.kafka.ingress_thread import IngressThread
 from delaywheel_replica.cleaner.outside.ports import KafkaAway
 from delaywheel_replica.core.protocol.control import IngressPartition
-from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from delaywheel_replica.kafka_settings import KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, delete_topic
 
 pytestmark = pytest.mark.kafka
 
 PATIENCE_S = 60
-
-
-@pytest.fixture
-def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
-    return KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
 
 
 @pytest.fixture

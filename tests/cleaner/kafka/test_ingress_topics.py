@@ -17,7 +17,7 @@ from delaywheel_replica.cleaner.kafka.ingress_topics import IngressReader
 from delaywheel_replica.cleaner.outside.ports import Fetched, TopicPartitions
 from delaywheel_replica.core.ingress.reading import CommittedRecord
 from delaywheel_replica.core.protocol.control import IngressPartition
-from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
+from delaywheel_replica.kafka_settings import KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, delete_topic
 from support.kafka.unreadable import send_unreadable
@@ -25,11 +25,6 @@ from support.kafka.unreadable import send_unreadable
 pytestmark = pytest.mark.kafka
 
 PATIENCE_S = 60
-
-
-@pytest.fixture
-def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
-    return KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
 
 
 @pytest.fixture

@@ -42,13 +42,6 @@ def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
 
 
 @pytest.fixture
-def topic(kafka: KafkaBroker, cluster_id: str) -> str:
-    name = f"orders-{cluster_id}"
-    create_topic(kafka.address, name)
-    return name
-
-
-@pytest.fixture
 def proxy(kafka: KafkaBroker) -> Iterator[KafkaProxy]:
     with KafkaProxy(kafka) as proxy:
         yield proxy

@@ -39,13 +39,6 @@ PATIENT_MS = 9_000
 
 
 @pytest.fixture
-def topic(kafka: KafkaBroker, cluster_id: str) -> str:
-    name = f"orders-{cluster_id}"
-    create_topic(kafka.address, name)
-    return name
-
-
-@pytest.fixture
 def world(kafka: KafkaBroker, cluster_id: str, wheels: Wheels) -> Iterator[World]:
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterable
 from typing import Any
 
 from delaywheel.deadletters import Letter, LetterCounts, LetterState, Mark, Settled
 from delaywheel_replica.cli.printing.tables import print_table
-from delaywheel_replica.cli.printing.text import bytes_text
+from delaywheel_replica.cli.printing.text import base64_of, bytes_text
 from delaywheel_replica.cli.values import iso
 
 COLUMNS = ("place", "since", "reason", "topic", "bytes")
@@ -32,10 +31,10 @@ def shape(letter: Letter, state: LetterState, *, with_content: bool) -> dict[str
         "length_bytes": letter.length_bytes,
     }
     if with_content:
-        document["key"] = _base64(letter.key)
-        document["value"] = _base64(letter.value)
+        document["key"] = base64_of(letter.key)
+        document["value"] = base64_of(letter.value)
         document["headers"] = [
-            {"name": name, "value": _base64(value)} for name, value in letter.headers
+            {"name": name, "value": base64_of(value)} for name, value in letter.headers
         ]
     return document
 
@@ -101,7 +100,3 @@ def refusals(settled: Settled) -> Iterable[str]:
         yield f"not sent, they wait on: {number:,} {reason}"
     for place, why in settled.examples[:_EXAMPLES]:
         yield f"  {place}  {why}"
-
-
-def _base64(content: bytes | None) -> str | None:
-    return None if content is None else b64encode(content).decode()

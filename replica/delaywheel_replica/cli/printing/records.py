@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Message
 
 from delaywheel.record_headers import COMMITTED, headers_of
-from delaywheel_replica.cli.printing.text import bytes_text
+from delaywheel_replica.cli.printing.text import base64_of, bytes_text
 from delaywheel_replica.cli.values import iso
 from delaywheel_replica.quantities import about
 
@@ -45,11 +44,11 @@ def shape(record: Message) -> dict[str, Any]:
         "timestamp_ms": _timestamp_ms(record),
         **delivery._asdict(),
         "lateness_ms": delivery.lateness_ms,
-        "key": _base64(record.key()),
-        "value": _base64(record.value()),
+        "key": base64_of(record.key()),
+        "value": base64_of(record.value()),
         "headers": None
         if headers is None
-        else [{"name": name, "value": _base64(value)} for name, value in headers],
+        else [{"name": name, "value": base64_of(value)} for name, value in headers],
     }
 
 
@@ -107,7 +106,3 @@ def _number(value: bytes | None) -> int | None:
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="replace")
-
-
-def _base64(content: bytes | None) -> str | None:
-    return None if content is None else b64encode(content).decode()

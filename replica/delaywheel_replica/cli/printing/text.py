@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from base64 import b64encode
 from typing import Final
 
 _SUSPECT: Final = re.compile(r"[^ -~\n]")
@@ -49,3 +50,8 @@ def clear_screen() -> None:
 def _shown(match: re.Match[str]) -> str:
     mark = match[0]
     return mark if mark.isprintable() else json.dumps(mark)[1:-1]
+
+
+def base64_of(content: bytes | None) -> str | None:
+    """Returns bytes as JSON has them."""
+    return None if content is None else b64encode(content).decode()

@@ -51,6 +51,7 @@ from delaywheel_replica.server.ledger.place import UNREACHED, LedgerStorage
 from delaywheel_replica.server.ledger.retention import Retention
 from delaywheel_replica.server.ledger.rows import Ledger, rows_folder
 from delaywheel_replica.server.ledger.source import LedgerSource, UnreadableFrame
+from delaywheel_replica.server.node.node_view import wall_ms
 
 _RETRY_S: Final = 5.0
 _PATIENCE_S: Final = 10.0
@@ -185,7 +186,7 @@ class Books:
         hanging_s = time.monotonic() - moved_s
         if hanging_s <= _PATIENCE_S:
             return state
-        since_ms = _wall_ms() - int(hanging_s * 1000)
+        since_ms = wall_ms() - int(hanging_s * 1000)
         return replace(state, failure="does not answer", failing_since_ms=since_ms)
 
     def start(self) -> None:
@@ -258,7 +259,7 @@ class Books:
             self._place = self._place_at()
         place = self._place
         place.reach()
-        self._retention.look(place, _wall_ms())  # first: it may make room for what follows
+        self._retention.look(place, wall_ms())  # first: it may make room for what follows
         self._put_gaps(place)
         open_ends = {w: p for w, p in wheels.items() if p.last_seq > self._reported.get(w, 0)}
         self._look_at_names(place, open_ends)
@@ -285,7 +286,7 @@ class Books:
             first_seq = names.get(wheel, 0) + 1
             if first_seq <= found.last_seq and self._has_no_rows(wheel, first_seq, found):
                 place.begin().close()
-                place.put_file(wheel, first_seq, found.last_seq, _wall_ms())
+                place.put_file(wheel, first_seq, found.last_seq, wall_ms())
             self._ended_names.add(wheel)
 
     def _has_no_rows(self, wheel: WheelId, first_seq: int, found: Publishable) -> bool:
@@ -328,7 +329,7 @@ class Books:
             self._placed[wheel] + 1,
             node=self._config.node,
             born_ms=found.born_ms,
-            now_ms=_wall_ms(),
+            now_ms=wall_ms(),
             on_file=lambda last_seq, rows: self._filed(wheel, last_seq, rows),
             on_gap=lambda gap: self._gapped(wheel, gap),
         )
@@ -407,7 +408,7 @@ class Books:
 
     def _gap(self, source: LedgerSource, wheel: WheelId, first_seq: int, last_seq: int) -> Gap:
         """Returns what would be missing, counted from the rows."""
-        now_ms = _wall_ms()
+        now_ms = wall_ms()
         messages, from_ms, to_ms = 0, now_ms, 0
         for piece in source.blocks(first_seq, last_seq):
             if isinstance(piece, UnreadableFrame):
@@ -445,7 +446,7 @@ class Books:
     def _failed(self, failure: str) -> None:
         if self._failing_since_s is None:
             self._failing_since_s = time.monotonic()
-            self._state = replace(self._state, failing_since_ms=_wall_ms())
+            self._state = replace(self._state, failing_since_ms=wall_ms())
         self._state = replace(self._state, failure=failure)
         _log.warning("ledger not published", place=self._state.place, error=failure)
 
@@ -504,7 +505,3 @@ class Books:
 
 def _first_seq(path: Path) -> int:
     return int(path.stem)
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
