@@ -17,6 +17,7 @@ from delaywheel.record_headers import HALF_GROUP
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, ServerStatus
@@ -25,6 +26,7 @@ from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import PassedChanges
+from delaywheel_replica.server.changing.waiting import Decided
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
@@ -190,6 +192,20 @@ async def test_what_is_finished_is_too_late_to_be_cancelled() -> None:
     site = Site([Found()])
     site.finish()
     assert await site.cancel() == pb.CANCEL_OUTCOME_TOO_LATE
+
+
+@pytest.mark.parametrize("is_asked_only", [False, True])
+async def test_what_is_deleted_while_it_is_looked_for_is_too_late_as_well(
+    *, is_asked_only: bool
+) -> None:
+    """That nothing was found of it does not mean that it was never accepted."""
+    site = Site([Found()], others={1: True})
+    site.during.append(site.finish)
+    if is_asked_only:
+        named = Reference(site.due_ms // 1000, bytes(16), site.due_ms)
+        assert await site.finder().known([named]) == [Decided(CancelDecision.TOO_LATE)]
+    else:
+        assert await site.cancel() == pb.CANCEL_OUTCOME_TOO_LATE
 
 
 async def test_what_was_delivered_is_said_to_be() -> None:

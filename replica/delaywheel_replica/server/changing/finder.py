@@ -339,11 +339,15 @@ class MessageFinder:
     async def known(self, references: Sequence[Reference]) -> list[Decided | Refusal]:
         """Decides by what is known, without writing anything."""
         basis = self.before_look()
+        subjects = await self.find_many(references)
+        absent = self.moment()  # perhaps deleted since the look began, as the floor says
         return [
             subject.refusal
             if isinstance(subject, RequestRefusedError)
-            else basis.before_writing(subject.key, subject.found)
-            for subject in await self.find_many(references)
+            else (basis if subject.found.copies else absent).before_writing(
+                subject.key, subject.found
+            )
+            for subject in subjects
         ]
 
     async def decide_many(self, subjects: Sequence[Subject]) -> list[Decided]:

@@ -353,6 +353,8 @@ class CancelGroups:
     def _begin(self, pending: PendingCancel, subject: Subject, basis: DecisionBasis) -> bool:
         """Decides about a message that was looked up by itself; returns whether it is written."""
         pending.subject = subject
+        if not subject.found.copies:  # perhaps deleted since the look began, as the floor says
+            basis = self._finder.moment()
         decided = basis.before_writing(pending.key, subject.found)
         decision = decided.decision
         if decision is CancelDecision.WRITE:
