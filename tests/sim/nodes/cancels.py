@@ -158,18 +158,18 @@ class Cancels:
 
     def _write(self, group: list[PendingCancel]) -> None:
         def written(outcome: RequestOutcome) -> None:
-            for row, pending in enumerate(group):
-                if not isinstance(outcome, Committed):
-                    self._settle(pending, CancelDecision.UNKNOWN)
-                elif row not in outcome.failed:
-                    pending.written(Position(outcome.wheel, outcome.seq, 0), 0)
-                elif outcome.failed[row].reason is Reason.DUE_TOO_OLD:
-                    self._settle(pending, CancelDecision.TOO_LATE)
-                else:
-                    self._settle(pending, CancelDecision.UNKNOWN)
+            failed = outcome.failed if isinstance(outcome, Committed) else {}
+            for row, refusal in failed.items():
+                is_late = refusal.reason is Reason.DUE_TOO_OLD
+                late = CancelDecision.TOO_LATE if is_late else CancelDecision.UNKNOWN
+                self._settle(group[row], late)
             if isinstance(outcome, Committed):
                 left = [each for each in group if self._pending.get(each.key) is each]
-                self._waiting.rest(left, Position(outcome.wheel, outcome.seq, 0))
+                place = Position(outcome.wheel, outcome.seq, 0)
+                self._waiting.rest(left, place, self._server.now_ms())
+            else:
+                for pending in group:
+                    self._settle(pending, CancelDecision.UNKNOWN)
             self._server.node.commit_soon()
             self.look()
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from delaywheel.reasons import Reason
 from delaywheel_replica.quantities import counted
@@ -25,13 +25,23 @@ PASSED_ON_S: Final = 2.0
 
 SWEPT_AT_LEAST: Final = 8
 
-_Waiter = TypeVar("_Waiter")
 _Named = TypeVar("_Named")
 _Asked = TypeVar("_Asked")
 _Result = TypeVar("_Result")
+_Settled_contra = TypeVar("_Settled_contra", contravariant=True)
 
 OF_ALL: Final = frozenset({Reason.NO_LEADER, Reason.BACKPRESSURE, Reason.RESCHEDULES_BUSY})
 """They end the call, if they concern each of its messages."""
+
+
+class NamingCall(Protocol[_Settled_contra]):
+    """A call that names messages, as those see it that settle them."""
+
+    is_over: bool
+    """Its caller does not wait any more."""
+
+    def settle(self, row: int, result: _Settled_contra, /) -> None:
+        """Notes what became of one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,24 +114,39 @@ class AwaitedCall(Generic[_Result]):
         return False
 
 
-class Waiters(list[_Waiter]):
-    """Who waits for one message.
+class Waiters(Generic[_Result]):
+    """The calls that wait for one message, each with the message's row in it.
 
     Who asks in part comes again and again for what takes long, so those that have left are left
     out: once there are twice as many as the last time. So whoever joins costs the same, however
     many wait.
     """
 
-    def __init__(self, waiters: Iterable[_Waiter] = ()) -> None:
-        super().__init__(waiters)
+    __slots__ = ("_calls", "_swept_at")
+
+    def __init__(self, call: NamingCall[_Result], row: int) -> None:
+        self._calls = [(call, row)]
         self._swept_at = SWEPT_AT_LEAST
 
-    def join(self, waiters: Iterable[_Waiter], has_left: Callable[[_Waiter], bool]) -> None:
-        """Adds some."""
-        self.extend(waiters)
-        if len(self) >= self._swept_at:
-            self[:] = [each for each in self if not has_left(each)]
-            self._swept_at = max(SWEPT_AT_LEAST, 2 * len(self))
+    def __iter__(self) -> Iterator[tuple[NamingCall[_Result], int]]:
+        return iter(self._calls)
+
+    @property
+    def are_any(self) -> bool:
+        """Whether anybody still waits."""
+        return any(not call.is_over for call, _ in self._calls)
+
+    def join(self, call: NamingCall[_Result], row: int) -> None:
+        """Adds one."""
+        self._calls.append((call, row))
+        if len(self._calls) >= self._swept_at:
+            self._calls = [each for each in self._calls if not each[0].is_over]
+            self._swept_at = max(SWEPT_AT_LEAST, 2 * len(self._calls))
+
+    def settle(self, result: _Result) -> None:
+        """Tells all."""
+        for call, row in self._calls:
+            call.settle(row, result)
 
 
 def within_s_of(left_s: float | None) -> float:

@@ -49,7 +49,6 @@ from delaywheel_replica.server.changing.finder import (
 )
 from delaywheel_replica.server.changing.waiting import (
     Answered,
-    CancelCall,
     Decided,
     PendingCancel,
     Subject,
@@ -176,7 +175,7 @@ class CancelGroups:
     # --- callers
 
     def _ask_for(
-        self, references: Sequence[Reference | Refusal], call: CancelCall
+        self, references: Sequence[Reference | Refusal], call: AwaitedCall[Answered]
     ) -> list[PendingCancel | None]:
         """Queues messages, or joins earlier attempts; None: it is refused."""
         queued, asked = list[PendingCancel](), list[PendingCancel | None]()
@@ -246,7 +245,8 @@ class CancelGroups:
         if self._pending.get(pending.key) is not pending:
             return False
         del self._pending[pending.key]
-        for name in pending.names:
+        self._named.pop(pending.named, None)
+        for name in pending.other_names:
             self._named.pop(name, None)
         return True
 
@@ -313,14 +313,11 @@ class CancelGroups:
         self._counts.cancel_stages["queued"] += sum(taken_ms - each.since_ms for each in batch)
         lone, are_written = await self._finder.find_lone([each.named for each in batch])
         rows = np.flatnonzero(are_written)
-        columns = (lone.due_ms, lone.wheels, lone.seqs, lone.rows)
         to_write: list[PendingCancel] = []
-        for row, due_ms, *copy in zip(
-            rows.tolist(), *(column[rows].tolist() for column in columns), strict=True
-        ):
+        for row, due_ms in zip(rows.tolist(), lone.due_ms[rows].tolist(), strict=True):
             pending = batch[row]
             if self._is_first(pending, (pending.named.id, due_ms)):
-                pending.copy = Position(*copy)
+                pending.lone = lone, row
                 to_write.append(pending)
         if to_write:
             self._start(self._write(to_write))
@@ -408,10 +405,7 @@ class CancelGroups:
         for row, refusal in written.failed.items():
             self._settle(group[row], _not_written(refusal))
         group = [each for each in group if self._pending.get(each.key) is each]
-        now_ms, place = monotonic_ms(), Position(written.wheel, written.seq, 0)
-        for pending in group:
-            pending.written(place, now_ms)
-        self._waiting.rest(group, place)
+        self._waiting.rest(group, Position(written.wheel, written.seq, 0), monotonic_ms())
         self._ask_for_progress()
 
     async def _written(self, columns: Columns) -> Committed | Refusal:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from delaywheel.reasons import Reason
@@ -125,25 +125,19 @@ class _Attempt:
         wanted: What they ask for.
         to_ms: The due that is asked for, or the nearest that is possible.
         admitted: Done once there is room for it.
-        callers: Their calls, with the message's row in each.
+        callers: Who waits for that.
         kept_until_ms: Until then it goes on without a caller.
     """
 
     wanted: _Wanted
     to_ms: int
     admitted: asyncio.Future[None]
-    callers: Waiters[tuple[AwaitedCall[_Answered], int]] = field(default_factory=Waiters)
+    callers: Waiters[_Answered]
     kept_until_ms: int = 0
 
     @property
     def is_awaited(self) -> bool:
-        if any(not call.is_over for call, _ in self.callers):
-            return True
-        return monotonic_ms() < self.kept_until_ms
-
-    def settle(self, answered: _Answered) -> None:
-        for call, row in self.callers:
-            call.settle(row, answered)
+        return self.callers.are_any or monotonic_ms() < self.kept_until_ms
 
 
 _Answered = pb.MessageRescheduled | Refusal
@@ -250,18 +244,17 @@ class Reschedules:
         if isinstance(wanted, Refusal):
             call.settle(row, wanted)
             return None
-        attempt = self._attempts.get(wanted)
-        if attempt is None:
-            if len(self._queue) >= QUEUED_AT_MOST:
-                call.settle(row, Refusal(Reason.RESCHEDULES_BUSY))
-                return None
-            to_ms = self._span.checked(wanted.deliver_at_ms, wall_ms())
-            attempt = _Attempt(wanted, to_ms, asyncio.get_running_loop().create_future())
-            self._attempts[wanted] = attempt
-            self._queue.append(attempt)
-            self._start(self._carry_out(attempt))
-        # A node that passes it on comes again ten times a second, and others may more often.
-        attempt.callers.join([(call, row)], lambda caller: caller[0].is_over)
+        if (attempt := self._attempts.get(wanted)) is not None:
+            attempt.callers.join(call, row)
+            return attempt
+        if len(self._queue) >= QUEUED_AT_MOST:
+            call.settle(row, Refusal(Reason.RESCHEDULES_BUSY))
+            return None
+        to_ms = self._span.checked(wanted.deliver_at_ms, wall_ms())
+        admitted = asyncio.get_running_loop().create_future()
+        attempt = self._attempts[wanted] = _Attempt(wanted, to_ms, admitted, Waiters(call, row))
+        self._queue.append(attempt)
+        self._start(self._carry_out(attempt))
         return attempt
 
     async def _carry_out(self, attempt: _Attempt) -> None:
@@ -279,7 +272,7 @@ class Reschedules:
         finally:
             del self._attempts[attempt.wanted]
             self._under_way.pop(attempt, None)
-            attempt.settle(answered)
+            attempt.callers.settle(answered)
         self._admit()
 
     def _admit(self) -> None:

@@ -22,15 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey
-from delaywheel_replica.server.changing.awaited import Waiters
+from delaywheel_replica.server.changing.awaited import NamingCall, Waiters
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.refusals import Refusal
@@ -52,16 +53,6 @@ class Decided(NamedTuple):
 
 Answered = Decided | Refusal
 """What became of one message."""
-
-
-class CancelCall(Protocol):
-    """One caller's messages, each of which is settled on its own."""
-
-    is_over: bool
-    """The caller does not wait any more."""
-
-    def settle(self, row: int, result: Answered, /) -> None:
-        """Notes what became of one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,11 +85,11 @@ class PendingCancel:
         since_ms: When that came, by its owner's monotonic clock.
         call: That call.
         row: The message's number in it.
-        others: Who else waits for it: calls, and the message's number in each.
-        other_names: What these call it, where that is something else.
+        others: Who else waits for it, if anybody does.
+        other_names: What some of these call it, where that is something else.
         is_taken: It is being looked up, or was.
         key: Its id and due, once it was looked up.
-        copy: Where it lies, unless `subject` says so.
+        lone: What was found of its batch, and its row there, unless `subject` says more.
         subject: What is known of it, if it is looked at by itself.
         is_written: A cancel of it was written for these callers, or is being written.
         cancel: Some frame up to this one has that cancel; None: it is not written yet.
@@ -108,13 +99,13 @@ class PendingCancel:
 
     named: Reference
     since_ms: int
-    call: CancelCall
+    call: NamingCall[Answered]
     row: int
-    others: Waiters[tuple[CancelCall, int]] | None = None
-    other_names: list[Reference] | None = None
+    others: Waiters[Answered] | None = None
+    other_names: tuple[Reference, ...] = ()
     is_taken: bool = False
     key: MessageKey = _NO_KEY
-    copy: Position | None = None
+    lone: tuple[LoneIds, int] | None = None
     subject: Subject | None = None
     is_written: bool = False
     cancel: Position | None = None
@@ -124,51 +115,40 @@ class PendingCancel:
     @property
     def is_awaited(self) -> bool:
         """Whether anybody waits for it."""
-        if not self.call.is_over:
-            return True
-        return self.others is not None and any(not call.is_over for call, _ in self.others)
+        return not self.call.is_over or (self.others is not None and self.others.are_any)
 
-    @property
-    def names(self) -> list[Reference]:
-        """All that callers call it."""
-        return [self.named] if self.other_names is None else [self.named, *self.other_names]
-
-    def join(self, call: CancelCall, row: int) -> None:
+    def join(self, call: NamingCall[Answered], row: int) -> None:
         """Adds a call that names it."""
-        if self.others is None:
-            self.others = Waiters()
-        self.others.join([(call, row)], _has_left)
+        if self.others is None:  # nearly always, and one more object of each costs
+            self.others = Waiters(call, row)
+        else:
+            self.others.join(call, row)
 
     def absorb(self, other: PendingCancel) -> None:
         """Adds those who call it something else, as was found when that was looked up."""
-        self.join(other.call, other.row)
-        for call, row in other.others or ():
+        for call, row in ((other.call, other.row), *(other.others or ())):
             self.join(call, row)
-        self.other_names = [*(self.other_names or ()), other.named]
+        self.other_names = (*self.other_names, other.named)
 
     def by_itself(self) -> Subject:
         """Returns what is known of it, for a look of its own."""
         if self.subject is None:
-            assert self.copy is not None
+            assert self.lone is not None
             assert self.cancel is not None
+            lone, row = self.lone
+            copy = Position(lone.wheels[row], int(lone.seqs[row]), int(lone.rows[row]))
             id_, due_ms = self.key
             pinned = Reference(due_ms // 1000, id_, due_ms, self.named.wheel)
-            found = Found((due_ms,), [self.copy], [self.cancel])
+            found = Found((due_ms,), [copy], [self.cancel])
             self.subject = Subject(pinned, self.named, found)
         return self.subject
-
-    def written(self, place: Position, now_ms: int) -> None:
-        """Notes that its cancel is in some frame up to this one."""
-        self.cancel, self.written_ms = place, now_ms
-        if self.subject is not None:
-            self.subject.found.cancels.append(place)
 
     def settle(self, answered: Answered) -> None:
         """Tells all callers."""
         self.waits = False
         self.call.settle(self.row, answered)
-        for call, row in self.others or ():
-            call.settle(row, answered)
+        if self.others is not None:
+            self.others.settle(answered)
 
 
 class _Group(NamedTuple):
@@ -195,10 +175,12 @@ class WaitingCancels:
         self._looked_at: list[PendingCancel] = []
         self._set_backs = 0
 
-    def rest(self, written: list[PendingCancel], place: Position) -> None:
-        """Adds messages whose cancels are in some frame up to this one."""
+    def rest(self, written: list[PendingCancel], place: Position, now_ms: int) -> None:
+        """Adds messages whose cancels are in some frame up to this one, since now."""
         for each in written:
-            each.waits = True
+            each.cancel, each.written_ms, each.waits = place, now_ms, True
+            if each.subject is not None:
+                each.subject.found.cancels.append(place)
         self._resting.append(_Group.of(written, place))
 
     def look_at(self, cancel: PendingCancel) -> None:
@@ -213,22 +195,18 @@ class WaitingCancels:
         resting, self._resting = self._resting, []
         last_ms = progress.last_due_ms
         for group in resting:
-            cancels, place, soonest_ms = group
-            if is_set_back or place.seq <= progress.seq(place.wheel):
-                self._looked_at += cancels
-            elif soonest_ms <= last_ms:
-                self._looked_at += [each for each in cancels if each.key[1] <= last_ms]
-                left = [each for each in cancels if each.key[1] > last_ms]
-                self._resting.append(_Group.of(left, place))
-            elif any(each.waits for each in cancels):
-                self._resting.append(group)
+            if is_set_back or group.place.seq <= progress.seq(group.place.wheel):
+                self._looked_at += group.cancels
+                continue
+            left = group
+            if group.soonest_ms <= last_ms:
+                self._looked_at += [each for each in group.cancels if each.key[1] <= last_ms]
+                later = [each for each in group.cancels if each.key[1] > last_ms]
+                left = _Group.of(later, group.place)
+            if any(each.waits for each in left.cancels):
+                self._resting.append(left)
         self._looked_at = [each for each in self._looked_at if each.waits]
         return list(self._looked_at)
-
-
-def _has_left(waiter: tuple[CancelCall, int]) -> bool:
-    """Whether a caller has given up."""
-    return waiter[0].is_over
 
 
 def cancels_of(keys: Sequence[MessageKey]) -> Columns:
