@@ -74,6 +74,7 @@ def is_reserved(name: str) -> bool:
 
 
 _NUMBER: Final = re.compile(rb"-?[0-9]{1,19}")
+_PLACE: Final = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
 
 
 def number_of(value: bytes | None, bits: int = 63, *, least: int = 0) -> int | None:
@@ -82,6 +83,20 @@ def number_of(value: bytes | None, bits: int = 63, *, least: int = 0) -> int | N
         return None
     number = int(value)
     return number if least <= number < 1 << bits else None
+
+
+def place_of(value: bytes | None) -> tuple[str, int, int] | None:
+    """Returns topic, partition and offset of a record that a header names; None: of none.
+
+    Example:
+        >>> place_of(b"orders/0/17"), place_of(b"orders")
+        (('orders', 0, 17), None)
+    """
+    match = _PLACE.fullmatch(value or b"")
+    if match is None:
+        return None
+    partition, offset = number_of(match[2], 31), number_of(match[3])
+    return None if partition is None or offset is None else (match[1].decode(), partition, offset)
 
 
 class HasHeaders(Protocol):

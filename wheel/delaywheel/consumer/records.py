@@ -34,7 +34,6 @@ Their names begin with `dw-dead-`, as in the service's own dead letters:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -54,6 +53,7 @@ from delaywheel.record_headers import (
     RETRY_ORIGIN,
     RETRY_ORIGIN_TIMESTAMP,
     number_of,
+    place_of,
 )
 from delaywheel.transactional import Outgoing
 from delaywheel.ttl import TTL_HEADER
@@ -67,8 +67,6 @@ MOST_WRITTEN_BYTES = 8_000_000
 """The most that a handler writes beside its record, which all goes into one transaction."""
 LONGEST_ERROR = 300
 """The most characters of an error that a header carries."""
-
-_PLACE = re.compile(rb"([a-zA-Z0-9._-]{1,249})/([0-9]{1,10})/([0-9]{1,19})")
 
 
 class Partition(NamedTuple):
@@ -229,20 +227,12 @@ def unpack_retry(record: Incoming) -> tuple[Trip, RecordHeaders]:
             own.append((name, value))
         elif value is not None:
             ours[name] = value
-    place = _PLACE.fullmatch(ours.get(RETRY_ORIGIN, b""))
-    numbers = (
-        number_of(ours.get(RETRY_ATTEMPT), 31),
-        number_of(place and place[2], 31),
-        number_of(place and place[3], 63),
-        number_of(ours.get(RETRY_ORIGIN_TIMESTAMP), 63, least=NO_TIMESTAMP),
-    )
-    attempt, partition, offset, timestamp_ms = numbers
-    if place is None or None in numbers or not attempt:
+    place = place_of(ours.get(RETRY_ORIGIN))
+    attempt = number_of(ours.get(RETRY_ATTEMPT), 31)
+    timestamp_ms = number_of(ours.get(RETRY_ORIGIN_TIMESTAMP), least=NO_TIMESTAMP)
+    if place is None or timestamp_ms is None or not attempt:
         return Trip(1, record.place), own
-    assert partition is not None
-    assert offset is not None
-    assert timestamp_ms is not None
-    origin = Place(place[1].decode(), partition, offset, timestamp_ms)
+    origin = Place(*place, timestamp_ms)
     return Trip(attempt, origin, _text(ours, RETRY_FIRST_ERROR), _text(ours, RETRY_LAST_ERROR)), own
 
 

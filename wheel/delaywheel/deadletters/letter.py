@@ -37,6 +37,7 @@ from delaywheel.record_headers import (
     RETRY_ORIGIN,
     RETRY_ORIGIN_TIMESTAMP,
     number_of,
+    place_of,
 )
 from delaywheel.transactional import ANY_PARTITION, Outgoing
 
@@ -57,7 +58,6 @@ LONGEST_REASON = 64
 """How many characters of a reason count."""
 
 _PLACE = re.compile(r"(\d{1,10}):(\d{1,19})")
-_ORIGIN = re.compile(r"([a-zA-Z0-9._-]{1,249})/(\d{1,10})/(\d{1,19})")
 
 
 class LetterPlace(NamedTuple):
@@ -177,11 +177,9 @@ class Letter:
     @property
     def origin(self) -> Origin | None:
         """Where its record lies; None if the letter does not say."""
-        match = _ORIGIN.fullmatch(self._text("dw-dead-origin"))
-        if match is None:
-            return None
+        place = place_of(self.dw_headers.get("dw-dead-origin"))
         timestamp_ms = number_of(self.dw_headers.get("dw-dead-origin-timestamp"))
-        return Origin(match[1], int(match[2]), int(match[3]), timestamp_ms)
+        return None if place is None else Origin(*place, timestamp_ms)
 
     @property
     def own_headers(self) -> list[tuple[str, bytes | None]]:

@@ -19,11 +19,11 @@ from delaywheel.record_headers import (
     HALF_TIMESTAMP,
     HALF_TOPIC,
     is_reserved,
+    number_of,
 )
 from delaywheel.transactional import Outgoing
 
 _ID: Final = re.compile(rb"[0-9a-f]{32}")
-_NUMBER: Final = re.compile(rb"[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def committed_record(letter: ReceivedMessage, ingress_topic: str) -> Outgoing:
 
 
 def _number(letter: ReceivedMessage, name: str) -> int:
-    value = letter.header(name) or b""
-    if not _NUMBER.fullmatch(value):
+    number = number_of(letter.header(name))
+    if number is None:
         raise UnreadableError(f"no letter about a half: {name} is no number", letter)
-    return int(value)
+    return number
