@@ -218,7 +218,7 @@ class Checker:
 
     def _tell(self, epoch: int, settlement: Settlement, added: set[Partition]) -> Any:
         """Writes what the service is told; returns whether the brokers took it."""
-        for record in settlement.told:
+        for record in settlement.answers:
             while (partition := self._partition(record.topic)) is None:
                 yield AGAIN_US
             written = Record(*record[:4], timestamp_ms=self._now_ms())

@@ -175,7 +175,7 @@ class Cut:
         written = [] if settlement.writes is None else [*settlement.writes.records]
         if settlement.record is not None:
             written.append(settlement.record)
-        for record in (*written, *settlement.order, *settlement.told):
+        for record in (*written, *settlement.order, *settlement.answers):
             self.records.append(record)
             self.length_bytes += record.length_bytes
         return self.is_full

@@ -136,7 +136,7 @@ class Settlement(NamedTuple):
         record: A record for the ingress or the dead-letter topic.
         due_ms: When it comes back, if it does.
         order: Records for the order topic.
-        told: What the service is told of an answer about a half; it may be left out.
+        answers: Records with the answer about a half, for the service; they may be left out.
         why: What a line in the log says about it.
         reason: The reason of a dead letter.
         whole: A dead letter with all its parts, of which `record` has what its topic takes.
@@ -149,7 +149,7 @@ class Settlement(NamedTuple):
     record: Outgoing | None = None
     due_ms: int = 0
     order: tuple[Outgoing, ...] = ()
-    told: tuple[Outgoing, ...] = ()
+    answers: tuple[Outgoing, ...] = ()
     why: str = ""
     reason: str = ""
     whole: Outgoing | None = None

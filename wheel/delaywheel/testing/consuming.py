@@ -292,9 +292,9 @@ class MemoryConsumer(Desk):
         _set(message, State.COMMITTED)
         self._outcomes[settlement.outcome] += 1
         self._write(with_writes(message.block, message.index, settlement))
-        for told in map(_told, settlement.told):
-            if told is not None:
-                self._service.answered(*told)
+        for answer in map(_answer_in, settlement.answers):
+            if answer is not None:
+                self._service.answered(*answer)
         is_sent = settlement.outcome in (Outcome.RETRIED, Outcome.PARKED, Outcome.FORWARDED)
         if is_sent and settlement.record is not None:
             self._service.accept(_delayed(settlement.record))
@@ -318,8 +318,8 @@ def _set(message: ReceivedMessage, state: State) -> None:
     message.block.states[message.index] = state
 
 
-def _told(record: Outgoing) -> tuple[bytes, int, HalfAnswer] | None:
-    """Returns what a record tells of a half; None: nothing."""
+def _answer_in(record: Outgoing) -> tuple[bytes, int, HalfAnswer] | None:
+    """Returns the answer about a half in a record; None: it has none."""
     said = {name: (value or b"").decode() for name, value in record.headers}
     if ingress.ANSWER not in said:
         return None

@@ -22,7 +22,7 @@ from delaywheel.consumer.port import (
     TransactionFailure,
 )
 from delaywheel.consumer.records import Partition, Passed
-from delaywheel.consumer.watching.events import Told
+from delaywheel.consumer.watching.events import SettledMessages
 from delaywheel.consumer.watching.health import ConsumerTrouble
 
 _LOG = logging.getLogger("delaywheel.consumer")
@@ -139,19 +139,19 @@ class Commits:
             failure = self._try(cut)
             if failure is None:
                 with state.changed:
-                    told = self._committed(cut)
+                    settled = self._committed(cut)
                     state.health.note(ConsumerTrouble.COMMIT_FAILED, None)
                     self._failures = 0
                     self._widen()
                     state.notify()
-                state.teller.outcomes(told)
+                state.events.outcomes(settled)
             else:
                 with state.changed:
                     self._fail(failure, cut)
                     state.changed.notify_all()
                 if failure.is_refusal:
                     self._narrow(failure, cut)
-                state.teller.commit_failed(failure.text)
+                state.events.commit_failed(failure.text)
             if not cut.is_full and self._cut_before is None:
                 break
         self.last_s = time.monotonic()
@@ -263,12 +263,12 @@ class Commits:
             state.membership = state.broker.membership()
         return state.membership
 
-    def _committed(self, cut: Cut) -> Told:
+    def _committed(self, cut: Cut) -> SettledMessages:
         self._state.is_commit_refused = False
-        told = self._state.teller.worth_telling(cut)
+        settled = self._state.events.to_report(cut)
         self._book.committed(cut)
         self._deliveries.committed(cut.offsets)
-        return told
+        return settled
 
     def _fail(self, failure: TransactionFailure, cut: Cut) -> None:
         """Stops handing out until Kafka has shown what happened."""
@@ -366,15 +366,15 @@ class Commits:
         found = state.insist("no committed offsets", lambda: self._committed_now(cut))
         if found is None:  # the end was asked for, or a right is missing
             return
-        told: Told = []
+        settled: SettledMessages = []
         with state.changed:
             self._doubtful = None
             state.must_recover = False
             # One of them is enough: those of a topic that was deleted meanwhile are gone.
             if any(one is not None and one.transaction == cut.name for one in found.values()):
-                told = self._committed(cut)
+                settled = self._committed(cut)
             state.notify()
-        state.teller.outcomes(told)
+        state.events.outcomes(settled)
 
     def _is_hidden(self, cut: Cut | None) -> bool:
         """Whether no topic in which this was to be committed may be described."""

@@ -434,7 +434,7 @@ class Engine:
         self._commits.mark(marks)
         self.health.note(ConsumerTrouble.COMMIT_FAILED, None)
         tell_lost(lost)
-        state.teller.assigned(list(partitions))
+        state.events.assigned(list(partitions))
         _LOG.info("assigned: %s", list(map(str, partitions)))
         return found.positions
 
@@ -473,8 +473,8 @@ class Engine:
             self._changed.notify_all()
         self._flow.forget(partitions)
         tell_lost(lost)
-        if told := [one for one in partitions if one in state.ours]:
-            state.teller.revoked(told)
+        if ours := [one for one in partitions if one in state.ours]:
+            state.events.revoked(ours)
         state.ours = [one for one in state.ours if one not in partitions]
 
     def _drain(self, partitions: Sequence[Partition], deadline_s: float) -> None:

@@ -16,7 +16,7 @@ from delaywheel.consumer.port import Broker, KafkaUnavailable, RightMissing, ins
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
-from delaywheel.consumer.watching.events import Teller
+from delaywheel.consumer.watching.events import EventCalls
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
 
 _LOG = logging.getLogger("delaywheel.consumer")
@@ -32,7 +32,7 @@ class EngineState:
         ours: The partitions that the group has assigned.
         membership: The proof of membership under which they were assigned.
         must_recover: Whether a transaction failed, and its producer must be replaced.
-        is_draining: Whether partitions are being given up: settling is told at once.
+        is_draining: Whether partitions are being given up: settling is reported at once.
         gives_up_all: Whether these are all partitions: nothing is handed out.
         is_stopping: Whether the end was asked for.
         has_ended: Whether the thread has ended.
@@ -54,7 +54,7 @@ class EngineState:
         self.order = KeyOrder(lost_after_ms=settings.lost_after_ms) if settings.ordered else None
         self.changed = threading.Condition()
         self.health = ConsumerHealth()
-        self.teller = Teller(settings.events)
+        self.events = EventCalls(settings.events)
         self.ours: Sequence[Partition] = ()
         self.membership: bytes | None = None
         self.must_recover = False

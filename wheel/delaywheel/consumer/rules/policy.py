@@ -234,12 +234,12 @@ class Policy:
         if len(record.headers) > HEADERS_MOST or not self._fits(record):
             return self._too_large(message)
         return Settlement(
-            Outcome.FORWARDED, record, told=self._answer(message, HalfAnswer.COMMITTED)
+            Outcome.FORWARDED, record, answers=self._answer(message, HalfAnswer.COMMITTED)
         )
 
     def rolled_back(self, message: ReceivedMessage) -> Settlement:
         """Returns the settlement of a letter about a half whose message is dropped."""
-        return Settlement(Outcome.DONE, told=self._answer(message, HalfAnswer.ROLLED_BACK))
+        return Settlement(Outcome.DONE, answers=self._answer(message, HalfAnswer.ROLLED_BACK))
 
     def _answer(self, message: ReceivedMessage, answer: HalfAnswer) -> tuple[Outgoing, ...]:
         """Returns the record that tells the service what was answered, if it wants to know."""
@@ -368,8 +368,9 @@ class Policy:
         """
         if refused.writes is not None:
             return self.write_failed(message, why, now_ms)
-        if refused.told and self._settings.asks_about_halves:
-            return refused._replace(told=())  # it only tells, and may be what is refused
+        if refused.answers and self._settings.asks_about_halves:
+            # They may be what is refused, and may be left out.
+            return refused._replace(answers=())
         if refused.outcome in (Outcome.RETRIED, Outcome.PARKED):
             return self.dead(message, DeadLetterReason.RETRY_REFUSED, why)
         if refused.outcome is Outcome.FORWARDED:
@@ -402,9 +403,9 @@ class Policy:
         said = _failed(message, error).last_error
         why = f"{reason}: {said}" if said else reason
         is_letter = reason != DeadLetterReason.UNREADABLE  # else it may name no half at all
-        told = self._answer(message, HalfAnswer.UNDECIDED) if is_letter else ()
+        answers = self._answer(message, HalfAnswer.UNDECIDED) if is_letter else ()
         return self._fitted(
-            message, Settlement(Outcome.DEAD, told=told, why=why, reason=reason, whole=whole)
+            message, Settlement(Outcome.DEAD, answers=answers, why=why, reason=reason, whole=whole)
         )
 
     def measured(self, message: ReceivedMessage, settlement: Settlement) -> Settlement:

@@ -15,7 +15,7 @@ _LOG = logging.getLogger("delaywheel.consumer")
 class ConsumerEvents:
     """Base class of what a program does when something happens in its consumer.
 
-    Outcomes are told once each, after the transaction that has them was committed. All methods are
+    Each outcome is reported once, after the transaction that has it was committed. All methods are
     called on the consumer's own thread, which fetches and commits: keep them short. What one raises
     is logged, and changes nothing.
 
@@ -51,55 +51,55 @@ class ConsumerEvents:
         """These partitions are no longer ours; what was settled of them is committed."""
 
 
-Told = list[tuple[ReceivedMessage, Settlement]]
+SettledMessages = list[tuple[ReceivedMessage, Settlement]]
 """Records with their committed outcomes."""
 
 
-class Teller:
+class EventCalls:
     """Calls a program's events; all is quiet if it has none."""
 
     def __init__(self, events: ConsumerEvents | None) -> None:
         """Takes what is to be called."""
         self._events = events
 
-    def worth_telling(self, cut: Cut) -> Told:
-        """Returns those records whose outcome is told; to be called while they still have it."""
+    def to_report(self, cut: Cut) -> SettledMessages:
+        """Returns the records whose outcome is reported; call it while they still have it."""
         if self._events is None:
             return []
         return [
             (block.message(index), settlement)
             for block, index, settlement in cut.settled()
-            if settlement.outcome in _TOLD
+            if settlement.outcome in _REPORTED
         ]
 
-    def outcomes(self, told: Told) -> None:
-        """Tells outcomes that are committed."""
+    def outcomes(self, settled: SettledMessages) -> None:
+        """Reports outcomes that are committed."""
         events = self._events
         if events is None:
             return
-        for message, settled in told:
-            match settled.outcome:
+        for message, settlement in settled:
+            match settlement.outcome:
                 case Outcome.RETRIED:
-                    self._call(events.retried, message, settled.due_ms, settled.why)
-                case Outcome.DEAD if settled.record is not None:
-                    self._call(events.dead, message, settled.record.topic, settled.why)
+                    self._call(events.retried, message, settlement.due_ms, settlement.why)
+                case Outcome.DEAD if settlement.record is not None:
+                    self._call(events.dead, message, settlement.record.topic, settlement.why)
                 case Outcome.EXPIRED:
-                    self._call(events.expired, message, settled.why)
+                    self._call(events.expired, message, settlement.why)
                 case _:
                     self._call(events.skipped, message)
 
     def commit_failed(self, why: str) -> None:
-        """Tells that a transaction failed."""
+        """Reports that a transaction failed."""
         if self._events is not None:
             self._call(self._events.commit_failed, why)
 
     def assigned(self, partitions: Sequence[Partition]) -> None:
-        """Tells what is read from now on."""
+        """Reports what is read from now on."""
         if self._events is not None:
             self._call(self._events.assigned, partitions)
 
     def revoked(self, partitions: Sequence[Partition]) -> None:
-        """Tells what is no longer ours."""
+        """Reports what is no longer ours."""
         if self._events is not None and partitions:
             self._call(self._events.revoked, partitions)
 
@@ -111,4 +111,4 @@ class Teller:
             _LOG.exception("an event of the program")
 
 
-_TOLD = frozenset({Outcome.RETRIED, Outcome.DEAD, Outcome.EXPIRED, Outcome.SKIPPED})
+_REPORTED = frozenset({Outcome.RETRIED, Outcome.DEAD, Outcome.EXPIRED, Outcome.SKIPPED})
