@@ -77,10 +77,10 @@ class AskTopic:
 
 @dataclass(frozen=True, slots=True)
 class NodeStorage:
-    """Registers an operator's choice of a node's storage; None: the node is removed."""
+    """Registers an operator's choice of a node's storage; `REMOVED`: the node is removed."""
 
     node: str
-    storage: str | None
+    storage: str
 
 
 @dataclass(frozen=True, slots=True)

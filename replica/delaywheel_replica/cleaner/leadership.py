@@ -58,7 +58,7 @@ from delaywheel_replica.core.leader.failure_detector import silent_nodes
 from delaywheel_replica.core.leader.holders import holds_progress, takeable
 from delaywheel_replica.core.leader.rescheduling import MOST as MOST_RESCHEDULES
 from delaywheel_replica.core.leader.rescheduling import Rescheduling
-from delaywheel_replica.core.protocol.control import REMOVED, ControlState
+from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
@@ -193,7 +193,7 @@ class Leadership:
         self._commit_wanted = True
 
     def replace(self, node: str, storage: str) -> None:
-        """Registers a node's new storage, as its operator wishes.
+        """Registers a node's new storage, as its operator wishes; `REMOVED`: it goes for good.
 
         Only a leader accepts it, and forgets it with its term: a later term could otherwise repeat
         it against the operator's newer request. Callers repeat it until it is committed.
@@ -201,10 +201,6 @@ class Leadership:
         if self._election.phase in IN_TERM and self._replacements.get(node) != storage:
             self._replacements[node] = storage
             self._commit_wanted = True
-
-    def remove(self, node: str) -> None:
-        """Removes a node for good, as its operator wishes; see `replace`."""
-        self.replace(node, REMOVED)
 
     def set_back(self, set_backs: int) -> None:
         """Sets w back to the clock, as an operator wishes, unless the count has changed.

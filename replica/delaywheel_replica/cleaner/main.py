@@ -302,10 +302,8 @@ class Cleaner:
                 self._topics.ask_for_caller(message.name)
             case AskPlace():
                 self._places.ask(message)
-            case NodeStorage(node, str(storage)):
+            case NodeStorage(node, storage):
                 self._leadership.replace(node, storage)
-            case NodeStorage(node):
-                self._leadership.remove(node)
             case SetBack():
                 self._leadership.set_back(message.set_backs)
             case RescheduleProposal():

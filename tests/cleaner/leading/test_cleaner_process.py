@@ -257,10 +257,10 @@ def test_what_the_operator_says_of_a_node_is_committed(
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
         assert world.status.nodes["old"] == NodeRecord("disk", 7)
-        for said, storage in (("new", "new"), (None, REMOVED)):
-            known = NodeRecord(storage, 7)
+        for storage in ("new", REMOVED):
+            said, known = NodeStorage("old", storage), NodeRecord(storage, 7)
             # Again and again, as the server does: a leader forgets it with its term.
-            wait_until("it is committed", partial(is_known, world, NodeStorage("old", said), known))
+            wait_until("it is committed", partial(is_known, world, said, known))
         assert world.status.nodes["n1"].storage == STORAGE
 
 

@@ -465,7 +465,7 @@ def test_a_node_that_the_operator_replaced_gets_its_new_storage(place: Place) ->
 def test_a_node_that_the_operator_took_out_has_no_storage(place: Place) -> None:
     place.lead()
     place.give_wheel("c")
-    place.leadership.remove("c")
+    place.leadership.replace("c", REMOVED)
     place.until(lambda: place.view.state.nodes["c"].storage == REMOVED, within_s=0.2)
 
 

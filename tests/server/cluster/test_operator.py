@@ -142,7 +142,7 @@ class Place:
             self.cleaner.status = replace(self.control, progress=after)
         else:
             known = self.control.nodes[message.node]
-            record = replace(known, storage=message.storage or REMOVED)
+            record = replace(known, storage=message.storage)
             nodes = {**self.control.nodes, message.node: record}
             self.cleaner.status = replace(self.control, nodes=nodes)
 
@@ -232,7 +232,7 @@ async def test_a_node_is_removed() -> None:
     place = without_b()
     change = await place.remove("b")
     assert change == pb.NodeChange(node="b", storage_before="disk-b", wheels=REPLACED.wheels)
-    assert place.reported == [NodeStorage("b", None)]
+    assert place.reported == [NodeStorage("b", REMOVED)]
 
 
 async def test_a_node_that_is_removed_already_stays_so() -> None:

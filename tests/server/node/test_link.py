@@ -38,7 +38,6 @@ MESSAGES: list[LinkMessage] = [
     StopRequested(),
     AskTopic("orders"),
     NodeStorage("n2", "7b0f"),
-    NodeStorage("n2", None),
     SetBack(3),
     RescheduleProposal((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2), chosen_ms=8),
     RescheduleProposal((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2), ((WheelId("b", 2), 5),)),

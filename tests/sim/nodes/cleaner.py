@@ -23,7 +23,7 @@ from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import from_json, to_json
-from delaywheel_replica.core.protocol.control import ControlState, required_answers
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState, required_answers
 from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import Role, ServerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
@@ -204,7 +204,7 @@ class SimCleaner:
             for node, storage in self._world.replacements.items():
                 self.leadership.replace(node, storage)
             for node in sorted(self._world.removals):
-                self.leadership.remove(node)
+                self.leadership.replace(node, REMOVED)
             if self._world.set_back_from is not None:
                 self.leadership.set_back(self._world.set_back_from)
             wait_s = self.leadership.run_once(self._server_row())

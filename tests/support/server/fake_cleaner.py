@@ -28,7 +28,6 @@ from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, fram
 from delaywheel_replica.core.leader.registration import RegistrationRefusal, register
 from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import (
-    REMOVED,
     ControlState,
     Leader,
     WheelRecord,
@@ -241,7 +240,7 @@ class FakeCleaner:
         elif isinstance(message, NodeStorage):
             with self._lock:
                 known = self.state.nodes[message.node]
-                record = replace(known, storage=message.storage or REMOVED)
+                record = replace(known, storage=message.storage)
                 self.state = self.state.apply_all([node_record(message.node, record)])
         elif isinstance(message, RescheduleProposal):
             with self._lock:

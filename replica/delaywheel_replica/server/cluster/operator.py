@@ -318,7 +318,7 @@ class Operator:
     async def _commit(self, node: str, storage: str) -> None:
         await self._repeat_until(
             lambda: self._control().nodes[node].storage == storage,
-            NodeStorage(node, None if storage == REMOVED else storage),
+            NodeStorage(node, storage),
             unknown=Reason.NODE_CHANGE_UNKNOWN,
         )
 
