@@ -200,8 +200,10 @@ def test_everything_is_killed_at_random(
     changing = Changing(Client(cluster.nodes[0].address, timeout=30.0), CHANGES)
     with Consumers(work.plan, tmp_path) as consumers:
         storm = Storm(cluster, broker, consumers)
-        figures = blown_through(storm, work, changing, cluster, broker)
+        figures = blown_through(storm, work, changing, broker)
         assert consumers.are_alive()
+    last_s = max(time.time(), *changing.rescheduled.values())
+    storm.watched("nothing of it is left", lambda: is_tidy(cluster, last_s))
     with CommittedReader(broker.address, CHANGES) as reader:
         changing.assert_true(reader)
     books = reconciled(broker, tmp_path, spark)
@@ -212,7 +214,7 @@ def test_everything_is_killed_at_random(
 
 
 def blown_through(
-    storm: Storm, work: Work, changing: Changing, cluster: LocalCluster, broker: KafkaBroker
+    storm: Storm, work: Work, changing: Changing, broker: KafkaBroker
 ) -> dict[str, Any]:
     """Sends and kills, waits for everything, and checks it; returns the figures."""
     began = time.monotonic()
@@ -239,8 +241,6 @@ def blown_through(
 
         storm.watched("all is there", all_came)
     storm.watched("all retries are there", work.have_all_come_back)
-    last_s = max(time.time(), *changing.rescheduled.values())
-    storm.watched("nothing of it is left", lambda: is_tidy(cluster, last_s))
     faults = faults_of(read_all(broker.address, "orders", partitions=PARTITIONS), load.sent)
     figures = {
         "sent": len(load.sent),
