@@ -154,7 +154,8 @@ def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(
 
     monkeypatch.setattr(places, "_Search", Counted)
     names = KafkaNames(cluster_id)
-    for name in (names.outcomes, names.dead, "orders"):
+    topic = f"orders-{cluster_id}"
+    for name in (names.outcomes, names.dead, topic):
         create_topic(kafka.address, name)
     producer = Producer({"bootstrap.servers": kafka.address})
     ids = [bytes(15) + bytes([number]) for number in range(200)]
@@ -175,10 +176,10 @@ def test_all_that_are_asked_for_meanwhile_are_found_by_one_search(
         on_found=lambda: None,
     )
     asked = [
-        AskPlace(number, id_, DUE_MS, "orders", is_dead=False, is_named_by_cancel=True)
+        AskPlace(number, id_, DUE_MS, topic, is_dead=False, is_named_by_cancel=True)
         for number, id_ in enumerate(ids)
     ]
-    long_ago = AskPlace(999, ids[0], DUE_MS - 86_400_000, "orders", is_named_by_cancel=True)
+    long_ago = AskPlace(999, ids[0], DUE_MS - 86_400_000, topic, is_named_by_cancel=True)
     for each in (*asked, long_ago):
         finder.ask(each)
     threading.Thread(target=finder.run, daemon=True).start()
