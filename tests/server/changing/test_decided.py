@@ -188,7 +188,7 @@ async def test_who_waits_hears_of_the_copy_before_the_cancel_is_written() -> Non
     site.decide(1)
     async with site.running() as decisions:
         await until(lambda: site.groups == [1])
-        waiting = asyncio.create_task(decisions.news(key, 60))
+        waiting = asyncio.create_task(decisions.await_change(key, 60))
         await asyncio.sleep(0)
         assert decisions.copy(key) is None
         site.goes_on.set()
@@ -253,14 +253,14 @@ async def test_who_waits_hears_of_its_own_record_alone() -> None:
     site.goes_on.clear()
     async with site.running() as decisions:
         ids = [n.to_bytes(16, "big") for n in range(4)]
-        waiting = [asyncio.create_task(decisions.news((id_, DUE_MS), 60)) for id_ in ids]
+        waiting = [asyncio.create_task(decisions.await_change((id_, DUE_MS), 60)) for id_ in ids]
         for _ in range(50):
             site.word.set()
             await asyncio.sleep(0)
         assert not any(task.done() for task in waiting)
         site.decide(2)
         await until(lambda: sum(task.done() for task in waiting) == 2)
-        written = asyncio.create_task(decisions.news((ids[0], DUE_MS), 60))
+        written = asyncio.create_task(decisions.await_change((ids[0], DUE_MS), 60))
         for _ in range(50):
             site.word.set()
             await asyncio.sleep(0)

@@ -173,7 +173,7 @@ class DueReader:
         return look.go_on(tail.readers, tail.admitted, budget, lost=tail.lost.seqs)
 
     def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
-        """Whether a copy of a message, due in what a step passes, lies in a frame that it covers.
+        """Whether a step covers a frame with a copy of this message, which is due within the step.
 
         Every existing second that a step passes is in memory.
         """

@@ -203,7 +203,7 @@ class Ingress:
 
     @property
     def answers_objection(self) -> str | None:
-        """Why what groups answer about halves is not heard; None: it is, or that is not known yet.
+        """Why the answers of groups about halves are not read; None: they are, or it is open.
 
         Halves are refused then. They would wait in other ingress topics, with all behind them, and
         what is committed with a delay, or by a group, would wait in this one.

@@ -173,6 +173,7 @@ class Pace:
         if load is None:
             return pace
         may_take_ms = max(LONGEST_COMMIT_MS, min(late_ms, LONGEST_BEHIND_MS))
+        # Half of it must take a quarter less time.
         saves_time = 4 * load.halved_ms(duration_ms) <= 3 * duration_ms
         if duration_ms > may_take_ms and saves_time:
             return _with_cap(pace, self.cap_messages // 2, self.cap_bytes // 2)

@@ -64,6 +64,14 @@ class HeartbeatNews:
 
 @dataclass(slots=True)
 class _Peer:
+    """What was heard of one node.
+
+    Attributes:
+        newest: The newest of its heartbeats, sent by itself or relayed.
+        direct: The newest that it sent itself.
+        heard_ms: When it last sent anything itself.
+    """
+
     newest: Heartbeat
     newest_at_ms: int
     direct: Heartbeat | None = None

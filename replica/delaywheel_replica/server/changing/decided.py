@@ -124,23 +124,23 @@ class Decisions:
         """Returns the copy of a message whose record stands: it can be found at that due."""
         return self._copies.get(key)
 
-    async def news(self, key: MessageKey, within_s: float) -> None:
+    async def await_change(self, key: MessageKey, within_s: float) -> None:
         """Waits until the record of a message changes, or its copy is held; at most so long.
 
         Progress comes some forty times a second; nearly all of it is of other messages. So those
         that wait for it do not look at each.
         """
-        told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, set()).add(told)
+        changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, set()).add(changed)
         try:
             async with asyncio.timeout(within_s):
-                await told
+                await changed
         except TimeoutError:
             pass
         finally:
             waiting = self._waiting.get(key)
             if waiting is not None:
-                waiting.discard(told)
+                waiting.discard(changed)
                 if not waiting:
                     del self._waiting[key]
 

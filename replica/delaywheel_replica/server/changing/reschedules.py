@@ -355,7 +355,7 @@ class Reschedules:
                             return Decided(CancelDecision.RESCHEDULED, attempt.to_ms)
                         proposal = proposal or await self._proposal(subject, attempt.to_ms, there)
                         self._propose(replace(proposal, looked=tuple(subject.found.looked.items())))
-                        await self._decisions.news(subject.key, _AGAIN_S)
+                        await self._decisions.await_change(subject.key, _AGAIN_S)
                     elif decision in _OUTCOMES and (proposal is None or decision in _CERTAIN):
                         return decided
                     else:
@@ -457,7 +457,7 @@ class Reschedules:
                     copy = self._decisions.copy(key)
                     if copy is not None and copy.to_ms == moved_ms:
                         break
-                    await self._decisions.news(key, _AGAIN_S)
+                    await self._decisions.await_change(key, _AGAIN_S)
         except TimeoutError:
             _log.warning("a reschedule is decided, and not written yet", due_ms=key[1])
         return moved_ms

@@ -178,6 +178,7 @@ class Reception:
         self._streams.discard(stream)
 
     def _end_an_idle_one(self, among: Collection[OpenStream]) -> bool:
+        """Ends the least needed of the idle streams; returns False if none is idle."""
         idle = [stream for stream in among if stream.is_idle]
         if not idle:
             return False

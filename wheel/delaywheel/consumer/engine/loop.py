@@ -445,10 +445,11 @@ class Engine:
         return self._positions.find(partitions, went_back)
 
     def _whole_lanes(self, partitions: Sequence[Partition]) -> list[Partition]:
+        """Leaves out source and retry partitions that came without each other."""
         whole = whole_lanes(self._state.settings, partitions)
-        halves = sorted(set(partitions) - set(whole))
-        text = f"not read without its counterpart: {', '.join(map(str, halves))}"
-        self._state.note_trouble(ConsumerTrouble.PARTITION_UNREAD, text if halves else None)
+        lone = sorted(set(partitions) - set(whole))
+        text = f"not read without its counterpart: {', '.join(map(str, lone))}"
+        self._state.note_trouble(ConsumerTrouble.PARTITION_UNREAD, text if lone else None)
         return whole
 
     def _revoked(self, partitions: Sequence[Partition]) -> None:

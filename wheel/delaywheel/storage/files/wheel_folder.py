@@ -71,7 +71,7 @@ class Checkpoint(NamedTuple):
     seq: int
     missing: SeqSet = NO_SEQS
     first_segment: int | None = 0
-    """Index segments below this one were finished, and may be deleted; None: those that are."""
+    """Index segments below this one may have been deleted; None: an earlier release noted none."""
 
 
 def list_wheels(disk: Disk, data: Path) -> list[WheelId]:
