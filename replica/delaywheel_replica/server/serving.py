@@ -52,7 +52,7 @@ from delaywheel_replica.server.cluster.operator import (
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.halves_refusal import HalvesRefusals
 from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
-from delaywheel_replica.server.commit.runtime import HeartbeatThread, StoreThread, Surroundings
+from delaywheel_replica.server.commit.runtime import HeartbeatThread, RealOutside, StoreThread
 from delaywheel_replica.server.commit.upkeep import Upkeep
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake.admission import Admission
@@ -184,15 +184,15 @@ class Server:
         self._heartbeat_thread = HeartbeatThread(
             server_row_path(data), wake=lambda: link.send(Wake())
         )
-        self._surroundings = Surroundings(
+        self._outside = RealOutside(
             store_thread=self._store_thread,
             heartbeat_thread=self._heartbeat_thread,
             ledger=CountedLedger(ledger, self._counts),
             loop=asyncio.get_running_loop(),
             has_left=self._store.state.open is None,
         )
-        self._driver = Driver(_member_config(config), self._store, self._surroundings)
-        self._view = NodeView(self._driver, self._surroundings)
+        self._driver = Driver(_member_config(config), self._store, self._outside)
+        self._view = NodeView(self._driver, self._outside)
         self._halves_refusals = HalvesRefusals(self._view, are_wanted=config.takes_halves)
         self._same_access = SameAccess(lambda: self._access.digest, self._view.peers)
         self._pulse = Pulse(self._view.in_sync)
@@ -512,7 +512,7 @@ class Server:
             on_disconnected=self._driver.disconnected,
             security=self._peer_security(),
         )
-        self._surroundings.network = network
+        self._outside.network = network
         network.start(config.listens_for_peers)
 
     def _peer_security(self) -> PeerSecurity:
@@ -522,7 +522,7 @@ class Server:
 
     async def _watch_for_twin(self, stop: asyncio.Event) -> None:
         """Ends a process with a copied data folder: the one that came first goes on."""
-        network, since_s = self._surroundings.network, None
+        network, since_s = self._outside.network, None
         while network is not None:
             await next_pulse()
             if not network.has_twin():
@@ -546,7 +546,7 @@ class Server:
 
     async def _watch_access(self) -> None:
         """Tells other nodes which grants and tokens this one has, and hears which they have."""
-        network, at_s = self._surroundings.network, 0.0
+        network, at_s = self._outside.network, 0.0
         while network is not None:
             await next_pulse()
             if time.monotonic() >= at_s:
@@ -583,8 +583,8 @@ class Server:
 
     def _end_threads(self) -> None:
         """Ends the threads: sources of events first, the store's thread after its last job."""
-        if self._surroundings.network is not None:
-            self._surroundings.network.stop()
+        if self._outside.network is not None:
+            self._outside.network.stop()
         self._heartbeat_thread.stop()
         self._store_thread.stop()
 
@@ -592,7 +592,7 @@ class Server:
         """Leaves the open wheel, which may then be closed. The spare stays."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVING_S):
-                await self._surroundings.left.wait()
+                await self._outside.left.wait()
 
     async def _stop_cleaner(self) -> None:
         """Repeats Stop until the cleaner exits; the link drops messages when full."""

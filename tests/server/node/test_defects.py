@@ -104,7 +104,7 @@ def test_what_a_peers_message_raises_reaches_the_peers_thread(
         _certificates=None,
         _peer_security=lambda: None,
         _driver=SimpleNamespace(received=disbelieve, disconnected=fail),
-        _surroundings=SimpleNamespace(),
+        _outside=SimpleNamespace(),
     )
     Server._join_peers(server)
     with pytest.raises(MalformedError):

@@ -192,8 +192,8 @@ class HeartbeatThread:
             self._written_at = time.monotonic()
 
 
-class Surroundings:
-    """Clocks, threads, network, callers and books.
+class RealOutside:
+    """The driver's `Outside` in a real process: clocks, threads, network, callers and books.
 
     It also logs what happens to the node's wheels, which operators follow.
 
