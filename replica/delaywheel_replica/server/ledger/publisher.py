@@ -127,7 +127,17 @@ class PublishingNode(Protocol):
 
 
 class Books:
-    """Publishes regularly on its own thread, since the place may be far away or gone."""
+    """Publishes regularly on its own thread, since the place may be far away or gone.
+
+    Of each wheel it knows up to which seq
+
+    | it is | which means |
+    |---|---|
+    | placed | files and gaps reach it, whoever made them; a gap may still have to be put there |
+    | noted | the same by this node's own notes, which outlive the process |
+    | needless | this node need not publish it: others have, or it was finished before |
+    | reported | the member machine heard that it is published, or given up: the floor may pass |
+    """
 
     def __init__(
         self,
@@ -319,6 +329,7 @@ class Books:
         return min(found.last_seq, max(reported, finished))
 
     def _noted(self, wheel: WheelId) -> int:
+        """Returns up to where notes say that it is published, or given up."""
         gap = self._notes.gaps.get(wheel)
         return self._notes.placed(wheel) if gap is None else gap.last_seq
 
