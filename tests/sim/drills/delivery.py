@@ -445,11 +445,11 @@ def full_disk(script: Script) -> None:
     """One node's disk fills, and stays full: the others continue, and continue to delete."""
     node = script.random.choice("abc")
     others = "".join(other for other in "abc" if other != node)
-    script.flow(2_500, 34_000, 300, others, delay_ms=script.about(300, 3_000))
+    script.flow(2_500, 50_000, 300, others, delay_ms=script.about(300, 3_000))
     spare_bytes = script.random.randrange(2_000)
     script.do(script.about(5_000, 2_000), "disk_full", node=node, spare_bytes=spare_bytes,
               ms=FOREVER_MS)  # fmt: skip
-    script.until_ms = 39_000
+    script.until_ms = 55_000
 
 
 @DELIVERY(r"slow_files", r"does CloseWheel", r"does Sweep", r"does DeleteWheel")
