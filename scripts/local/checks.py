@@ -53,9 +53,9 @@ SERVER = "tests/server"
 CORE = ("tests/core", "tests/consumer", "tests/wheel")
 """What computes longest of all that needs neither a broker nor the simulation."""
 
-CONSUMERS = ("tests/consumer", "tests/client/testing")
-"""Consumers on a broker; their groups have the same names in several files."""
-KAFKA = ("tests/cleaner", "tests/wheel", "tests/audit/kafka", "tests/cli", "tests/local")
+CONSUMERS = ("tests/consumer", "tests/client/testing", "tests/wheel")
+"""Consumers and their dead letters on a broker; groups have the same names in several files."""
+KAFKA = ("tests/cleaner", "tests/audit/kafka", "tests/cli", "tests/local")
 """Where other tests of a broker are: to collect all would take seconds."""
 SHARING = 5
 """How many steps share the broker."""
@@ -130,14 +130,14 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
     without = (*_PYTEST, "-m", _NEITHER + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
-    nodes, kafka, one_node, consumers, spark = (
+    consumers, kafka, nodes, one_node, spark = (
         ("env", f"{BROKER_VARIABLE}={listener}", *pytest) for listener in listeners
     )
     return (
-        Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
-        Step("pytest kafka", (*kafka, *KAFKA, *_ignored(*SPARK))),
-        Step("pytest one node", (*one_node, ONE_NODE)),
         Step("pytest consumers", (*consumers, *CONSUMERS)),
+        Step("pytest kafka", (*kafka, *KAFKA, *_ignored(*SPARK))),
+        Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
+        Step("pytest one node", (*one_node, ONE_NODE)),
         Step("pytest spark", (*spark, *SPARK)),
         Step("pytest serving", (*without, *SERVING)),
         *slow,
