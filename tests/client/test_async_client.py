@@ -5,7 +5,7 @@ import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from threading import Event
 from typing import Any
 
@@ -18,6 +18,7 @@ from delaywheel import (
     Handle,
     Message,
     Queue,
+    RefusedError,
     Result,
     TimedOutError,
 )
@@ -41,6 +42,26 @@ PASSES = 5
 
 def messages(count: int) -> list[Message]:
     return [Message("t", b"value", delay=SOON) for _ in range(count)]
+
+
+async def test_each_call_ends_by_its_own_timeout() -> None:
+    with FakeService(otherwise=hang) as service:
+        async with AsyncClient(service.address, timeout=60) as client, asyncio.timeout(20):
+            with pytest.raises(TimedOutError):
+                await client.produce("t", b"", delay=SOON, timeout=0.3)
+            [result] = await client.produce_many(messages(1), timeout=0.3)
+    assert isinstance(result.error, TimedOutError)
+
+
+async def test_a_due_that_is_past_is_sent_unless_the_client_rejects_it() -> None:
+    past = datetime.now(UTC) - timedelta(hours=1)
+    with FakeService() as service:
+        async with AsyncClient(service.address) as client:
+            await client.produce("t", b"", deliver_at=past)
+        async with AsyncClient(service.address, past_due="reject") as client:
+            with pytest.raises(RefusedError, match="DUE_PASSED"):
+                await client.produce("t", b"", deliver_at=past)
+    assert len(service.sent) == 1
 
 
 async def test_several_requests_of_a_thousand_are_under_way_at_once() -> None:
