@@ -62,6 +62,8 @@ class Site:
         written: the same of groups written.
         goes_on: looks wait for it.
         doubtful: the ids of which a look for many does not say that they are cancelled.
+        is_current: looks find all that the progress accounts for.
+        put_off: how many looks for many were not made, because they would not.
         refused: the rows of each group that are refused.
     """
 
@@ -70,6 +72,8 @@ class Site:
     written: list[int] = field(default_factory=list)
     goes_on: asyncio.Event = field(default_factory=asyncio.Event)
     doubtful: set[bytes] = field(default_factory=set)
+    is_current: bool = True
+    put_off: int = 0
     refused: dict[int, Refusal] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(0, None, {OWN: 1}))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,14 +92,17 @@ class Site:
 
     before_look = moment
 
-    async def are_cancelled(self, keys: list[MessageKey]) -> NDArray[np.bool_]:
+    async def are_cancelled(self, keys: list[MessageKey]) -> NDArray[np.bool_] | None:
+        if not self.is_current:
+            self.put_off += 1
+            return None
         self.decided.append(len(keys))
         w_ms = self.progress.due_ms
         return np.array([id_ not in self.doubtful and due_ms > w_ms for id_, due_ms in keys])
 
     async def decide_many(self, subjects: list[Subject]) -> list[Decided]:
         self.decided.append(len(subjects))
-        basis = self.moment()._replace(current=True)
+        basis = self.moment()._replace(current=self.is_current)
         return [basis.after_writing(each.key, each.found) for each in subjects]
 
     async def submit(self, columns: Columns, _kind: object) -> object:
@@ -161,6 +168,21 @@ async def test_what_arrives_during_a_look_is_the_next_batch_and_one_group() -> N
     assert site.counts.cancel_load() == (0, 0, 0)
     assert site.counts.waiting() == {}
     assert len(site.decided) <= 2
+
+
+async def test_a_group_stays_together_until_a_look_can_decide_it() -> None:
+    """Single looks for thousands, with each progress, would take longer than it lasts."""
+    site = Site(is_current=False)
+    site.goes_on.set()
+    async with site.serving() as groups:
+        call = asyncio.create_task(groups.cancel([named(n) for n in range(40)], 9))
+        await site.until(lambda: site.written == [40])
+        site.reach(100)
+        await site.until(lambda: site.put_off)
+        site.is_current = True
+        site.reach(101)
+        assert await call == cancelled() * 40
+    assert site.decided == [40]
 
 
 async def test_batches_begin_apart_so_that_single_cancels_share_them(

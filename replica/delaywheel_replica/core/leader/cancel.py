@@ -38,8 +38,9 @@ nothing due at that millisecond was done by then: a cancel with c <= V counts in
 that takes its message.
 
 CANCELLED and ALREADY_DELIVERED rest on a look that is `current`: when it began, the node held every
-frame up to V of the deciding progress. By any other look CANCELLED is WAIT, and ALREADY_DELIVERED
-is UNKNOWN: a cancel may have been written and taken since.
+frame up to V of the deciding progress. By any other look, and by one that finds the message no
+longer, CANCELLED is WAIT, and ALREADY_DELIVERED is UNKNOWN: a cancel may have been written and
+taken since.
 
 A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
 mark lies in the slot. A current look finds the mark of an earlier reschedule, which is <= V; before

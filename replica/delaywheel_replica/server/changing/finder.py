@@ -296,9 +296,14 @@ class MessageFinder:
         lone, _ = await self._queries.find_lone(named)
         return lone, self.moment().are_written(lone)
 
-    async def are_cancelled(self, keys: Sequence[MessageKey]) -> NDArray[np.bool_]:
-        """Looks for messages, and returns which are cancelled; `decide_many` says more."""
+    async def are_cancelled(self, keys: Sequence[MessageKey]) -> NDArray[np.bool_] | None:
+        """Looks for messages, and returns which are cancelled; `decide_many` says more.
+
+        None: no look that begins now is current, and nothing was looked for.
+        """
         basis = self.before_look()
+        if not basis.current:
+            return None
         pinned = [Reference(due_ms // 1000, id_, due_ms) for id_, due_ms in keys]
         lone, _ = await self._queries.find_lone(pinned)
         return basis.are_cancelled(lone)

@@ -484,10 +484,11 @@ class CancelGroups:
         alone = [each for each in covered if each.subject is not None]
         if together:
             are_cancelled = await self._finder.are_cancelled([each.key for each in together])
-            self._spent("confirmed", len(together), begun_ms)
-            cancelled = [*compress(together, are_cancelled.tolist())]
-            await self._settle_all(cancelled, Decided(CancelDecision.CANCELLED))
-            alone += [*compress(together, (~are_cancelled).tolist())]
+            if are_cancelled is not None:  # otherwise they wait for another progress, together
+                self._spent("confirmed", len(together), begun_ms)
+                cancelled = [*compress(together, are_cancelled.tolist())]
+                await self._settle_all(cancelled, Decided(CancelDecision.CANCELLED))
+                alone += [*compress(together, (~are_cancelled).tolist())]
         if not alone:
             return
         begun_ms = monotonic_ms()
