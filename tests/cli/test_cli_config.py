@@ -22,7 +22,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_file_in_order(command: Command, file: Path) -> None:
     ended = command("config", "check", "--config", str(file))
-    assert (ended.code, ended.out) == (0, "in order: node n1 of cluster c1\n")
+    assert (ended.code, ended.out) == (0, "settings in order: node n1 of cluster c1\n")
 
 
 def test_every_fault_is_named(command: Command, file: Path) -> None:

@@ -213,7 +213,7 @@ def test_a_past_due_may_be_refused() -> None:
     with pytest.raises(RefusedError) as caught:
         message.fix_due(1000, {}, "reject")
     assert caught.value.reason is Reason.DUE_PASSED
-    assert re.search(r"it was due at \d{4}-\d\d-\d\dT[\d:.]+Z, before", str(caught.value))
+    assert re.search(r"its due, \d{4}-\d\d-\d\dT[\d:.]+Z, is past", str(caught.value))
     assert caught.value.failed is message
 
 

@@ -162,6 +162,9 @@ def test_the_next_commands_are_ready_to_paste(tmp_path: Path) -> None:
     reported = next_commands(cluster, [])
     assert "DELAYWHEEL_SERVER" not in reported
     assert "--topic orders" in reported
+    three = LocalCluster(kafka="127.0.0.1:1", folder=tmp_path / "three", nodes=3)
+    addresses = ",".join(node.address for node in three.nodes)
+    assert f"export DELAYWHEEL_SERVER={addresses}\n" in next_commands(three, [])
 
 
 @pytest.mark.usefixtures("fake_node")

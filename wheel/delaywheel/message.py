@@ -229,7 +229,7 @@ class Message:
                 if past_due == "reject" and self._absolute:
                     raise RefusedError(
                         Reason.DUE_PASSED,
-                        f"it was due at {time_text(due_ms)}, before it was first sent",
+                        f"its due, {time_text(due_ms)}, is past",
                         failed=self,
                     )
                 due_ms = now_ms

@@ -391,11 +391,11 @@ def _new_folder() -> Path:
 
 def next_commands(cluster: LocalCluster, topics: Sequence[str]) -> str:
     """Returns commands to try next, ready to be pasted."""
-    address = cluster.nodes[0].address
-    port = int(address.rpartition(":")[2])
+    addresses = [node.address for node in cluster.nodes]
+    port = int(addresses[0].rpartition(":")[2])
     lines = [f'export PATH="{Path(sys.executable).parent}:$PATH"']
-    if port != KNOWN_PORT:
-        lines.append(f"export DELAYWHEEL_SERVER={address}")
+    if len(addresses) > 1 or port != KNOWN_PORT:
+        lines.append(f"export DELAYWHEEL_SERVER={','.join(addresses)}")
     lines.append("delaywheel status")
     if topics:
         lines += [

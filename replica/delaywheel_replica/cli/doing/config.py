@@ -37,7 +37,7 @@ def check(
         raise usage("--topic and --json are for --connect")
     config = load(file, settings, _data_folder)
     if not as_json:
-        say(f"in order: node {config.node_id} of cluster {config.cluster_id}")
+        say(f"settings in order: node {config.node_id} of cluster {config.cluster_id}")
     if not connect:
         return ExitCode.DONE
     items = chain(machine_items(config), peer_items(config), kafka_items(config, topics))
