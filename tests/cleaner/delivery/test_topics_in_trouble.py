@@ -210,6 +210,24 @@ def test_a_search_tries_every_partition_for_messages_that_go_anywhere() -> None:
     assert kafka.everywhere == [{"any": 2}], "the others go again to the partition that failed"
 
 
+def test_a_search_waits_until_it_knows_the_partitions_and_not_for_longer_than_a_message() -> None:
+    kafka = Kafka({})
+    judging, rows = judge(kafka), rows_of("any")
+    judging.begin_term()
+    judging.failed(rows, kafka.now)
+    assert run_once(kafka, judging, rows) is None
+    assert not kafka.searched
+    kafka.topics["any"] = PRESENT
+    run_once(kafka, judging, rows)
+    assert kafka.everywhere == [{"any": 2}]
+    kafka = Kafka({})
+    judging = judge(kafka)
+    judging.failed(rows, kafka.now)
+    held = held_s(kafka, judging, 10, lambda _: rows)
+    assert kafka.everywhere == [{}], "Kafka did not say how many there are"
+    assert held <= PATIENCE_S + ITERATION_S
+
+
 def test_a_probe_tries_every_partition_that_its_messages_may_go_to() -> None:
     kafka = Kafka({"keyed": PRESENT, "named": PRESENT})
     kafka.silent = {"keyed", "named"}

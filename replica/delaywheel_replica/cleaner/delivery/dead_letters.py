@@ -305,10 +305,13 @@ class DeadLetters:
             if overdue_s > OVERDUE_S and not self._suspect:
                 self._suspect, self._failed_at = True, now - min(overdue_s, PATIENCE_S)
         if self._search is None and self._suspect and now >= self._search_after:
+            names = rows.topic_names()
+            topics = self._look_at(names, now)
+            if any(self._waits_for_answer(self._unknown, name, now) for name in names):
+                return Hold("asking Kafka for the partitions to search")
             self._suspect = False
-            topics = self._topics.find(rows.topic_names())
             known_bad = {n for n, topic in topics.items() if topic.state is not TopicState.PRESENT}
-            self._begin_search(rows, rows.topic_names() - known_bad)
+            self._begin_search(rows, names - known_bad)
         while self._search is not None:
             names, future = self._search
             if not future.done():
