@@ -1,6 +1,6 @@
 """Every check of the project, one named step after another, each with its time and CPU time.
 
-Steps are in two queues. Tests on real processes, nodes and brokers mostly wait: five run at once.
+Steps are in two queues. Tests on real processes, nodes and brokers mostly wait: four run at once.
 All others compute: two run at once, with a lower priority, and use what the first leave of two
 cores. Processes that wait cost as long as they run, so nothing that can be done later holds them
 up, and more at once take longer. A free lane takes the next step of its queue, the longest first,
@@ -121,7 +121,7 @@ def queues(*, fast: bool, scratch: Path, listeners: Sequence[str]) -> list[Queue
     """
     return [
         Queue(2, (*_text(scratch), *_computing(" and not slow" if fast else ""))),
-        Queue(5, _waiting(" and not slow" if fast else "", listeners, fast=fast)),
+        Queue(4, _waiting(" and not slow" if fast else "", listeners, fast=fast)),
     ]
 
 
