@@ -307,7 +307,7 @@ class DeadLetters:
         if self._search is None and self._suspect and now >= self._search_after:
             names = rows.topic_names()
             topics = self._look_at(names, now)
-            if any(self._waits_for_answer(self._unknown, name, now) for name in names):
+            if self._asking(names, now):
                 return Hold("asking Kafka for the partitions to search")
             self._suspect = False
             known_bad = {n for n, topic in topics.items() if topic.state is not TopicState.PRESENT}
@@ -389,8 +389,7 @@ class DeadLetters:
 
     def _wait_for(self, names: set[str], now: float) -> Hold | None:
         """Whether any of these topics must be waited for."""
-        asking = [name for name in names if self._waits_for_answer(self._unknown, name, now)]
-        if asking:
+        if asking := self._asking(names, now):
             return self._hold("asking Kafka for", asking)
         troubled = [name for name in names if self._troubles.cause(name) is not None]
         patient = [name for name in troubled if self._troubles.has_patience(name, now)]
@@ -399,6 +398,10 @@ class DeadLetters:
         for name in troubled:
             self._troubles.give_up(name)
         return None
+
+    def _asking(self, names: set[str], now: float) -> list[str]:
+        """Returns the topics of which Kafka's first answer is waited for."""
+        return [name for name in names if self._waits_for_answer(self._unknown, name, now)]
 
     def _waits_for_answer(self, questions: _Questions, name: str, now: float) -> bool:
         waited_s = questions.waited_s(name, now)
