@@ -351,7 +351,7 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
         assert refused.value.refusal.reason is Reason.RESCHEDULE_UNKNOWN
         (attempt,) = reschedules._attempts.values()
         assert attempt.is_awaited
-    assert len([*attempt.callers]) < SWEPT_AT_LEAST, "who has left is kept"
+    assert len([*attempt.callers]) < SWEPT_AT_LEAST, "callers that have left are kept"
     monkeypatch.setattr("delaywheel_replica.server.changing.reschedules.PASSED_ON_S", 0.01)
     (undecided,) = (await reschedules.reschedule(request, A_NODE, left_s=10)).results
     assert undecided == pb.MessageRescheduled()

@@ -59,7 +59,7 @@ OnDecisions = Callable[[dict[Key, CancelDecision]], None]
 
 @dataclass(slots=True)
 class _Call:
-    """One caller's cancels; each decision is checked, and all are told together."""
+    """One caller's cancels; each decision is checked, and the caller hears of all at once."""
 
     keys: list[Key]
     decides: Callable[[Key, CancelDecision], object]

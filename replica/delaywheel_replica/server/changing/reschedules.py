@@ -125,7 +125,7 @@ class _Attempt:
         wanted: What they ask for.
         to_ms: The due that is asked for, or the nearest that is possible.
         admitted: Done once there is room for it.
-        callers: Who waits for that.
+        callers: The calls that wait for it.
         kept_until_ms: Until then it goes on without a caller.
     """
 

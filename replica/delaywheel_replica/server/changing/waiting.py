@@ -1,6 +1,6 @@
 """Messages to be cancelled, from the call that names them until progress decides.
 
-A message is one `PendingCancel` all the time, for everyone who asks for it; there are thousands, so
+A message is one `PendingCancel` from beginning to end, whoever asks for it. There are thousands, so
 what is done with many is done by lists and columns. Once its cancel is written it rests among
 `WaitingCancels`, with all others of its group, so that a new progress costs what it decides, not
 what waits. It is looked at
