@@ -1,11 +1,13 @@
 """Client.cancel and Client.get against a real gRPC server in this process."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import grpc
 import pytest
 
 from delaywheel import (
+    CallFailedError,
     Cancelled,
     CancelOutcome,
     Client,
@@ -210,6 +212,47 @@ class TestCancelMany:
         assert [(h.slot, h.id[-1]) for h in came_to.cancelled] == [(17, 1), (19, 2)]
         assert [handle.id[-1] for handle in came_to.rescheduled] == [3]
         assert came_to.unknown == ()
+
+
+LOST = abort_bare(grpc.StatusCode.DATA_LOSS)
+FIRST_PAGE = answer(
+    pb.CancelManyResponse(
+        results=[pb.CancelResult(handle="a.1:17:" + "0" * 32, outcome=pb.CANCEL_OUTCOME_CANCELLED)],
+        next_page_token="x",
+    )
+)
+
+
+class TestOutcomeKnown:
+    """Whether a failed question may have changed something."""
+
+    @pytest.mark.parametrize(
+        ("ask", "known"),
+        [
+            (lambda client: client.get(Handle("a.1", 17, bytes(16))), True),
+            (lambda client: client.search("orders"), True),
+            (lambda client: client.cancel_many("orders", dry_run=True), True),
+            (lambda client: client.cancel_many("orders"), False),
+        ],
+        ids=["get", "search", "dry run", "cancel many"],
+    )
+    def test_after_a_lost_reply(self, ask: Callable[[Client], object], *, known: bool) -> None:
+        with FakeService(LOST) as service, Client(service.address) as client:
+            service.otherwise_many = LOST
+            with pytest.raises(CallFailedError) as caught:
+                ask(client)
+        assert caught.value.outcome_known is known
+
+    @pytest.mark.parametrize("dry_run", [False, True])
+    def test_after_an_earlier_page(self, *, dry_run: bool) -> None:
+        refuse = abort(Reason.HANDLE_INVALID)
+        with (
+            FakeService(FIRST_PAGE, refuse) as service,
+            Client(service.address) as client,
+            pytest.raises(RefusedError) as caught,
+        ):
+            client.cancel_many("orders", dry_run=dry_run)
+        assert caught.value.outcome_known is dry_run
 
 
 class TestReschedule:

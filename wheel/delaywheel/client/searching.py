@@ -144,7 +144,12 @@ class CancellingMany:
     ) -> Question[pb.CancelManyRequest, pb.CancelManyResponse, pb.CancelManyResponse]:
         """Returns the question for the next page; a retry reports what was done before."""
         self._request.limit = min(self._limit - len(self._results), _PAGE)
-        return Question(self._request, lambda page: page)
+        return Question(
+            self._request,
+            lambda page: page,
+            changes=not self._request.dry_run,
+            changed=bool(self._results) and not self._request.dry_run,
+        )
 
     def add(self, page: pb.CancelManyResponse) -> None:
         """Adds the results of a page."""

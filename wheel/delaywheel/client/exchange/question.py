@@ -40,15 +40,29 @@ OF_THE_CLUSTER: Final = frozenset(
 
 
 class Question(Generic[RequestT, ResponseT, AnswerT]):
-    """A question until it is answered; an `Exchange`. `read` makes the answer of a response."""
+    """A question until it is answered; an `Exchange`.
 
-    def __init__(self, request: RequestT, read: Callable[[ResponseT], AnswerT]) -> None:
+    Args:
+        read: Makes the answer of a response.
+        changes: An attempt may change something, as cancelling what is found does.
+        changed: An earlier question of the same operation may have changed something.
+    """
+
+    def __init__(
+        self,
+        request: RequestT,
+        read: Callable[[ResponseT], AnswerT],
+        *,
+        changes: bool = False,
+        changed: bool = False,
+    ) -> None:
         self._request: Final = request
         self._read: Final = read
         self._answer: AnswerT | None = None
         self._error: DelaywheelError | None = None
         self._obstacle: AttemptFailure | None = None
-        self._doubtful = False
+        self._changes: Final = changes
+        self._doubtful = changed
         self._done = False
 
     @property
@@ -80,7 +94,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         """Decides whether to ask again."""
         verdict = failure.verdict
         self._obstacle = failure
-        self._doubtful = self._doubtful or not verdict.outcome_known
+        self._doubtful |= self._changes and not verdict.outcome_known
         if verdict.retry:
             return Report(
                 healthy=failure.reason in OF_THE_CLUSTER,
