@@ -7,6 +7,10 @@ those that have come one by one, each two passes after the one before.
 
 It also says when that main loop has ended by itself: a call whose path is not UTF-8 does that
 (grpcio 1.85), and `wait_for_termination` goes on while any call is under way.
+
+A call that comes at the very moment of a stop may be lost in gRPC's core, with a plain server too
+(grpcio 1.85: 3 of 170 stops on a busy machine): the stop then takes its whole grace period, and
+the caller hears UNAVAILABLE.
 """
 
 import asyncio

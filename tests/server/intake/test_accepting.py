@@ -12,6 +12,8 @@ from delaywheel.client.transport.wakeups import reading_all_wakeups
 from delaywheel_replica.server.accepting import accepting_several_calls
 
 CALLS = 60
+GRACE_S = 10
+"""Above what the calls that were begun take; gRPC's core may lose another one and wait for it."""
 
 
 class _Served:
@@ -44,14 +46,15 @@ def test_a_server_that_stops_begins_what_has_come(caplog: pytest.LogCaptureFixtu
                     await asyncio.sleep(0)
                 came = served.begun + come
                 served.goes_on.set()
-                await served.server.stop(60)
+                await served.server.stop(GRACE_S)
             assert served.begun >= came
             return await asyncio.gather(*answers, return_exceptions=True), served.begun
 
     answers, begun = asyncio.run(calls_and_stops())
     assert answers.count(b"x") == begun
     others = {error.code() for error in answers if isinstance(error, grpc.RpcError)}
-    assert others <= {grpc.StatusCode.CANCELLED}  # as if it had never come: clients try again
+    # As if they had never come: clients try again. UNAVAILABLE once the grace period is over.
+    assert others <= {grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE}
     assert not caplog.records
 
 
