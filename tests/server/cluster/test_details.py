@@ -26,12 +26,15 @@ from delaywheel_replica.core.protocol.status_files import (
     ServerStatus,
     Standstill,
 )
+from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.cluster.details import Details, OwnReport
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.node.alone import alone_messages
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms
 from delaywheel_replica.server.node.pulse import Pulse
+from delaywheel_replica.server.node.same_access import SameAccess
 from support.core.values import heartbeat, wheel_heartbeat
+from support.server.server_process import config_for
 from support.server.views import node_view
 from support.server.well import cleaner_status, server_status, undeletable
 from support.wheels.messages import columns_of, message
@@ -60,6 +63,8 @@ def own_report(state: BooksState, undeletable: Undeletable | None = None) -> Own
         pulse=pulse,
         books=lambda: state,
         undeletable=undeletable,
+        access=Access(config_for(Path("/nowhere"))),
+        same_access=SameAccess(str, dict),
         waiting=lambda: {"cancel": (7, 1_500)},
     )
 

@@ -31,6 +31,7 @@ from delaywheel_replica.config_sources import ConfigError
 from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import ServerStatus
+from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.http_connections import CONNECTIONS_AT_MOST
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.listening import ListenError
@@ -41,6 +42,7 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import CleanerView, NodeView, monotonic_ms
 from delaywheel_replica.server.node.pulse import EVERY_S, Pulse, pulse_after
 from delaywheel_replica.server.node.refusals import Refusal
+from delaywheel_replica.server.node.same_access import SameAccess
 from support.server.server_process import config_for
 from support.server.views import FakeNetwork
 from support.server.well import cleaner_status, server_status
@@ -70,8 +72,9 @@ class Node:
 
     def monitoring(self, listen: str | None = "127.0.0.1:0") -> Monitoring:
         view = NodeView(self, FakeNetwork(dict), self.cleaner)
+        config = config_for(self.data, metrics_listen=listen)
         sources = Sources(
-            config_for(self.data, metrics_listen=listen),
+            config,
             refusal=lambda: self.refused,
             view=view,
             in_flight_bytes=lambda: 5,
@@ -81,6 +84,8 @@ class Node:
             pulse=Pulse(view.in_sync),
             undeletable=Undeletable(),
             max_caller_connections=64,
+            access=Access(config),
+            same_access=SameAccess(str, view.peers),
         )
         return Monitoring(sources)
 

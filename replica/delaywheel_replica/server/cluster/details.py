@@ -46,10 +46,10 @@ class OwnReport:
         pulse: Counts how often the members in sync with its open wheel changed since.
         books: Returns how its ledger's publication goes.
         undeletable: Knows which files its disk refuses to delete.
+        access: Says who may do what.
+        same_access: Compares its files with other nodes'.
         certificates: What callers are shown; None: nothing.
         waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
-        access: Says who may do what; None: nothing is told of its files.
-        same_access: Compares those with other nodes'; None: nobody does.
         insecure: What its ports lack that other machines reach, for people.
     """
 
@@ -57,10 +57,10 @@ class OwnReport:
     pulse: Pulse
     books: Callable[[], BooksState]
     undeletable: Undeletable
+    access: Access
+    same_access: SameAccess
     certificates: NodeCertificates | None = None
     waiting: Callable[[], Mapping[str, tuple[int, int]]] = dict
-    access: Access | None = None
-    same_access: SameAccess | None = None
     insecure: str = ""
 
 
@@ -106,8 +106,8 @@ class Details:
     def _add_security(self, report: pb.MemberReport) -> None:
         own = self._own_report
         report.insecure = own.insecure
-        report.access_differs.extend(own.same_access.differing if own.same_access else ())
-        report.access_fault = (own.access and own.access.refused) or ""
+        report.access_differs.extend(own.same_access.differing)
+        report.access_fault = own.access.refused or ""
         if own.certificates is not None:
             report.certificate_expires_ms = int(own.certificates.current.not_after_s * 1000)
             report.certificate_fault = own.certificates.refused or ""

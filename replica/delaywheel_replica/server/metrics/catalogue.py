@@ -4,7 +4,7 @@ No state is kept here: a scrape reads what the node knows, in Prometheus's form.
 zero with the counting process, as `delaywheel_process_start_time_seconds` shows.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 from prometheus_client.core import Metric
@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from delaywheel_replica.server.metrics.metric import (
     Spec,
+    Value,
     Values,
     by_label,
     counter,
@@ -23,7 +24,8 @@ from delaywheel_replica.server.metrics.metric import (
 )
 from delaywheel_replica.server.metrics.of_cleaner import CLEANER_METRICS
 from delaywheel_replica.server.metrics.of_peers import PEER_METRICS
-from delaywheel_replica.server.metrics.scrape import Scrape
+from delaywheel_replica.server.metrics.processes import Process
+from delaywheel_replica.server.metrics.scrape import CLEANER, SERVER, Scrape
 from delaywheel_replica.server.node.node_view import ledger_lag_frames
 
 
@@ -42,7 +44,7 @@ class Collected(Collector):
 
 
 def _ages(scrape: Scrape) -> Values:
-    rows = {"server": scrape.server, "cleaner": scrape.cleaner}
+    rows = {SERVER: scrape.server, CLEANER: scrape.cleaner}
     return by_label(
         {
             process: None if row is None else max(0, scrape.monotonic_ms - row.monotonic_ms) / 1e3
@@ -55,8 +57,8 @@ def _starts(scrape: Scrape) -> Values:
     cleaner = scrape.cleaner
     return by_label(
         {
-            "server": scrape.sources.started_s,
-            "cleaner": None if cleaner is None else cleaner.started_ms / 1e3,
+            SERVER: scrape.sources.started_s,
+            CLEANER: None if cleaner is None else cleaner.started_ms / 1e3,
         }
     )
 
@@ -70,9 +72,8 @@ def _refused_calls(scrape: Scrape) -> Values:
     return [((call, reason.value), calls) for (call, reason), calls in refused.items()]
 
 
-def _access_differs(scrape: Scrape) -> Values:
-    compared = scrape.sources.same_access
-    return [] if compared is None else [((peer,), 1) for peer in compared.differing]
+def _of_processes(value: Callable[[Process], Value]) -> Callable[[Scrape], Values]:
+    return lambda scrape: by_label({name: value(p) for name, p in scrape.processes.items()})
 
 
 def _ledger_lag(scrape: Scrape) -> float | None:
@@ -160,21 +161,19 @@ _ACCEPTING: tuple[Spec, ...] = (
         "quota_messages",
         "Messages that principals with a quota sent, cancelled, rescheduled and committed.",
         ("principal",),
-        lambda s: [] if (a := s.sources.access) is None else by_label(a.spending.messages.read()),
+        lambda s: by_label(s.sources.access.spending.messages.read()),
     ),
     counters(
         "quota_bytes",
         "Bytes of their requests.",
         ("principal",),
-        lambda s: (
-            [] if (a := s.sources.access) is None else by_label(a.spending.length_bytes.read())
-        ),
+        lambda s: by_label(s.sources.access.spending.length_bytes.read()),
     ),
     counters(
         "quota_refused_messages",
         "Messages and questions that were refused since their principal had sent too many.",
         ("principal",),
-        lambda s: [] if (a := s.sources.access) is None else by_label(a.spending.refused.read()),
+        lambda s: by_label(s.sources.access.spending.refused.read()),
     ),
     counter(
         "accepted_cancels",
@@ -343,17 +342,13 @@ _MACHINE: tuple[Spec, ...] = (
     gauge(
         "access_file_refused",
         "1 while the file of grants or tokens on the disk is not in order, and earlier ones count.",
-        lambda s: (
-            None
-            if (a := s.sources.access) is None or not a.is_limited
-            else float(a.refused is not None)
-        ),
+        lambda s: float(a.refused is not None) if (a := s.sources.access).is_limited else None,
     ),
     gauges(
         "access_differs",
         "1 for a peer that has had other grants or tokens than this node for some seconds.",
         ("peer",),
-        _access_differs,
+        lambda s: [((peer,), 1) for peer in s.sources.same_access.differing],
     ),
     gauges(
         "process_start_time_seconds",
@@ -365,31 +360,31 @@ _MACHINE: tuple[Spec, ...] = (
         "process_cpu_seconds",
         "CPU time that a process used.",
         ("process",),
-        lambda s: [((name,), p.cpu_s) for name, p in s.processes.items()],
+        _of_processes(lambda process: process.cpu_s),
     ),
     gauges(
         "process_resident_memory_bytes",
         "Memory that a process has, shared pages included.",
         ("process",),
-        lambda s: [((name,), p.resident_bytes) for name, p in s.processes.items()],
+        _of_processes(lambda process: process.resident_bytes),
     ),
     gauges(
         "process_open_fds",
         "Descriptors that a process has in use.",
         ("process",),
-        lambda s: [((name,), p.open_fds) for name, p in s.processes.items()],
+        _of_processes(lambda process: process.open_fds),
     ),
     gauges(
         "process_open_sockets",
         "Those of them that are sockets: of the server nearly all are callers' connections.",
         ("process",),
-        lambda s: [((name,), p.open_sockets) for name, p in s.processes.items()],
+        _of_processes(lambda process: process.open_sockets),
     ),
     gauges(
         "process_max_fds",
         "How many it may have.",
         ("process",),
-        lambda s: by_label({name: p.max_fds for name, p in s.processes.items()}),
+        _of_processes(lambda process: process.max_fds),
     ),
 )
 

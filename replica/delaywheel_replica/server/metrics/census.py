@@ -8,6 +8,7 @@ read, the metric is too low.
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -62,13 +63,11 @@ class Census:
 
     def _run(self, wheels: Iterable[WheelId]) -> None:
         for wheel in wheels:
-            reader = WheelReader(self._disk, self._data, wheel)
             try:
-                self._count(reader)
+                with closing(WheelReader(self._disk, self._data, wheel)) as reader:
+                    self._count(reader)
             except OSError as error:
                 _log.warning("not counted by topic", wheel=str(wheel), error=str(error))
-            finally:
-                reader.close()
 
     def _count(self, reader: WheelReader) -> None:
         last_seq = reader.last_seq()

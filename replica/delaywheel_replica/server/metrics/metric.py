@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -22,6 +22,7 @@ from delaywheel_replica.core.protocol.histogram import Histogram
 from delaywheel_replica.server.metrics.scrape import Scrape
 
 PREFIX = "delaywheel_"
+_TOTAL = "_total"
 _UNITS = ("seconds", "bytes")
 
 Value: TypeAlias = float | None
@@ -30,6 +31,7 @@ Values: TypeAlias = Iterable[tuple[tuple[str, ...], float]]
 """Values of labels, and the sample."""
 Histograms: TypeAlias = Iterable[tuple[tuple[str, ...], Histogram]]
 """Values of labels, and what was counted."""
+_Sample = TypeVar("_Sample", float, Histogram)
 
 
 class MetricType(StrEnum):
@@ -38,6 +40,13 @@ class MetricType(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
+
+
+_FAMILIES: Final[Mapping[MetricType, Callable[..., Any]]] = {
+    MetricType.COUNTER: CounterMetricFamily,
+    MetricType.GAUGE: GaugeMetricFamily,
+    MetricType.HISTOGRAM: HistogramMetricFamily,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,81 +58,58 @@ class Spec:
         kind: How it behaves: a counter never falls while its process lives.
         text: What it means, for people.
         labels: The names of its labels.
-        family: Makes its samples for a scrape; None: it does not apply, and is left out.
+        values: Its values in a scrape, by labels; none: it does not apply, and is left out.
     """
 
     name: str
     kind: MetricType
     text: str
     labels: tuple[str, ...]
-    family: Callable[[Scrape], Metric | None]
+    values: Callable[[Scrape], Values | Histograms]
+
+    def family(self, scrape: Scrape) -> Metric | None:
+        """Makes its samples for a scrape; None: it does not apply."""
+        base = self.name.removesuffix(_TOTAL)
+        made = _FAMILIES[self.kind](base, self.text, labels=self.labels, unit=_unit(base))
+        for label_values, value in self.values(scrape):
+            made.add_metric(label_values, **_sample(value))
+        return made if made.samples else None
 
 
 def gauge(name: str, text: str, value: Callable[[Scrape], Value]) -> Spec:
     """One value that goes up and down."""
-    return gauges(name, text, (), lambda scrape: _single(value(scrape)))
+    return gauges(name, text, (), _single(value))
 
 
 def gauges(
     name: str, text: str, labels: tuple[str, ...], values: Callable[[Scrape], Values]
 ) -> Spec:
     """Values that go up and down, by labels."""
-    full = PREFIX + name
-
-    def family(scrape: Scrape) -> Metric | None:
-        made = GaugeMetricFamily(full, text, labels=labels, unit=_unit(full))
-        for label_values, value in values(scrape):
-            made.add_metric(label_values, value)
-        return made if made.samples else None
-
-    return Spec(full, MetricType.GAUGE, text, labels, family)
+    return Spec(PREFIX + name, MetricType.GAUGE, text, labels, values)
 
 
 def counter(name: str, text: str, value: Callable[[Scrape], Value]) -> Spec:
     """A number that only grows. The name is given without `_total`."""
-    return counters(name, text, (), lambda scrape: _single(value(scrape)))
+    return counters(name, text, (), _single(value))
 
 
 def counters(
     name: str, text: str, labels: tuple[str, ...], values: Callable[[Scrape], Values]
 ) -> Spec:
     """Numbers that only grow, by labels. The name is given without `_total`."""
-    base = PREFIX + name
-
-    def family(scrape: Scrape) -> Metric | None:
-        made = CounterMetricFamily(base, text, labels=labels, unit=_unit(base))
-        for label_values, value in values(scrape):
-            made.add_metric(label_values, value)
-        return made if made.samples else None
-
-    return Spec(f"{base}_total", MetricType.COUNTER, text, labels, family)
+    return Spec(PREFIX + name + _TOTAL, MetricType.COUNTER, text, labels, values)
 
 
 def histogram(name: str, text: str, value: Callable[[Scrape], Histogram | None]) -> Spec:
     """Counts in buckets; the name ends with `_seconds`."""
-
-    def values(scrape: Scrape) -> Histograms:
-        found = value(scrape)
-        return [] if found is None else [((), found)]
-
-    return histograms(name, text, (), values)
+    return histograms(name, text, (), _single(value))
 
 
 def histograms(
     name: str, text: str, labels: tuple[str, ...], values: Callable[[Scrape], Histograms]
 ) -> Spec:
     """Counts in buckets, by labels; the name ends with `_seconds`."""
-    full = PREFIX + name
-
-    def family(scrape: Scrape) -> Metric | None:
-        made = HistogramMetricFamily(full, text, labels=labels, unit=_unit(full))
-        for label_values, found in values(scrape):
-            bounds = [str(bound / 1e6) for bound in found.bounds_us] + ["+Inf"]
-            buckets = list(zip(bounds, accumulate(found.counts), strict=True))
-            made.add_metric(label_values, buckets=buckets, sum_value=found.sum_us / 1e6)
-        return made if made.samples else None
-
-    return Spec(full, MetricType.HISTOGRAM, text, labels, family)
+    return Spec(PREFIX + name, MetricType.HISTOGRAM, text, labels, values)
 
 
 def one_of(values: Iterable[str], present: str | None) -> Values:
@@ -136,8 +122,20 @@ def by_label(values: Mapping[str, float | None]) -> Values:
     return [((label,), value) for label, value in values.items() if value is not None]
 
 
-def _single(value: Value) -> Values:
-    return [] if value is None else [((), value)]
+def _single(
+    value: Callable[[Scrape], _Sample | None],
+) -> Callable[[Scrape], Iterable[tuple[tuple[str, ...], _Sample]]]:
+    """Returns one value as values by no labels."""
+    return lambda scrape: [] if (found := value(scrape)) is None else [((), found)]
+
+
+def _sample(value: float | Histogram) -> dict[str, Any]:
+    """Returns a value as the library's families take it."""
+    if not isinstance(value, Histogram):
+        return {"value": value}
+    bounds = [str(bound / 1e6) for bound in value.bounds_us] + ["+Inf"]
+    buckets = list(zip(bounds, accumulate(value.counts), strict=True))
+    return {"buckets": buckets, "sum_value": value.sum_us / 1e6}
 
 
 def _unit(name: str) -> str:

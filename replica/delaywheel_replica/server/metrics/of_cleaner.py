@@ -5,6 +5,7 @@ from zero, and `delaywheel_row_age_seconds` shows how old that status is.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from delaywheel.ingress import HalfAnswer
 from delaywheel_replica.core.protocol.progress import time_floor
@@ -28,10 +29,17 @@ from delaywheel_replica.server.metrics.metric import (
 )
 from delaywheel_replica.server.metrics.scrape import Scrape
 
+_Value = TypeVar("_Value")
 
-def _of(value: Callable[[CleanerStatus], Value]) -> Callable[[Scrape], Value]:
+
+def _of(value: Callable[[CleanerStatus], _Value | None]) -> Callable[[Scrape], _Value | None]:
     """Returns a value from the status, once there is one."""
     return lambda scrape: None if scrape.cleaner is None else value(scrape.cleaner)
+
+
+def _each(values: Callable[[CleanerStatus], Values]) -> Callable[[Scrape], Values]:
+    """Returns values from the status, once there is one."""
+    return lambda scrape: [] if scrape.cleaner is None else values(scrape.cleaner)
 
 
 def _counted(name: str, text: str, key: str) -> Spec:
@@ -63,41 +71,28 @@ def _behind_s(scrape: Scrape) -> float | None:
     return max(0, allowed - status.progress.floor)
 
 
-def _registered(scrape: Scrape) -> Values:
-    if scrape.cleaner is None:
-        return []
-    records = scrape.cleaner.wheels.values()
+def _registered(status: CleanerStatus) -> Values:
+    records = status.wheels.values()
     closed = sum(record.closed_at is not None for record in records)
     return [(("open",), len(records) - closed), (("closed",), closed)]
 
 
-def _answered(scrape: Scrape) -> Values:
-    if scrape.cleaner is None:
-        return []
-    counted = scrape.cleaner.counters
+def _answered(status: CleanerStatus) -> Values:
     return [
-        ((each.value,), counted.get(f"halves_answered_{each.name.lower()}", 0))
+        ((each.value,), status.counters.get(f"halves_answered_{each.name.lower()}", 0))
         for each in HalfAnswer
     ]
 
 
-def _unanswered(scrape: Scrape, value: Callable[[UnansweredHalves, int], float]) -> Values:
-    status = scrape.cleaner
-    if status is None:
-        return []
-    return [((each.group,), value(each, status.wall_ms)) for each in status.unanswered]
+def _unanswered(value: Callable[[UnansweredHalves, int], float]) -> Callable[[Scrape], Values]:
+    return _each(
+        lambda status: [((each.group,), value(each, status.wall_ms)) for each in status.unanswered]
+    )
 
 
 def _of_ingress(value: Callable[[IngressStatus], Value]) -> Callable[[Scrape], Value]:
     """Returns a value of the ingress, while this node leads and reads topics."""
     return _of(lambda status: None if status.ingress is None else value(status.ingress))
-
-
-def _lags(scrape: Scrape) -> Values:
-    cleaner = scrape.cleaner
-    if cleaner is None or cleaner.ingress is None:
-        return []
-    return by_label(cleaner.ingress.lags)
 
 
 _INGRESS: tuple[Spec, ...] = (
@@ -115,7 +110,7 @@ _INGRESS: tuple[Spec, ...] = (
         "ingress_partition_lag_offsets",
         "The same by partition; of many partitions those that are furthest behind.",
         ("partition",),
-        _lags,
+        _each(lambda status: [] if status.ingress is None else by_label(status.ingress.lags)),
     ),
     gauge(
         "ingress_held_bytes",
@@ -196,38 +191,38 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         "answered_halves",
         "What groups have answered about them; undecided: a dead letter of the group.",
         ("answer",),
-        _answered,
+        _each(_answered),
     ),
     gauges(
         "unanswered_halves",
         "Letters about half messages that a group has not read yet, as the leader sees it; of at"
         " most 20 groups.",
         ("group",),
-        lambda s: _unanswered(s, lambda each, _: each.letters),
+        _unanswered(lambda each, _: each.letters),
     ),
     gauges(
         "unanswered_halves_age_seconds",
         "How long the first of them has waited: without a checker of the group, nobody answers.",
         ("group",),
-        lambda s: _unanswered(s, lambda each, now_ms: max(0, now_ms - each.oldest_ms) / 1e3),
+        _unanswered(lambda each, now_ms: max(0, now_ms - each.oldest_ms) / 1e3),
     ),
     counters(
         "topic_forwarded_messages",
         "Forwarded messages by topic.",
         ("topic",),
-        lambda s: [] if s.cleaner is None else by_label(s.cleaner.forwarded_by_topic),
+        _each(lambda status: by_label(status.forwarded_by_topic)),
     ),
     counters(
         "dead_letters",
         "Messages committed to the dead-letter topic.",
         ("reason",),
-        lambda s: [] if s.cleaner is None else by_label(s.cleaner.dead_by_reason),
+        _each(lambda status: by_label(status.dead_by_reason)),
     ),
     counters(
         "topic_dead_letters",
         "Dead letters by the topic that the messages were to go to.",
         ("topic",),
-        lambda s: [] if s.cleaner is None else by_label(s.cleaner.dead_by_topic),
+        _each(lambda status: by_label(status.dead_by_topic)),
     ),
     _counted("lost_frames", "Frames reported as lost: no node could read them.", "lost_frames"),
     _counted("commits", "Transactions committed, idle ones too.", "transactions"),
@@ -239,12 +234,12 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     histogram(
         "commit_duration_seconds",
         "Time from the begin of a committed transaction to the answer to its commit.",
-        lambda s: None if s.cleaner is None else s.cleaner.commit_times,
+        _of(lambda status: status.commit_times),
     ),
     histogram(
         "lateness_seconds",
         "Of forwarded messages: from due to the answer to the commit, by the leader's clock.",
-        lambda s: None if s.cleaner is None else s.cleaner.lateness,
+        _of(lambda status: status.lateness),
     ),
     gauge(
         "overdue_seconds",
@@ -271,7 +266,7 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         "registered_wheels",
         "Wheels of all nodes that forwarding knows of and is not done with.",
         ("state",),
-        _registered,
+        _each(_registered),
     ),
     gauge(
         "kafka_error",

@@ -55,8 +55,8 @@ class Sources:
         pulse: Checks the event loop and the in-sync set.
         undeletable: Knows which files the disk refuses to delete.
         certificates: What callers are shown; None: nothing.
-        access: Knows who may do what, and how much; None: everybody everything.
-        same_access: Compares these files with other nodes'; None: nobody does.
+        access: Knows who may do what, and how much.
+        same_access: Compares these files with other nodes'.
         max_caller_connections: How many callers may be connected.
         started_s: When the server process started, Unix seconds.
         disk: Where the data folder lies.
@@ -76,9 +76,9 @@ class Sources:
         pulse: Pulse,
         undeletable: Undeletable,
         max_caller_connections: int,
+        access: Access,
+        same_access: SameAccess,
         certificates: NodeCertificates | None = None,
-        access: Access | None = None,
-        same_access: SameAccess | None = None,
     ) -> None:
         self.config = config
         self.refusal = refusal
