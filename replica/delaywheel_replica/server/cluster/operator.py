@@ -121,11 +121,7 @@ class Operator:
                 NODE_CHANGE_UNKNOWN.
         """
         there = await self._elsewhere(
-            lambda node: node.admin.ReplaceNode(
-                request, timeout=_TIMEOUT_S, metadata=node.metadata
-            ),
-            Reason.NODE_CHANGE_UNKNOWN,
-            context,
+            lambda node: node.admin.ReplaceNode, request, context, Reason.NODE_CHANGE_UNKNOWN
         )
         if there is not None:
             return there
@@ -144,9 +140,7 @@ class Operator:
                 NODE_CHANGE_UNKNOWN.
         """
         there = await self._elsewhere(
-            lambda node: node.admin.RemoveNode(request, timeout=_TIMEOUT_S, metadata=node.metadata),
-            Reason.NODE_CHANGE_UNKNOWN,
-            context,
+            lambda node: node.admin.RemoveNode, request, context, Reason.NODE_CHANGE_UNKNOWN
         )
         if there is not None:
             return there
@@ -168,9 +162,7 @@ class Operator:
                 SET_BACK_UNKNOWN.
         """
         there = await self._elsewhere(
-            lambda node: node.admin.SetBack(request, timeout=_TIMEOUT_S, metadata=node.metadata),
-            Reason.SET_BACK_UNKNOWN,
-            context,
+            lambda node: node.admin.SetBack, request, context, Reason.SET_BACK_UNKNOWN
         )
         if there is not None:
             return there
@@ -226,9 +218,10 @@ class Operator:
 
     async def _elsewhere(
         self,
-        call: Callable[[OtherNode], Awaitable[_Answer]],
-        unknown: Reason,
+        call_of: Callable[[OtherNode], Callable[..., Awaitable[_Answer]]],
+        request: object,
         context: CallContext,
+        unknown: Reason,
     ) -> _Answer | None:
         """Returns the answer of the leader's node to the same call; None if this node leads.
 
@@ -242,7 +235,11 @@ class Operator:
         address = None if is_passed_on else self._other_nodes.leader_address()
         if address is None:
             raise RequestRefusedError(Reason.NO_LEADER)
-        return await self._other_nodes.call(address, call, unknown=unknown)
+        return await self._other_nodes.call(
+            address,
+            lambda node: call_of(node)(request, timeout=_TIMEOUT_S, metadata=node.metadata),
+            unknown=unknown,
+        )
 
     def _leads(self) -> bool:
         """Whether this node leads, even if it rests while it waits for frames of a lost folder."""
