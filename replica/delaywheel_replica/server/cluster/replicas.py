@@ -18,6 +18,7 @@ survives restarts, and compares the clock of the wheel's node with the own one.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -157,15 +158,12 @@ class Lags:
         late = [replica for replica in replicas if replica.lag_frames]
         if not late:
             return
-        reader = WheelReader(self._disk, self._data, wheel)
-        try:
+        with closing(WheelReader(self._disk, self._data, wheel)) as reader:
             for replica in late:
                 end = replica.held_seq + replica.lag_frames
                 lag_ms = self._lag_ms(reader, replica.held_seq + 1, end, floor)
                 if lag_ms is not None:
                     replica.lag_ms = lag_ms
-        finally:
-            reader.close()
 
     def _lag_ms(self, reader: WheelReader, first: int, end: int, floor: int) -> int | None:
         """Returns 0 if all of these frames are finished; None if it cannot be determined here."""

@@ -6,6 +6,7 @@ memory at a time; a group of callers' requests makes one, so its size is bounded
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -75,8 +76,7 @@ class LedgerSource:
             floor: The slot below which everything is finished.
             lost: Frames that no node can read.
         """
-        reader = WheelReader(self._disk, self._data, self._wheel)
-        try:
+        with closing(self._reader()) as reader:
             last_seq, found = reader.last_seq(), 0
             for first, rows in reader.rows_of(SeqSet([(first_seq, last_seq)]) - lost):
                 has_slot = rows["length"] > 0
@@ -84,19 +84,14 @@ class LedgerSource:
                 if len(below):
                     found = first + int(below[-1])
             return found
-        finally:
-            reader.close()
 
     def may_have_messages(self, first_seq: int, last_seq: int) -> bool:
         """Whether some of these frames are not known to have none, by their index rows."""
-        reader = WheelReader(self._disk, self._data, self._wheel)
-        try:
+        with closing(self._reader()) as reader:
             others = 0
             for _, rows in reader.rows_of(SeqSet([(first_seq, last_seq)])):
                 others += int(np.count_nonzero(kinds_of(rows) != Kind.MESSAGES))
             return others < last_seq - first_seq + 1
-        finally:
-            reader.close()
 
     def files_up_to(self, seq: int) -> list[Path]:
         """Returns the files that were read to the end and have no frame beyond this seq."""
@@ -105,12 +100,12 @@ class LedgerSource:
     def _from_frames(self, first_seq: int, last_seq: int) -> Iterator[Block | UnreadableFrame]:
         if first_seq > last_seq:
             return
-        reader = WheelReader(self._disk, self._data, self._wheel)
-        try:
+        with closing(self._reader()) as reader:
             for seq in range(first_seq, last_seq + 1):
                 yield _from_frame(reader, seq)
-        finally:
-            reader.close()
+
+    def _reader(self) -> WheelReader:
+        return WheelReader(self._disk, self._data, self._wheel)
 
 
 def _from_frame(reader: WheelReader, seq: int) -> Block | UnreadableFrame:

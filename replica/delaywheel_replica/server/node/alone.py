@@ -5,6 +5,7 @@ another disk may lose messages, and the loss of a node may delay them.
 """
 
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -56,13 +57,9 @@ def pending_messages(
 
 def _pending(reader: WheelReader, first: int, last: int, done_slot: int) -> int:
     messages = 0
-    try:
+    with closing(reader), suppress(OSError):  # the disk's trouble is reported elsewhere
         for begin in range(first, last + 1, _PIECE_ROWS)[:_PIECES]:
             rows = reader.rows(begin, min(last, begin + _PIECE_ROWS - 1))
             is_pending = rows["slot"] >= done_slot
             messages += int(np.sum(message_counts(rows[is_pending])))
-    except OSError:
-        pass  # the disk's trouble is reported elsewhere
-    finally:
-        reader.close()
     return messages
