@@ -658,6 +658,7 @@ def _member_config(config: Config) -> MemberConfig:
         nodes=tuple(sorted(config.members)),
         min_insync=config.min_insync_members,
         late_window_s=config.late_window_seconds,
+        span_seconds=config.span_seconds,
     )
 
 

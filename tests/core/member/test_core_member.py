@@ -23,6 +23,7 @@ from delaywheel_replica.core.node.events import (
     Effect,
     ForgetLost,
     LeaveWheel,
+    MemberConfig,
     OpenWheel,
     Published,
     Save,
@@ -38,6 +39,7 @@ from delaywheel_replica.core.protocol.messages import Applied, Gossip
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.inventory import READ_AGAIN_MS
+from delaywheel_replica.core.wheels.mirrors import AHEAD_SECONDS
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from support.core.member_world import (
     WALL_MS,
@@ -53,6 +55,7 @@ from support.core.values import missing_members
 
 A1, A2, A3 = (WheelId("a", number) for number in (1, 2, 3))
 SLOT = WALL_MS // 1000
+SPAN_S = MemberConfig("a", ("a",), 1, 120).span_seconds
 
 
 def alone(*, opened: bool = True) -> FakeNode:
@@ -64,6 +67,12 @@ def alone(*, opened: bool = True) -> FakeNode:
         )
         node.tick()
     return node
+
+
+def admitted(node: FakeNode, wheel: WheelId, *, seal_slot: int) -> bool:
+    """Whether a group may be written, to this wheel and from this slot on."""
+    last_slot = node.wall_ms // 1000 + SPAN_S + AHEAD_SECONDS // 2
+    return node.machine.begin_group(node.now_ms) == Admitted(wheel, seal_slot, last_slot)
 
 
 def kinds(effects: list[Effect]) -> list[type]:
@@ -80,7 +89,7 @@ def test_a_registered_wheel_becomes_the_spare_then_the_open_one() -> None:
     named = [(s.open, s.spare and s.spare.wheel) for s in states]
     assert named == [(None, A1), (A1, A2)]
     assert node.store.opened == [A1]
-    assert node.machine.admits(node.now_ms) == Admitted(A1, 0)
+    assert admitted(node, A1, seal_slot=0)
 
 
 def test_no_second_save_before_the_first_is_answered() -> None:
@@ -219,7 +228,7 @@ def test_a_leave_that_failed_is_asked_for_again_and_nothing_is_let_in_meanwhile(
     node = alone()
     node.store.refuses = {LeaveWheel}
     node.step(Broken(A1, "no space"))
-    assert node.machine.admits(node.now_ms) is MemberRefusal.NO_WHEEL
+    assert node.machine.refusal(node.now_ms) is MemberRefusal.NO_WHEEL
     assert node.status().heartbeat.open is None
     node.store.refuses = set()
     node.tick()
@@ -238,7 +247,7 @@ def test_a_node_alone_acknowledges_what_it_has_written() -> None:
 
 def test_without_a_wheel_nobody_is_let_in() -> None:
     node = alone(opened=False)
-    assert node.machine.admits(node.now_ms) is MemberRefusal.NO_WHEEL
+    assert node.machine.refusal(node.now_ms) is MemberRefusal.NO_WHEEL
 
 
 def test_nothing_is_acknowledged_of_a_wheel_that_is_being_left() -> None:
@@ -254,7 +263,7 @@ def test_draining_refuses_leaves_and_keeps_the_spare() -> None:
     node = alone()
     node.write()
     node.step(Drain())
-    assert node.machine.admits(node.now_ms) is MemberRefusal.DRAINING
+    assert node.machine.refusal(node.now_ms) is MemberRefusal.DRAINING
     heartbeat = node.status().heartbeat
     assert (heartbeat.open, heartbeat.spare, heartbeat.draining) == (None, A2, True)
     node.tick()
@@ -280,11 +289,11 @@ def test_the_open_wheel_seals_by_the_leaders_clock_and_rests_without_one() -> No
     node = alone()
     node.tick()
     assert node.status().heartbeat.wheels[A1].seal_slot == node.wall_ms // 1000 - 120
-    assert node.machine.admits(node.now_ms) == Admitted(A1, node.wall_ms // 1000 - 120)
     sealed = node.status().heartbeat.wheels[A1].seal_slot
     node.cleaner_reports(None)
     node.tick(5_000)
     assert node.status().heartbeat.wheels[A1].seal_slot == sealed
+    assert admitted(node, A1, seal_slot=sealed)
 
 
 def test_a_spares_seal_is_saved_before_it_is_reported_and_moves_once_a_second() -> None:
@@ -314,7 +323,7 @@ def test_a_wheel_opens_with_the_seal_that_it_reported_as_a_spare() -> None:
     spare = Spare(A1, SLOT + 500, {"a": disk_of("a")}, 1)
     node = FakeNode("a", "a", store=FakeStore(state_of("a", last_number=1, spare=spare)))
     node.tick()
-    assert node.machine.admits(node.now_ms) == Admitted(A1, SLOT + 500)
+    assert admitted(node, A1, seal_slot=SLOT + 500)
 
 
 # --- the own leader's fences

@@ -104,7 +104,7 @@ def test_a_mirror_that_is_cut_off_leaves_and_too_few_refuse_callers() -> None:
     world["a"].write(1)
     world.run(1_500)
     assert world["a"].acknowledged == {A1: 1}
-    assert world["a"].machine.admits(world["a"].now_ms) is MemberRefusal.NOT_ENOUGH_REPLICAS
+    assert world["a"].machine.refusal(world["a"].now_ms) is MemberRefusal.NOT_ENOUGH_REPLICAS
     world.cut = set()
     world.run(3_000)
     assert world["a"].acknowledged == {A1: 2}
@@ -272,7 +272,7 @@ def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
     assert save.state.fenced == {"b": 1}
     assert not any(isinstance(m, Promise) for _, m in _sends(effects))
     assert node.machine.step(_received(node, "b", frames_of(B1, 3, 3))) == []
-    assert node.machine.admits(node.now_ms) is MemberRefusal.NO_WHEEL
+    assert node.machine.refusal(node.now_ms) is MemberRefusal.NO_WHEEL
     node.store.state = save.state
     ((peer, message),) = _sends(node.machine.step(Saved(save.state)))
     assert peer == "c"
@@ -386,7 +386,7 @@ def test_a_node_that_names_what_was_promised_away_is_refused_without_frames() ->
 def test_an_origin_that_is_promised_away_by_all_needs_a_new_wheel() -> None:
     world = cluster()
     world["a"].receive("b", Refused("a", 2))
-    assert world["a"].machine.admits(world["a"].now_ms) is MemberRefusal.NO_WHEEL
+    assert world["a"].machine.refusal(world["a"].now_ms) is MemberRefusal.NO_WHEEL
     assert world["a"].status().heartbeat.last_number == 2
     world.register({**FIRST, A3: record_of()})
     world.run(200)

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.member.member import Admitted
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
@@ -66,7 +65,7 @@ def test_while_w_is_ahead_they_stay(node: FakeNode) -> None:
 def test_the_spare_is_given_up_and_the_open_one_once_there_is_another(node: FakeNode) -> None:
     live(node, lambda: after_a_set_back(node, A1, A2))
     assert node.status().heartbeat.named == (A1,)
-    assert isinstance(node.machine.admits(node.now_ms), Admitted)
+    assert node.machine.refusal(node.now_ms) is None
     live(node, lambda: after_a_set_back(node, A1, A2, A3))
     assert node.store.opened == [A1, A3]
     live(node, lambda: after_a_set_back(node, A1, A2, A3, A4))

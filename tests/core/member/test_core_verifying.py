@@ -70,7 +70,7 @@ def node() -> FakeNode:
 def test_it_writes_before_it_knows(node: FakeNode) -> None:
     assert looking(node) == [VerifyWheel(A1), VerifyWheel(B1)]
     assert node.store.open == A2
-    assert node.machine.admits(node.now_ms) is MemberRefusal.NOT_ENOUGH_REPLICAS, "not NO_WHEEL"
+    assert node.machine.refusal(node.now_ms) is MemberRefusal.NOT_ENOUGH_REPLICAS, "not NO_WHEEL"
     heartbeat = node.status().heartbeat
     assert (heartbeat.open, heartbeat.complete) == (A2, False)
     assert heartbeat.verifying == frozenset({A1, B1})

@@ -128,6 +128,16 @@ def test_a_leaders_clock_seals_nothing_beyond_what_is_done() -> None:
     assert ears.leader_clock_ms(20) == 60_000
 
 
+def test_most_nodes_agree_on_a_clock_and_of_two_the_lesser_counts() -> None:
+    ears = hearing()
+    assert ears.agreed_clock_ms(9_000, 0) == 9_000
+    hear(ears, "b", reported("b", 1, wall_ms=50_000), 100)
+    assert ears.agreed_clock_ms(9_000, 100) == 9_000
+    assert ears.agreed_clock_ms(90_000, 103) == 50_003
+    hear(ears, "c", reported("c", 1, wall_ms=20_000), 100)
+    assert ears.agreed_clock_ms(9_000, 103) == 20_003
+
+
 # --- relayed heartbeats that are none of their nodes'
 
 

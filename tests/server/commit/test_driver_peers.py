@@ -19,6 +19,7 @@ from delaywheel_replica.core.protocol.messages import (
     Lacks,
     WheelCard,
 )
+from delaywheel_replica.server.store.store import StoreLimits
 from sim.machine.disk import SimulatedDisk
 from support.server.driven import DATA, LATE_WINDOW_S, NOW_MS, ONE, TWO, Driven, slot_files
 from support.wheels.copies import bundled, copies_of
@@ -233,7 +234,7 @@ def test_what_no_mirror_would_believe_is_not_written(
     pair: Driven, ahead_hours: int, said: str
 ) -> None:
     """It would keep the wheel from being acknowledged until the others' clocks are that far."""
-    span_s = pair.store.span_seconds
+    span_s = StoreLimits().span_seconds
     pair.clock_wall_ms += ahead_hours * 3_600_000
     pair.clock_ms += 100
     pair.driver.received("n2", Gossip(peer_heartbeat(2)))

@@ -14,7 +14,7 @@ from delaywheel_replica.cleaner.due.rows import Records
 from delaywheel_replica.cleaner.due.runs import Runs
 from delaywheel_replica.cleaner.due.seconds import Bounds, Second
 from delaywheel_replica.core.election.eligibility import Eligibility
-from delaywheel_replica.core.member.member import Member
+from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats
 from delaywheel_replica.core.node.shared_state import Known
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Position, Progress, SetBackRefusal
@@ -32,7 +32,7 @@ def forgets_what_was_done_ahead() -> list[Patch]:
 
 
 def writes_by_its_own_clock() -> list[Patch]:
-    return [instead(Member, "agreed_clock_ms", lambda self, _now_ms: self._known.wall_ms)]
+    return [instead(HeardHeartbeats, "agreed_clock_ms", lambda _, own_ms, __: own_ms)]
 
 
 def takes_it_again() -> list[Patch]:

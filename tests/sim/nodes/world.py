@@ -175,6 +175,7 @@ class World:
             nodes=nodes,
             min_insync=min_insync,
             late_window_s=settings.late_window_s,
+            span_seconds=settings.span_s,
             in_flight_frames=settings.in_flight_frames,
             batch_frames=settings.batch_frames,
         )

@@ -118,7 +118,7 @@ from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role, S
 from delaywheel_replica.core.wheels.completeness import Completeness
 from delaywheel_replica.core.wheels.fencing import Fencing, answer
 from delaywheel_replica.core.wheels.inventory import Inventory
-from delaywheel_replica.core.wheels.mirrors import Mirrors
+from delaywheel_replica.core.wheels.mirrors import AHEAD_SECONDS, Mirrors
 from delaywheel_replica.core.wheels.node_file import NodeFile
 from delaywheel_replica.core.wheels.open_wheel import CurrentWheel
 from delaywheel_replica.core.wheels.verifying import Verifying
@@ -147,10 +147,13 @@ class Admitted:
     Attributes:
         wheel: The wheel to write to.
         seal_slot: No message may be for a slot below.
+        last_slot: Nor for a later one than this: no mirror would believe it, and the wheel would
+            wait for its mirrors until their clocks are that far.
     """
 
     wheel: WheelId
     seal_slot: int
+    last_slot: int
 
 
 class Member:
@@ -186,13 +189,16 @@ class Member:
 
     def begin_group(self, now_ms: int, *, cancels: bool = False) -> Admitted | MemberRefusal:
         """Admits a group to be written; if admitted, `Written` must follow in any case."""
-        admission = self.admits(now_ms, cancels=cancels)
-        if isinstance(admission, Admitted):
-            self._current.begin_group()
-        return admission
+        refusal = self.refusal(now_ms, cancels=cancels)
+        if refusal is not None:
+            return refusal
+        writing = self._current.begin_group()
+        clock_ms = self._hearing.agreed_clock_ms(self._known.wall_ms, now_ms)
+        last_slot = clock_ms // 1000 + self._known.config.span_seconds + AHEAD_SECONDS // 2
+        return Admitted(writing.wheel, writing.seal.slot, last_slot)
 
-    def admits(self, now_ms: int, *, cancels: bool = False) -> Admitted | MemberRefusal:
-        """Whether messages, or cancels, may be written now."""
+    def refusal(self, now_ms: int, *, cancels: bool = False) -> MemberRefusal | None:
+        """Why no messages, or no cancels, may be written now; None: they may."""
         if self._node_file.is_draining:
             return MemberRefusal.DRAINING
         disk = self._known.disk
@@ -200,20 +206,11 @@ class Member:
             return MemberRefusal.DISK_STALLED
         if disk is DiskState.DISK_OUT or (disk is DiskState.DISK_FULL and not cancels):
             return MemberRefusal.DISK_FULL
-        writing = self._current.writing
-        if writing is None:
+        if self._current.writing is None:
             return MemberRefusal.NO_WHEEL
         if not self._current.in_sync_enough(now_ms):
             return MemberRefusal.NOT_ENOUGH_REPLICAS
-        return Admitted(writing.wheel, writing.seal.slot)
-
-    def agreed_clock_ms(self, now_ms: int) -> int:
-        """Returns the wall clock on which most nodes agree: mirrors believe no frame far beyond it.
-
-        It is the median of the own clock and those that are heard; of two the lesser one.
-        """
-        clocks_ms = sorted([self._known.wall_ms, *self._hearing.clocks_ms(now_ms)])
-        return clocks_ms[(len(clocks_ms) - 1) // 2]
+        return None
 
     def status(self, now_ms: int, wall_ms: int, pid: int) -> ServerStatus:
         """Returns the server's status."""

@@ -454,6 +454,7 @@ class MemberConfig:
         nodes: The ids of all nodes, including its own.
         min_insync: W of the cluster as configured; R follows from it: how many must hear a leader.
         late_window_s: How long after its due a slot still accepts frames.
+        span_seconds: The span of new wheels.
         insync_timeout_ms: A mirror that is missing what was the end this long ago leaves the set.
         fetch_timeout_ms: A fetch that was not answered for this long goes to another node.
         in_flight_frames: The most pushed frames that wait for one mirror's answer.
@@ -464,6 +465,7 @@ class MemberConfig:
     nodes: tuple[str, ...]
     min_insync: int
     late_window_s: int
+    span_seconds: int = 7_200
     insync_timeout_ms: int = 1_000
     fetch_timeout_ms: int = 1_000
     in_flight_frames: int = 4_096

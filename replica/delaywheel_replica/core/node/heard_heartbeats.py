@@ -184,14 +184,19 @@ class HeardHeartbeats:
         clock_ms = newest.wall_ms + now_ms - self._peers[newest.node].newest_at_ms
         return min(clock_ms, newest.reached.due_ms)
 
-    def clocks_ms(self, now_ms: int) -> list[int]:
-        """Returns lower bounds of the wall clocks of the nodes that are heard."""
+    def agreed_clock_ms(self, own_clock_ms: int, now_ms: int) -> int:
+        """Returns the wall clock on which most nodes agree.
+
+        It is the median of the own clock and lower bounds of those that are heard; of two the
+        lesser one.
+        """
         peers = (self._peers[node] for node in self.reachable(now_ms))
-        return [
+        heard_ms = [
             peer.direct.wall_ms + now_ms - peer.direct_ms
             for peer in peers
             if peer.direct is not None
         ]
+        return sorted([own_clock_ms, *heard_ms])[len(heard_ms) // 2]
 
     def _take_direct(self, heartbeat: Heartbeat, now_ms: int) -> bool:
         if heartbeat.node not in self.others:

@@ -78,7 +78,8 @@ from delaywheel_replica.core.wheels.verifying import AGAIN_MS, Verifying
 AHEAD_SECONDS: Final = 86_400
 """How far clocks may differ, beyond a wheel's span, before frames are considered damaged.
 
-An origin writes nothing beyond half of that, by the clock on which it agrees with the others.
+An origin writes nothing beyond half of that, by the clock on which most nodes agree: mirrors whose
+clocks are behind that one believe it, too.
 """
 
 MAX_REPORTED: Final = 4_096

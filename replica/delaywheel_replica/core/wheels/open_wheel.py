@@ -441,9 +441,15 @@ class CurrentWheel:
 
     # --- while it is written
 
-    def begin_group(self) -> None:
-        """Notes that frames admitted by the present seal are being appended; `Written` follows."""
+    def begin_group(self) -> Replication:
+        """Returns the open wheel, to which frames are appended by its present seal.
+
+        `Written` follows.
+        """
+        writing = self.writing
+        assert writing is not None
         self._is_being_written = True
+        return writing
 
     def written(self, event: Written) -> None:
         """Notes appended frames."""

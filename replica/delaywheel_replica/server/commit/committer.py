@@ -128,22 +128,15 @@ class Group:
     reasons: list[Refusal] = field(default_factory=lambda: [Refusal(Reason.INTERNAL)])
 
     @classmethod
-    def of(cls, requests: list[Request], admission: Admitted, *, last_slot: int) -> "Group":
-        """Starts a group with nothing written; messages below the seal are refused.
-
-        Args:
-            requests: Those that are written together.
-            admission: Where, and what may be.
-            last_slot: Messages for later slots are refused: no mirror would believe them, and the
-                wheel would wait for its mirrors until their clocks are that far.
-        """
+    def of(cls, requests: list[Request], admission: Admitted) -> "Group":
+        """Starts a group with nothing written; messages are refused that it may not have."""
         columns = Columns.concat([request.columns for request in requests])
         group = cls(requests, admission, columns, np.zeros(len(columns), dtype=np.uint8))
         if admission.seal_slot > int(columns.due_ms.min()) // 1000:
             sealed = columns.slots < admission.seal_slot
             group.refuse(sealed, Refusal(Reason.DUE_TOO_OLD, "Its second is sealed"))
-        if last_slot < int(columns.due_ms.max()) // 1000:
-            group.refuse(columns.slots > last_slot, Refusal(Reason.CLOCK_AHEAD))
+        if admission.last_slot < int(columns.due_ms.max()) // 1000:
+            group.refuse(columns.slots > admission.last_slot, Refusal(Reason.CLOCK_AHEAD))
         if group.kind is Kind.RELEASES:  # all other rows may go to any wheel
             group.refuse_of_other_wheels()
         return group

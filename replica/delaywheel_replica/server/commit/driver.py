@@ -92,7 +92,6 @@ from delaywheel_replica.core.node.events import (
 from delaywheel_replica.core.node.plausible import check
 from delaywheel_replica.core.protocol.messages import ABOUT_FRAMES, Frames, Lacks, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
-from delaywheel_replica.core.wheels.mirrors import AHEAD_SECONDS
 from delaywheel_replica.server.commit.committer import (
     Answers,
     Committer,
@@ -178,8 +177,7 @@ class Driver:
     def refusal(self) -> MemberRefusal | None:
         """Why no messages are accepted now; None: they are."""
         with self._lock:
-            admits = self.machine.admits(self._outside.now_ms())
-        return admits if isinstance(admits, MemberRefusal) else None
+            return self.machine.refusal(self._outside.now_ms())
 
     # --- events, on any thread
 
@@ -504,14 +502,12 @@ class Driver:
         if not requests:
             return None
         with self._lock:
-            names, now_ms = requests[0].kind is not Kind.MESSAGES, self._outside.now_ms()
-            admission = self.machine.begin_group(now_ms, cancels=names)
-            clock_s = self.machine.agreed_clock_ms(now_ms) // 1000
+            cancels = requests[0].kind is not Kind.MESSAGES
+            admission = self.machine.begin_group(self._outside.now_ms(), cancels=cancels)
         if isinstance(admission, MemberRefusal):
             self._outside.answer(self._committer.refuse(Refusal(Reason[admission.value])))
             return None
-        last_slot = clock_s + self._store.span_seconds + AHEAD_SECONDS // 2
-        return Group.of(requests, admission, last_slot=last_slot)
+        return Group.of(requests, admission)
 
     def _accept_at_ms(self, wheel: WheelId) -> int:
         """Returns the wall clock, never decreasing within a wheel: the ledger depends on that."""

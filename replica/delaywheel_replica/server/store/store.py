@@ -258,11 +258,6 @@ class Store:
         return self._open
 
     @property
-    def span_seconds(self) -> int:
-        """The span of new wheels."""
-        return self._limits.span_seconds
-
-    @property
     def last_seq(self) -> int:
         """The last counting frame of the open wheel; 0 if none."""
         return 0 if self._open is None else self._open.last_seq
