@@ -173,6 +173,7 @@ def test_help_has_no_broken_paragraphs(
     for paragraph in (asked.text, asked.more):
         assert " ".join(paragraph.split()) in " ".join(reported.split())
     assert "Examples:\n  " in reported
+    assert ", ..." not in reported, "it says all that may be written"
 
 
 GROUPS = [name for name, found in OURS.items() if isinstance(found, cli.CommandGroup)]

@@ -152,7 +152,8 @@ def test_folder_must_be_a_nodes(command: Command, tmp_path: Path) -> None:
 def test_verify_of_what_is_in_order(command: Command, data: Path) -> None:
     ended = command("verify", str(data), "--json")
     assert (ended.code, ended.document) == (0, {"node": "node-1", "findings": []})
-    assert command("verify", str(data)).out.startswith("in order: ")
+    ended = command("verify", str(data))
+    assert ended.out == f"in order: the data folder {data}, of node node-1\n"
 
 
 def test_verify_names_what_is_wrong_and_where(command: Command, data: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from delaywheel_replica.cli import options
 from delaywheel_replica.cli.parsing import Parser
 from delaywheel_replica.cli.values import (
+    TIMES,
     parse_count,
     parse_duration,
     parse_duration_s,
@@ -108,7 +109,7 @@ def produce(parser: Parser) -> None:
         group=when,
         type=parse_time,
         metavar="TIME",
-        help="2030-01-31T12:00:00Z, '2030-01-31 12:00 Europe/Berlin', now+2h, Unix milliseconds",
+        help=TIMES,
     )
     parser.argument(
         "--level",
@@ -202,7 +203,7 @@ def reschedule(parser: Parser) -> None:
     """Adds the arguments of `reschedule`."""
     options.one_message(parser)
     parser.argument(
-        "--to", type=parse_time, required=True, metavar="TIME", help="the new due: now+2h, ..."
+        "--to", type=parse_time, required=True, metavar="TIME", help=f"the new due: {TIMES}"
     )
     options.as_json(parser)
     options.asking(parser, timeout_s=CONFIRMED_TIMEOUT_S)

@@ -7,6 +7,7 @@ and a shell waits for it at each key that completes something.
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,6 +79,9 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             add_help=False,
         )
+        # As in Python 3.14: what begins with a minus and a digit, such as -5s, is a value, and
+        # what parses it says what is wrong with it.
+        self._negative_number_matcher = re.compile(r"-\.?\d")
         self.declared: list[argparse.Action] = []
         self._completers: dict[str, Completer] = {}
         self._after: list[Callable[[dict[str, Any]], None]] = []

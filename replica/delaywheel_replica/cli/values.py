@@ -18,9 +18,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ID_DIGITS: Final = re.compile(r"[0-9a-f]{32}")
 _NOW: Final = re.compile(r"now(?:(?P<way>[+-])(?P<by>\w+))?")
 _NAMED_ZONE: Final = re.compile(r"(?P<local>\S.*\S) +(?P<zone>[A-Za-z][\w/+-]*)")
-_TIMES: Final = (
-    "write 2030-01-31T12:00:00Z, '2030-01-31 12:00 Europe/Berlin', now+2h or Unix milliseconds"
-)
+TIMES: Final = "2030-01-31T12:00:00Z, '2030-01-31 12:00 Europe/Berlin', now+2h or Unix milliseconds"
 
 
 def parse_duration(text: str) -> timedelta:
@@ -53,7 +51,7 @@ def parse_time(text: str) -> datetime:
     try:
         moment = datetime.fromisoformat(match["local"] if match else text)
     except ValueError:
-        raise ArgumentTypeError(f"{text!r} is no time: {_TIMES}") from None
+        raise ArgumentTypeError(f"{text!r} is no time: write {TIMES}") from None
     if match:
         if moment.tzinfo is not None:
             raise ArgumentTypeError(f"{text!r} says its zone twice")

@@ -33,7 +33,7 @@ def test_cancel_of_many_lists_asks_and_reports(
     monkeypatch.setattr("sys.stdin", io.StringIO("n\ny\n"))
     refused = command("cancel", "--topic", "t")
     assert refused.code == 1
-    assert "Cancel 2 messages? [y/N]" in refused.err
+    assert "Cancel 2 messages? [y/N] \nerror: NOT_CONFIRMED: " in refused.err
     assert HANDLE in refused.err
     assert [each.dry_run for each in node.many] == [True]
     ended = command("cancel", "--topic", "t")
@@ -248,6 +248,13 @@ def test_message_that_cannot_be_is_wrong_usage(
     ended = command("produce", *arguments)
     assert ended.code == 2
     assert ended.err.startswith(f"error: {reason}")
+
+
+@pytest.mark.usefixtures("node")
+def test_a_value_may_begin_with_a_minus_and_a_digit(command: Command) -> None:
+    ended = command("produce", "orders", "v", "--delay", "-5s")
+    assert (ended.code, "--delay: duration '-5s': not numbers with d, h, m" in ended.err) == (2, True)
+    assert command("produce", "orders", "-5", "--key", "-7d", "--delay", "1m").code == 0
 
 
 def test_refused_message_is_exit_code_1(command: Command, node: ScriptedNode) -> None:

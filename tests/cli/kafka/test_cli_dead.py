@@ -132,6 +132,14 @@ def test_what_goes_wrong_has_a_name_and_a_code(dead: Dead, command: Command) -> 
     assert (ended.code, "TOPIC_MISSING" in ended.err) == (1, True)
 
 
+def test_where_other_letters_lie_is_said_if_the_topic_has_none(dead: Dead) -> None:
+    said = "in a topic of their own: --dead-topic TOPIC"
+    assert said in dead("list", "--topic", f"{dead.orders}-dead-billing").err
+    assert said in dead("replay", "--topic", f"{dead.orders}-dead-billing").err
+    assert said not in dead("list", "--topic", dead.orders).err
+    assert said not in dead("list", "--reason", "NONE").err
+
+
 def test_half_messages_that_were_not_decided_are_pointed_at_and_listed(dead: Dead) -> None:
     for group in ("billing", "shop"):
         create_topic(dead.address, undecided_topic(dead.cluster, group))

@@ -27,5 +27,8 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+    answer = sys.stdin.readline()
+    if not (sys.stdin.isatty() and answer.endswith("\n")):  # nobody has ended the line
+        print(file=sys.stderr)
+    if answer.strip().lower() not in {"y", "yes"}:
         raise CommandFailure("NOT_CONFIRMED", "nothing was changed; --yes confirms beforehand")

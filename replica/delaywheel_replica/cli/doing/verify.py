@@ -31,7 +31,7 @@ def verify(data: Path, *, as_json: bool) -> None:
     if findings:
         raise CommandFailure("FOLDER_DAMAGED", f"{len(findings):,} findings in {data}")
     if not as_json:
-        say(f"in order: {data} of node {node}")
+        say(f"in order: the data folder {data}, of node {node}")
 
 
 def _shape(finding: Finding) -> dict[str, str | int | None]:

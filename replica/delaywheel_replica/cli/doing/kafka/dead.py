@@ -113,6 +113,7 @@ def list_letters(
         printing.print_counts(counts)
     else:
         print_prose(f"no such letters in {topic.name}")
+        _note_other_topics(said)
     if more and not only_counts:
         _print_more(limit)
     for group in groups:
@@ -217,6 +218,17 @@ def _print_preview(verb: str, counts: LetterCounts, said: SettlingOptions) -> No
         print_prose(f"nothing was done: --execute will {verb} {counted(number, 'letter')}")
     else:
         print_prose("nothing to do: no such letter waits")
+        if not counts.rows():
+            _note_other_topics(said)
+
+
+def _note_other_topics(said: SelectionOptions) -> None:
+    """Helps those who name the topic that letters lie in as that of the messages."""
+    if said["topic"] and not (said["dead_topic"] or said["halves_of"]):
+        note(
+            "--topic is where a message was to go; the letters of a RetryConsumer lie in a topic of"
+            " their own: --dead-topic TOPIC"
+        )
 
 
 def _counted(
