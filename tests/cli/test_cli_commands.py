@@ -267,6 +267,26 @@ def test_nobody_there_is_unavailable_by_name(command: Command) -> None:
     assert "Traceback" not in ended.err
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ("get", "n1.7:1900000000:0190163d8694739b8d3f8a4d6a1f5d10"),
+        ("cancel", "n1.7:1900000000:0190163d8694739b8d3f8a4d6a1f5d10"),
+        ("produce", "orders", "v", "--delay", "1m"),
+    ],
+    ids=lambda asked: asked[0],
+)
+def test_where_nobody_is_each_command_says_so_alike(
+    command: Command, asked: tuple[str, ...]
+) -> None:
+    ended = command(*asked, "--server", "127.0.0.1:1", "--timeout", "60")
+    assert ended.code == 3
+    assert ended.err.startswith("error: UNAVAILABLE: ")
+    assert "cannot connect: Connection refused" in ended.err
+    assert "127.0.0.1:1" in ended.err
+    assert "last error" not in ended.err, "gRPC's own words"
+
+
 def test_a_command_mistyped_is_guessed(command: Command) -> None:
     assert command("stauts").err == (
         "error: USAGE: no command 'stauts': did you mean status? (delaywheel --help)\n"

@@ -89,6 +89,25 @@ class TestVerdicts:
         failure = AttemptFailure.of_call(EndedCall(StatusCode.UNAVAILABLE, text))
         assert failure.verdict == (True, known, False)
 
+    @pytest.mark.parametrize(
+        ("text", "cause"),
+        [
+            (
+                "failed to connect to all addresses; last error: UNKNOWN: Connection refused",
+                "cannot connect: Connection refused",
+            ),
+            (
+                "errors resolving h:1: [error:lookup failed for h:1: Domain name not found]",
+                "cannot connect: Domain name not found",
+            ),
+            ("Stream removed: why: so", "Stream removed: why: so"),
+        ],
+    )
+    def test_why_nothing_is_connected_is_said_in_few_words(self, text: str, cause: str) -> None:
+        failure = AttemptFailure.of_call(EndedCall(StatusCode.UNAVAILABLE, text))
+        assert str(failure) == f"UNAVAILABLE: {cause}"
+        assert str(failure.error(outcome_known=True)) == f"UNAVAILABLE: {cause}"
+
     def test_details_that_are_no_status_are_passed_over(self) -> None:
         failure = AttemptFailure.of_call(EndedCall(StatusCode.UNAVAILABLE, "", b"\xff\xff"))
         assert failure.reason is None

@@ -306,7 +306,9 @@ class TestRoute:
         route.report("a", started_s=0.0, now_s=0.0, report=Report(False, 60.0))  # noqa: FBT003  healthy
         assert route.step(0.5) == (None, 1.5)
         assert route.hopeless(1.9) is None
-        assert route.hopeless(2.0) == "no delaywheel node answers at a"
+        hopeless = route.hopeless(2.0)
+        assert hopeless is not None
+        assert hopeless.startswith("no node was ever reached at a, tried for 2 s: ")
 
     def test_all_of_the_time_is_for_one_node_only_when_it_is_known_to_be_alone(self) -> None:
         of = endpoints("a")

@@ -368,13 +368,15 @@ class TestNobodyThere:
         with make("127.0.0.1:1,127.0.0.1:2") as client:
             for _ in range(2):
                 before_s = monotonic()
-                with pytest.raises(
-                    TimedOutError, match="no delaywheel node answers at"
-                ) as reported:
+                with pytest.raises(TimedOutError) as reported:
                     client.produce("t", b"", delay=SOON, timeout=600)
                 assert monotonic() - before_s < 60
                 assert reported.value.outcome_known
-                assert "127.0.0.1:1, 127.0.0.1:2" in str(reported.value)
+                assert str(reported.value) == (
+                    "not acknowledged: no node was ever reached at 127.0.0.1:1, 127.0.0.1:2, tried"
+                    " for 2 s: start one, or correct the address;"
+                    " last: UNAVAILABLE: cannot connect: Connection refused"
+                )
 
     def test_who_has_met_somebody_goes_on_trying(self, make: Make) -> None:
         with FakeCluster(1) as cluster, make(cluster.addresses[0]) as client:
@@ -387,7 +389,7 @@ class TestNobodyThere:
         with FakeCluster(1) as cluster:
             cluster.kill(0)
             with make(cluster.addresses[0]) as client:
-                with pytest.raises(TimedOutError, match="no delaywheel node"):
+                with pytest.raises(TimedOutError, match="no node was ever reached"):
                     client.produce("t", b"", delay=SOON, timeout=600)
                 cluster.revive(0)
                 assert client.produce("t", b"", delay=SOON, timeout=IN_TIME_S)

@@ -91,7 +91,11 @@ class MessageInvalidError(RefusedError, ValueError):
 
 
 class TimedOutError(DelaywheelError, TimeoutError):
-    """The timeout passed before there was an answer; the text names the last obstacle."""
+    """There was no answer in time; the text names the last obstacle.
+
+    In time is within the timeout. A client that has never reached a node gives up after 2 s if no
+    address that it knows accepts connections, however long its timeout is.
+    """
 
 
 class CallFailedError(DelaywheelError):

@@ -46,7 +46,7 @@ def timeout(
         type=parse_seconds,
         default=timeout_s,
         metavar="SECONDS",
-        help=f"how long to wait (default: {timeout_s:g})",
+        help=f"how long to wait at most (default: {timeout_s:g})",
     )
 
 

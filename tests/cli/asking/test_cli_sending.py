@@ -253,7 +253,8 @@ def test_message_that_cannot_be_is_wrong_usage(
 @pytest.mark.usefixtures("node")
 def test_a_value_may_begin_with_a_minus_and_a_digit(command: Command) -> None:
     ended = command("produce", "orders", "v", "--delay", "-5s")
-    assert (ended.code, "--delay: duration '-5s': not numbers with d, h, m" in ended.err) == (2, True)
+    assert ended.code == 2
+    assert "--delay: duration '-5s': not numbers with d, h, m" in ended.err
     assert command("produce", "orders", "-5", "--key", "-7d", "--delay", "1m").code == 0
 
 

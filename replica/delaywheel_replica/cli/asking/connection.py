@@ -64,16 +64,9 @@ def _ask(server: Nodes, call: Callable[[grpc.Channel], AnswerT], *, changes: boo
                 break
     raise CommandFailure(
         str(attempt.reason or attempt.code.name),
-        f"{_text_of(attempt)} ({address})",
+        f"{attempt.cause} ({address})",
         _exit_code(attempt, in_doubt=in_doubt),
     )
-
-
-def _text_of(attempt: FailedAttempt) -> str:
-    """Returns why an attempt failed; of gRPC's own words where nothing answers, the last ones."""
-    if attempt.reason is None and attempt.text.startswith("failed to connect to all addresses"):
-        return f"no node answers: {attempt.text.rpartition(': ')[2]}"
-    return attempt.text
 
 
 def _exit_code(attempt: FailedAttempt, *, in_doubt: bool) -> ExitCode:

@@ -21,7 +21,7 @@ def failure_of(error: Exception) -> CommandFailure | None:
         return CommandFailure("OUTCOME_UNKNOWN", text, ExitCode.UNKNOWN_OUTCOME)
     match error:
         case TimedOutError():
-            return CommandFailure("TIMED_OUT", str(error), ExitCode.UNAVAILABLE)
+            return CommandFailure("UNAVAILABLE", str(error), ExitCode.UNAVAILABLE)
         case RefusedError():
             text = str(error).removeprefix(f"{error.reason}: ")
             return CommandFailure(str(error.reason), text, _exit_code_of(error))

@@ -121,7 +121,7 @@ class AttemptFailure:
 
     Attributes:
         code: The gRPC code.
-        text: For people.
+        text: In the service's words, or gRPC's.
         reason: Our reason, or only its name if this SDK does not know it, or None: not from our
             service.
         retry_delay_s: How long the service asks to wait, if it does.
@@ -169,6 +169,13 @@ class AttemptFailure:
         )
 
     @property
+    def cause(self) -> str:
+        """Why, for people; of gRPC's words where no connection can be made, the last ones."""
+        if self.reason is None and self.text.startswith(_UNSENT_DETAILS):
+            return f"cannot connect: {self.text.rpartition(': ')[2].removesuffix(']')}"
+        return self.text
+
+    @property
     def unanswered(self) -> bool:
         """Whether possibly nothing listens there: neither service nor proxy gave a reason."""
         return self.reason is None and self.code in _UNANSWERED
@@ -196,11 +203,11 @@ class AttemptFailure:
     def error(self, *, outcome_known: bool, failed: Message | None = None) -> DelaywheelError:
         """Returns the error to raise if the failure is final."""
         if self.reason is not None:
-            return RefusedError(self.reason, self.text, outcome_known=outcome_known, failed=failed)
-        return CallFailedError(self.code, self.text, outcome_known=outcome_known, failed=failed)
+            return RefusedError(self.reason, self.cause, outcome_known=outcome_known, failed=failed)
+        return CallFailedError(self.code, self.cause, outcome_known=outcome_known, failed=failed)
 
     def __str__(self) -> str:
-        return f"{self.reason or self.code.name}: {self.text}"
+        return f"{self.reason or self.code.name}: {self.cause}"
 
 
 def _status_details(call: EndedCall) -> list[Any]:

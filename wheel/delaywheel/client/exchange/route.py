@@ -13,7 +13,10 @@ from delaywheel.client.exchange.endpoints import Endpoints, Report
 from delaywheel.client.exchange.settings import ExchangeSettings
 
 START_S: Final = 2.0
-"""A client that has never reached a node tries this long if no connection can be made at all."""
+"""A client that has never reached a node tries this long if no connection can be made at all.
+
+A timeout is the most that a caller waits, as a deadline is for gRPC; see decision 256.
+"""
 
 
 class NextAttempt(NamedTuple):
@@ -62,7 +65,12 @@ class Attempts:
         if self._started_s is None or now_s - self._started_s < START_S:
             return None
         addresses = self._endpoints.never_reached
-        return f"no delaywheel node answers at {', '.join(addresses)}" if addresses else None
+        if not addresses:
+            return None
+        return (
+            f"no node was ever reached at {', '.join(addresses)}, tried for {START_S:g} s:"
+            " start one, or correct the address"
+        )
 
     def report(self, address: str, *, started_s: float, now_s: float, report: Report) -> bool:
         """Notes the outcome of an attempt; returns whether waiting exchanges should look again."""
