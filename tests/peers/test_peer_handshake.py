@@ -81,12 +81,6 @@ def test_nodes_talk_when_each_reads_what_the_other_writes(
         assert rolling(mine, theirs) == rolling(theirs, mine) == reported
 
 
-def test_a_version_that_does_not_report_what_it_reads_reads_what_it_writes() -> None:
-    reported = pb.Hello(identity=pb.Identity(node="n2", format=7), to="n1")
-    who = decode_hello(pb.ToPeer(hello=reported).SerializeToString()).identity
-    assert (who.format, who.reads_from, who.reads_to) == (7, 7, 7)
-
-
 def test_what_is_no_hello_or_answer_is_named() -> None:
     vote = pb.ToPeer(vote=pb.Vote(round=1)).SerializeToString()
     for data in (b"", b"\xff", vote):

@@ -97,14 +97,6 @@ def test_another_process_is_refused_on_either_way_while_the_first_is_connected(
     assert reported == []
 
 
-def test_a_process_of_a_version_that_does_not_report_its_start_may_be_the_same() -> None:
-    reported: list[str] = []
-    peer, again = connected(reported), replace(THEIRS, started_ns=0)
-    assert peer.came(Stream.DATA, again, Line()) is None
-    assert reported == ["n2"]
-    assert peer.welcomed(Stream.DATA, again, outbox()) is None
-
-
 @pytest.mark.parametrize("changes", [{}, {"boot": "next"}, {"storage": "new"}])
 def test_a_node_that_was_started_again_is_taken_once_the_old_connections_are_gone(
     changes: dict[str, str],

@@ -63,20 +63,20 @@ def test_who_begins_otherwise_is_closed_unanswered_and_logged_once(
 
 
 @pytest.mark.usefixtures("one")
-def test_a_node_of_before_is_reported_in_the_log(members: dict[str, str]) -> None:
+def test_a_caller_is_reported_in_the_log(members: dict[str, str]) -> None:
     """Its gRPC sees a closed connection; the port cannot read its request."""
     with (
         structlog.testing.capture_logs() as logs,
         grpc.insecure_channel(members["n1"]) as channel,
     ):
         method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-            "/delaywheel.peer.v1.Peers/Control"
+            "/delaywheel.v1.DelayWheel/Produce"
         )
         with pytest.raises(grpc.RpcError) as ended:
             next(method(iter([b"hello"])))
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
     ((reason, text),) = refused(logs)
-    assert reason == PeerReason.WRONG_PROTOCOL
+    assert reason == PeerReason.MALFORMED
     assert "127.0.0.1 speaks HTTP/2" in text
 
 

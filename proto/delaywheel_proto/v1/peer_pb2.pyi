@@ -100,7 +100,7 @@ Global___ToPeer: _TypeAlias = ToPeer  # noqa: Y015
 @_typing.final
 class Access(_message.Message):
     """The sender's files of grants and tokens, as they are now: said every few seconds on the control
-    stream, to nodes whose Identity says that they know it.
+    stream.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -222,25 +222,21 @@ class Identity(_message.Message):
     """host:port at which callers reach the node."""
     started_ns: _builtins.int
     """The machine's monotonic clock in ns when the process started: within a boot no two processes
-    have the same value, and a later one has a greater value. 0: not reported.
+    have the same value, and a later one has a greater value.
     """
     reads_from: _builtins.int
-    """The versions of the frames that the node reads, from and to, both included. 0: an older
-    release, which reads only the version that it writes.
-    """
+    """The versions of the frames that the node reads, from and to, both included."""
     reads_to: _builtins.int
     client_tls: _builtins.bool
     """Whether callers speak TLS at client_address."""
     call_secret: _builtins.bytes
     """Who shows this in a call to client_address is a node, which passes the call on. Made anew by
-    each process. Empty: an older release, which believes anybody.
+    each process.
     """
     token_address: _builtins.str
     """host:port at which callers with tokens reach the node; empty: at client_address, if at all."""
     access: _builtins.str
-    """A digest of its files of grants and tokens when it started, "open" without grants. Empty: an
-    older release, which does not compare them.
-    """
+    """A digest of its files of grants and tokens when it started, "open" without grants."""
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Settings that must be equal on all nodes, as text."""
@@ -394,7 +390,7 @@ class Heartbeat(_message.Message):
     stands: _builtins.bool
     """The node is a candidate that waits for Kafka, which has answered it."""
     control_version: _builtins.int
-    """The version of control records that its release knows. 0: an older release, version 1."""
+    """The version of control records that its release knows."""
     @_builtins.property
     def wheels(self) -> _containers.RepeatedCompositeFieldContainer[Global___WheelHeartbeat]: ...
     @_builtins.property
@@ -513,7 +509,6 @@ class WheelHeartbeat(_message.Message):
     SEAL_SEQ_FIELD_NUMBER: _builtins.int
     LEDGER_SEQ_FIELD_NUMBER: _builtins.int
     TOP_SLOT_FIELD_NUMBER: _builtins.int
-    MISSING_FIELD_NUMBER: _builtins.int
     MISSING_SPANS_FIELD_NUMBER: _builtins.int
     wheel: _builtins.str
     applied: _builtins.int
@@ -523,14 +518,8 @@ class WheelHeartbeat(_message.Message):
     ledger_seq: _builtins.int
     top_slot: _builtins.int
     @_builtins.property
-    def missing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The first 100 missing frames one by one, for nodes that do not know `missing_spans`. If a node
-        reports no spans, nothing beyond the 100th is known to be held.
-        """
-
-    @_builtins.property
     def missing_spans(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The first and last seq of each span, one after the other."""
+        """Missing frames: the first and last seq of each span, one after the other."""
 
     def __init__(
         self,
@@ -542,12 +531,11 @@ class WheelHeartbeat(_message.Message):
         seal_seq: _builtins.int = ...,
         ledger_seq: _builtins.int = ...,
         top_slot: _builtins.int = ...,
-        missing: _abc.Iterable[_builtins.int] | None = ...,
         missing_spans: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "high_watermark", b"high_watermark", "ledger_seq", b"ledger_seq", "missing", b"missing", "missing_spans", b"missing_spans", "seal_seq", b"seal_seq", "seal_slot", b"seal_slot", "top_slot", b"top_slot", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "high_watermark", b"high_watermark", "ledger_seq", b"ledger_seq", "missing_spans", b"missing_spans", "seal_seq", b"seal_seq", "seal_slot", b"seal_slot", "top_slot", b"top_slot", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -837,7 +825,6 @@ class Lacks(_message.Message):
     REQUEST_FIELD_NUMBER: _builtins.int
     WHEEL_FIELD_NUMBER: _builtins.int
     STORAGE_FIELD_NUMBER: _builtins.int
-    SEQS_FIELD_NUMBER: _builtins.int
     FIRST_SEQ_FIELD_NUMBER: _builtins.int
     LAST_SEQ_FIELD_NUMBER: _builtins.int
     request: _builtins.int
@@ -845,23 +832,18 @@ class Lacks(_message.Message):
     storage: _builtins.str
     first_seq: _builtins.int
     last_seq: _builtins.int
-    @_builtins.property
-    def seqs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The first 512 of them one by one, for nodes that do not know the next two fields."""
-
     def __init__(
         self,
         *,
         request: _builtins.int = ...,
         wheel: _builtins.str = ...,
         storage: _builtins.str = ...,
-        seqs: _abc.Iterable[_builtins.int] | None = ...,
         first_seq: _builtins.int = ...,
         last_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_seq", b"first_seq", "last_seq", b"last_seq", "request", b"request", "seqs", b"seqs", "storage", b"storage", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_seq", b"first_seq", "last_seq", b"last_seq", "request", b"request", "storage", b"storage", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

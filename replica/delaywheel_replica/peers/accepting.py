@@ -194,11 +194,7 @@ def _no_node(channel: Channel, began: bytes) -> PeerRefusal:
     if began.startswith(_TLS):
         text = f"{channel.remote} speaks TLS: peer_tls is off here"
         return PeerRefusal(PeerReason.TLS_REFUSED, text)
-    if began != _HTTP:
-        text = f"{channel.remote} is not a node: it begins with {began!r}"
-        return PeerRefusal(PeerReason.MALFORMED, text)
-    text = (
-        f"{channel.remote} speaks HTTP/2: a node of a version whose nodes spoke gRPC with one"
-        " another, or a caller, whose port is another"
-    )
-    return PeerRefusal(PeerReason.WRONG_PROTOCOL, text)
+    text = f"{channel.remote} is not a node: it begins with {began!r}"
+    if began == _HTTP:
+        text = f"{channel.remote} speaks HTTP/2, as callers do: their port is another"
+    return PeerRefusal(PeerReason.MALFORMED, text)

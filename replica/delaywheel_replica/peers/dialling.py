@@ -206,8 +206,7 @@ def _stay(channel: Channel, outbox: Outbox, room: int, until_s: float) -> bool:
 def _no_peer(peer: Peer, began: bytes) -> PeerRefusal:
     speaks = "HTTP/2" if began[3:].startswith(_HTTP) else f"something else ({began!r})"
     text = (
-        f"{peer.address} speaks {speaks}, and is no peer's: perhaps {peer.node} takes callers"
-        " there, or is of a version whose nodes spoke gRPC with one another"
+        f"{peer.address} speaks {speaks}, and is no peer's: perhaps {peer.node} takes callers there"
     )
     return PeerRefusal(PeerReason.WRONG_PORT, text)
 

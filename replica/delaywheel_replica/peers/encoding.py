@@ -5,7 +5,7 @@ format: generated code would copy it twice. Readers see no difference.
 """
 
 from functools import lru_cache
-from itertools import chain, islice
+from itertools import chain
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -44,10 +44,6 @@ _DELIMITED: Final = 2
 _FRAMES: Final = bytes([pb.ToPeer.FRAMES_FIELD_NUMBER << 3 | _DELIMITED])
 _CONTENT: Final = bytes([pb.Frames.CONTENT_FIELD_NUMBER << 3 | _DELIMITED])
 _MOST_SEQ: Final = 1 << 62
-
-_MISSING_BEFORE: Final = 100
-_SEQS_BEFORE: Final = 512
-"""How many frames of `missing`, and of `Lacks`, are also listed one by one, for older releases."""
 
 # Most of what is reported about wheels does not change. What is reported about an open one does,
 # with each heartbeat: so the cache is always full, and an entry takes half a KiB.
@@ -94,7 +90,6 @@ def encode(message: PeerMessage) -> bytes:  # noqa: PLR0911 - one for each messa
                 storage=message.storage,
                 first_seq=message.first_seq,
                 last_seq=message.last_seq,
-                seqs=islice(message.seqs, _SEQS_BEFORE),
             )
             return pb.ToPeer(lacks=lacks).SerializeToString()
         case Promise():
@@ -169,7 +164,14 @@ def decode_any(  # noqa: C901, PLR0911 - one for each message
             fetch = wire.fetch
             return Fetch(fetch.request, parse_wheel(fetch.wheel), fetch.first_seq, fetch.last_seq)
         case "lacks":
-            return _read_lacks(wire.lacks)
+            lacks = wire.lacks
+            return Lacks(
+                lacks.request,
+                parse_wheel(lacks.wheel),
+                lacks.storage,
+                lacks.first_seq,
+                lacks.last_seq,
+            )
         case "promise":
             return Promise(_read_promise(wire.promise))
         case "prevote_request":
@@ -206,7 +208,6 @@ def _heartbeat(heartbeat: Heartbeat) -> pb.Heartbeat:
                 ledger_seq=held.ledger_seq,
                 top_slot=held.top_slot,
                 missing_spans=chain.from_iterable(held.missing.spans),
-                missing=islice(held.missing, _MISSING_BEFORE),
             )
             for wheel, held in heartbeat.wheels.items()
         ],
@@ -245,7 +246,7 @@ def _read_heartbeat(wire: pb.Heartbeat) -> Heartbeat:
                 held.seal_seq,
                 held.ledger_seq,
                 held.top_slot,
-                _read_missing(held) if held.missing or held.missing_spans else NO_SEQS,
+                _read_missing(held) if held.missing_spans else NO_SEQS,
             )
             for held in wire.wheels
         },
@@ -258,7 +259,7 @@ def _read_heartbeat(wire: pb.Heartbeat) -> Heartbeat:
         verifying=frozenset(map(parse_wheel, wire.verifying)),
         stands=wire.stands,
         reached=_read_reached(wire.reached) if wire.HasField("reached") else None,
-        control_version=wire.control_version or 1,
+        control_version=wire.control_version,
     )
 
 
@@ -281,16 +282,10 @@ def _read_reached(wire: pb.Reached) -> Reached:
 
 
 def _read_missing(wire: pb.WheelHeartbeat) -> SeqSet:
-    """Reads missing frames; older releases report only the first of them."""
     spans = wire.missing_spans
     if len(spans) % 2:
         raise MalformedError(f"{wire.wheel} is missing half a span")
-    if spans:
-        return SeqSet(zip(spans[::2], spans[1::2], strict=True))
-    missing = SeqSet.of(wire.missing)
-    if len(wire.missing) < _MISSING_BEFORE:
-        return missing
-    return missing.with_span(missing.last, max(missing.last, wire.applied))
+    return SeqSet(zip(spans[::2], spans[1::2], strict=True))
 
 
 def _term(term: LeaderTerm) -> pb.LeaderTerm:
@@ -309,14 +304,6 @@ def _read_term(wire: pb.LeaderTerm) -> LeaderTerm:
         fills={parse_wheel(wheel): seq for wheel, seq in wire.fills.items()},
         halves_objection=wire.halves_objection or None,
     )
-
-
-def _read_lacks(wire: pb.Lacks) -> Lacks:
-    """Reads which frames a peer is missing; older releases list each, all consecutive."""
-    first_seq, last_seq = wire.first_seq, wire.last_seq
-    if not first_seq and wire.seqs:
-        first_seq, last_seq = SeqSet.of(wire.seqs).spans[0]
-    return Lacks(wire.request, parse_wheel(wire.wheel), wire.storage, first_seq, last_seq)
 
 
 def _text(wheel: WheelId | None) -> str:

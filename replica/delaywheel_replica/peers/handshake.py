@@ -28,7 +28,7 @@ from delaywheel_proto.v1 import peer_pb2 as pb
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, Stream
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 """The version of peer.proto and of what its messages mean. Different versions refuse each other."""
 
 MEMBERS: Final = "members"
@@ -52,11 +52,11 @@ class PeerIdentity:
         client_tls: Whether callers speak TLS there.
         token_address: Where callers with tokens reach it; empty: nowhere else.
         call_secret: By what its own process believes callers that they are nodes.
-        access: A digest of its files of grants and tokens; empty: its release does not say.
+        access: A digest of its files of grants and tokens.
         reads_from: With `reads_to`, the versions that it reads, both included.
         reads_to: See `reads_from`.
         started_ns: When it started, by the machine's monotonic clock: within a boot each process
-            has its own value. 0: its release does not report it.
+            has its own value.
     """
 
     cluster_id: str
@@ -171,12 +171,11 @@ def id_taken(first: PeerIdentity, second: PeerIdentity) -> PeerRefusal | None:
     | one of them is another | | refused |
     | the same | the same | another stream of the same process |
     | the same | at another time | refused: a copy on that machine |
-    | the same | its release does not say when | may be the same process |
     """
     for_peer = f"{first.node} is connected already, as another process"
     if (first.storage, first.boot) != (second.storage, second.boot):
         return PeerRefusal(PeerReason.NODE_ID_TAKEN, _two_nodes(first, second), for_peer)
-    if 0 not in {first.started_ns, second.started_ns} and first.started_ns != second.started_ns:
+    if first.started_ns != second.started_ns:
         text = f"{_two_nodes(first, second)}: the data folder of one is a copy"
         return PeerRefusal(PeerReason.NODE_ID_TAKEN, text, for_peer)
     return None
@@ -295,8 +294,8 @@ def _read_identity(wire: pb.Identity) -> PeerIdentity:
         protocol=wire.protocol,
         format=wire.format,
         started_ns=wire.started_ns,
-        reads_from=wire.reads_from or wire.format,
-        reads_to=wire.reads_to or wire.format,
+        reads_from=wire.reads_from,
+        reads_to=wire.reads_to,
     )
 
 

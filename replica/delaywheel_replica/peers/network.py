@@ -136,7 +136,7 @@ class PeerNetwork:
         """Tells all peers which files of grants and tokens this node has; may be lost."""
         message = encode_access(digest)
         for peer in self._peers.values():
-            if peer.hears_of_access and peer.takes(Stream.CONTROL):
+            if peer.takes(Stream.CONTROL):
                 peer.send(Stream.CONTROL, (message,), is_heartbeat=False)
 
     def states(self) -> dict[str, PeerState]:

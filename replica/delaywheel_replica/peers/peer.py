@@ -118,12 +118,6 @@ class Peer:
         """Notes which files of grants and tokens the peer has."""
         self._access = digest
 
-    @property
-    def hears_of_access(self) -> bool:
-        """Whether its release knows what is said of these files."""
-        identity = self._identity
-        return identity is not None and bool(identity.access)
-
     # --- streams that this node opens
 
     def welcomed(self, stream: Stream, theirs: PeerIdentity, outbox: Outbox) -> PeerRefusal | None:

@@ -114,7 +114,7 @@ class PeerState:
         client_address: Where callers reach it, as it last reported; None: never heard from.
         client_tls: Whether they speak TLS there.
         token_address: Where callers with tokens reach it; empty: nowhere else.
-        call_secret: What it believes of callers that they are nodes by; empty: it names nothing.
+        call_secret: What it believes of callers that they are nodes by; empty: never heard from.
         access: A digest of its files of grants and tokens, as it last said; empty: it never did.
         storage: The uuid of its data folder, as it last reported; None: never heard from.
         counters: The traffic in both directions.

