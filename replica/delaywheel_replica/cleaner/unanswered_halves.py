@@ -53,7 +53,6 @@ _QUIET_LOOKS: Final = 2
 IDLE_LOOKS: Final = 12
 """How many looks are left out while idle: so much later what an operator replays is seen."""
 _BATCH: Final = 500
-_END: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name
 
 log = get_logger(__name__)
 
@@ -208,7 +207,7 @@ class UnansweredLetters:
             for message in consumer.consume(_BATCH, 0.2):
                 partition, offset = message.partition(), message.offset()
                 if (error := message.error()) is not None:
-                    if partition in unread and error.code() != _END:
+                    if partition in unread and error.code() != KafkaError._PARTITION_EOF:
                         failure = error
                     unread.discard(partition)
                 elif (group := _group_of(message)) is not None:

@@ -72,8 +72,8 @@ TOPIC_CODES = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.UNKNOWN_TOPIC_ID,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - the client's own codes begin so
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001 - as above
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
     }
 )
 """Kafka does not know the topic or partition, at this moment."""
@@ -81,35 +81,35 @@ TOPIC_CODES = frozenset(
 RANGE_CODES = frozenset(
     {
         KafkaError.OFFSET_OUT_OF_RANGE,
-        KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001 - as above
-        KafkaError._LOG_TRUNCATION,  # noqa: SLF001 - as above
+        KafkaError._AUTO_OFFSET_RESET,
+        KafkaError._LOG_TRUNCATION,
     }
 )
 """An offset is not in the partition."""
 
 REFUSALS = {
-    KafkaError._AUTHENTICATION: Reason.AUTHENTICATION_FAILED,  # noqa: SLF001 - as above
+    KafkaError._AUTHENTICATION: Reason.AUTHENTICATION_FAILED,
     KafkaError.SASL_AUTHENTICATION_FAILED: Reason.AUTHENTICATION_FAILED,
     KafkaError.UNSUPPORTED_SASL_MECHANISM: Reason.AUTHENTICATION_FAILED,
-    KafkaError._SSL: Reason.AUTHENTICATION_FAILED,  # noqa: SLF001 - as above
+    KafkaError._SSL: Reason.AUTHENTICATION_FAILED,
     KafkaError.TOPIC_AUTHORIZATION_FAILED: Reason.ACCESS_DENIED,
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: Reason.ACCESS_DENIED,
     KafkaError.INVALID_MSG: Reason.RECORD_UNREADABLE,
     KafkaError.UNSUPPORTED_COMPRESSION_TYPE: Reason.RECORD_UNREADABLE,
-    KafkaError._BAD_MSG: Reason.RECORD_UNREADABLE,  # noqa: SLF001 - as above
-    KafkaError._BAD_COMPRESSION: Reason.RECORD_UNREADABLE,  # noqa: SLF001 - as above
+    KafkaError._BAD_MSG: Reason.RECORD_UNREADABLE,
+    KafkaError._BAD_COMPRESSION: Reason.RECORD_UNREADABLE,
 }
 """Errors that waiting does not fix."""
 
 _PASSING = frozenset(
     {
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - as above
-        KafkaError._RESOLVE,  # noqa: SLF001 - as above
-        KafkaError._TIMED_OUT,  # noqa: SLF001 - as above
-        KafkaError._TIMED_OUT_QUEUE,  # noqa: SLF001 - as above
-        KafkaError._TRANSPORT,  # noqa: SLF001 - as above
-        KafkaError._DESTROY_BROKER,  # noqa: SLF001 - as above
-        KafkaError._WAIT_COORD,  # noqa: SLF001 - as above
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._TRANSPORT,
+        KafkaError._DESTROY_BROKER,
+        KafkaError._WAIT_COORD,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.KAFKA_STORAGE_ERROR,

@@ -39,7 +39,7 @@ _Key = TypeVar("_Key")
 
 _PAUSE_S = 0.1
 # The error text if no named error occurred before.
-_VAGUE = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)  # noqa: SLF001 - its own names
+_VAGUE = (KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
 _FRESH_S = 5.0
 """A topic that was just created may be known to one broker and not yet to another."""
 

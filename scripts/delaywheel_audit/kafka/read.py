@@ -32,7 +32,6 @@ BATCH_RECORDS = 10_000
 BATCH_BYTES = 16 * 1024 * 1024
 """Limit for keys and values; beside it there is the client's queue, which is bounded too."""
 
-_PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - the client's own codes begin so
 _WAIT_S = 0.1
 _LOOK_AGAIN_S = 2.0
 """How long nothing may come before the topic is checked."""
@@ -145,7 +144,7 @@ class _SliceReader:
         error = event.error()
         assert error is not None
         code = error.code()
-        if code == _PARTITION_EOF:
+        if code == KafkaError._PARTITION_EOF:
             # Before the end of the range: a new leader may not know all of its end yet. It is
             # waited for, and does not count as progress.
             if _offset(event) >= self._piece.end:

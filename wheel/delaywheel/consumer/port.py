@@ -127,7 +127,6 @@ class Broker(Protocol):
     @property
     def is_incremental(self) -> bool:
         """Whether callbacks name only the partitions that come or go; otherwise, all of ours."""
-        ...
 
     def start(self) -> Start:
         """Checks the topics, and creates ours that are missing.
@@ -136,7 +135,6 @@ class Broker(Protocol):
             KafkaUnavailable: Try again.
             ConsumerError: It is impossible.
         """
-        ...
 
     def all_topics(self) -> AbstractSet[str]:
         """Returns the names of all topics that these credentials may see.
@@ -144,7 +142,6 @@ class Broker(Protocol):
         Raises:
             KafkaUnavailable: Try again.
         """
-        ...
 
     def prepare(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
         """Checks these topics as `start` does, and creates the group's ones that are missing.
@@ -156,7 +153,6 @@ class Broker(Protocol):
             KafkaUnavailable: Try again.
             ConsumerError: It is impossible for one of them.
         """
-        ...
 
     def sizes(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
         """Returns the largest batches of these topics as they are now, as in `Start.most_bytes`.
@@ -165,7 +161,6 @@ class Broker(Protocol):
             KafkaUnavailable: Try again.
             ConsumerError: One takes less than the topic whose records go there.
         """
-        ...
 
     def subscribe(
         self,
@@ -176,11 +171,9 @@ class Broker(Protocol):
         on_lost: OnPartitions,
     ) -> None:
         """Joins the group, if there are topics; `fetch` alone calls the callbacks."""
-        ...
 
     def resubscribe(self, topics: Sequence[str]) -> None:
         """Reads these topics instead, once the group has assigned their partitions."""
-        ...
 
     def fetch(self, most: int, timeout_s: float) -> Sequence[FetchedRecords]:
         """Returns committed records; waits this long for so many.
@@ -188,11 +181,9 @@ class Broker(Protocol):
         Raises:
             ConsumerError: The client has failed for good.
         """
-        ...
 
     def refusal(self) -> str | None:
         """Returns what `fetch` was refused for want of a right since this was asked last."""
-        ...
 
     def missing_rights(self) -> list[MissingRight]:
         """Returns what these credentials may not do with topics, as far as Kafka says so.
@@ -203,7 +194,6 @@ class Broker(Protocol):
         Raises:
             KafkaUnavailable: Try again.
         """
-        ...
 
     def limits(self) -> IngressLimits | None:
         """Returns what ingress takes; None: nobody says it, or not to us.
@@ -211,7 +201,6 @@ class Broker(Protocol):
         Raises:
             KafkaUnavailable: Try again.
         """
-        ...
 
     def topics(self, names: Collection[str]) -> dict[str, ConsumedTopic]:
         """Returns these topics as they are now, as far as they exist.
@@ -219,7 +208,6 @@ class Broker(Protocol):
         Raises:
             KafkaUnavailable: Try again.
         """
-        ...
 
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """Returns the group's offsets, once no open transaction may still change them.
@@ -227,7 +215,6 @@ class Broker(Protocol):
         Raises:
             KafkaUnavailable: Try again.
         """
-        ...
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Returns the offsets after the last records.
@@ -235,7 +222,6 @@ class Broker(Protocol):
         Raises:
             KafkaUnavailable: Try again.
         """
-        ...
 
     def first_since(self, at: Partition, since_ms: int) -> int:
         """Returns the offset of the first record with this timestamp (Unix ms) or a later one.
@@ -245,7 +231,6 @@ class Broker(Protocol):
         Raises:
             KafkaUnavailable: Try again.
         """
-        ...
 
     def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
         """Returns what these partitions have behind what was read, as far as the client knows.
@@ -253,7 +238,6 @@ class Broker(Protocol):
         Args:
             positions: The next offset to read of each; None: the first existing one.
         """
-        ...
 
     def held_up(self, places: Mapping[Partition, int]) -> AbstractSet[Partition]:
         """Returns those of these partitions that stand still behind an open transaction.
@@ -261,7 +245,6 @@ class Broker(Protocol):
         Args:
             places: The next offset of those that have more, and are not paused.
         """
-        ...
 
     def away(
         self, lanes: Sequence[Partition], tell: Callable[[int], None]
@@ -275,30 +258,24 @@ class Broker(Protocol):
         Raises:
             KafkaUnavailable: Try again.
         """
-        ...
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
         """Reads these partitions from these offsets on; None: from the beginning.
 
         If the broker is incremental, the others go on as they are.
         """
-        ...
 
     def seek(self, positions: Mapping[Partition, int | None]) -> None:
         """Reads assigned partitions from other offsets on; only if the broker is incremental."""
-        ...
 
     def membership(self) -> bytes | None:
         """Returns the proof of membership for transactions; None while not in the group."""
-        ...
 
     def pause(self, partitions: Sequence[Partition]) -> None:
         """Stops fetching these partitions."""
-        ...
 
     def resume(self, partitions: Sequence[Partition]) -> None:
         """Resumes fetching these partitions."""
-        ...
 
     def commit(
         self,
@@ -319,7 +296,6 @@ class Broker(Protocol):
         Returns:
             None: It is committed.
         """
-        ...
 
     def renew_producer(self, unseen: AbstractSet[str]) -> None:
         """Makes a new producer with the same transactional id, which ends the old one's work.
@@ -332,8 +308,6 @@ class Broker(Protocol):
             ConsumerError: It is impossible, or a topic that outcomes go to is gone: no transaction
                 with one would ever commit.
         """
-        ...
 
     def close(self) -> None:
         """Leaves the group."""
-        ...

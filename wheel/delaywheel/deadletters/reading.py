@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -18,13 +19,11 @@ from delaywheel.record_headers import headers_of
 BATCH_RECORDS = 500
 WAIT_S = 0.2
 
-# Their names in the library begin with an underscore: they are its own, not the broker's.
-_PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
 _AWAY = frozenset(
     {
-        KafkaError._TRANSPORT,  # noqa: SLF001
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
@@ -65,9 +64,8 @@ class TopicReader:
     def bounds_of(self, number: int) -> tuple[int, int]:
         """Returns the first offset of one partition, and the one after the last."""
         where = TopicPartition(self._topic, number)
-        bounds: tuple[int, int] | None = self._ask(
-            lambda: self._consumer.get_watermark_offsets(where, timeout=self._timeout_s)
-        )
+        with translated_errors():
+            bounds = self._consumer.get_watermark_offsets(where, timeout=self._timeout_s)
         if bounds is None:
             raise DeadLettersError(
                 DeadLettersReason.KAFKA_UNREACHABLE, f"the end of {self._topic} is unknown"
@@ -77,7 +75,8 @@ class TopicReader:
     def offsets_at(self, time_ms: int, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Returns, for each partition, the first offset at or after a time; its end if none is."""
         wanted = [TopicPartition(self._topic, number, time_ms) for number in bounds]
-        found = self._ask(lambda: self._consumer.offsets_for_times(wanted, timeout=self._timeout_s))
+        with translated_errors():
+            found = self._consumer.offsets_for_times(wanted, timeout=self._timeout_s)
         return {
             at.partition: at.offset if at.offset >= 0 else bounds[at.partition][1] for at in found
         }
@@ -101,7 +100,7 @@ class TopicReader:
                     heard_at = time.monotonic()
                     if message.offset() < left.get(partition, 0):  # type: ignore[operator]
                         yield message
-                elif error.code() == _PARTITION_EOF:
+                elif error.code() == KafkaError._PARTITION_EOF:
                     left.pop(partition, None)
                 elif error.code() not in _AWAY and not error.retriable():
                     raise refused(error)
@@ -125,12 +124,6 @@ class TopicReader:
             if at.offset >= left[at.partition]:
                 del left[at.partition]
 
-    def _ask(self, call: Any) -> Any:
-        try:
-            return call()
-        except KafkaException as exception:
-            raise refused(exception.args[0]) from exception
-
 
 def letter_of(message: Message) -> Letter:
     """Returns the letter in a record of a dead-letter topic."""
@@ -144,6 +137,15 @@ def letter_of(message: Message) -> Letter:
         message.value(),
         tuple(headers),
     )
+
+
+@contextmanager
+def translated_errors() -> Iterator[None]:
+    """Raises Kafka's errors as ours."""
+    try:
+        yield
+    except KafkaException as exception:
+        raise refused(exception.args[0]) from exception
 
 
 def refused(error: KafkaError) -> DeadLettersError:

@@ -18,7 +18,7 @@ from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.marks import MARKS_SUFFIX, LetterState, Mark, Marks
 from delaywheel.deadletters.origin import Origins
-from delaywheel.deadletters.reading import TopicReader, letter_of, refused
+from delaywheel.deadletters.reading import TopicReader, letter_of, refused, translated_errors
 from delaywheel.deadletters.selection import CLOCKS_MS, EVERYTHING, Selection
 from delaywheel.deadletters.settling import BATCH_LETTERS, DROP, Drop, Replay, Settling
 from delaywheel.deadletters.writing import LetterWriter
@@ -147,10 +147,8 @@ class DeadLetterTopic:
         cluster = _CLUSTERS_OWN.fullmatch(self.name)
         if cluster is None:
             return []
-        try:
+        with translated_errors():
             topics = self._admin.list_topics(timeout=self._timeout_s).topics
-        except KafkaException as exception:
-            raise refused(exception.args[0]) from exception
         prefix = undecided_topic(cluster[1], "")
         named = (
             name for name in topics if name.startswith(prefix) and not name.endswith(MARKS_SUFFIX)

@@ -39,15 +39,13 @@ INIT_S = 30.0
 LARGEST_REQUEST_BYTES = 90_000_000
 """The client's own limit of sizes, set high: topics and brokers decide."""
 
-# Their names in the library begin with an underscore: they are its own, not the broker's.
-_BEFORE_END = frozenset({KafkaError._STATE, KafkaError._INCONSISTENT})  # noqa: SLF001
+_BEFORE_END = frozenset({KafkaError._STATE, KafkaError._INCONSISTENT})
 _BY_CLIENT = frozenset(
-    {KafkaError._UNKNOWN_PARTITION, KafkaError._INVALID_ARG, KafkaError.MSG_SIZE_TOO_LARGE}  # noqa: SLF001
+    {KafkaError._UNKNOWN_PARTITION, KafkaError._INVALID_ARG, KafkaError.MSG_SIZE_TOO_LARGE}
 )
 _FENCED = frozenset(
-    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}  # noqa: SLF001
+    {KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH}
 )
-_STATE = KafkaError._STATE  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class LetterWriter:
             for number, record in enumerate(records):
                 error = self._produce(record)
                 if error is not None:
-                    if error.code() == _STATE:
+                    if error.code() == KafkaError._STATE:
                         return self._refused_batch()
                     self._abort()
                     return RefusedTransaction(_words(error), number)
@@ -140,7 +138,7 @@ class LetterWriter:
                 self._flush()  # an empty queue accepts any record
             except KafkaException as exception:
                 error: KafkaError = exception.args[0]
-                if error.code() in _BY_CLIENT or error.code() == _STATE:
+                if error.code() in _BY_CLIENT or error.code() == KafkaError._STATE:
                     return error
                 raise
             else:

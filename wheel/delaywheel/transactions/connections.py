@@ -48,15 +48,12 @@ class DatabaseConnection(Protocol):
 
     def cursor(self) -> Any:
         """Returns a cursor."""
-        ...
 
     def commit(self) -> Any:
         """Commits."""
-        ...
 
     def rollback(self) -> Any:
         """Rolls back."""
-        ...
 
 
 def dialect_of(connection: DatabaseConnection) -> Dialect:

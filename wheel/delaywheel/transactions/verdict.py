@@ -25,12 +25,10 @@ class HalfName(Protocol):
     @property
     def id(self) -> bytes:
         """The 16 bytes of its id."""
-        ...
 
     @property
     def due_ms(self) -> int:
         """The end of its hold, in Unix milliseconds."""
-        ...
 
 
 class RecordRefusedError(DelaywheelError):

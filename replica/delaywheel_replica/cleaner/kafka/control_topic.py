@@ -105,9 +105,9 @@ def _record(message: Message) -> StoredRecord | None:
     error = message.error()
     if error is not None:
         code = error.code()
-        if code in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT):  # noqa: SLF001 - its names
+        if code in (KafkaError._PARTITION_EOF, KafkaError._TRANSPORT):
             return None
-        if error.retriable() or code == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - its names
+        if error.retriable() or code == KafkaError._ALL_BROKERS_DOWN:
             return None
         raise ControlUnreadable(f"the control topic: {error.str()}")
     key, value, offset = message.key(), message.value(), message.offset()

@@ -187,7 +187,7 @@ class IngressReader:
         code = error.code()
         if code == KafkaError.GROUP_AUTHORIZATION_FAILED:  # its offsets are only for operators
             self._take_commit_result(error, None)
-        elif code == KafkaError._AUTO_OFFSET_RESET and at is not None:  # noqa: SLF001 - its names
+        elif code == KafkaError._AUTO_OFFSET_RESET and at is not None:
             self._to_look_at.add(at)
         elif not (error.retriable() or code in _PASSING):
             topic, text = ("", error.str()) if at is None else (at[0], f"{at}: {error.str()}")
@@ -268,10 +268,10 @@ class _Rotation:
 
 
 _PASSING = {
-    KafkaError._PARTITION_EOF,  # noqa: SLF001 - its names
-    KafkaError._TRANSPORT,  # noqa: SLF001
-    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-    KafkaError._RESOLVE,  # noqa: SLF001
+    KafkaError._PARTITION_EOF,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
 }
 
 

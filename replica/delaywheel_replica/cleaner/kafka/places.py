@@ -59,7 +59,6 @@ WAITING_AT_MOST = 256
 TOGETHER_MS = 60_000
 IDLE_S = 30.0
 
-_END = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name
 _SLACK_MS = 5_000
 """The clock of a broker that stamps records itself may be behind by this much."""
 _BATCH = 500
@@ -273,7 +272,7 @@ class _Search:
                 error = message.error()
                 if error is not None:
                     unread.discard(message.partition())
-                    has_failed |= error.code() != _END
+                    has_failed |= error.code() != KafkaError._PARTITION_EOF
                     continue
                 self._records_left -= 1
                 named = named_by(message)

@@ -71,11 +71,10 @@ LOOKED_UP = 32
 _LOOK_S = 0.1
 """How often a flush looks whether answers have come."""
 
-# Their names in the library begin with an underscore: they are its own, not the broker's.
-_ABORTABLE = KafkaError._STATE  # noqa: SLF001
-_DELIVERY_FAILED = KafkaError._INCONSISTENT  # noqa: SLF001
+_ABORTABLE = KafkaError._STATE
+_DELIVERY_FAILED = KafkaError._INCONSISTENT
 _REFUSED = frozenset(
-    {KafkaError._UNKNOWN_PARTITION, KafkaError._INVALID_ARG, KafkaError.MSG_SIZE_TOO_LARGE}  # noqa: SLF001
+    {KafkaError._UNKNOWN_PARTITION, KafkaError._INVALID_ARG, KafkaError.MSG_SIZE_TOO_LARGE}
 )
 
 
@@ -250,7 +249,7 @@ class TransactionalProducer:
         try:
             self._hand_over(record)
         except BufferError:
-            return KafkaError(KafkaError._QUEUE_FULL)  # noqa: SLF001 - its names
+            return KafkaError(KafkaError._QUEUE_FULL)
         except KafkaException as exception:
             return self._take_error(error_of(exception))
         return None

@@ -16,10 +16,10 @@ from delaywheel_replica.config_sources import ConfigError, load_config
 
 AWAY: Final = frozenset(
     {
-        KafkaError._TRANSPORT,  # noqa: SLF001 - the library's names
-        KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
-        KafkaError._TIMED_OUT,  # noqa: SLF001
-        KafkaError._RESOLVE,  # noqa: SLF001
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError._RESOLVE,
         KafkaError.REQUEST_TIMED_OUT,
     }
 )

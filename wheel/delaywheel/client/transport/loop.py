@@ -25,15 +25,12 @@ class LoopTransport:
         self._asking: Final[set[asyncio.Task[None]]] = set()
 
     def open(self, address: str, credentials: Credentials) -> Line:
-        """See `Transport`."""
         return _LoopLine(address, credentials, self._asking)
 
     def news(self) -> _LoopNews:
-        """See `Transport`."""
         return _LoopNews()
 
     async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
-        """See `Transport`."""
         return await asyncio.to_thread(work)
 
     async def side_by_side(
@@ -42,7 +39,6 @@ class LoopTransport:
         items: Sequence[ItemT],
         at_once: int,
     ) -> list[ReturnT]:
-        """See `Transport`."""
         free = asyncio.Semaphore(at_once)
 
         async def limited(item: ItemT) -> ReturnT:
@@ -54,7 +50,6 @@ class LoopTransport:
         return [task.result() for task in tasks]
 
     async def stop(self) -> None:
-        """See `Transport`."""
         for asking in self._asking:
             asking.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)

@@ -61,11 +61,9 @@ class News(Protocol):
 
     def tell(self) -> None:
         """Ends all waits."""
-        ...
 
     async def wait(self, most_s: float) -> None:
         """Waits until it is told, for so long at most."""
-        ...
 
 
 class Transport(Protocol):
@@ -73,15 +71,12 @@ class Transport(Protocol):
 
     def open(self, address: str, credentials: Credentials) -> Line:
         """Opens a channel; nothing is sent yet."""
-        ...
 
     def news(self) -> News:
         """Returns news that are not told yet."""
-        ...
 
     async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
         """Does what blocks, without keeping others waiting."""
-        ...
 
     async def side_by_side(
         self,
@@ -90,11 +85,9 @@ class Transport(Protocol):
         at_once: int,
     ) -> list[ReturnT]:
         """Works on each item, on so many at once; returns what came of each, in order."""
-        ...
 
     async def stop(self) -> None:
         """Ends what `Line.ask` has begun."""
-        ...
 
 
 def finished(work: Coroutine[Any, Any, ReturnT]) -> ReturnT:

@@ -22,15 +22,12 @@ class ThreadTransport:
     """For calls that block their threads."""
 
     def open(self, address: str, credentials: Credentials) -> Line:
-        """See `Transport`."""
         return _ThreadLine(address, credentials)
 
     def news(self) -> _ThreadNews:
-        """See `Transport`."""
         return _ThreadNews()
 
     async def aside(self, work: Callable[[], ReturnT]) -> ReturnT:
-        """See `Transport`."""
         return work()
 
     async def side_by_side(
@@ -39,14 +36,13 @@ class ThreadTransport:
         items: Sequence[ItemT],
         at_once: int,
     ) -> list[ReturnT]:
-        """See `Transport`."""
         if len(items) <= 1:
             return [await work(item) for item in items]
         with ThreadPoolExecutor(min(at_once, len(items))) as pool:
             return [*pool.map(lambda item: finished(work(item)), items)]
 
     async def stop(self) -> None:
-        """See `Transport`: closed channels end everything."""
+        """Does nothing: closed channels end everything."""
 
 
 class _ThreadNews:

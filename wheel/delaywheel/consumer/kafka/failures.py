@@ -36,10 +36,10 @@ _OF_RECORDS = frozenset(
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_TIMESTAMP,
         KafkaError.POLICY_VIOLATION,
-        KafkaError._INVALID_ARG,  # noqa: SLF001 - its name in the library
+        KafkaError._INVALID_ARG,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
     }
 )
 
@@ -48,7 +48,7 @@ def _translated(exception: KafkaException) -> Exception:
     error = exception.args[0]
     if error.code() in REFUSALS:
         return ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
-    if error.code() == KafkaError._INVALID_ARG:  # noqa: SLF001
+    if error.code() == KafkaError._INVALID_ARG:
         return ConsumerError(ConsumerReason.SETTING_INVALID, f"kafka: {error.str()}")
     return KafkaUnavailable(f"{error.name()}: {error.str()}")
 

@@ -123,11 +123,9 @@ class KafkaBroker:
 
     @property
     def is_incremental(self) -> bool:
-        """See `Broker`."""
         return self._settings.rebalances != "eager"
 
     def start(self) -> Start:
-        """See `Broker`."""
         try:
             with translated_errors():
                 ingress = self._ingress = self._ingress_topic(partitions_of(self._asking))
@@ -137,12 +135,10 @@ class KafkaBroker:
 
     @translated_errors()
     def all_topics(self) -> AbstractSet[str]:
-        """See `Broker`."""
         return partitions_of(self._asking).keys()
 
     @translated_errors()
     def prepare(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
-        """See `Broker`."""
         assert self._ingress is not None
         admin, ordered = self._asking, self._settings.ordered
         known = partitions_of(admin)
@@ -161,7 +157,6 @@ class KafkaBroker:
 
     @translated_errors()
     def sizes(self, topics: Sequence[TopicNames]) -> Mapping[str, int]:
-        """See `Broker`."""
         assert self._ingress is not None
         return check_sizes(self._asking, topics, self._ingress)
 
@@ -173,7 +168,6 @@ class KafkaBroker:
         on_revoke: OnPartitions,
         on_lost: OnPartitions,
     ) -> None:
-        """See `Broker`."""
         instance = self._settings.instance
         # With the newer protocol these two are the broker's to say.
         timeouts = {"session.timeout.ms": 10_000, "heartbeat.interval.ms": 3_000}
@@ -203,7 +197,6 @@ class KafkaBroker:
         self.resubscribe(topics)
 
     def resubscribe(self, topics: Sequence[str]) -> None:
-        """See `Broker`."""
         if topics:
             self._joined.subscribe(list(topics), **self._callbacks)
         else:
@@ -231,7 +224,6 @@ class KafkaBroker:
         return called
 
     def fetch(self, most: int, timeout_s: float) -> list[FetchedRecords]:
-        """See `Broker`."""
         messages = self._joined.consume(most, timeout_s)
         if self._raised is not None:
             raise self._raised
@@ -240,13 +232,11 @@ class KafkaBroker:
         return in_columns(messages)
 
     def refusal(self) -> str | None:
-        """See `Broker`."""
         refusal, self._refusal = self._refusal, None
         return refusal
 
     @translated_errors()
     def missing_rights(self) -> list[MissingRight]:
-        """See `Broker`."""
         assert self._ingress is not None
         topics, ordered = list(self._settings.topics), self._settings.ordered
         return rights_missing(self._asking, topics, self._ingress, ordered=ordered)
@@ -272,7 +262,6 @@ class KafkaBroker:
 
     @translated_errors()
     def limits(self) -> IngressLimits | None:
-        """See `Broker`."""
         assert self._ingress is not None
         if self._ingress_group is None:
             self._ingress_group = self._made(
@@ -282,15 +271,13 @@ class KafkaBroker:
 
     @translated_errors()
     def topics(self, names: Collection[str]) -> dict[str, ConsumedTopic]:
-        """See `Broker`."""
         return topics_now(self._asking, sorted(names))
 
     @translated_errors()
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
-        """See `Broker`."""
         if not partitions:
             return {}
-        wanted = [TopicPartition(topic, number) for topic, number in partitions]
+        wanted = [TopicPartition(*at) for at in partitions]
         answer = self._joined.committed(wanted, timeout=ASK_S)
         found: dict[Partition, Passed | None] = {}
         for one in answer:
@@ -304,7 +291,6 @@ class KafkaBroker:
     def away(
         self, lanes: Sequence[Partition], tell: Callable[[int], None]
     ) -> dict[Partition, list[Away]]:
-        """See `Broker`."""
         if not lanes:
             return {}
         if self._order is None:
@@ -317,7 +303,6 @@ class KafkaBroker:
         return {lane: found[at] for lane, at in where.items()}
 
     def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
-        """See `Broker`."""
         if not positions:
             return {}
         # The client's own position counts the ends of transactions; it has none before a record.
@@ -333,7 +318,6 @@ class KafkaBroker:
         return found
 
     def held_up(self, places: Mapping[Partition, int]) -> frozenset[Partition]:
-        """See `Broker`."""
         return self._open.look(places)
 
     def _stable_end(self, at: Partition) -> int | None:
@@ -344,20 +328,14 @@ class KafkaBroker:
 
     @translated_errors()
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        """See `Broker`."""
         return ends_of(self._asking, partitions) if partitions else {}
 
     @translated_errors()
     def first_since(self, at: Partition, since_ms: int) -> int:
-        """See `Broker`."""
         return first_since(self._asking, at, since_ms)
 
     def assign(self, positions: Mapping[Partition, int | None]) -> None:
-        """See `Broker`."""
-        wanted = [
-            TopicPartition(topic, number, OFFSET_BEGINNING if offset is None else offset)
-            for (topic, number), offset in positions.items()
-        ]
+        wanted = _places(positions)
         if self.is_incremental:
             self._joined.incremental_assign(wanted)
             self._joined.resume(wanted)
@@ -366,13 +344,10 @@ class KafkaBroker:
 
     @translated_errors()
     def seek(self, positions: Mapping[Partition, int | None]) -> None:
-        """See `Broker`."""
-        for (topic, number), offset in positions.items():
-            begin = OFFSET_BEGINNING if offset is None else offset
-            self._joined.seek(TopicPartition(topic, number, begin))
+        for place in _places(positions):
+            self._joined.seek(place)
 
     def membership(self) -> bytes | None:
-        """See `Broker`."""
         answer = cast("bytes | None", self._joined.consumer_group_metadata())
         if answer is None or len(answer) < _METADATA.size:
             return None
@@ -380,12 +355,10 @@ class KafkaBroker:
         return None if magic != _METADATA_MAGIC or generation < 0 else answer
 
     def pause(self, partitions: Sequence[Partition]) -> None:
-        """See `Broker`."""
-        self._joined.pause([TopicPartition(topic, number) for topic, number in partitions])
+        self._joined.pause([TopicPartition(*at) for at in partitions])
 
     def resume(self, partitions: Sequence[Partition]) -> None:
-        """See `Broker`."""
-        self._joined.resume([TopicPartition(topic, number) for topic, number in partitions])
+        self._joined.resume([TopicPartition(*at) for at in partitions])
 
     def commit(
         self,
@@ -395,7 +368,6 @@ class KafkaBroker:
         *,
         one_by_one: bool = False,
     ) -> TransactionFailure | None:
-        """See `Broker`."""
         if self._is_copy_loose:
             try:
                 self._replace_producer()
@@ -410,7 +382,6 @@ class KafkaBroker:
 
     @translated_errors()
     def renew_producer(self, unseen: AbstractSet[str]) -> None:
-        """See `Broker`."""
         self._replace_producer()
         if self._ingress is None:
             return
@@ -451,7 +422,6 @@ class KafkaBroker:
             raise
 
     def close(self) -> None:
-        """See `Broker`."""
         self._drop_producer()
         for client in (self._consumer, self._ingress_group):
             if client is not None:
@@ -525,6 +495,14 @@ class KafkaBroker:
         """Drops it on another thread: librdkafka joins its own ones."""
         dropped, self._producer = [self._producer], None
         threading.Thread(target=dropped.clear, name="destroy producer", daemon=True).start()
+
+
+def _places(positions: Mapping[Partition, int | None]) -> list[TopicPartition]:
+    """Returns the next offsets as the client has them; None: the first existing one."""
+    return [
+        TopicPartition(*at, OFFSET_BEGINNING if offset is None else offset)
+        for at, offset in positions.items()
+    ]
 
 
 def _no_ingress(topic: str) -> ConsumerError:

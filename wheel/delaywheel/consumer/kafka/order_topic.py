@@ -35,8 +35,6 @@ ORDER_CONFIG = {
 }
 """Settings of order topics that we make."""
 
-_PARTITION_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its name in the library
-
 
 @dataclass(slots=True)
 class _KnownPartition:
@@ -135,7 +133,7 @@ class OrderTopics:
             known.position = message.offset() + 1
             return True
         # The end of committed records would come too early: a transaction may be open there.
-        if error.code() == _PARTITION_EOF and message.offset() >= left[at]:
+        if error.code() == KafkaError._PARTITION_EOF and message.offset() >= left[at]:
             known.position = message.offset()
             del left[at]
             return True

@@ -20,9 +20,7 @@ LOOK_S = 0.2
 
 RETRY_BACKOFF_MS = 250
 """How long the client waits before it repeats a request, give or take a fifth."""
-_DROPPED = frozenset(
-    {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their names in the library
-)
+_DROPPED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 _END_REPEATED_S = 0.8 * RETRY_BACKOFF_MS / 1000
 """The end of a transaction is not repeated sooner than this."""
 _OFFSETS_REPEATED_S = 0.5

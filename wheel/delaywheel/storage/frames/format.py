@@ -191,11 +191,6 @@ def topic_entry(topic: str) -> bytes:
     return _TOPIC_LENGTH.pack(len(encoded)) + encoded
 
 
-def encoded_header(header: FrameHeader) -> bytes:
-    """Encodes the fixed part of a frame."""
-    return _HEADER.pack(*header)
-
-
 # --- decoding
 
 

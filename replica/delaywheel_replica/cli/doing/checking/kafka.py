@@ -51,8 +51,7 @@ _POLL_S: Final = 0.05
 _CLOCKS_MS: Final = 2_000
 """The newest record of a leading node is younger than this, as far as the clocks agree."""
 
-# The library has these names for errors of its own.
-_REFUSED: Final = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE}  # noqa: SLF001
+_REFUSED: Final = {KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE}
 _WRONG_PROTOCOL: Final = re.compile(r"SSL handshake failed|incorrect security\.protocol")
 """What the library says, as of a broken connection, where one side has TLS and the other none."""
 
@@ -62,8 +61,6 @@ _NO_COORDINATOR: Final = {
     KafkaError.NOT_COORDINATOR,
 }
 """What a broker answers about the first group that it is asked about, until it has its topic."""
-
-_ALL_DOWN: Final = KafkaError._ALL_BROKERS_DOWN  # noqa: SLF001
 
 
 def _silent_logger() -> logging.Logger:
@@ -83,7 +80,7 @@ class _Objections:
         self.texts: dict[str, int] = {}
 
     def __call__(self, error: KafkaError) -> None:
-        if error.code() != _ALL_DOWN:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
             text = error.str().partition(" (after ")[0].partition(", ")[0]
             self.texts.setdefault(text, error.code())
 

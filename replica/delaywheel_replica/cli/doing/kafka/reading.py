@@ -28,12 +28,11 @@ from delaywheel_replica.cli.printing.text import note
 _BATCH_RECORDS: Final = 500
 _WAIT_S: Final = 0.2
 _PARTITIONS_EVERY_S: Final = 15.0
-_PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - the library's names
 _MISSING: Final = frozenset(
     {
         KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
-        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
     }
 )
 
@@ -125,7 +124,7 @@ class TopicRecords:
                 heard_at = time.monotonic()
             if time.monotonic() - heard_at > self._timeout_s:
                 raise kafka_failure(
-                    KafkaError(KafkaError._TIMED_OUT),  # noqa: SLF001
+                    KafkaError(KafkaError._TIMED_OUT),
                     f"nothing was heard for {self._timeout_s:g} s",
                 )
 
@@ -155,7 +154,7 @@ class TopicRecords:
         if error is None:
             self._is_away = False
             return True
-        if error.code() == _PARTITION_EOF:
+        if error.code() == KafkaError._PARTITION_EOF:
             return False
         if error.code() in _MISSING:
             raise _missing(str(message.topic()))
@@ -207,7 +206,7 @@ def _place(message: Message) -> ReadPartition:
 
 def _is_end(message: Message) -> bool:
     error = message.error()
-    return error is not None and error.code() == _PARTITION_EOF
+    return error is not None and error.code() == KafkaError._PARTITION_EOF
 
 
 def _moment(message: Message) -> tuple[int, str, int, int]:
