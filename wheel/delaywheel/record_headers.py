@@ -25,6 +25,8 @@ RETRY_FIRST_ERROR: Final = "dw-retry-first-error"
 RETRY_LAST_ERROR: Final = "dw-retry-last-error"
 """What a retried record says about itself, to the consumers of its group."""
 
+DEAD_PREFIX: Final = "dw-dead-"
+"""What a dead letter says about itself."""
 OMITTED_HEADER: Final = "dw-dead-omitted"
 """What a dead letter lacks, as its topic takes no more: one of `OMISSIONS`, with commas."""
 
@@ -42,6 +44,10 @@ HALF_TIMESTAMP: Final = "dw-half-timestamp"
 COMMITTED: Final = "dw-committed"
 """When a half message was committed, in Unix milliseconds: on one that arrived at its commit, and
 so perhaps before its due, the end of its hold."""
+DELIVERED_HEADERS: Final = frozenset(
+    {"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded", COMMITTED}
+)
+"""What a delivered message has of the service's own."""
 
 LONGEST_GROUP_BYTES: Final = 200
 """The longest value of `HALF_GROUP`."""

@@ -26,7 +26,8 @@ from typing import NamedTuple, Self
 
 from delaywheel.headers import content_bytes
 from delaywheel.record_headers import (
-    COMMITTED,
+    DEAD_PREFIX,
+    DELIVERED_HEADERS,
     HALF_GROUP,
     HALF_TOPIC,
     OMITTED_HEADER,
@@ -43,7 +44,6 @@ from delaywheel.transactional import ANY_PARTITION, Outgoing
 
 LetterHeaders = tuple[tuple[str, bytes | None], ...]
 
-DEAD_PREFIX = "dw-dead-"
 REPLAYED_HEADER = "dw-dead-replayed"
 _KEPT_BY_RETRIES = {
     "dw-dead-origin": RETRY_ORIGIN,
@@ -51,9 +51,6 @@ _KEPT_BY_RETRIES = {
     "dw-dead-first-error": RETRY_FIRST_ERROR,
     "dw-dead-detail": RETRY_LAST_ERROR,
 }
-FORWARDING_HEADERS = frozenset(
-    {"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded", COMMITTED}
-)
 LONGEST_REASON = 64
 """How many characters of a reason count."""
 
@@ -185,7 +182,7 @@ class Letter:
     def own_headers(self) -> list[tuple[str, bytes | None]]:
         """The headers that the message is sent again with."""
         is_whole = self.is_of_ingress or self.is_of_group
-        left_out = frozenset() if is_whole else FORWARDING_HEADERS
+        left_out = frozenset() if is_whole else DELIVERED_HEADERS
         return [
             (name, value)
             for name, value in self.headers
@@ -259,4 +256,4 @@ class Letter:
 
 
 def _is_ours(name: str) -> bool:
-    return name in FORWARDING_HEADERS or name.startswith(HALF_GROUP)
+    return name in DELIVERED_HEADERS or name.startswith(HALF_GROUP)

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from delaywheel.record_headers import OMISSIONS, OMITTED_HEADER
+from delaywheel.record_headers import DEAD_PREFIX, OMISSIONS, OMITTED_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import CommittedRecord, Unfit
@@ -33,7 +33,6 @@ from delaywheel_replica.core.ingress.underway import (
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 from delaywheel_replica.kafka_settings import KafkaNames
 
-DEAD_PREFIX = "dw-dead-"
 DETAIL_LENGTH = 200
 """Limit for the detail in a dead letter, in characters."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypedDict
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.connection import ask
@@ -83,6 +83,11 @@ def kafka_failure(error: KafkaError, what: str, reason: str = "KAFKA_REFUSED") -
     if error.code() in AWAY:
         return CommandFailure("KAFKA_UNREACHABLE", f"{what}: {error.str()}", ExitCode.UNAVAILABLE)
     return CommandFailure(reason, f"{what}: {error.str()}")
+
+
+def settings_failure(exception: KafkaException) -> CommandFailure:
+    """Returns how a command ends whose client of Kafka objects to its settings."""
+    return CommandFailure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}")
 
 
 def _described(server: Nodes, timeout_s: float) -> pb.DescribeClusterResponse:

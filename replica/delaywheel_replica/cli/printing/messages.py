@@ -45,6 +45,6 @@ def _cells(message: pb.StoredMessage, *, with_content: bool) -> list[object]:
         *(sum(max(length, 0) for length in lengths), message.topic),
     ]
     if with_content:
-        cells.append(bytes_text(message.key if message.HasField("key") else None))
-        cells.append(bytes_text(message.value if message.HasField("value") else None))
+        cells.append(bytes_text(shapes.if_set(message, "key")))
+        cells.append(bytes_text(shapes.if_set(message, "value")))
     return cells

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from confluent_kafka import Message
 
-from delaywheel.record_headers import COMMITTED, headers_of
+from delaywheel.record_headers import COMMITTED, DELIVERED_HEADERS, headers_of
 from delaywheel_replica.cli.printing.text import base64_of, bytes_text
 from delaywheel_replica.cli.values import iso
 from delaywheel_replica.quantities import about
-
-_OWN: Final = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded", COMMITTED})
 
 
 class _Delivery(NamedTuple):
@@ -75,12 +73,14 @@ def _parts(record: Message) -> Iterator[str]:
     if headers is None:
         yield "headers that cannot be decoded"
     for name, value in headers or []:
-        if name not in _OWN or delivery.due_ms is None:
+        if name not in DELIVERED_HEADERS or delivery.due_ms is None:
             yield f"header {name} {bytes_text(value)}"
 
 
 def _delivery(record: Message, headers: list[tuple[str, bytes | None]]) -> _Delivery:
-    found = {name: value for name, value in headers if name in _OWN and value is not None}
+    found = {
+        name: value for name, value in headers if name in DELIVERED_HEADERS and value is not None
+    }
     due_ms = _number(found.get("dw-due"))
     forwarded_ms = _number(found.get("dw-forwarded"))
     if due_ms is not None and forwarded_ms is None:

@@ -5,33 +5,32 @@ Bytes are base64, null stays null; states are lower case; absent fields are null
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.cli.printing.text import base64_of
 from delaywheel_replica.cli.values import iso
 
 
 def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
     """Returns the document of `delaywheel status --json`."""
-    leader = answer.leader
     return {
         "cluster": answer.cluster_id,
         "node": answer.node,
         "version": answer.version,
         "now_ms": answer.now_ms,
         "kafka": answer.kafka or None,
-        "leader": _if_set(answer, "leader", {"node": leader.node, "epoch": leader.epoch}),
+        "leader": if_set(answer, "leader", _leader),
         "members": [_member(row) for row in answer.members],
         "min_insync": answer.min_insync,
         "wheels": wheels(answer.wheels),
-        "progress": progress(answer),
-        "floor": _if_set(answer, "floor", answer.floor),
-        "lateness_ms": _if_set(answer, "lateness_ms", answer.lateness_ms),
-        "pending": _pending(answer),
-        "refusing": _refusing(answer),
+        "progress": if_set(answer, "progress", _progress),
+        "floor": if_set(answer, "floor"),
+        "lateness_ms": if_set(answer, "lateness_ms"),
+        "pending": if_set(answer, "pending", _pending),
+        "refusing": if_set(answer, "refusing", _refusal),
         "levels": {level.name: level.delay_ms for level in answer.levels},
         "limits": {
             "span_seconds": answer.limits.span_seconds,
@@ -53,7 +52,7 @@ def _member(row: pb.Member) -> dict[str, Any]:
         "storage_replaced": row.storage_replaced,
         "settings_differ": row.settings_differ or None,
         "silent": row.silent or None,
-        "report": _if_set(row, "report", _report(row.report)),
+        "report": if_set(row, "report", _report),
     }
 
 
@@ -62,18 +61,18 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
     return {
         "version": report.version,
         "now_ms": report.now_ms,
-        "refusing": _refusing(report),
+        "refusing": if_set(report, "refusing", _refusal),
         "role": report.role or None,
         "kafka_error": report.kafka_error or None,
         "server_started_ms": report.server_started_ms,
-        "cleaner_started_ms": _if_set(report, "cleaner_started_ms", report.cleaner_started_ms),
+        "cleaner_started_ms": if_set(report, "cleaner_started_ms"),
         "elections": report.elections,
         "in_sync_changes": report.in_sync_changes,
         "ledger": {
             "place": ledger.place,
             "lag_frames": ledger.lag_frames,
             "failure": ledger.failure or None,
-            "failing_since_ms": _if_set(ledger, "failing_since_ms", ledger.failing_since_ms),
+            "failing_since_ms": if_set(ledger, "failing_since_ms"),
             "gaps": ledger.gaps,
             "gap_messages": ledger.gap_messages,
         },
@@ -87,18 +86,16 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
             {"group": each.group, "letters": each.letters, "oldest_ms": each.oldest_ms}
             for each in report.unanswered_halves
         ],
-        "ingress_lag": _if_set(report, "ingress_lag", report.ingress_lag),
+        "ingress_lag": if_set(report, "ingress_lag"),
         "ingress_faults": list(report.ingress_faults),
-        "floor_wait": _floor_wait(report),
-        "standstill": _standstill(report),
+        "floor_wait": if_set(report, "floor_wait", _floor_wait),
+        "standstill": if_set(report, "standstill", _standstill),
         "unreadable_frames": report.unreadable_frames,
         "alone_messages": report.alone_messages,
         "missing_frames": report.missing_frames,
         "undeletable_files": report.undeletable_files,
         "undeletable_file": report.undeletable_file or None,
-        "certificate_expires_ms": _if_set(
-            report, "certificate_expires_ms", report.certificate_expires_ms
-        ),
+        "certificate_expires_ms": if_set(report, "certificate_expires_ms"),
         "certificate_fault": report.certificate_fault or None,
         "insecure": report.insecure or None,
         "access_fault": report.access_fault or None,
@@ -110,31 +107,23 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
     }
 
 
-def _floor_wait(report: pb.MemberReport) -> dict[str, Any] | None:
-    wait = report.floor_wait
-    if not report.HasField("floor_wait"):
-        return None
+def _floor_wait(wait: pb.FloorWait) -> dict[str, Any]:
     return {"behind_seconds": wait.behind_seconds, "causes": list(wait.causes)}
 
 
-def _standstill(report: pb.MemberReport) -> dict[str, Any] | None:
-    standstill = report.standstill
-    if not report.HasField("standstill"):
-        return None
+def _standstill(standstill: pb.Standstill) -> dict[str, Any]:
     return {"since_ms": standstill.since_ms, "cause": standstill.cause}
 
 
-def _refusing(answer: pb.DescribeClusterResponse | pb.MemberReport) -> dict[str, Any] | None:
-    error = answer.refusing
-    if not answer.HasField("refusing"):
-        return None
+def _refusal(error: pb.Error) -> dict[str, Any]:
     return {"reason": error.reason, "message": error.message}
 
 
-def _pending(answer: pb.DescribeClusterResponse) -> dict[str, Any] | None:
-    pending = answer.pending
-    if not answer.HasField("pending"):
-        return None
+def _leader(leader: pb.Leader) -> dict[str, Any]:
+    return {"node": leader.node, "epoch": leader.epoch}
+
+
+def _pending(pending: pb.Pending) -> dict[str, Any]:
     return {
         "messages": pending.messages,
         "length_bytes": pending.length_bytes,
@@ -182,7 +171,7 @@ def wheels(rows: Iterable[pb.WheelStatus]) -> list[dict[str, Any]]:
             "applied_seq": row.applied_seq,
             "high_watermark": row.high_watermark,
             "in_sync": list(row.in_sync),
-            "final_seq": _if_set(row, "final_seq", row.final_seq),
+            "final_seq": if_set(row, "final_seq"),
             "progress_seq": row.progress_seq,
             "ledger_seq": row.ledger_seq,
             "told_by": row.told_by or None,
@@ -196,10 +185,10 @@ def _replica(row: pb.Replica) -> dict[str, Any]:
     return {
         "node": row.node,
         "state": replica_state(row),
-        "held_seq": _if_set(row, "held_seq", row.held_seq),
-        "lag_frames": _if_set(row, "lag_frames", row.lag_frames),
-        "lag_ms": _if_set(row, "lag_ms", row.lag_ms),
-        "told_ago_ms": _if_set(row, "told_ago_ms", row.told_ago_ms),
+        "held_seq": if_set(row, "held_seq"),
+        "lag_frames": if_set(row, "lag_frames"),
+        "lag_ms": if_set(row, "lag_ms"),
+        "told_ago_ms": if_set(row, "told_ago_ms"),
     }
 
 
@@ -208,18 +197,12 @@ def replica_state(row: pb.Replica) -> str:
     return _state(pb.ReplicaState.Name(row.state), "REPLICA_STATE_")
 
 
-def progress(
-    answer: pb.DescribeClusterResponse | pb.ListSlotsResponse,
-) -> dict[str, Any] | None:
-    """Returns how far forwarding has come; null before the first leader."""
-    if not answer.HasField("progress"):
-        return None
-    row = answer.progress
+def _progress(row: pb.Progress) -> dict[str, Any]:
     return {
         "due_ms": row.due_ms,
-        "position": _if_set(row, "position", row.position),
+        "position": if_set(row, "position"),
         "set_backs": row.set_backs,
-        "ahead_ms": _if_set(row, "ahead_ms", row.ahead_ms),
+        "ahead_ms": if_set(row, "ahead_ms"),
     }
 
 
@@ -229,10 +212,10 @@ def slot_list(answer: pb.ListSlotsResponse) -> dict[str, Any]:
         "node": answer.node,
         "counted_by": list(answer.counted_by),
         "silent": [{"node": row.node, "why": row.why} for row in answer.silent],
-        "progress": progress(answer),
+        "progress": if_set(answer, "progress", _progress),
         "wheels": wheels(answer.wheels),
         "slots": [slot_row(row, answer.progress) for row in answer.slots],
-        "next_slot": _if_set(answer, "next_slot", answer.next_slot),
+        "next_slot": if_set(answer, "next_slot"),
     }
 
 
@@ -268,24 +251,24 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
         "due_ms": row.due_ms,
         "due": iso(row.due_ms),
         "topic": row.topic,
-        "partition": _if_set(row, "partition", row.partition),
-        "timestamp_ms": _if_set(row, "timestamp_ms", row.timestamp_ms),
+        "partition": if_set(row, "partition"),
+        "timestamp_ms": if_set(row, "timestamp_ms"),
         "accepted_at_ms": row.accepted_at_ms,
         "wheel": row.wheel,
         "seq": row.seq,
         "state": _state(pb.MessageState.Name(row.state), "MESSAGE_STATE_"),
         "dead_reason": row.dead_reason or None,
-        "place": _place(row.place) if row.HasField("place") else None,
-        "rescheduled_to_ms": _if_set(row, "rescheduled_to_ms", row.rescheduled_to_ms),
+        "place": if_set(row, "place", _place),
+        "rescheduled_to_ms": if_set(row, "rescheduled_to_ms"),
         "key_length_bytes": row.key_length_bytes,
         "value_length_bytes": row.value_length_bytes,
         "headers_length_bytes": row.headers_length_bytes,
     }
     if with_content:
-        document["key"] = _if_set(row, "key", _base64(row.key))
-        document["value"] = _if_set(row, "value", _base64(row.value))
+        document["key"] = if_set(row, "key", base64_of)
+        document["value"] = if_set(row, "value", base64_of)
         document["headers"] = [
-            {"name": header.name, "value": _if_set(header, "value", _base64(header.value))}
+            {"name": header.name, "value": if_set(header, "value", base64_of)}
             for header in row.headers
         ]
         document["half"] = half(row)
@@ -314,26 +297,25 @@ def message_line(row: pb.StoredMessage) -> dict[str, Any]:
         "topic": row.topic,
         "id": row.id.hex(),
         "at": row.due_ms,
-        **_text_or_base64("key", _if_set(row, "key", row.key)),
-        **_text_or_base64("value", _if_set(row, "value", row.value)),
-        "partition": _if_set(row, "partition", row.partition),
-        "timestamp_ms": _if_set(row, "timestamp_ms", row.timestamp_ms),
+        **_text_or_base64("key", if_set(row, "key")),
+        **_text_or_base64("value", if_set(row, "value")),
+        "partition": if_set(row, "partition"),
+        "timestamp_ms": if_set(row, "timestamp_ms"),
     }
     if row.headers:
         line["headers"] = [
-            (header.name, _header_text(_if_set(header, "value", header.value)))
-            for header in row.headers
+            (header.name, _header_text(if_set(header, "value"))) for header in row.headers
         ]
     return {name: value for name, value in line.items() if value is not None}
 
 
-def _text_or_base64(name: str, content: bytes | None) -> dict[str, str]:
+def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
     if content is None:
         return {}
     try:
         return {name: content.decode()}
     except UnicodeDecodeError:
-        return {f"{name}_base64": _base64(content)}
+        return {f"{name}_base64": base64_of(content)}
 
 
 def _header_text(content: bytes | None) -> Any:
@@ -342,7 +324,7 @@ def _header_text(content: bytes | None) -> Any:
     try:
         return content.decode()
     except UnicodeDecodeError:
-        return {"base64": _base64(content)}
+        return {"base64": base64_of(content)}
 
 
 def cancelled_many(row: pb.CancelManyResponse, *, dry_run: bool) -> dict[str, Any]:
@@ -372,7 +354,7 @@ def looked(row: pb.Looked) -> dict[str, Any]:
         "node": row.node,
         "messages": row.messages,
         "length_bytes": row.length_bytes,
-        "to_slot": _if_set(row, "to_slot", row.to_slot),
+        "to_slot": if_set(row, "to_slot"),
         "incomplete": row.incomplete,
     }
 
@@ -381,12 +363,12 @@ def _place(place: pb.KafkaPlace) -> dict[str, Any]:
     return {"topic": place.topic, "partition": place.partition, "offset": place.offset}
 
 
-def _if_set(message: Any, field: str, value: Any) -> Any:
-    return value if message.HasField(field) else None
-
-
-def _base64(content: bytes) -> str:
-    return b64encode(content).decode()
+def if_set(message: Any, field: str, shape: Callable[[Any], Any] | None = None) -> Any:
+    """Returns a field, in its shape if it has one; null if it is not set."""
+    if not message.HasField(field):
+        return None
+    value = getattr(message, field)
+    return value if shape is None else shape(value)
 
 
 def _state(name: str, prefix: str) -> str:

@@ -16,7 +16,8 @@ from delaywheel.headers import content_bytes, encode_headers, is_cut_off
 from delaywheel.identity import is_topic_name
 from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import (
-    COMMITTED,
+    DEAD_PREFIX,
+    DELIVERED_HEADERS,
     HALF_DELIVER_AT,
     HALF_GROUP,
     is_reserved,
@@ -33,10 +34,6 @@ _PARTITIONS: Final = 2**31
 _TIMES: Final = 2**63
 _GROUP: Final = re.compile(rb"[a-zA-Z0-9._-]{1,200}")
 _WHEEL: Final = "dw-wheel"
-_DELIVERED: Final = frozenset(
-    {ingress.ID, "dw-due", "dw-accepted", _WHEEL, "dw-forwarded", COMMITTED}
-)
-_DEAD_PREFIX: Final = "dw-dead-"
 _SHOWN: Final = 40
 
 
@@ -240,7 +237,7 @@ def _split(
             asked.pop(ingress.ID, None)  # from an earlier delivery
         elif name in _ASKED:
             asked[name] = value
-        elif name not in _DELIVERED and not name.startswith(_DEAD_PREFIX):
+        elif name not in DELIVERED_HEADERS and not name.startswith(DEAD_PREFIX):
             raise _UnfitError(UnfitReason.HEADER_RESERVED, f"Unknown header {_shown(name)}")
     return asked, passed
 

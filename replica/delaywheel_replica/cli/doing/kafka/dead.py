@@ -22,8 +22,8 @@ from delaywheel.deadletters import (
     dead_letter_topic,
     undecided_topic,
 )
-from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access
-from delaywheel_replica.cli.failures import CommandFailure, ExitCode
+from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access, settings_failure
+from delaywheel_replica.cli.failures import ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing import letters as printing
 from delaywheel_replica.cli.printing.tables import (
@@ -272,6 +272,6 @@ def _topic(said: LettersTopic) -> Iterator[DeadLetterTopic]:
     try:
         topic = DeadLetterTopic(name, access.client, timeout_s=said["timeout_s"])
     except KafkaException as exception:
-        raise CommandFailure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
+        raise settings_failure(exception) from exception
     with topic:
         yield topic

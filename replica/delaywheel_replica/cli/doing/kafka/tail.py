@@ -9,9 +9,9 @@ from typing import Unpack
 from confluent_kafka import Consumer, KafkaException
 
 from delaywheel_replica.cli import seen_names
-from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access
+from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access, settings_failure
 from delaywheel_replica.cli.doing.kafka.reading import TopicRecords
-from delaywheel_replica.cli.failures import CommandFailure, ExitCode
+from delaywheel_replica.cli.failures import ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing import records as printing
 from delaywheel_replica.cli.printing.tables import print_ndjson
@@ -50,7 +50,7 @@ def tail(
             }
         )
     except KafkaException as exception:
-        raise CommandFailure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
+        raise settings_failure(exception) from exception
     records = TopicRecords(consumer, dict.fromkeys(topics), timeout_s=where["timeout_s"])
     try:
         shown = records.read(from_beginning=from_beginning, last=last, until_end=until_end)

@@ -13,8 +13,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cli import seen_names
-from delaywheel_replica.cli.asking.kafka import KafkaOptions, kafka_access, kafka_failure
-from delaywheel_replica.cli.failures import CommandFailure
+from delaywheel_replica.cli.asking.kafka import (
+    KafkaOptions,
+    kafka_access,
+    kafka_failure,
+    settings_failure,
+)
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import asked_server
 
@@ -56,7 +60,7 @@ def _client(where: KafkaOptions) -> AdminClient:
     try:
         return AdminClient({**access.client, "log_level": 0})
     except KafkaException as exception:
-        raise CommandFailure("CONFIG_INVALID", f"kafka: {exception.args[0].str()}") from exception
+        raise settings_failure(exception) from exception
 
 
 def _print_answer(topic: str, error: KafkaError) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Unpack
 
 from delaywheel import CancelOutcome, Client
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from delaywheel_replica.cli.asking.confirming import confirm, show
 from delaywheel_replica.cli.asking.connection import ask
-from delaywheel_replica.cli.doing.pending.search import wanted_of
+from delaywheel_replica.cli.doing.pending.search import Conditions, add_looked, wanted_of
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_json
@@ -24,35 +25,24 @@ _MESSAGES_PER_CALL = 1_000
 _SHOWN = 20
 
 
-def cancel(  # noqa: PLR0913 - as many as the command has
+def cancel(
     handle: str | None,
     *,
-    message_id: bytes | None,
     at: datetime | None,
-    topic: str | None,
-    key: str | None,
-    header: tuple[str, bytes | None] | None,
-    due_from: datetime | None,
-    due_to: datetime | None,
     limit: int | None,
     dry_run: bool,
     yes: bool,
     as_json: bool,
     server: Nodes,
     timeout_s: float,
+    **conditions: Unpack[Conditions],
 ) -> None:
     """Cancels one message, or all that a search finds; exit code 0 only if none is delivered."""
-    wanted = wanted_of(
-        topic=topic,
-        key=key,
-        header=header,
-        message_id=message_id,
-        due_from=due_from,
-        due_to=due_to,
-    )
-    searched = any(given is not None for given in (topic, key, header, due_from, due_to))
+    message_id = conditions["message_id"]
+    given = {name for name, condition in conditions.items() if condition is not None}
+    searched = given - {"message_id"}
     is_one = handle is not None or at is not None
-    if is_one or not (searched or message_id is not None):
+    if is_one or not given:
         if searched or dry_run or not is_one:
             raise CommandFailure(
                 "HANDLE_AMBIGUOUS",
@@ -61,7 +51,7 @@ def cancel(  # noqa: PLR0913 - as many as the command has
             )
         _cancel_one(handle, message_id, at, as_json=as_json, server=server, timeout_s=timeout_s)
         return
-    many = _Many(wanted, limit, server, timeout_s)
+    many = _Many(wanted_of(**conditions), limit, server, timeout_s)
     if not yes or dry_run:
         found = many.ask_for_all(dry_run=True)
         if not as_json:
@@ -145,13 +135,7 @@ class _Many:
         whole = pb.CancelManyResponse()
         for page in self._pages(dry_run=dry_run):
             whole.results.extend(page.results)
-            whole.looked.node = page.looked.node
-            whole.looked.messages += page.looked.messages
-            whole.looked.length_bytes += page.looked.length_bytes
-            whole.looked.incomplete |= page.looked.incomplete
-            whole.looked.ClearField("to_slot")
-            if page.looked.HasField("to_slot"):
-                whole.looked.to_slot = page.looked.to_slot
+            add_looked(whole.looked, page.looked)
         return whole
 
     def _pages(self, *, dry_run: bool) -> Iterator[pb.CancelManyResponse]:

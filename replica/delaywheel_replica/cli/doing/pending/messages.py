@@ -35,7 +35,7 @@ def get(
         print_json(shapes.stored_message(message, with_content=True))
         return
     headers = [
-        (f"header {header.name}", bytes_text(header.value if header.HasField("value") else None))
+        (f"header {header.name}", bytes_text(shapes.if_set(header, "value")))
         for header in message.headers
     ]
     shape = shapes.stored_message(message, with_content=False)
@@ -50,9 +50,9 @@ def get(
             ("partition", shape["partition"]),
             ("timestamp", shape["timestamp_ms"]),
             ("wheel, seq", f"{message.wheel}, {message.seq}"),
-            ("key", bytes_text(message.key if message.HasField("key") else None)),
+            ("key", bytes_text(shapes.if_set(message, "key"))),
             *headers,
-            ("value", bytes_text(message.value if message.HasField("value") else None)),
+            ("value", bytes_text(shapes.if_set(message, "value"))),
         ]
     )
 

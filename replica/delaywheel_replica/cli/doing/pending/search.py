@@ -58,6 +58,17 @@ def wanted_of(
     return filter_of(topic, options)
 
 
+def add_looked(whole: pb.Looked, page: pb.Looked) -> None:
+    """Adds what was examined for the next page."""
+    whole.node = page.node
+    whole.messages += page.messages
+    whole.length_bytes += page.length_bytes
+    whole.incomplete |= page.incomplete
+    whole.ClearField("to_slot")
+    if page.HasField("to_slot"):
+        whole.to_slot = page.to_slot
+
+
 class Looking:
     """One search, page by page, with a summary of what was examined."""
 
@@ -73,7 +84,7 @@ class Looking:
         while left > 0:
             self._request.page_size = min(left, _MESSAGES_PER_CALL)
             page = ask(self._server, self._ask)
-            self._count(page.looked)
+            add_looked(self._looked, page.looked)
             self._request.page_token = page.next_page_token
             left -= len(page.messages)
             yield from page.messages
@@ -102,16 +113,6 @@ class Looking:
 
     def _ask(self, stub: DelayWheelStub) -> pb.SearchResponse:
         return stub.Search(self._request, timeout=self._timeout_s)
-
-    def _count(self, page: pb.Looked) -> None:
-        whole = self._looked
-        whole.node = page.node
-        whole.messages += page.messages
-        whole.length_bytes += page.length_bytes
-        whole.incomplete |= page.incomplete
-        whole.ClearField("to_slot")
-        if page.HasField("to_slot"):
-            whole.to_slot = page.to_slot
 
 
 def search(
