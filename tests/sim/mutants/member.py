@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -40,8 +40,7 @@ from delaywheel_replica.core.wheels.mirrors import Mirrors, MirrorVerdict
 from delaywheel_replica.core.wheels.node_file import NodeFile
 from delaywheel_replica.core.wheels.open_wheel import Replication
 from delaywheel_replica.core.wheels.verifying import Verifying
-from delaywheel_replica.server.commit import committer
-from delaywheel_replica.server.commit.committer import Committer, Request
+from delaywheel_replica.server.commit.committer import Committer
 from delaywheel_replica.server.commit.time_sharing import TimeSlice
 from delaywheel_replica.server.node.disk_state import FreeSpace
 from delaywheel_replica.server.store.store import Store
@@ -74,16 +73,14 @@ def answers_before_it_has_written() -> list[Patch]:
 
 
 def kinds_behind_the_first_wait() -> list[Patch]:
-    def submit(self: Committer, requests: Sequence[Request], now_ms: int) -> bool:
-        with self._lock:
-            self._pending.extend((now_ms, request) for request in requests)
-            self._pending_size += sum(map(committer._size, requests))
-            if len(self._pending) == len(requests):
-                return True
-            of_messages = requests[0].kind is Kind.MESSAGES
-            return self._may_go_on(now_ms) if of_messages else self._is_held_up
+    real = Committer.call
 
-    return [instead(Committer, "submit", submit)]
+    def call(self: Committer, now_ms: int, *, refused: bool) -> bool:
+        is_first = self._pending[0][1].kind is not Kind.MESSAGES
+        may = refused or is_first or self._is_enough()
+        return may and real(self, now_ms, refused=refused)
+
+    return [instead(Committer, "call", call)]
 
 
 def promises_are_not_durable() -> list[Patch]:

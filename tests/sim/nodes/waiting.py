@@ -42,8 +42,7 @@ class WatchedDriver(Driver):
 
     def submit(self, *requests: Request) -> None:
         """See `Driver`; what waits for a wheel to be opened, or for mirrors, is not held up."""
-        others = any(request.kind is not Kind.MESSAGES for request in requests)
-        if others or not self._committer.is_held_up:
+        if any(request.kind is not Kind.MESSAGES for request in requests):
             self._waits()
         super().submit(*requests)
 
@@ -54,11 +53,11 @@ class WatchedDriver(Driver):
         self._waiting_since_us = None
         return super().begin_group()
 
-    def _lets_go(self) -> bool:
-        lets_go = super()._lets_go()
-        if lets_go:
+    def _call_for_group(self) -> bool:
+        is_called_for = super()._call_for_group()
+        if is_called_for:
             self._waits()
-        return lets_go
+        return is_called_for
 
     def _waits(self) -> None:
         if self._waiting_since_us is None and self.refusal is None:

@@ -1,11 +1,11 @@
 """Group commit: requests of many callers are written together, and answered once replicated.
 
-Requests that arrive while a group is being written form the next one, without any linger. While
-mirrors have not answered, messages wait until they are as many as those that wait for mirrors, or
-`_FULL`: so the longer mirrors take, the fewer and larger small groups become, as segments do by
-Nagle's algorithm (RFC 896). Cancels, commits and releases never wait for that, and nothing waits
-that would be refused. Nothing here has a thread or a clock: the driver (driver.py) takes, writes
-and answers groups.
+Requests that arrive while a group is being written form the next one. It is called for once the
+pending messages are as many as those that are being written or wait for mirrors, or `_FULL`: so the
+longer mirrors take, the fewer and larger small groups become, as segments do by Nagle's algorithm
+(RFC 896). For cancels, commits and releases it is called for at once, and so it is if all would be
+refused. Nothing here has a thread or a clock: the driver (driver.py) calls for groups, takes,
+writes and answers them.
 
 The states of a request, and its caller's answers:
 
@@ -270,53 +270,57 @@ class Committer:
         self._taken: list[Request] = []
         self._taken_since_ms = 0
         self._waiting: deque[_WaitingAnswer] = deque()
-        # How many messages wait for a group, and for mirrors.
+        # How many messages are pending, and how many are being written or wait for mirrors.
         self._pending_size = self._waiting_size = 0
-        # Whether a group of messages was asked for and not taken, and since when one may be.
-        self._is_held_up = False
-        self._let_go_ms = 0
+        # Since when a group is called for; None: it is not. And whether it would be refused.
+        self._called_ms: int | None = None
+        self._is_refused = False
 
-    def submit(self, requests: Sequence[Request], now_ms: int) -> bool:
-        """Queues requests; returns whether a group has to be written."""
+    def submit(self, requests: Sequence[Request], now_ms: int) -> None:
+        """Queues requests."""
         with self._lock:
             self._pending.extend((now_ms, request) for request in requests)
             self._pending_size += sum(map(_size, requests))
-            if len(self._pending) == len(requests):
-                return True
-            if self._may_go_on(now_ms):
-                return True
-            return self._is_held_up and any(each.kind is not Kind.MESSAGES for each in requests)
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether requests wait for a group."""
-        return bool(self._pending)
 
     @property
     def is_held_up(self) -> bool:
-        """Whether messages wait for others to be held."""
-        return self._is_held_up
+        """Whether requests are pending, and no group is called for: they wait for others."""
+        return self._called_ms is None and bool(self._pending)
 
-    def waits_ms(self, now_ms: int) -> int:
-        """Returns how long the oldest request has waited for the disk; 0 if none does."""
-        with self._lock:
-            if self._is_held_up or not self._pending:
-                return 0
-            return now_ms - max(self._pending[0][0], self._let_go_ms)
-
-    def take(self, *, refused: bool = False) -> tuple[list[Request], bool]:
-        """Returns the next requests of one kind, within bounds, and whether others may be taken.
-
-        There are none while messages alone are pending and wait for others to be held: `may_go_on`
-        says when they need not.
+    def call(self, now_ms: int, *, refused: bool) -> bool:
+        """Calls for a group, unless it is called for, or only messages are pending that must wait.
 
         Args:
-            refused: Nothing waits for mirrors, since all would be refused.
+            refused: Messages would be refused: then they wait for nothing.
+
+        Returns:
+            Whether it was called for now.
         """
         with self._lock:
-            self._is_held_up = bool(self._pending) and not (refused or self._is_enough())
+            if not self.is_held_up:
+                return False
+            others = (request.kind is not Kind.MESSAGES for _, request in self._pending)
+            if not (refused or self._is_enough() or any(others)):
+                return False
+            self._called_ms, self._is_refused = now_ms, refused
+            return True
+
+    def waits_ms(self, now_ms: int) -> int:
+        """Returns how long a group that is called for has waited; 0 if none is."""
+        with self._lock:
+            if self._called_ms is None or not self._pending:
+                return 0
+            return now_ms - max(self._pending[0][0], self._called_ms)
+
+    def take(self) -> list[Request]:
+        """Returns requests of one kind, within bounds, if a group is called for."""
+        with self._lock:
+            if self._called_ms is None:
+                return []
+            self._called_ms = None
+            must_wait = () if self._is_refused or self._is_enough() else (Kind.MESSAGES,)
             kinds = (request.kind for _, request in self._pending)
-            kind = next((k for k in kinds if not self._is_held_up or k is not Kind.MESSAGES), None)
+            kind = next((kind for kind in kinds if kind not in must_wait), None)
             taken: list[tuple[int, Request]] = []
             passed: list[tuple[int, Request]] = []
             messages = length_bytes = 0
@@ -333,38 +337,26 @@ class Committer:
                 messages += len(request.columns)
             self._pending.extendleft(reversed(passed))
             self._taken = [request for _, request in taken]
-            self._pending_size -= sum(map(_size, self._taken))
+            size = sum(map(_size, self._taken))
+            self._pending_size -= size
+            self._waiting_size += size
             if taken:
                 self._taken_since_ms = taken[0][0]
-            return list(self._taken), bool(taken) and bool(self._pending)
-
-    def may_go_on(self, now_ms: int, *, refused: bool = False) -> bool:
-        """Returns, once, whether what was held up may be taken now; arguments as of `take`."""
-        if not self._is_held_up:
-            return False
-        with self._lock:
-            return self._may_go_on(now_ms, refused=refused)
-
-    def _may_go_on(self, now_ms: int, *, refused: bool = False) -> bool:
-        if not self._is_held_up or not (refused or self._is_enough()):
-            return False
-        self._is_held_up = False
-        self._let_go_ms = now_ms
-        return bool(self._pending)
+            return list(self._taken)
 
     def _is_enough(self) -> bool:
-        """Whether as many messages wait for a group as for mirrors."""
+        """Whether as many messages are pending as are being written or wait for mirrors."""
         return self._pending_size >= min(self._waiting_size, _FULL)
 
     def wait(self, group: Group, seq: int, now_ms: int) -> Answers:
         """Registers a written group, whose callers wait; returns refusals to answer now."""
         later, now = group.outcomes(seq)
         with self._lock:
-            if not self._taken:
+            taken = self._no_longer_taken()
+            if not taken:
                 return []  # too late: its callers were answered that the outcome is unknown
-            self._taken = []
             if later:
-                size = sum(map(_size, group.requests))
+                size = sum(map(_size, taken))
                 wheel = group.admission.wheel
                 self._waiting.append(_WaitingAnswer(wheel, seq, now_ms, later, size))
                 self._waiting_size += size
@@ -373,8 +365,7 @@ class Committer:
     def refuse(self, refusal: Refusal) -> Answers:
         """Returns refusals for a group that is not written."""
         with self._lock:
-            taken, self._taken = self._taken, []
-        return [(request, refusal) for request in taken]
+            return [(request, refusal) for request in self._no_longer_taken()]
 
     def acknowledge(self, wheel: WheelId, high_watermark: int) -> Answers:
         """Returns the answers for callers whose frames W members now hold."""
@@ -397,12 +388,16 @@ class Committer:
                 is_held_up = by_mirrors and request.kind is Kind.MESSAGES
                 answers.append((request, _NOT_BEGUN if is_held_up else _NOT_WRITTEN))
             if self._taken and self._taken_since_ms < before_ms:
-                answers += [(request, _BEING_WRITTEN) for request in self._taken]
-                self._taken = []
+                answers += [(request, _BEING_WRITTEN) for request in self._no_longer_taken()]
             waiting = self._waiting
             while waiting and waiting[0].since_ms < before_ms:
                 answers += self._no_longer_waits().refused(_NOT_HELD)
         return answers
+
+    def _no_longer_taken(self) -> list[Request]:
+        taken, self._taken = self._taken, []
+        self._waiting_size -= sum(map(_size, taken))
+        return taken
 
     def _no_longer_waits(self) -> _WaitingAnswer:
         held = self._waiting.popleft()
@@ -412,8 +407,10 @@ class Committer:
     def give_up(self, refusal: Refusal) -> Answers:
         """Returns answers for all waiting callers, since the wheel was left."""
         with self._lock:
-            waiting, self._waiting, self._waiting_size = self._waiting, deque(), 0
-        return [answer for held in waiting for answer in held.refused(refusal)]
+            answers: Answers = []
+            while self._waiting:
+                answers += self._no_longer_waits().refused(refusal)
+        return answers
 
 
 def _size(request: Request) -> int:

@@ -189,7 +189,7 @@ class Driver:
         overdue = self._committer.overdue(now_ms, disk_hangs=disk_hangs)
         if overdue:
             self._outside.answer(overdue)
-        if self._lets_go():
+        if self._call_for_group():
             self._outside.do_jobs(here=False)
 
     def received(self, sender: str, message: PeerMessage) -> None:
@@ -246,8 +246,8 @@ class Driver:
 
     def submit(self, *requests: Request) -> None:
         """Queues requests for the next group; each is answered exactly once."""
-        if self._committer.submit(requests, self._outside.now_ms()):
-            self._outside.enqueue(GroupJob())
+        self._committer.submit(requests, self._outside.now_ms())
+        if self._call_for_group():
             self._outside.do_jobs(here=False)
 
     # --- steps
@@ -269,7 +269,7 @@ class Driver:
             at_once = self._queue(effects)
         outside.happened(event)
         self._do_at_once(at_once)
-        if self._lets_go() or len(at_once) < len(effects):
+        if self._call_for_group() or len(at_once) < len(effects):
             outside.do_jobs(here=here)
 
     def _queue(self, effects: list[Effect]) -> list[Effect]:
@@ -374,8 +374,6 @@ class Driver:
                 return _at_any_time(Opened(effect.spare.wheel))
             case LeaveWheel():
                 self._outside.answer(self._committer.give_up(Refusal(Reason.WHEEL_LOST)))
-                if self._lets_go():
-                    self._outside.do_jobs(here=False)
                 held = store.leave_wheel()
                 return _at_any_time(Left(effect.wheel)) if held is None else _mirrored(held)
             case Mirror():
@@ -475,30 +473,25 @@ class Driver:
 
     # --- callers' groups, on the store's thread
 
-    def _lets_go(self) -> bool:
-        """Queues the next group if it need not wait for mirrors any more; on any thread."""
+    def _call_for_group(self) -> bool:
+        """Queues the next group, if there is one and it has to wait for nothing; on any thread."""
         if not self._committer.is_held_up:
             return False
-        refused = self.refusal is not None
-        if not self._committer.may_go_on(self._outside.now_ms(), refused=refused):
+        if not self._committer.call(self._outside.now_ms(), refused=self.refusal is not None):
             return False
         self._outside.enqueue(GroupJob())
         return True
 
     def _write_group(self) -> None:
-        """Writes the next group, if there is one; also called between pieces of a long job."""
+        """Writes the next group, if one is due; also called between pieces of a long job."""
         self.begins()
-        if not self._committer.has_pending:
-            return
         group = self.begin_group()
         if group is not None:
             self.finish_group(group)
 
     def begin_group(self) -> Group | None:
-        """Admits the next group; None if there is none, or it was refused."""
-        requests, has_more = self._committer.take(refused=self.refusal is not None)
-        if has_more:
-            self._outside.enqueue(GroupJob())
+        """Admits the next group; None if none is called for, or it was refused."""
+        requests = self._committer.take()
         if not requests:
             return None
         with self._lock:
@@ -506,6 +499,7 @@ class Driver:
             admission = self.machine.begin_group(self._outside.now_ms(), cancels=cancels)
         if isinstance(admission, MemberRefusal):
             self._outside.answer(self._committer.refuse(Refusal(Reason[admission.value])))
+            self._call_for_group()
             return None
         return Group.of(requests, admission)
 
