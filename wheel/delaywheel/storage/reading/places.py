@@ -323,7 +323,8 @@ class _RowsBehind:
         if end > len(self._rows):
             # They stay for as long as 65,536 frames take to come: little room is left unused.
             room = max(end, len(self._rows) * 9 // 8)
-            self._rows, self._slots = _grown(self._rows, room), _grown(self._slots, room)
+            self._rows.resize(room, refcheck=False)  # nothing else refers to them
+            self._slots.resize(room, refcheck=False)
         first_seq = self._first_seq + self._count
         self._rows[self._count : end] = self._index.raw_rows(first_seq, last_seq)
         self._slots[self._count : end] = self._rows["slot"][self._count : end]
@@ -391,12 +392,6 @@ def _scanned_slots(
         rows = checked_rows(part[inside])
         found.append(np.unique(rows["slot"][rows["length"] > 0]))
     return np.unique(np.concatenate(found)).astype(np.int64)
-
-
-def _grown(array: NDArray[Any], room: int) -> NDArray[Any]:
-    larger = np.empty(room, array.dtype)
-    larger[: len(array)] = array
-    return larger
 
 
 def _end(row: NDArray[Any]) -> int:
