@@ -81,7 +81,7 @@ class Node:
         """Puts a job into the queue."""
         self.jobs.append(job)
 
-    def do_jobs(self, *, here: bool) -> None:
+    def do_jobs(self, *, may_wait: bool) -> None:
         """Does nothing: `work` carries out the jobs."""
 
     def happened(self, event: Event) -> None:

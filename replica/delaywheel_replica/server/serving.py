@@ -263,7 +263,7 @@ class Server:
             counts=self._counts,
             check_ids=id_checks.check,
             audit=self._audit,
-            room_in=self._topic_rooms(),
+            topic_rooms=self._topic_rooms(),
             halves=halves,
         )
         self._producing = Producing(accepting)

@@ -249,7 +249,7 @@ class Members(RuleBasedStateMachine):
         last = node.write(1)
         assert last > 0
         self.world.run(200)
-        assert node.acknowledged.get(heartbeat.open) == last, node.machine._current.writing
+        assert node.acknowledged.get(heartbeat.open) == last, node.machine._current.replication
         for wheel, record in self.control.wheels.items():
             if wheel.node == node.name and wheel not in heartbeat.named:
                 assert record.closed_at is not None, f"{wheel} stays open"

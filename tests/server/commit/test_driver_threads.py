@@ -42,10 +42,10 @@ class Threaded(Driven):
         else:
             self.store_thread.put(job)
 
-    def do_jobs(self, *, here: bool) -> None:
+    def do_jobs(self, *, may_wait: bool) -> None:
         """Carries out the jobs, once there is a thread."""
         if self.store_thread is not None:
-            self.store_thread.do_jobs(here=here)
+            self.store_thread.do_jobs(may_wait=may_wait)
 
     def enter(
         self,

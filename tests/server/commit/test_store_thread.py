@@ -61,7 +61,7 @@ def store(doing: Doing) -> Iterator[StoreThread]:
 def test_who_may_wait_does_the_job_itself(store: StoreThread, doing: Doing) -> None:
     job = new_job()
     store.put(job)
-    store.do_jobs(here=True)
+    store.do_jobs(may_wait=True)
     assert [(done, name) for done, name in doing.done if done is job] == [
         (job, threading.current_thread().name)
     ]
@@ -69,22 +69,22 @@ def test_who_may_wait_does_the_job_itself(store: StoreThread, doing: Doing) -> N
 
 def test_who_may_not_wait_leaves_it_to_the_thread(store: StoreThread, doing: Doing) -> None:
     store.put(new_job())
-    store.do_jobs(here=False)
+    store.do_jobs(may_wait=False)
     store.stop()
     assert [name for _, name in doing.done] == ["store"]
 
 
-@pytest.mark.parametrize("here", [True, False])
+@pytest.mark.parametrize("may_wait", [True, False])
 def test_a_job_put_while_another_works_is_done_after_it(
-    store: StoreThread, doing: Doing, *, here: bool
+    store: StoreThread, doing: Doing, *, may_wait: bool
 ) -> None:
     doing.held, behind = new_job(), new_job()
     store.put(doing.held)
-    worker = threading.Thread(target=store.do_jobs, kwargs={"here": True}, name="peer")
+    worker = threading.Thread(target=store.do_jobs, kwargs={"may_wait": True}, name="peer")
     worker.start()
     assert doing.entered.wait(PATIENCE_S)
     store.put(behind)
-    store.do_jobs(here=here)  # returns: another thread is at it
+    store.do_jobs(may_wait=may_wait)  # returns: another thread is at it
     assert doing.done == []
     doing.released.set()
     worker.join(PATIENCE_S)
@@ -107,7 +107,7 @@ def test_jobs_of_many_threads_are_each_done_once_in_their_order(
                 job = new_job()
                 put.append(job)
                 store.put(job)
-            store.do_jobs(here=number % 2 == 0)
+            store.do_jobs(may_wait=number % 2 == 0)
 
     putters = [threading.Thread(target=put_some, args=(number,)) for number in range(PUTTERS)]
     for putter in putters:

@@ -307,7 +307,7 @@ class SimServer:
         else:
             self._jobs.append(job)
 
-    def do_jobs(self, *, here: bool) -> None:
+    def do_jobs(self, *, may_wait: bool) -> None:
         """Does nothing: the simulation runs jobs in its own time."""
 
     def happened(self, event: Event) -> None:

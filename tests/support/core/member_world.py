@@ -226,8 +226,8 @@ class FakeStore:
 
 
 def _as_driven(effects: list[Effect]) -> list[deque[Effect]]:
-    at_once, in_turn, alone = divide(effects)
-    return [deque(at_once), deque(in_turn), *(deque([effect]) for effect in alone)]
+    at_once, awaited, alone = divide(effects)
+    return [deque(at_once), deque(awaited), *(deque([effect]) for effect in alone)]
 
 
 class FakeNode:

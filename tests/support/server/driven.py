@@ -231,7 +231,7 @@ class Driven:
         """Puts a job into the queue."""
         self.jobs.append(job)
 
-    def do_jobs(self, *, here: bool) -> None:
+    def do_jobs(self, *, may_wait: bool) -> None:
         """Jobs are carried out when the test says so."""
 
     def happened(self, event: Event) -> None:

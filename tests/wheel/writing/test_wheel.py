@@ -77,7 +77,7 @@ def test_near_slots_keep_their_handles_while_far_ones_come_and_go() -> None:
     disk = SimulatedDisk()
     disk.make_folder(DATA)
     handles = HandleCache(disk, 4)
-    handles.pointer_slot = BASE_SLOT
+    handles.now_slot = BASE_SLOT
     slots = SlotFiles(DATA, handles)
 
     def append(slot: int, content: bytes) -> None:

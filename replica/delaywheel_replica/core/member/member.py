@@ -56,6 +56,7 @@ from typing import Final
 from delaywheel.identity import WheelId
 from delaywheel.seqset import SeqSet
 from delaywheel.storage.folder.node_state import NodeState
+from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
 from delaywheel_replica.core.member.prevote import Prevote
 from delaywheel_replica.core.node.events import (
@@ -187,26 +188,27 @@ class Member:
         """The members that must hold a frame before it is acknowledged; none without a wheel."""
         return self._current.in_sync
 
-    def begin_group(self, now_ms: int, *, cancels: bool = False) -> Admitted | MemberRefusal:
+    def begin_group(self, now_ms: int, kind: Kind = Kind.MESSAGES) -> Admitted | MemberRefusal:
         """Admits a group to be written; if admitted, `Written` must follow in any case."""
-        refusal = self.refusal(now_ms, cancels=cancels)
+        refusal = self.refusal(now_ms, kind)
         if refusal is not None:
             return refusal
-        writing = self._current.begin_group()
+        replication = self._current.begin_group()
         clock_ms = self._hearing.agreed_clock_ms(self._known.wall_ms, now_ms)
         last_slot = clock_ms // 1000 + self._known.config.span_seconds + AHEAD_SECONDS // 2
-        return Admitted(writing.wheel, writing.seal.slot, last_slot)
+        return Admitted(replication.wheel, replication.seal.slot, last_slot)
 
-    def refusal(self, now_ms: int, *, cancels: bool = False) -> MemberRefusal | None:
-        """Why no messages, or no cancels, may be written now; None: they may."""
+    def refusal(self, now_ms: int, kind: Kind = Kind.MESSAGES) -> MemberRefusal | None:
+        """Why nothing of this kind may be written now; None: it may."""
         if self._node_file.is_draining:
             return MemberRefusal.DRAINING
         disk = self._known.disk
         if disk is DiskState.DISK_STALLED:
             return MemberRefusal.DISK_STALLED
-        if disk is DiskState.DISK_OUT or (disk is DiskState.DISK_FULL and not cancels):
+        # The reserve is for cancels, commits and releases as well.
+        if disk is DiskState.DISK_OUT or (disk is DiskState.DISK_FULL and kind is Kind.MESSAGES):
             return MemberRefusal.DISK_FULL
-        if self._current.writing is None:
+        if self._current.replication is None:
             return MemberRefusal.NO_WHEEL
         if not self._current.in_sync_enough(now_ms):
             return MemberRefusal.NOT_ENOUGH_REPLICAS
@@ -375,8 +377,12 @@ class Member:
         While the medium returns nothing, each would be left as soon as it is written: its reader
         reports the frame again, if it is still unreadable by then.
         """
-        writing, now_ms = self._current.writing, self._known.now_ms
-        if writing is None or writing.wheel != wheel or not seqs.within(1, writing.last_seq):
+        replication, now_ms = self._current.replication, self._known.now_ms
+        if (
+            replication is None
+            or replication.wheel != wheel
+            or not seqs.within(1, replication.last_seq)
+        ):
             return
         if now_ms >= self._leave_again_ms:
             self._leave_again_ms = now_ms + LEAVE_AGAIN_MS
@@ -532,9 +538,9 @@ class Member:
         """Serves frames, except those that were never written or not reported yet."""
         if fetch.wheel in self._verifying.wheels:
             return []  # the asking node will ask another, and again
-        writing, held = self._current.writing, self._inventory.get(fetch.wheel)
-        if writing is not None and writing.wheel == fetch.wheel:
-            end = writing.last_seq
+        replication, held = self._current.replication, self._inventory.get(fetch.wheel)
+        if replication is not None and replication.wheel == fetch.wheel:
+            end = replication.last_seq
         elif fetch.wheel == self._current.wheel:
             return []
         else:

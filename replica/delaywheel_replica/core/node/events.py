@@ -434,16 +434,16 @@ def divide(effects: Iterable[Effect]) -> tuple[list[Effect], list[Effect], list[
         those of which each stands for itself.
     """
     at_once: list[Effect] = []
-    in_turn: list[Effect] = []
+    awaited: list[Effect] = []
     alone: list[Effect] = []
     for effect in effects:
         if isinstance(effect, AtOnce):
             at_once.append(effect)
         elif isinstance(effect, Awaited) and not isinstance(effect, Alone):
-            in_turn.append(effect)
+            awaited.append(effect)
         else:
             alone.append(effect)
-    return at_once, in_turn, alone
+    return at_once, awaited, alone
 
 
 @dataclass(frozen=True, slots=True)

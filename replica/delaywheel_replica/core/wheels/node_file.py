@@ -169,10 +169,10 @@ class NodeFile:
         It should if the open wheel was sealed by a clock that was ahead, and the spare was not; and
         if a spare between the two was given up, which cannot be closed while one below it is used.
         """
-        known, writing, spare = self._known, self._current.writing, self._known.state.spare
-        if writing is None or spare is None or own.is_ahead(spare.seal_slot, known.ahead_slot):
+        known, replication, spare = self._known, self._current.replication, self._known.state.spare
+        if replication is None or spare is None or own.is_ahead(spare.seal_slot, known.ahead_slot):
             return False
-        return own.is_ahead(writing.seal.slot, known.ahead_slot) or own.has_given_up_a_spare(
+        return own.is_ahead(replication.seal.slot, known.ahead_slot) or own.has_given_up_a_spare(
             known.state, known.registry
         )
 

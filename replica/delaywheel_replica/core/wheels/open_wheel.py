@@ -352,8 +352,8 @@ class CurrentWheel:
     @property
     def in_sync(self) -> frozenset[str]:
         """The members that must hold each frame; none while no wheel is written."""
-        writing = self.writing
-        return frozenset() if writing is None else writing.in_sync
+        replication = self.replication
+        return frozenset() if replication is None else replication.in_sync
 
     @property
     def wheel(self) -> WheelId | None:
@@ -366,8 +366,8 @@ class CurrentWheel:
         return self.wheel if self._phase in {WheelPhase.MAKING, WheelPhase.OPEN} else None
 
     @property
-    def writing(self) -> Replication | None:
-        """The open wheel, while it is written."""
+    def replication(self) -> Replication | None:
+        """What its members hold, while it is open."""
         return self._replication if self._phase is WheelPhase.OPEN else None
 
     @property
@@ -378,8 +378,8 @@ class CurrentWheel:
     @property
     def has_all_acknowledged(self) -> bool:
         """Whether every written frame is acknowledged."""
-        writing = self.writing
-        return writing is None or writing.high_watermark >= writing.last_seq
+        replication = self.replication
+        return replication is None or replication.high_watermark >= replication.last_seq
 
     # --- its life
 
@@ -446,41 +446,41 @@ class CurrentWheel:
 
         `Written` follows.
         """
-        writing = self.writing
-        assert writing is not None
+        replication = self.replication
+        assert replication is not None
         self._is_being_written = True
-        return writing
+        return replication
 
     def written(self, event: Written) -> None:
         """Notes appended frames."""
-        writing = self.writing
-        if writing is None or writing.wheel != event.wheel:
+        replication = self.replication
+        if replication is None or replication.wheel != event.wheel:
             return
         self._is_being_written = False
-        writing.written(event.last_seq, event.top_slot, self._known.now_ms)
+        replication.written(event.last_seq, event.top_slot, self._known.now_ms)
         if event.least_due_ms - self._known.wall_ms < NEAR_MS:
             self._near.append(event.last_seq)
         if self._is_seal_due:
-            self._seal(writing)
+            self._seal(replication)
 
     def applied(self, sender: str, reported: Applied) -> None:
         """Notes what a mirror reports holding."""
-        writing = self.writing
-        if writing is not None and writing.wheel == reported.wheel:
-            writing.applied(
+        replication = self.replication
+        if replication is not None and replication.wheel == reported.wheel:
+            replication.applied(
                 sender, reported.storage, reported.boot, reported.prefix, self._known.now_ms
             )
 
     def heard(self, heartbeat: Heartbeat) -> None:
         """Notes a direct heartbeat, which also reports what the mirror holds."""
-        writing = self.writing
-        if writing is None:
+        replication = self.replication
+        if replication is None:
             return
-        writing.booted(heartbeat.node, heartbeat.storage, heartbeat.boot, self._known.now_ms)
-        self._hear(writing, heartbeat)
-        reported = heartbeat.wheels.get(writing.wheel)
+        replication.booted(heartbeat.node, heartbeat.storage, heartbeat.boot, self._known.now_ms)
+        self._hear(replication, heartbeat)
+        reported = heartbeat.wheels.get(replication.wheel)
         prefix = 0 if reported is None else reported.prefix
-        writing.applied(
+        replication.applied(
             heartbeat.node, heartbeat.storage, heartbeat.boot, prefix, self._known.now_ms
         )
 
@@ -491,43 +491,43 @@ class CurrentWheel:
 
     def tick(self) -> None:
         """Updates the in-sync set, and seals."""
-        writing = self.writing
-        if writing is None:
+        replication = self.replication
+        if replication is None:
             return
-        writing.tick(self._known.now_ms)
+        replication.tick(self._known.now_ms)
         if self._is_being_written:
             self._is_seal_due = True
         else:
-            self._seal(writing)
+            self._seal(replication)
 
     def in_sync_enough(self, now_ms: int) -> bool:
         """Whether W members are in sync."""
-        writing, spare = self.writing, self._spare
-        if writing is None or spare is None:
+        replication, spare = self.replication, self._spare
+        if replication is None or spare is None:
             return False
-        writing.tick(now_ms)
-        return len(writing.in_sync) >= spare.min_insync
+        replication.tick(now_ms)
+        return len(replication.in_sync) >= spare.min_insync
 
     def take_move(self) -> Move | None:
         """Returns how the high watermark has moved since the last call."""
-        writing = self.writing
-        if writing is None or writing.high_watermark <= self._acknowledged:
+        replication = self.replication
+        if replication is None or replication.high_watermark <= self._acknowledged:
             return None
-        self._acknowledged = writing.high_watermark
+        self._acknowledged = replication.high_watermark
         is_near = False
         while self._near and self._near[0] <= self._acknowledged:
             self._near.popleft()
             is_near = True
-        return Move(writing.wheel, self._acknowledged, is_near)
+        return Move(replication.wheel, self._acknowledged, is_near)
 
     def pushes(self) -> list[Effect]:
         """Returns what to send to mirrors now."""
-        writing, now_ms = self.writing, self._known.now_ms
-        if writing is None:
+        replication, now_ms = self.replication, self._known.now_ms
+        if replication is None:
             return []
-        pushes = writing.pushes(now_ms, self._hearing.reachable(now_ms))
+        pushes = replication.pushes(now_ms, self._hearing.reachable(now_ms))
         return [
-            Serve(peer, writing.wheel, first, last, again=writing.is_stalled(peer))
+            Serve(peer, replication.wheel, first, last, again=replication.is_stalled(peer))
             for peer, first, last in pushes
         ]
 
@@ -546,13 +546,15 @@ class CurrentWheel:
             top_slot=replication.top_slot,
         )
 
-    def _hear(self, writing: Replication, heartbeat: Heartbeat) -> None:
-        writing.says(heartbeat.node, is_draining=heartbeat.draining, disk_out=heartbeat.disk_out)
+    def _hear(self, replication: Replication, heartbeat: Heartbeat) -> None:
+        replication.says(
+            heartbeat.node, is_draining=heartbeat.draining, disk_out=heartbeat.disk_out
+        )
 
-    def _seal(self, writing: Replication) -> None:
+    def _seal(self, replication: Replication) -> None:
         known = self._known
         self._is_seal_due = False
-        writing.sealed(
+        replication.sealed(
             own_clock_ms=known.wall_ms,
             leader_clock_ms=known.leader_clock_ms,
             late_window_s=known.config.late_window_s,

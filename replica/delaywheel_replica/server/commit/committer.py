@@ -148,7 +148,7 @@ class Group:
 
     def refuse_of_other_wheels(self) -> None:
         """Refuses requests that may only be written to another wheel than this group's."""
-        for request, place in self.places():
+        for request, place in self.ranges():
             if request.wheel is not None and request.wheel != self.admission.wheel:
                 rows = np.arange(place.start, place.stop)
                 self.refuse(rows, Refusal(Reason.NO_WHEEL, "The half's wheel was left"))
@@ -166,7 +166,7 @@ class Group:
             return [(request, Committed(wheel, seq, {})) for request in self.requests], []
         later: Answers = []
         now: Answers = []
-        for request, place in self.places():
+        for request, place in self.ranges():
             verdicts = self.verdicts[place]
             rows = np.flatnonzero(verdicts).tolist()
             failed = {row: self.reasons[verdicts[row]] for row in rows}
@@ -174,7 +174,7 @@ class Group:
             answers.append((request, Committed(wheel, seq, failed)))
         return later, now
 
-    def places(self) -> Iterator[tuple[Request, slice]]:
+    def ranges(self) -> Iterator[tuple[Request, slice]]:
         """Yields the requests, each with the range of its messages in the group."""
         begin = 0
         for request in self.requests:
@@ -234,7 +234,7 @@ def _refuse_not_encodable(store: Store, group: Group, error: NotEncodable) -> No
     refusal = Refusal(Reason.INTERNAL, f"It cannot be encoded: {str(error)[:_CAUSE_LENGTH]}")
     undone = group.verdicts == 0
     culprits = np.zeros_like(undone)
-    for request, place in group.places():
+    for request, place in group.ranges():
         if undone[place].any() and not store.can_encode(request.columns, group.kind):
             culprits[place] = undone[place]
     group.refuse(culprits if culprits.any() else undone, refusal)

@@ -190,7 +190,7 @@ class Driver:
         if overdue:
             self._outside.answer(overdue)
         if self._call_for_group():
-            self._outside.do_jobs(here=False)
+            self._outside.do_jobs(may_wait=False)
 
     def received(self, sender: str, message: PeerMessage) -> None:
         """Handles a message of another node. One about frames may wait for the disk here.
@@ -199,8 +199,10 @@ class Driver:
             MalformedError: The message is impossible; nothing was done.
         """
         check(sender, message)
-        here = isinstance(message, ABOUT_FRAMES)
-        self._step(lambda now_ms, wall_ms: Received(sender, message, now_ms, wall_ms), here=here)
+        may_wait = isinstance(message, ABOUT_FRAMES)
+        self._step(
+            lambda now_ms, wall_ms: Received(sender, message, now_ms, wall_ms), may_wait=may_wait
+        )
 
     def disconnected(self, peer: str) -> None:
         """Notes that the connection to another node broke."""
@@ -248,18 +250,18 @@ class Driver:
         """Queues requests for the next group; each is answered exactly once."""
         self._committer.submit(requests, self._outside.now_ms())
         if self._call_for_group():
-            self._outside.do_jobs(here=False)
+            self._outside.do_jobs(may_wait=False)
 
     # --- steps
 
     def _report(self, event: Event) -> None:
         self._step(_at_any_time(event))
 
-    def _step(self, event_at: _EventAt, *, here: bool = False) -> None:
+    def _step(self, event_at: _EventAt, *, may_wait: bool = False) -> None:
         """Steps the machine; the event is made from the clocks.
 
         Args:
-            here: The caller may wait for the disk.
+            may_wait: The calling thread may wait for the disk.
         """
         outside = self._outside
         with self._lock:
@@ -270,13 +272,13 @@ class Driver:
         outside.happened(event)
         self._do_at_once(at_once)
         if self._call_for_group() or len(at_once) < len(effects):
-            outside.do_jobs(here=here)
+            outside.do_jobs(may_wait=may_wait)
 
     def _queue(self, effects: list[Effect]) -> list[Effect]:
         """Queues the effects that touch the disk, in order; returns the others."""
-        at_once, in_turn, alone = divide(effects)
-        if in_turn:
-            self._outside.enqueue(deque(in_turn))
+        at_once, awaited, alone = divide(effects)
+        if awaited:
+            self._outside.enqueue(deque(awaited))
         for effect in alone:
             self._outside.enqueue(deque([effect]))
         return at_once
@@ -495,8 +497,7 @@ class Driver:
         if not requests:
             return None
         with self._lock:
-            cancels = requests[0].kind is not Kind.MESSAGES
-            admission = self.machine.begin_group(self._outside.now_ms(), cancels=cancels)
+            admission = self.machine.begin_group(self._outside.now_ms(), requests[0].kind)
         if isinstance(admission, MemberRefusal):
             self._outside.answer(self._committer.refuse(Refusal(Reason[admission.value])))
             self._call_for_group()

@@ -41,11 +41,11 @@ class Outside(Protocol):
     def enqueue(self, job: Job) -> None:
         """Appends a job to the queue; may be called under the driver's lock."""
 
-    def do_jobs(self, *, here: bool) -> None:
+    def do_jobs(self, *, may_wait: bool) -> None:
         """Carries out queued jobs by `Driver.do`.
 
         Args:
-            here: The caller may wait for the disk, and do them itself.
+            may_wait: The calling thread may wait for the disk, and do them itself.
         """
 
     def happened(self, event: Event) -> None:

@@ -93,16 +93,16 @@ class StoreThread:
         if self._thread is not None:
             self._thread.join()
 
-    def do_jobs(self, *, here: bool) -> None:
+    def do_jobs(self, *, may_wait: bool) -> None:
         """Has the queued jobs carried out.
 
         Args:
-            here: The caller may wait for the disk. It does the present jobs, and leaves those
-                queued meanwhile to the thread, because it has a peer to read from.
+            may_wait: The calling thread may wait for the disk. It does the present jobs, and leaves
+                those queued meanwhile to the thread, because it has a peer to read from.
         """
         if self._driver is None or self._worker == threading.get_ident():
             return  # it begins with them, or continues with them
-        if here and self._working.acquire(blocking=False):
+        if may_wait and self._working.acquire(blocking=False):
             self._do(self._driver, len(self._jobs))
         if self._jobs and not self._working.locked():
             self._wakes.put(None)
@@ -239,9 +239,9 @@ class RealOutside:
         """Appends a job to the queue."""
         self._store_thread.put(job)
 
-    def do_jobs(self, *, here: bool) -> None:
+    def do_jobs(self, *, may_wait: bool) -> None:
         """Carries out the jobs, on the store's thread unless the caller does it."""
-        self._store_thread.do_jobs(here=here)
+        self._store_thread.do_jobs(may_wait=may_wait)
 
     def send(self, peer: str, message: PeerMessage) -> None:
         """Sends a message to another node."""

@@ -43,7 +43,7 @@ class Writing:
         was accepted, or (WHEEL_LOST) if that is unknown.
         """
         answer: asyncio.Future[Committed] = self._loop.create_future()
-        request = Request(columns, kind, partial(_settle, answer), wheel, released_bytes)
+        request = Request(columns, kind, partial(_resolve, answer), wheel, released_bytes)
         self._gathered.append(request)
         if len(self._gathered) == 1:
             begin_s = self._begun_s + APART_S
@@ -67,7 +67,7 @@ def settle(answers: Answers) -> None:
         request.on_answer(outcome)
 
 
-def _settle(answer: "asyncio.Future[Committed]", outcome: RequestOutcome) -> None:
+def _resolve(answer: "asyncio.Future[Committed]", outcome: RequestOutcome) -> None:
     if answer.done():  # its caller gave up
         return
     if isinstance(outcome, Refusal):

@@ -72,7 +72,7 @@ class Admission:
         self._close = close
         self._readers: dict[CallOrigin, _Reader] = {}
         self._full_looks = 0  # how many looks to come are less patient, since callers are refused
-        self._looks = False
+        self._is_looking = False
         self._max_bytes = max_bytes
         self._max_caller_bytes = max_caller_bytes
         self._callers: dict[str, int] = {}  # by address
@@ -144,8 +144,8 @@ class Admission:
             return partial(self._give_back, caller, length_bytes)
         reader = self._readers.setdefault(caller, _Reader())
         reader.answers += 1
-        if not self._looks:
-            self._looks = True
+        if not self._is_looking:
+            self._is_looking = True
             asyncio.get_running_loop().call_later(_LOOK_S, self._look)
         return partial(self._read, caller, reader, length_bytes)
 
@@ -167,8 +167,8 @@ class Admission:
         if unread and self._close is not None:
             _log.warning("callers that do not read", callers=sorted(unread), closed=len(unread))
             loop.run_in_executor(None, self._close, unread)
-        self._looks = bool(self._readers)
-        if self._looks:
+        self._is_looking = bool(self._readers)
+        if self._is_looking:
             loop.call_later(_LOOK_S, self._look)
 
     def end_request(self, caller: CallOrigin, length_bytes: int) -> None:

@@ -71,8 +71,8 @@ class Accepting:
     # Looks for earlier messages with the ids of those that ask for it; refuses, notes the checked.
     check_ids: Callable[[RequestBatch], Awaitable[None]]
     audit: Audit = field(default_factory=Audit)
-    # How to find how much more may be pending in a topic; None: no topic has a quota.
-    room_in: Callable[[], Callable[[str], TopicRoom | None] | None] = lambda: None
+    # Returns what says how much more may be pending in a topic; None: no topic has a quota.
+    topic_rooms: Callable[[], Callable[[str], TopicRoom | None] | None] = lambda: None
     halves: OwnHalves = field(default_factory=OwnHalves)
 
 
@@ -221,7 +221,7 @@ class Producing:
         refused = refuse_forbidden(batch, caller)
         if refused:
             parts.audit.refused("DelayProduce", address, next(iter(refused.values())))
-        if (room_in := parts.room_in()) is not None:
+        if (room_in := parts.topic_rooms()) is not None:
             refuse_without_room(batch, room_in)
         doubtful = [name for name in parts.topics.doubtful(batch) if name not in refused]
         if not doubtful:
@@ -231,7 +231,7 @@ class Producing:
     def _judge(self, batch: RequestBatch, unasked: Collection[str]) -> None:
         """Judges decoded messages. For any thread."""
         self._accepting.topics.judge(batch, unasked)
-        if not len(batch.to_check):
+        if not len(batch.to_check):  # else once the earlier ones were looked for
             batch.accept()
 
     async def _done(self, is_small: bool, work: Callable[[], _Made]) -> _Made:

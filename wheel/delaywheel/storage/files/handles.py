@@ -1,7 +1,7 @@
 """Open slot files, and the one loop that writes frames into them.
 
 Handles are opened when needed and kept in one bounded cache for all wheels of the node. Those far
-ahead of the pointer are closed first, since slots near it are about to take frames of short delays.
+ahead of now are closed first, since slots near it are about to take frames of short delays.
 A bundle takes the lock once; a frame whose file is open costs one dict lookup and one write.
 """
 
@@ -19,8 +19,8 @@ from delaywheel.storage.folder.disk import Disk, File, Folder
 from delaywheel.storage.frames.bundle import FrameBundle
 from delaywheel.storage.frames.format import NO_SLOT
 
-# Handles of slots up to this many seconds ahead of the pointer are spared when others must be
-# closed: this share of all.
+# Handles of slots up to this many seconds ahead of now are spared when others must be closed: this
+# share of all.
 _NEAR_SECONDS = 60
 _CLOSED_SHARE = 8
 # Folders of hours that are kept open: files of one hour come together in a group.
@@ -74,7 +74,7 @@ class HandleCache:
         self.capacity = capacity
         self.indexes = OpenIndexes()
         # The slot of the wall clock, given by the writer with each group.
-        self.pointer_slot = 0
+        self.now_slot = 0
         self._handles: dict[tuple[int, int], _Handle] = {}
         self._folders: dict[tuple[int, int], Folder] = {}  # owner and hour; oldest first
         self._bundles = 0
@@ -204,14 +204,14 @@ class HandleCache:
         return opened.open(name)
 
     def _make_room(self) -> None:
-        """Closes the least recently used handles, sparing those near the pointer if possible.
+        """Closes the least recently used handles, sparing those near now if possible.
 
         Several at once: looking for one takes as long.
         """
-        pointer, handles = self.pointer_slot, self._handles
+        now_slot, handles = self.now_slot, self._handles
 
         def need(key: tuple[int, int]) -> tuple[bool, int]:
-            return 0 <= key[1] - pointer <= _NEAR_SECONDS, handles[key].used
+            return 0 <= key[1] - now_slot <= _NEAR_SECONDS, handles[key].used
 
         for key in nsmallest(max(1, self.capacity // _CLOSED_SHARE), handles, key=need):
             handles.pop(key).file.close()

@@ -224,7 +224,7 @@ class MirrorWheel:
         """
         following = bundle.following(self.last_seq + 1, self.meta.final_seq)
         good, accepted_at_ms = good_frames(self.wheel, following)
-        self._handles.pointer_slot = max(self._handles.pointer_slot, accepted_at_ms // 1000)
+        self._handles.now_slot = max(self._handles.now_slot, accepted_at_ms // 1000)
         refused = None
         if good < len(following):
             refused = damage_of(self.wheel, following.part(good, good + 1))

@@ -159,7 +159,7 @@ class OriginWheel:
         if int(group.slots[0]) < self._floor:
             raise SlotFinished(f"slot {group.slots[0]} is below the floor {self._floor}")
         offsets = self._slots.places(group.slots, group.edges)
-        self._handles.pointer_slot = accepted_at_ms // 1000
+        self._handles.now_slot = accepted_at_ms // 1000
         written, failure = self._write(group, offsets)
         if failure is not None:
             raise self._break(f"a write failed: {failure}", written) from failure
