@@ -93,9 +93,7 @@ class FanOut:
             own, others = await asyncio.gather(
                 self._described(details=True),
                 self._other_nodes.ask_all(
-                    lambda node: node.stub.DescribeCluster(
-                        question, timeout=node.within_s, metadata=node.metadata
-                    ),
+                    lambda node: node.ask(node.stub.DescribeCluster, question),
                     within_s=_within_s(remaining_s),
                 ),
             )
@@ -117,9 +115,7 @@ class FanOut:
         question.all_members = False
         async with self._asks:
             others = await self._other_nodes.ask_all(
-                lambda node: node.stub.ListSlots(
-                    question, timeout=node.within_s, metadata=node.metadata
-                ),
+                lambda node: node.ask(node.stub.ListSlots, question),
                 within_s=_within_s(remaining_s),
             )
         own = await self._queries.list_slots(question)

@@ -6,8 +6,10 @@ status shows it committed. Refusals come before anything is requested.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias, TypeVar
+
+import grpc.aio
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
@@ -37,6 +39,7 @@ _AGAIN_S: Final = 0.1
 _TIMEOUT_S: Final = 12.0
 
 _Answer = TypeVar("_Answer")
+_Request = TypeVar("_Request")
 _Word: TypeAlias = NodeStorage | SetBack
 
 
@@ -218,8 +221,8 @@ class Operator:
 
     async def _elsewhere(
         self,
-        call_of: Callable[[OtherNode], Callable[..., Awaitable[_Answer]]],
-        request: object,
+        method_of: Callable[[OtherNode], "grpc.aio.UnaryUnaryMultiCallable[_Request, _Answer]"],
+        request: _Request,
         context: CallContext,
         unknown: Reason,
     ) -> _Answer | None:
@@ -237,7 +240,7 @@ class Operator:
             raise RequestRefusedError(Reason.NO_LEADER)
         return await self._other_nodes.call(
             address,
-            lambda node: call_of(node)(request, timeout=_TIMEOUT_S, metadata=node.metadata),
+            lambda node: node.ask(method_of(node), request, _TIMEOUT_S),
             unknown=unknown,
         )
 

@@ -34,6 +34,7 @@ PASSED: Final = "dw-passed"
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
 _Answer = TypeVar("_Answer")
+_Request = TypeVar("_Request")
 
 # These reasons describe a message's change; other reasons that are forwarded describe the leader's
 # node.
@@ -104,6 +105,16 @@ class OtherNode(NamedTuple):
             rpc.DelayWheelStub(channel), rpc.DelayWheelAdminStub(channel), metadata, within_s
         )
 
+    async def ask(
+        self,
+        method: "grpc.aio.UnaryUnaryMultiCallable[_Request, _Answer]",
+        request: _Request,
+        within_s: float | None = None,
+    ) -> _Answer:
+        """Makes a call as a node does; without a time of its own, it has `self.within_s`."""
+        timeout = self.within_s if within_s is None else within_s
+        return await method(request, timeout=timeout, metadata=self.metadata)
+
 
 class _Kept(NamedTuple):
     """A channel that is kept, and the node behind it."""
@@ -146,9 +157,7 @@ class CallsToNodes:
         try:
             return await self.call(
                 peer.client_address,
-                lambda there: there.stub.Commit(
-                    request, timeout=_ASKED_BY_THE_WAY_S, metadata=there.metadata
-                ),
+                lambda there: there.ask(there.stub.Commit, request, _ASKED_BY_THE_WAY_S),
                 unknown=Reason.WHEEL_LOST,
             )
         except RequestRefusedError:
@@ -168,7 +177,7 @@ class CallsToNodes:
         within_s = WAIT_S if whole_within_s is None else whole_within_s
         answer = await self._change_there(
             address,
-            lambda node: node.stub.Cancel(request, timeout=within_s, metadata=node.metadata),
+            lambda node: node.ask(node.stub.Cancel, request, within_s),
             Reason.CANCEL_UNKNOWN,
         )
         return answer.results
@@ -183,9 +192,7 @@ class CallsToNodes:
         """
         return await self._change_there(
             address,
-            lambda node: node.stub.CancelMany(
-                request, timeout=_TIMEOUT_S + _SEARCHING_S, metadata=node.metadata
-            ),
+            lambda node: node.ask(node.stub.CancelMany, request, _TIMEOUT_S + _SEARCHING_S),
             Reason.CANCEL_UNKNOWN,
         )
 
@@ -201,7 +208,7 @@ class CallsToNodes:
         within_s = WAIT_S if whole_within_s is None else whole_within_s
         answer = await self._change_there(
             address,
-            lambda node: node.stub.Reschedule(request, timeout=within_s, metadata=node.metadata),
+            lambda node: node.ask(node.stub.Reschedule, request, within_s),
             Reason.RESCHEDULE_UNKNOWN,
         )
         return answer.results
@@ -224,9 +231,7 @@ class CallsToNodes:
         try:
             answer = await self.call(
                 address,
-                lambda node: node.stub.GetMessage(
-                    request, timeout=_ASKED_BY_THE_WAY_S, metadata=node.metadata
-                ),
+                lambda node: node.ask(node.stub.GetMessage, request, _ASKED_BY_THE_WAY_S),
                 unknown=Reason.NOT_UP_TO_DATE,
             )
         except RequestRefusedError:
@@ -247,7 +252,7 @@ class CallsToNodes:
 
         async def has_none(node: OtherNode) -> bool:
             try:
-                await node.stub.GetMessage(request, timeout=node.within_s, metadata=node.metadata)
+                await node.ask(node.stub.GetMessage, request)
             except grpc.aio.AioRpcError as error:
                 if _reason_of(error) is not Reason.MESSAGE_NOT_FOUND:
                     raise
@@ -272,7 +277,7 @@ class CallsToNodes:
 
         Args:
             address: The node's address.
-            call: Makes it, with a deadline and the node's metadata.
+            call: Makes it, by `OtherNode.ask`.
             unknown: The reason if none is given: the call may have arrived or not.
 
         Raises:
