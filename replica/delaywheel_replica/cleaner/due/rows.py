@@ -317,7 +317,7 @@ def record_lengths_bytes(records: Records) -> NDArray[np.int64]:
 
 
 def join_rows(parts: Sequence[DueRows], wheels: Sequence[MessageSource]) -> DueRows:
-    """Concatenates rows of several seconds."""
+    """Concatenates rows whose wheels have the same numbers."""
     if len(parts) == 1:
         return parts[0]
     records = np.empty(sum(len(part) for part in parts), RECORD)

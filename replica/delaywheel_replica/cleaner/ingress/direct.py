@@ -13,12 +13,12 @@ import numpy as np
 
 from delaywheel_replica.cleaner.due.rows import (
     ABSENT,
-    AS_BYTES,
     RECORD,
     Direct,
     DueRows,
     MessageSource,
     Records,
+    join_rows,
 )
 from delaywheel_replica.core.ingress.underway import Forwarded
 
@@ -69,18 +69,9 @@ def joined_with(rows: DueRows, more: DueRows) -> DueRows:
     """Returns the rows of wheels, followed by those of ingress topics."""
     if not len(more):
         return rows
-    records = np.empty(len(rows) + len(more), RECORD)
-    records.view(AS_BYTES)[: len(rows)] = rows.records.view(AS_BYTES)
-    records.view(AS_BYTES)[len(rows) :] = more.records.view(AS_BYTES)
-    behind = records[len(rows) :]
-    behind["wheel"] += len(rows.wheels)
-    behind["blob"] += len(rows.blobs)
-    numbers = {topic: number for number, topic in enumerate(rows.topics)}
-    renumbered = [numbers.setdefault(topic, len(numbers)) for topic in more.topics]
-    behind["topic"] = np.array(renumbered, np.int32)[behind["topic"]]
-    return DueRows(
-        records, tuple(numbers), [*rows.wheels, *more.wheels], [*rows.blobs, *more.blobs]
-    )
+    joined = join_rows((rows, more), [*rows.wheels, *more.wheels])
+    joined.records["wheel"][len(rows) :] += len(rows.wheels)
+    return joined
 
 
 def _length(content: bytes | None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -101,3 +101,9 @@ def name_of(at: IngressPartition) -> str:
     """Returns a partition as text."""
     topic, partition = at
     return f"{topic}/{partition}"
+
+
+def name_and_more(partitions: Sequence[IngressPartition]) -> str:
+    """Returns the first of these partitions, and how many there are besides, for a sentence."""
+    more = f" and {len(partitions) - 1} more" if partitions[1:] else ""
+    return f"{name_of(partitions[0])}{more}"

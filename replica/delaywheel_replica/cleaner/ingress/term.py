@@ -39,7 +39,14 @@ from delaywheel_replica.cleaner.ingress.direct import direct_rows
 from delaywheel_replica.cleaner.ingress.half_letters import asked
 from delaywheel_replica.cleaner.ingress.handing import Handing
 from delaywheel_replica.cleaner.ingress.searching import TopicSearch
-from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken, counted_of, log_losses, name_of
+from delaywheel_replica.cleaner.ingress.taken import (
+    NOTHING,
+    Taken,
+    counted_of,
+    log_losses,
+    name_and_more,
+    name_of,
+)
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import (
     IngressFound,
@@ -232,28 +239,24 @@ class Ingress:
             )
         waiting, nodes = self._with_halves
         if waiting:
-            more = f" and {len(waiting) - 1} more" if waiting[1:] else ""
             until = f"the ingress topic {self._settings.names.ingress} is read"
             if self.hears_answers:
                 which = f"node {', '.join(nodes)}" if nodes else "one of members"
                 until = f"every node has reported that its release knows them: {which} has not"
             found.append(
-                f"ingress partition {name_of(waiting[0])}{more} waits with half messages, and all"
+                f"ingress partition {name_and_more(waiting)} waits with half messages, and all"
                 f" behind them, until {until}"
             )
         cut_off = sorted(self._cut_off)
         if cut_off:
-            more = f" and {len(cut_off) - 1} more" if cut_off[1:] else ""
-            topic, partition = cut_off[0]
             found.append(
-                f"ingress partition {topic}/{partition}{more} ends before what was read of it, and"
+                f"ingress partition {name_and_more(cut_off)} ends before what was read of it, and"
                 " is no longer read: delete the topic, and let it be recreated"
             )
         open_ = sorted(self._open)
         if open_:
-            more = f" and {len(open_) - 1} more" if open_[1:] else ""
             found.append(
-                f"ingress partition {name_of(open_[0])}{more} waits for a transaction that its"
+                f"ingress partition {name_and_more(open_)} waits for a transaction that its"
                 " producer leaves open: Kafka aborts it after that producer's"
                 " transaction.timeout.ms; kafka-transactions.sh finds it, and aborts it sooner"
             )
@@ -467,13 +470,12 @@ class Ingress:
         self._search.look_at_once()
 
     def _take_found(self, found: IngressFound, state: ControlState) -> None:
-        term, reader = self._term, self._reader
-        assert term is not None
-        assert reader is not None
-        if any(term.is_another(name, topic.topic_id) for name, topic in found.topics.items()):
+        assert self._term is not None
+        if any(self._term.is_another(name, topic.topic_id) for name, topic in found.topics.items()):
             log.warning("an ingress topic was recreated", topics=sorted(found.topics))
             self._restart(state)
-            return self._take_found(found, state)
+        term, reader = self._term, self._reader
+        assert reader is not None
         positions: dict[IngressPartition, int] = {}
         for name, topic in sorted(found.topics.items()):
             is_former = name not in self._settings.topics
@@ -483,7 +485,6 @@ class Ingress:
         reader.assign(positions, term.least_ends, term.topic_ids)
         self._is_group_behind |= bool(positions)  # beside offsets stands what is taken here
         self._is_changed, self._is_bound_known = True, False
-        return None
 
     def _take_answers(self) -> None:
         term = self._term
