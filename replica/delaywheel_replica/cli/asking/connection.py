@@ -10,6 +10,7 @@ import grpc
 from delaywheel.client.exchange.channel import Security, open_channel
 from delaywheel.client.exchange.retry import AttemptFailure as FailedAttempt
 from delaywheel.identity import parse_addresses
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelAdminStub, DelayWheelStub
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.reaching import Nodes
@@ -27,6 +28,12 @@ def ask(server: Nodes, call: Callable[[DelayWheelStub], AnswerT]) -> AnswerT:
         CommandFailure: No node answered, or one refused.
     """
     return _ask(server, lambda channel: call(DelayWheelStub(channel)), changes=False)
+
+
+def described(server: Nodes, timeout_s: float) -> pb.DescribeClusterResponse:
+    """Returns the description of a cluster by all its members; raises as `ask` does."""
+    request = pb.DescribeClusterRequest(all_members=True)
+    return ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
 
 
 def ask_admin(

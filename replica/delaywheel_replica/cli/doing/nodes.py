@@ -12,7 +12,7 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.confirming import confirm, show
-from delaywheel_replica.cli.asking.connection import ask, ask_admin
+from delaywheel_replica.cli.asking.connection import ask_admin, described
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.copies import in_short, unsafe
@@ -146,9 +146,8 @@ def _wait_until_safe(server: Nodes, node: str, *, up_to_s: float, timeout_s: flo
 
 
 def _look(server: Nodes, node: str, timeout_s: float) -> list[str]:
-    request = pb.DescribeClusterRequest(all_members=True)
     try:
-        answer = ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
+        answer = described(server, timeout_s)
     except CommandFailure as failure:
         if failure.exit_code is not ExitCode.UNAVAILABLE:
             raise

@@ -9,7 +9,7 @@ from typing import Any
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import seen_names
-from delaywheel_replica.cli.asking.connection import ask
+from delaywheel_replica.cli.asking.connection import described
 from delaywheel_replica.cli.failures import CommandFailure, ExitCode
 from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing import shapes
@@ -32,6 +32,7 @@ _WHEEL_STATES = {
 }
 """What is no everyday word; open and closed are."""
 
+_UNANSWERED = f"{ClusterState.DOWN}: no node that was asked answers"
 _WATCH_S = 2.0
 _LOOK_S = 1.0
 _UNCHECKED_MS = 60_000
@@ -57,10 +58,10 @@ def status(
         answer = _waited_for(wait, server, timeout_s)
     else:
         try:
-            answer = _ask(server, timeout_s)
+            answer = described(server, timeout_s)
         except CommandFailure as failure:
             if not as_json and failure.exit_code is ExitCode.UNAVAILABLE:
-                say(f"{ClusterState.DOWN}: no node that was asked answers")
+                say(_UNANSWERED)
             raise
     seen_names.note(
         server.addresses,
@@ -75,18 +76,13 @@ def status(
     return found.state.exit_code if check else ExitCode.DONE
 
 
-def _ask(server: Nodes, timeout_s: float) -> pb.DescribeClusterResponse:
-    request = pb.DescribeClusterRequest(all_members=True)
-    return ask(server, lambda stub: stub.DescribeCluster(request, timeout=timeout_s))
-
-
 def _watch(server: Nodes, timeout_s: float, *, short: bool, as_json: bool) -> ExitCode:
     """Shows the status every two seconds; a cluster that does not answer is asked again."""
     try:
         while True:
             answer = None
             try:
-                answer = _ask(server, timeout_s)
+                answer = described(server, timeout_s)
             except CommandFailure as failure:
                 if failure.exit_code is not ExitCode.UNAVAILABLE:
                     raise
@@ -98,7 +94,7 @@ def _watch(server: Nodes, timeout_s: float, *, short: bool, as_json: bool) -> Ex
                 if not short:
                     clear_screen()
                 if answer is None or found is None:
-                    say(f"{ClusterState.DOWN}: no node that was asked answers")
+                    say(_UNANSWERED)
                 else:
                     _show(answer, found, short=short)
                 if not short:
@@ -119,9 +115,9 @@ def _waited_for(wanted: str, server: Nodes, timeout_s: float) -> pb.DescribeClus
     least = ClusterState[wanted.upper()]
     deadline = time.monotonic() + timeout_s
     while True:
-        line, code = f"{ClusterState.DOWN}: no node that was asked answers", ExitCode.UNAVAILABLE
+        line, code = _UNANSWERED, ExitCode.UNAVAILABLE
         try:
-            answer = _ask(server, max(0.1, deadline - time.monotonic()))
+            answer = described(server, max(0.1, deadline - time.monotonic()))
         except CommandFailure as failure:
             if failure.exit_code is not ExitCode.UNAVAILABLE:
                 raise

@@ -42,13 +42,13 @@ def cancel(
     given = {name for name, condition in conditions.items() if condition is not None}
     searched = given - {"message_id"}
     is_one = handle is not None or at is not None
-    if is_one or not given:
-        if searched or dry_run or not is_one:
-            raise CommandFailure(
-                "HANDLE_AMBIGUOUS",
-                "name one message, by HANDLE or by --id and --at, or say what many have",
-                ExitCode.USAGE,
-            )
+    if (is_one and (searched or dry_run)) or not (is_one or given):
+        raise CommandFailure(
+            "HANDLE_AMBIGUOUS",
+            "name one message, by HANDLE or by --id and --at, or say what many have",
+            ExitCode.USAGE,
+        )
+    if is_one:
         _cancel_one(handle, message_id, at, as_json=as_json, server=server, timeout_s=timeout_s)
         return
     many = _Many(wanted_of(**conditions), limit, server, timeout_s)
@@ -56,13 +56,11 @@ def cancel(
         found = many.ask_for_all(dry_run=True)
         if not as_json:
             show(_listed(found))
-        if dry_run:
-            _print(found, as_json=as_json, dry_run=True)
-            return
         pending = sum(row.outcome == pb.CANCEL_OUTCOME_UNSPECIFIED for row in found.results)
-        if not pending:
+        if dry_run or not pending:
             _print(found, as_json=as_json, dry_run=True)
-            _check(found)
+            if not dry_run:
+                _check(found)
             return
         confirm(f"Cancel {counted(pending, 'message')}?", yes=yes)
     answer = many.ask_for_all(dry_run=False)
