@@ -363,8 +363,7 @@ class Server:
         cleaner = self._view.cleaner
 
         def done() -> int:
-            status = cleaner.status
-            return done_slot(None if status is None else status.progress, wall_ms())
+            return done_slot(cleaner.progress, wall_ms())
 
         return partial(topic_rooms, self._access.topic_quotas, pending, done)
 

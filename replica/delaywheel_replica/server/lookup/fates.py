@@ -27,6 +27,7 @@ from delaywheel_replica.core.leader.halves import is_released
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import DeadLettered
+from delaywheel_replica.server.lookup.scan import message_key
 
 MAX_BYTES: Final = 16 << 20
 _LETTER_BYTES: Final = 200
@@ -85,7 +86,7 @@ class Fates:
             if len(newest.reasons) >= self._letters_each:
                 newest, self._open = _Generation(), None
                 self._generations.append(newest)
-            newest.reasons[_key(letter.id, letter.due_ms)] = letter.reason
+            newest.reasons[message_key(letter.id, letter.due_ms)] = letter.reason
 
     def row(self, status: CleanerStatus) -> None:
         """Takes a new status of the cleaner."""
@@ -103,7 +104,7 @@ class Fates:
 
     def reason(self, id_: bytes, due_ms: int) -> str | None:
         """Returns why this message is a dead letter; None if it is not known to be one."""
-        key = _key(id_, due_ms)
+        key = message_key(id_, due_ms)
         for generation in list(self._generations):
             reason = generation.reasons.get(key)
             if reason is not None:
@@ -116,7 +117,3 @@ class Fates:
         """Whether this message, if it were a dead letter, would be known as one."""
         spans = [span for generation in list(self._generations) for span in list(generation.spans)]
         return any(span.has(due_ms, position, releases) for span in spans)
-
-
-def _key(id_: bytes, due_ms: int) -> bytes:
-    return id_ + due_ms.to_bytes(8, "little", signed=True)

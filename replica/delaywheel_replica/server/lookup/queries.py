@@ -284,7 +284,7 @@ class Queries:
         if frame is None:  # deleted with its second, or unreadable
             raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
         place = found.copies[0]
-        moved_ms, progress = self._moved_ms(reference.id, found), self._progress()
+        moved_ms, progress = self._moved_ms(reference.id, found), self._view.cleaner.progress
         (due_ms,) = found.dues_ms
         is_done = progress is not None and any(
             progress.covers(due_ms, copy) for copy in found.copies
@@ -355,7 +355,7 @@ class Queries:
 
     async def list_slots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
         """Lists the seconds that hold messages, from the dial."""
-        status, progress = self._view.status(), self._progress()
+        status, progress = self._view.status(), self._view.cleaner.progress
         return await self.for_lists(lambda: self._slots(request, status, progress))
 
     async def for_lists(self, work: Callable[[], _Made]) -> _Made:
@@ -403,7 +403,7 @@ class Queries:
             self._pages.page,
             request,
             limits_of(self._view.status()),
-            self._progress(),
+            self._view.cleaner.progress,
         )
 
     async def _on_thread(self, look: Callable[[], _Made]) -> _Made:
@@ -420,12 +420,8 @@ class Queries:
 
     def _floor(self) -> int:
         """The slot below which everything is finished and deleted."""
-        progress = self._progress()
+        progress = self._view.cleaner.progress
         return 0 if progress is None else progress.floor
-
-    def _progress(self) -> Progress | None:
-        status = self._view.cleaner.status
-        return None if status is None else status.progress
 
     def knows_all(self, status: ServerStatus) -> bool:
         """Whether the node holds all that was acknowledged.

@@ -623,4 +623,4 @@ def key_of(columns: Columns, row: int) -> bytes:
 
 def message_key(id_: bytes, due_ms: int) -> bytes:
     """Returns the key for an id and a due."""
-    return id_ + due_ms.to_bytes(8, "little")
+    return id_ + due_ms.to_bytes(8, "little", signed=True)

@@ -380,12 +380,10 @@ def _matches(
         seen: Those of the second that the page has already; a retry may have left several copies.
     """
     for frame, row, key in batch.rows():
-        at, is_cancelled = (
-            Position(frame.wheel, frame.seq, row),
-            bool(batch.named_by(Kind.CANCELS, key)),
-        )
         if key in seen:
             continue
+        at = Position(frame.wheel, frame.seq, row)
+        is_cancelled = bool(batch.named_by(Kind.CANCELS, key))
         if not asked.with_cancelled and (is_cancelled or key in held.rescheduled):
             continue
         if held.progress is not None and held.progress.covers(int(frame.columns.due_ms[row]), at):

@@ -50,6 +50,11 @@ class CleanerView:
     before: Progress | None = None
     has_died: bool = False
 
+    @property
+    def progress(self) -> Progress | None:
+        """The last progress that it reported; None: none was read yet."""
+        return None if self.status is None else self.status.progress
+
     def fresh(self) -> CleanerStatus | None:
         """The status if the cleaner is alive; its committed state stays true in any case."""
         status = self.status
