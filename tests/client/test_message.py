@@ -258,7 +258,7 @@ DUE = datetime(2030, 1, 1, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"id": bytes(16)}, "Give deliver_at too"),
+        ({"id": bytes(16)}, r"Give deliver_at \(--at\) too"),
         ({"deliver_at": DUE}, "Give id too"),
         ({}, "Say which message"),
         ({"handle": f"a.1:1:{0:032x}", "id": bytes(16), "deliver_at": DUE}, "a handle alone"),

@@ -107,6 +107,13 @@ def test_a_cluster_that_answers_late_is_asked_again(
     )
 
 
+def test_a_file_without_lines_has_nothing_to_cancel(command: Command, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.touch()
+    ended = command("export", "--cancel", str(file))
+    assert (ended.code, ended.err) == (0, "0 messages cancelled: they can be moved\n")
+
+
 def test_conditions_and_a_file_are_one_too_many(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.touch()

@@ -119,7 +119,10 @@ def test_of_many_that_were_rescheduled_those_found_elsewhere_are_done(
     assert command("cancel", "--topic", "t", "--yes").out == "1 CANCELLED\n"
     rows.append((17, 2, moved))
     ended = command("cancel", "--topic", "t", "--yes")
-    assert ended.out == "1 CANCELLED\n1 with another due by now: look again\n"
+    assert (
+        ended.out
+        == "1 CANCELLED\n1 rescheduled, not found at the new due: delivered, or look again\n"
+    )
     assert "NOT_ALL_CANCELLED: 1 message of 3 may be delivered" in ended.err
     # Only what would be withdrawn is listed.
     rows.append((18, 3, pb.CANCEL_OUTCOME_UNSPECIFIED))
@@ -268,8 +271,15 @@ def test_refused_message_is_exit_code_1(command: Command, node: ScriptedNode) ->
 def test_reschedule_prints_the_handle_from_now_on(command: Command, node: ScriptedNode) -> None:
     ended = command("reschedule", HANDLE, "--to", "1900000060000")
     assert (ended.code, ended.out) == (0, f"a.1:1900000060:{'0' * 32}\n")
-    assert "due 2030-03-17T17:47:40.000Z" in ended.err
+    assert ended.err == "due 2030-03-17T17:47:40.000Z\n"
     assert node.reschedules[-1].messages[0].deliver_at_ms == 1_900_000_060_000
+    moved = pb.MessageRescheduled(
+        outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, handle=HANDLE, due_ms=DUE_MS
+    )
+    node.script.append(answer(pb.RescheduleResponse(results=[moved])))
+    ended = command("reschedule", HANDLE, "--to", "1900000060000")
+    assert (ended.code, ended.out) == (0, f"{HANDLE}\n")
+    assert "not the due asked for" in ended.err
     node.script.append(rescheduled(pb.RESCHEDULE_OUTCOME_TOO_LATE))
     ended = command("reschedule", HANDLE, "--to", "1900000060000", "--json")
     assert ended.code == 1

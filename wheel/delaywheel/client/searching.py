@@ -38,8 +38,8 @@ class ManyCancelled:
         cancelled: Never delivered; in a dry run: already cancelled before.
         too_late: Nothing was done: they are about to be delivered, or their second is deleted.
         unknown: Perhaps cancelled, ask again; in a dry run: those that are pending.
-        rescheduled: They have another due by now and were not found at it: it was not asked for, or
-            lies where the search had already passed; ask again.
+        rescheduled: They have another due by now and were not found at it: they were delivered, it
+            was not asked for, or lies where the search had already passed; ask again.
         complete: Everything requested was examined and readable. Otherwise there may be more: the
             limit was reached, or the node is missing something for the moment. Of handles: none is
             unknown.

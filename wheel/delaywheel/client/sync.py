@@ -367,6 +367,9 @@ class Client:
     ) -> Rescheduled:
         """Gives a pending message another due: it is delivered at one of the two, never at both.
 
+        By its handle from before a reschedule it gets no other due again: the answer has the due,
+        and the handle, that it has since then.
+
         Args:
             handle: The message's handle; alternatively give its `id` and present `deliver_at`.
             to: The new due; one that has passed, or is nearer than half a second, means half a

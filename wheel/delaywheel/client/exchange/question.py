@@ -145,7 +145,7 @@ def _what_is_wrong(handle: object, id_: object, deliver_at: object) -> str:
     if handle is not None:
         return "Give a handle alone, or id and deliver_at instead of it."
     if id_ is not None:
-        return "Give deliver_at too: an id alone does not say in which second the message is."
+        return "Give deliver_at (--at) too: an id alone does not say in which second it lies."
     if deliver_at is not None:
         return "Give id too: deliver_at alone may be of many messages."
-    return "Say which message: give its handle, or its id and deliver_at."
+    return "Say which message: give its handle, or its id and deliver_at (--id, --at)."

@@ -188,7 +188,7 @@ def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> No
         if number or words == "pending":
             say(f"{number:,} {words}")
     if elsewhere := len(_gone_elsewhere(answer)):
-        say(f"{elsewhere:,} with another due by now: look again")
+        say(f"{elsewhere:,} rescheduled, not found at the new due: delivered, or look again")
     looked = answer.looked
     if looked.HasField("to_slot"):
         since = clock(looked.to_slot)

@@ -105,8 +105,8 @@ def _cancel(file: Path, server: Nodes, timeout_s: float) -> None:
             sys.stdout.buffer.writelines(line + b"\n" for line in moved)
             sys.stdout.buffer.flush()
             outcomes.update(_counts(answer))
-    note(f"{counted(outcomes.pop('cancelled'), 'message')} cancelled: they can be moved")
-    unknown = outcomes.pop("not known")
+    note(f"{counted(outcomes.pop('cancelled', 0), 'message')} cancelled: they can be moved")
+    unknown = outcomes.pop("not known", 0)
     for outcome, number in outcomes.items():
         if number:
             note(f"{counted(number, 'message')} {outcome}")

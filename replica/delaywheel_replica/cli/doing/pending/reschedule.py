@@ -10,7 +10,7 @@ from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import iso
+from delaywheel_replica.cli.values import iso, to_ms
 
 _WHY_NOT: Final = {
     RescheduleOutcome.RESCHEDULED: "its new due is not known: repeat the command",
@@ -47,3 +47,8 @@ def reschedule(
     if not as_json:
         say(str(answer.handle))
         note(f"due {iso(answer.due_ms)}")
+        if answer.due_ms != to_ms(to):
+            note(
+                "not the due asked for: that was too near, or the message was rescheduled before;"
+                " by this handle it can be given another due"
+            )
