@@ -184,7 +184,7 @@ def test_after_a_failure_a_search_says_who_was_guilty(wheels: Wheels) -> None:
     topics, trials, clock = Topics(a=PRESENT, b=PRESENT), Bisection(), Clock()
     judging = judge(topics, trials, clock)
     rows = due_rows(wheels, [row(1), row(2), row(3, "b")])
-    judging.failed(rows, clock.now)
+    judging.failed(rows)
     assert sorted(topics.asked) == ["a", "b"]
     assert isinstance(judging.plan(rows), Hold)
     ((names, future),) = trials.searches
@@ -200,7 +200,7 @@ def test_a_search_that_finds_nothing_has_the_clients_look_again(wheels: Wheels) 
     trials, clock = Bisection(), Clock()
     judging = judge(Topics(a=PRESENT), trials, clock)
     rows = due_rows(wheels, [row(1)])
-    judging.failed(rows, clock.now)
+    judging.failed(rows)
     judging.plan(rows)
     trials.searches[0][1].set_result(Findings(tried={"a"}))
     plan = judging.plan(rows)
@@ -212,7 +212,8 @@ def test_a_topic_that_takes_nothing_holds_up_the_others_once(wheels: Wheels) -> 
     trials, clock = Bisection(), Clock()
     judging = judge(Topics(a=PRESENT, b=PRESENT), trials, clock)
     rows = due_rows(wheels, [row(1), row(2, "b")])
-    judging.failed(rows, clock.now)
+    judging.plan(rows)
+    judging.failed(rows)
     judging.plan(rows)
     clock.now += 2
     stuck = Findings(unavailable={"b": "no answer"}, tried={"a", "b"})

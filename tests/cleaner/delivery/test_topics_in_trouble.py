@@ -11,18 +11,25 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.delivery.bisection import Findings
-from delaywheel_replica.cleaner.delivery.dead_letters import FRESH_S, DeadLetters, Hold, Plan
+from delaywheel_replica.cleaner.delivery.dead_letters import (
+    FRESH_S,
+    OVERDUE_S,
+    DeadLetters,
+    Hold,
+    Plan,
+)
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, REGAIN_S
 from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
 
 ITERATION_S = 0.1
+BEGIN_S = 1_000.0
 LIMITS = Limits(100_000)
 PRESENT = Topic(TopicState.PRESENT, 0.0, partitions=2, limits=LIMITS)
 
 
-def rows_of(*topics: str, partition: int = -1, due_ms: int = 1 << 40) -> DueRows:
+def rows_of(*topics: str, partition: int = -1, due_ms: int = round(BEGIN_S * 1000)) -> DueRows:
     """One message for each topic, without key, value or headers."""
     records = np.zeros(len(topics), RECORD)
     records["topic"] = np.arange(len(topics))
@@ -42,7 +49,7 @@ class Kafka:
     """
 
     def __init__(self, topics: Mapping[str, Topic]) -> None:
-        self.now = 1_000.0
+        self.now = BEGIN_S
         self.topics = dict(topics)
         self.answers = True
         self.answered_at = self.now
@@ -75,6 +82,10 @@ class Kafka:
             stuck = dict.fromkeys(names & self.silent, "_TIMED_OUT: no answer")
             future.set_result(Findings(unavailable=stuck, tried=names))
         return future
+
+
+def overdue(kafka: Kafka, *topics: str, by_s: float = 3.0) -> DueRows:
+    return rows_of(*topics, due_ms=round((kafka.now - by_s) * 1000))
 
 
 def judge(kafka: Kafka) -> DeadLetters:
@@ -187,7 +198,7 @@ def test_many_topics_that_only_trials_find_are_waited_for_together() -> None:
     kafka = Kafka(dict.fromkeys(["good", *bad], PRESENT))
     kafka.silent = set(bad)
     judging, rows = judge(kafka), rows_of("good", *bad)
-    judging.failed(rows, kafka.now)
+    judging.failed(rows)
     dead: list[int] = []
     held = held_s(kafka, judging, 20, lambda _: rows, lambda plan: dead.append(len(plan.dead)))
     assert held <= PATIENCE_S + ITERATION_S
@@ -205,7 +216,7 @@ def test_a_search_tries_every_partition_for_messages_that_go_anywhere() -> None:
     kafka = Kafka({"any": PRESENT, "keyed": PRESENT, "named": PRESENT})
     judging, rows = judge(kafka), rows_of("any", "keyed", "named")
     rows.records["key_length"][1], rows.records["partition"][2] = 0, 1
-    judging.failed(rows, kafka.now)
+    judging.failed(rows)
     run_once(kafka, judging, rows)
     assert kafka.everywhere == [{"any": 2}], "the others go again to the partition that failed"
 
@@ -214,7 +225,7 @@ def test_a_search_waits_until_it_knows_the_partitions_and_not_for_longer_than_a_
     kafka = Kafka({})
     judging, rows = judge(kafka), rows_of("any")
     judging.begin_term()
-    judging.failed(rows, kafka.now)
+    judging.failed(rows)
     assert run_once(kafka, judging, rows) is None
     assert not kafka.searched
     kafka.topics["any"] = PRESENT
@@ -222,7 +233,7 @@ def test_a_search_waits_until_it_knows_the_partitions_and_not_for_longer_than_a_
     assert kafka.everywhere == [{"any": 2}]
     kafka = Kafka({})
     judging = judge(kafka)
-    judging.failed(rows, kafka.now)
+    judging.failed(rows)
     held = held_s(kafka, judging, 10, lambda _: rows)
     assert kafka.everywhere == [{}], "Kafka did not say how many there are"
     assert held <= PATIENCE_S + ITERATION_S
@@ -233,7 +244,7 @@ def test_a_probe_tries_every_partition_that_its_messages_may_go_to() -> None:
     kafka.silent = {"keyed", "named"}
     judging, rows = judge(kafka), rows_of("keyed", "named", "named")
     rows.records["key_length"][0], rows.records["partition"][1:] = 0, (0, 1)
-    judging.failed(rows, kafka.now)
+    judging.failed(rows)
     held_s(kafka, judging, 2, lambda _: rows)
     assert kafka.everywhere[1] == {"keyed": 2, "named": 2}
     probed = kafka.tried[1]
@@ -246,7 +257,9 @@ def test_what_it_took_to_find_a_topic_counts_as_waiting_for_it() -> None:
     kafka.silent = {"bad"}
     judging, rows = judge(kafka), rows_of("good", "bad")
     kafka.now += RECENT_S
-    judging.failed(rows, kafka.now - PATIENCE_S + 1)
+    judging.plan(rows)
+    kafka.now += PATIENCE_S - 1
+    judging.failed(rows)
     assert held_s(kafka, judging, 10, lambda _: rows) <= 1 + ITERATION_S
     assert judging.unavailable_topics == ("bad",)
     kafka.topics["next"] = replace(PRESENT, state=TopicState.LEADERLESS)
@@ -267,7 +280,7 @@ def test_what_a_search_had_no_time_for_is_searched_before_anything_is_forwarded(
 
     kafka.search = search  # type: ignore[method-assign]
     judging, rows = judge(kafka), rows_of("a", "b")
-    judging.failed(rows, kafka.now)
+    judging.failed(rows)
     assert run_once(kafka, judging, rows) is None
     searches[0].set_result(Findings(tried={"a"}))
     assert run_once(kafka, judging, rows) is None
@@ -278,7 +291,7 @@ def test_trouble_of_an_earlier_term_condemns_nothing_in_the_next() -> None:
     kafka = Kafka({"good": PRESENT, "bad": PRESENT})
     kafka.silent = {"bad"}
     judging, rows = judge(kafka), rows_of("good", "bad")
-    judging.failed(rows, kafka.now)
+    judging.failed(rows)
     held_s(kafka, judging, 10, lambda _: rows)
     assert list(judging.unavailable_topics) == ["bad"]
     for away_s in (10, 7 * 86_400):  # another one leads, and the topic is mended
@@ -288,7 +301,7 @@ def test_trouble_of_an_earlier_term_condemns_nothing_in_the_next() -> None:
         assert not judging.unavailable_topics
         assert fates(kafka, judging, rows) == (2, [])
         kafka.silent = {"bad"}
-        judging.failed(rows, kafka.now)
+        judging.failed(rows)
         held_s(kafka, judging, 10, lambda _: rows)
 
 
@@ -296,7 +309,7 @@ def test_a_failure_just_before_an_election_is_looked_into_after_it() -> None:
     kafka = Kafka({"good": PRESENT, "bad": PRESENT})
     kafka.silent = {"bad"}
     judging, rows = judge(kafka), rows_of("good", "bad")
-    judging.failed(rows, kafka.now)
+    judging.failed(rows)
     kafka.now += 3
     judging.begin_term()
     assert run_once(kafka, judging, rows) is None
@@ -308,17 +321,44 @@ def test_a_new_leader_looks_first_when_messages_are_overdue() -> None:
     kafka.silent = {"bad"}
     judging = judge(kafka)
     judging.begin_term()
-    overdue = rows_of("good", "bad", due_ms=round((kafka.now - 6) * 1000))
-    assert held_s(kafka, judging, 10, lambda _: overdue) <= 2, "others have waited long enough"
+    rows = overdue(kafka, "good", "bad", by_s=6)
+    assert held_s(kafka, judging, 10, lambda _: rows) <= 2, "others have waited long enough"
     assert judging.unavailable_topics == ("bad",)
     assert kafka.searched[0] == {"good", "bad"}
+    kafka.topics["late"] = PRESENT
     judging.begin_term()
-    in_time = rows_of("good", due_ms=round((kafka.now - 2) * 1000))
-    kafka.now += RECENT_S
+    in_time = overdue(kafka, "late", by_s=OVERDUE_S - 1)
+    assert fates(kafka, judging, in_time) == (1, [])
+    assert {"late"} not in kafka.searched
+
+
+def test_a_new_leader_looks_at_what_was_overdue_whichever_step_it_comes_with() -> None:
+    kafka = Kafka(dict.fromkeys(["good", "bad", "next"], PRESENT))
+    kafka.silent = {"bad"}
+    judging = judge(kafka)
+    judging.begin_term()
+    first, second = overdue(kafka, "good"), overdue(kafka, "good", "bad")
+    third = overdue(kafka, "next", by_s=0)
+    assert fates(kafka, judging, first) == (1, [])
+    kafka.now += 5 * ITERATION_S
+    assert run_once(kafka, judging, second) is None, "nothing fails with it"
+    assert kafka.searched == [{"good"}, {"bad"}], "each topic once"
+    held = held_s(kafka, judging, 10, lambda _: second)
+    assert held + 3 <= PATIENCE_S + ITERATION_S, "others have waited for 3 s"
     searches = len(kafka.searched)
-    judging.plan(rows_of("good"))
-    assert run_once(kafka, judging, in_time) is not None
-    assert len(kafka.searched) <= searches + 1
+    assert fates(kafka, judging, third) == (1, [])
+    assert {"next"} not in kafka.searched[searches:], "it was not due when the term began"
+
+
+def test_a_topic_found_later_has_the_patience_that_no_failure_has_cost() -> None:
+    kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
+    kafka.silent = {"bad"}
+    judging = judge(kafka)
+    judging.begin_term()
+    first, second = overdue(kafka, "good"), overdue(kafka, "bad")
+    assert held_s(kafka, judging, 20, lambda _: first) == 0, "it catches up for 20 s"
+    held = held_s(kafka, judging, 10, lambda _: second)
+    assert PATIENCE_S - 3 - 2 * ITERATION_S <= held <= PATIENCE_S - 3 + ITERATION_S
 
 
 @pytest.mark.parametrize("state", [TopicState.MISSING, TopicState.ILLEGAL, TopicState.LEADERLESS])
@@ -374,7 +414,7 @@ def test_a_sample_to_probe_with_is_small_whatever_was_sent() -> None:
     rows.records["value_length"], rows.records["key_length"] = 900_000, 3
     large = replace(rows, blobs=[memoryview(b"key" + bytes(900_000))])
     judging = judge(kafka)
-    judging.failed(large, kafka.now)
+    judging.failed(large)
     held_s(kafka, judging, 1.0, lambda _: large)
     search = kafka.search
 

@@ -34,6 +34,18 @@ def one_silent_topic(script: Script) -> None:
 
 
 @TOPICS(r"topic_trouble", r"dead letter", r"delivers")
+def silent_in_a_later_step(script: Script) -> None:
+    """The next leader's first steps are full of others, which were due before and came late."""
+    script.do(6_000, "topic_trouble", topic="mails", trouble="silent", ms=FOREVER_MS)
+    script.flow(4_000, 22_000, 500, "abc", delay_ms=400, topic="orders")
+    for at_ms in range(6_500, 22_000, 2_500):
+        script.send(script.about(at_ms), "abc", delay_ms=400, topic="mails")
+    for at_ms in range(7_200, 8_800, 200):
+        script.send(script.about(at_ms), "abc", delay_ms=-2_000, topic="orders", count=5)
+    script.until_ms = 24_000
+
+
+@TOPICS(r"topic_trouble", r"dead letter", r"delivers")
 def one_silent_partition(script: Script) -> None:
     """Messages go to another partition each time they are tried, and so would a probe."""
     where = {"topic": "mails", "partition": script.random.randrange(2)}

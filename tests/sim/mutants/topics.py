@@ -50,6 +50,15 @@ def new_leaders_try_first() -> list[Patch]:
     return [instead(dead_letters, "OVERDUE_S", 1e9)]
 
 
+def new_leaders_look_at_their_first_step() -> list[Patch]:
+    real = DeadLetters._suspected
+
+    def suspected(self: DeadLetters, rows: DueRows, names: set[str], now: float) -> set[str]:
+        return set() if self._searched else real(self, rows, names, now)
+
+    return [instead(DeadLetters, "_suspected", suspected)]
+
+
 def refused_guards_blame() -> list[Patch]:
     real = _Lane._try_with
 
@@ -110,6 +119,12 @@ TOPICS = {
         new_leaders_try_first,
         "held up the others",
         ("one_silent_topic",),
+    ),
+    "new leaders look at their first step": Mutant(
+        "a new leader tries what was overdue, unless its first step holds it",
+        new_leaders_look_at_their_first_step,
+        "held up the others",
+        ("silent_in_a_later_step",),
     ),
     "refused guards blame": Mutant(
         "a search takes the refusal of its guard for one of the messages that it tried",

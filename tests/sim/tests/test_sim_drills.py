@@ -82,6 +82,7 @@ FOUND = {
     "one_topic_after_another",
     "silent_topics",
     "one_silent_topic",
+    "silent_in_a_later_step",
     "one_silent_partition",
     "refused_outcomes",
     "compacted_letters",

@@ -63,7 +63,7 @@ class AllGoes(DeadLetters):
     def committed(self) -> None:
         """Nothing was tried."""
 
-    def failed(self, rows: DueRows, since: float) -> None:
+    def failed(self, rows: DueRows) -> None:
         """Lets the next transaction try the same."""
 
 

@@ -14,9 +14,10 @@ Checked before anything is produced:
 | found guilty by a search | dead letter |
 
 If a transaction fails all the same, trial transactions (bisection.py) look for the reason; nothing
-is forwarded meanwhile, but the leader continues with idle commits. A new leader that finds messages
-overdue by `OVERDUE_S` checks before its first transaction: those may be what its predecessor failed
-with, and one leader after another would.
+is forwarded meanwhile, but the leader continues with idle commits. What was overdue by `OVERDUE_S`
+when a term began may be what the predecessor failed with, and one leader after another would: the
+new leader searches the topics of such messages before it writes to them, in whichever of its steps,
+which are small at first, they come.
 
 All topics of a step, and of the seconds that are loaded ahead, are checked together, so their
 troubles and questions run side by side: however many topics are in trouble, they delay the others
@@ -201,9 +202,9 @@ class DeadLetters:
         self._batch_limits: dict[str, int] = {}
         self._search: tuple[set[str], Future[Findings]] | None = None
         self._probe: Future[Findings] | None = None
-        self._suspect = False
-        self._is_new = False
-        self._failed_at = float("-inf")
+        self._suspects: set[str] = set()
+        self._searched: set[str] = set()
+        self._term_at = self._planned_at = float("-inf")
         self._look_up: set[str] = set()
         self._search_after = 0.0
         self._ahead_at = 0.0
@@ -216,15 +217,17 @@ class DeadLetters:
     def begin_term(self) -> None:
         """Begins a term: what this node learnt in an earlier one may no longer hold.
 
-        A recent failure of a transaction is remembered, as a reason to check before the first one.
+        The topics that a transaction failed with lately are remembered, to be searched first.
         """
         now = self._monotonic()
         self._allowance.pass_time(now)
         self._allowance.hold(holding=False)
-        failed_lately = now - self._failed_at < RECENT_S
-        self._suspect = self._troubles.begin_term(now) or (self._suspect and failed_lately)
+        if now - self._planned_at >= RECENT_S:
+            self._suspects.clear()
+        self._suspects |= self._troubles.begin_term(now)
+        self._searched.clear()
+        self._term_at = self._planned_at = now
         self._search = self._probe = None
-        self._is_new = True
         self._unknown.clear()
         self._doubtful.clear()
         self._partitions.clear()
@@ -232,14 +235,9 @@ class DeadLetters:
         self._batch_limits.clear()
         self._look_up.clear()
 
-    def failed(self, rows: DueRows, since: float) -> None:
-        """Notes that a transaction with these messages failed: culprits are searched for.
-
-        Args:
-            since: When it began.
-        """
-        self._suspect = True
-        self._failed_at = since
+    def failed(self, rows: DueRows) -> None:
+        """Notes that a transaction with these messages failed: culprits are searched for."""
+        self._suspects |= rows.topic_names()
         self._topics.ask(rows.topic_names())
 
     def committed(self) -> None:
@@ -258,9 +256,10 @@ class DeadLetters:
         alive, expired = self._without_expired(rows)
         plan = self._plan(alive, ahead, now)
         self._allowance.hold(holding=isinstance(plan, Hold) and plan.for_topics)
-        if expired and isinstance(plan, Plan):
-            return replace(plan, dead=[*expired, *plan.dead])
-        return plan
+        if isinstance(plan, Hold):
+            return plan
+        self._planned_at = now
+        return replace(plan, dead=[*expired, *plan.dead]) if expired else plan
 
     def _without_expired(self, rows: DueRows) -> tuple[DueRows, list[Condemned]]:
         found = find_expired(rows, self._wall_ms(), self._ttl_header)
@@ -275,7 +274,7 @@ class DeadLetters:
 
     def _plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]], now: float) -> Plan | Hold:
         names = rows.topic_names()
-        held = self._look_for_guilty(rows, now) if names else None
+        held = self._look_for_guilty(rows, names, now) if names else None
         self._take_probe(now)
         if now >= self._ahead_at:
             self._ahead_at = now + LOOK_AHEAD_S
@@ -297,21 +296,18 @@ class DeadLetters:
 
     # --- searches and probes
 
-    def _look_for_guilty(self, rows: DueRows, now: float) -> Hold | None:
+    def _look_for_guilty(self, rows: DueRows, names: set[str], now: float) -> Hold | None:
         """Starts a search when one is due, and takes its findings."""
-        if self._is_new:
-            self._is_new = False
-            overdue_s = (self._wall_ms() - int(rows.dues_ms.min())) / 1000
-            if overdue_s > OVERDUE_S and not self._suspect:
-                self._suspect, self._failed_at = True, now - min(overdue_s, PATIENCE_S)
-        if self._search is None and self._suspect and now >= self._search_after:
-            names = rows.topic_names()
-            topics = self._look_at(names, now)
-            if self._asking(names, now):
+        may_search = self._search is None and now >= self._search_after
+        suspects = self._suspected(rows, names, now) if may_search else None
+        if suspects:
+            topics = self._look_at(suspects, now)
+            if self._asking(suspects, now):
                 return Hold("asking Kafka for the partitions to search")
-            self._suspect = False
+            self._suspects -= suspects
+            self._searched |= suspects
             known_bad = {n for n, topic in topics.items() if topic.state is not TopicState.PRESENT}
-            self._begin_search(rows, names - known_bad)
+            self._begin_search(rows, suspects - known_bad)
         while self._search is not None:
             names, future = self._search
             if not future.done():
@@ -321,6 +317,29 @@ class DeadLetters:
             if findings.complete:
                 self._begin_search(rows, names - findings.tried)
         return None
+
+    def _suspected(self, rows: DueRows, names: set[str], now: float) -> set[str]:
+        """Returns the topics that a transaction may have failed with, unless they were searched."""
+        suspected = self._suspects & names
+        if now - self._term_at < RECENT_S:
+            overdue = self._due_at(rows, now) < self._term_at - OVERDUE_S
+            if overdue.any():
+                suspected |= rows.take(overdue).topic_names() - self._searched
+        return suspected
+
+    def _lost_since(self, rows: DueRows, now: float) -> float:
+        """Returns since when a failed transaction and the search have cost these messages time.
+
+        What they waited while others went through is no such cost.
+        """
+        due_at = float(self._due_at(rows, now).min())
+        lost_before_s = min(max(0.0, self._term_at - due_at), PATIENCE_S)
+        return max(due_at, self._planned_at - lost_before_s)
+
+    def _due_at(self, rows: DueRows, now: float) -> NDArray[np.float64]:
+        """Returns when messages fell due, by the monotonic clock."""
+        due_at: NDArray[np.float64] = now - (self._wall_ms() - rows.expected_ms) / 1000
+        return due_at
 
     def _begin_search(self, rows: DueRows, names: set[str]) -> None:
         """Searches these topics, except those known to be in trouble."""
@@ -346,12 +365,12 @@ class DeadLetters:
             self._look_up |= findings.tried
         self._guilty |= findings.refused
         self._batch_limits |= findings.batch_bytes
-        since = self._failed_at if now - self._failed_at < RECENT_S else now
         if findings.unavailable:
-            self._allowance.charge(since, now)
+            self._allowance.charge(self._lost_since(rows, now), now)
         for name, cause in findings.unavailable.items():
             sample = rows.take(_of_topics(rows, {name}))
             if len(sample):
+                since = self._lost_since(sample, now)
                 self._troubles.found(name, cause, sample, now, since=since)
 
     def _take_probe(self, now: float) -> None:

@@ -322,7 +322,7 @@ class Forwarder:
             if self.ingress is not None:
                 self.ingress.failed()
             if step is not None and not is_aftermath(ended.cause):
-                self._dead_letters.failed(planned.rows, began)
+                self._dead_letters.failed(planned.rows)
         self._next_begin = began + self._pace.pause_ms / 1000
         return Transacted(
             ended.verdict, ended.cause, commit_ms, todo, behind, forwarded, dead, unfit

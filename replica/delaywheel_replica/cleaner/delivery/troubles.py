@@ -122,13 +122,14 @@ class Troubles:
     def __init__(self) -> None:
         self._of: dict[str, _Trouble] = {}
 
-    def begin_term(self, now: float) -> bool:
-        """Forgets what an earlier term has learnt; returns whether any topic accepted nothing."""
-        suspects = False
-        for trouble in self._of.values():
+    def begin_term(self, now: float) -> set[str]:
+        """Forgets what an earlier term has learnt; returns the topics that accepted nothing."""
+        suspects = set()
+        for name, trouble in self._of.items():
             if trouble.is_over:
                 continue
-            suspects |= trouble.sample is not None and now - trouble.needed_at < RECENT_S
+            if trouble.sample is not None and now - trouble.needed_at < RECENT_S:
+                suspects.add(name)
             trouble.ended_at, trouble.sample = max(trouble.since, trouble.needed_at), None
         self.prune(now)
         return suspects
