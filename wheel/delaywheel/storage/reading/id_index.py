@@ -52,7 +52,7 @@ from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.frames.format import NO_SLOT
 from delaywheel.storage.frames.rows import INDEX_ROW, Places
-from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
+from delaywheel.storage.reading.decoding import IdBatch
 from delaywheel.storage.reading.ids import (
     NONE_FOUND,
     ROW_LENGTH_BYTES,
@@ -271,30 +271,29 @@ class IdIndex:
             self._forget(self._seconds.keys() & set(slots))
             raise
 
-    def _new_of(self, reader: WheelReader, places: Places) -> list[IdBatch | FrameBatch]:
+    def _new_of(self, reader: WheelReader, places: Places) -> list[IdBatch]:
         seqs, rows = places
         still = np.isin(rows["slot"], _numbers(self._seconds))
         seqs, rows = seqs[still], rows[still]
         batches = list(reader.id_batches((seqs, rows)))
-        read: list[IdBatch | FrameBatch] = [batch for batch in batches if batch is not None]
+        read = [batch for batch in batches if batch is not None]
         if len(read) == len(batches):
             return read
         read = []
         for slot in np.unique(rows["slot"]).tolist():
             at = np.flatnonzero(rows["slot"] == slot)
             of_slot = list(reader.batches(slot, (seqs[at], rows[at])))
-            whole = [batch for batch in of_slot if not isinstance(batch, DamagedFrame)]
+            whole = [batch.ids() for batch in of_slot if not isinstance(batch, DamagedFrame)]
             if len(whole) == len(of_slot):
                 read += whole
             else:
                 self._forget([slot])
         return read
 
-    def _add(self, batch: IdBatch | FrameBatch) -> None:
+    def _add(self, batch: IdBatch) -> None:
         """Adds new frames of seconds that are kept."""
         self._ids.add(batch)
-        due_ms = batch.due_ms if isinstance(batch, IdBatch) else batch.columns.due_ms
-        slots, counts = np.unique(due_ms // 1000, return_counts=True)
+        slots, counts = np.unique(batch.due_ms // 1000, return_counts=True)
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             self._seconds[slot].rows += count
 
@@ -333,14 +332,14 @@ class IdIndex:
         damaged: set[tuple[WheelId, int]],
         reader: WheelReader,
         followed: _Followed,
-    ) -> Iterator[FrameBatch]:
+    ) -> Iterator[IdBatch]:
         lost = self._lost(reader.wheel)
         for batch in reader.slot_batches(slot, followed.seq, lost=lost):
             if isinstance(batch, DamagedFrame):
                 # Also a row that became a hole after it was read; it may be of this second.
                 damaged.add((reader.wheel, batch.seq))
             else:
-                yield batch
+                yield batch.ids()
 
     # --- keeping
 

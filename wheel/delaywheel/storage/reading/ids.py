@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel.storage.reading.decoding import FrameBatch, IdBatch
+from delaywheel.storage.reading.decoding import IdBatch
 
 ROW_LENGTH_BYTES: Final = 36
 _NEW_ROWS: Final = 1 << 16  # at most so many wait to be sorted
@@ -255,7 +255,7 @@ class Ids:
         """The number of rows."""
         return self._count
 
-    def add(self, batch: FrameBatch | IdBatch, only: SoughtIds | None = None) -> int:
+    def add(self, batch: IdBatch, only: SoughtIds | None = None) -> int:
         """Adds frames, none of which was added before; returns how many rows were added.
 
         Args:
@@ -328,10 +328,8 @@ class Ids:
             rows.slots.astype(np.int64) * 1000 + (details & _DUE_MASK),
         )
 
-    def _rows_of(self, batch: FrameBatch | IdBatch) -> _IdRows:
+    def _rows_of(self, batch: IdBatch) -> _IdRows:
         """Returns the rows of some frames, in no order."""
-        if isinstance(batch, FrameBatch):
-            batch = batch.ids()
         halves = np.ascontiguousarray(batch.ids).view(np.uint64).reshape(-1, 2)
         slots = batch.due_ms // 1000
         details = (batch.rows << _ROW_SHIFT) | (batch.due_ms - slots * 1000)
