@@ -318,12 +318,6 @@ class Reason(StrEnum):
         _FINAL,
         "A message with this id had that due before: choose another millisecond.",
     )
-    RELEASE_TOO_OLD = (
-        "RELEASE_TOO_OLD",
-        _PRECONDITION,
-        _FINAL,
-        "Not all nodes have a release that can do it: update and start those named, then repeat.",
-    )
     # Half messages.
     HALF_INVALID = (
         "HALF_INVALID",

@@ -20,7 +20,7 @@ from delaywheel_replica.cleaner.ingress.term import FAULT_KEPT_S
 from delaywheel_replica.core.ingress.place import message_id
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
-from delaywheel_replica.core.protocol.control import NEEDS_KEY, IngressRecord, ingress_record
+from delaywheel_replica.core.protocol.control import IngressRecord, ingress_record
 from delaywheel_replica.core.protocol.seal import FROZEN
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from support.cleaner.committing import AllGoes
@@ -294,22 +294,6 @@ def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
         1,
         1,
     )
-
-
-def test_the_first_record_keeps_older_releases_from_leading(site: Site) -> None:
-    site.control_versions["b"] = 1
-    site.topics.send(*asked())
-    assert site.run_once() is None
-    (fault,) = site.ingress.faults
-    assert "node b has not" in fault
-    site.control_versions["b"] = 2
-    site.run_once()
-    assert site.ingress.faults == ()
-    keys = [record.key for record in site.written_to(NAMES.control)]
-    assert keys.index(NEEDS_KEY.encode()) + 1 == keys.index(f"ingress/{TOPIC}/0".encode())
-    site.control_versions["b"] = 1  # it no longer leads, wherever it is started
-    site.topics.send(*asked())
-    assert site.run_once() is not None
 
 
 def test_an_aborted_transaction_changes_nothing(site: Site) -> None:

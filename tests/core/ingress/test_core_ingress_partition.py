@@ -394,7 +394,7 @@ def test_what_an_earlier_leader_announced_never_goes_out() -> None:
 
 
 def test_what_cannot_be_known_any_more_is_reported() -> None:
-    """Only a leader that does not know the rules lets the floor pass."""
+    """The floor waits for what is announced; below it, a letter is better than a second end."""
     intake = reading(record(0), record(1), of=ANNOUNCED)
     reasons = [(0, UnfitReason.WHEEL_LOST), (1, UnfitReason.WHEEL_LOST)]
     assert reasons_of(intake.plan(FORGOTTEN, room=TransactionRoom(9)).settled) == reasons

@@ -15,10 +15,9 @@ from delaywheel_replica.core.leader.duties import (
     duties,
 )
 from delaywheel_replica.core.leader.floor import FloorWatch
+from delaywheel_replica.core.leader.halves import KNOWN_SINCE, nodes_behind
 from delaywheel_replica.core.leader.registration import RegistrationRefusal
-from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
 from delaywheel_replica.core.protocol.control import (
-    NEEDS_KEY,
     REMOVED,
     ControlState,
     IngressRecord,
@@ -87,14 +86,36 @@ def test_the_floor_waits_for_announced_ingress_records() -> None:
     partition, announced = ("in", 0), IngressRecord("id", 3, SeqSet.of([4]))
     found = look(state, reported, ingress={partition: announced}, ingress_slot=1_300)
     assert floor_of(found) == 1_300
-    # Releases that do not know it no longer come to lead.
-    assert keys(found)[:2] == [NEEDS_KEY, "ingress/in/0"]
+    assert keys(found)[0] == "ingress/in/0"
     after = state.apply_all(found.all_records)
-    assert (after.ingress, after.needs) == ({partition: announced}, KNOWN_SINCE)
-    assert keys(look(after, reported, ingress={partition: announced}))[0] == "ingress/in/0"
+    assert after.ingress == {partition: announced}
     assert floor_of(look(after, reported)) == 1_300
     settled = replace(announced, next_offset=5, announced=NO_SEQS)
     assert floor_of(look(after, reported, ingress={partition: settled})) == 1_400
+
+
+@pytest.mark.parametrize(
+    ("versions", "behind"),
+    [
+        ({"a": 3, "b": 3}, []),
+        ({"a": 4, "b": 3, "c": 3}, []),
+        ({"a": 3}, ["b"]),
+        ({"a": 3, "b": 2}, ["b"]),
+        ({"a": 3, "b": 3, "c": 2}, ["c"]),
+        ({"a": 3, "b": 3, "gone": 2}, []),
+    ],
+    ids=["all", "later ones", "not heard", "older", "older and not registered", "removed"],
+)
+def test_which_nodes_may_not_know_halves(versions: dict[str, int], behind: list[str]) -> None:
+    disks = {"a": "disk-a", "b": "disk-b", "gone": REMOVED}
+    state = ControlState(nodes={node: NodeRecord(disk, 1) for node, disk in disks.items()})
+    heard = {
+        node: replace(heartbeat(node), control_version=version)
+        for node, version in versions.items()
+    }
+    assert nodes_behind(state, heard) == behind
+    must_know = state.apply_all([needs_record(KNOWN_SINCE)])
+    assert nodes_behind(must_know, heard) == [], "it leads no more"
 
 
 def test_leaders_must_know_halves_once_all_nodes_do() -> None:

@@ -14,22 +14,14 @@ from delaywheel_replica.core.leader.rescheduling import (
     Rescheduling,
     floor_below,
     nearer_due_ms,
-    nodes_behind,
     open_proposals,
     passing,
     reschedule_records,
     to_move,
     withdrawn,
 )
-from delaywheel_replica.core.protocol.control import (
-    NEEDS_KEY,
-    REMOVED,
-    ControlState,
-    NodeRecord,
-    reschedule_record,
-)
+from delaywheel_replica.core.protocol.control import ControlState, reschedule_record
 from delaywheel_replica.core.protocol.frames import FrameSet
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Done, Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     GivenDue,
@@ -40,7 +32,6 @@ from delaywheel_replica.core.protocol.reschedules import (
     mark_of,
     marked_due,
 )
-from support.core.values import heartbeat
 
 A1 = WheelId("a", 1)
 ID = b"i" * 16
@@ -56,7 +47,7 @@ WRITTEN = RescheduleWritten(KEY, TO_MS, (A1, 7), (A1, 8))
 
 def after(state: ControlState, progress: Progress = NOW, **reported: object) -> ControlState:
     """The state after a transaction to that progress is committed."""
-    records = reschedule_records(state, progress, Rescheduling(**reported), {}, 10_000)  # type: ignore[arg-type]
+    records = reschedule_records(state, progress, Rescheduling(**reported), 10_000)  # type: ignore[arg-type]
     return replace(state.apply_all(records), progress=progress)
 
 
@@ -248,43 +239,6 @@ def test_what_is_written_when_its_old_frame_is_lost_has_its_new_due() -> None:
     lost = replace(DECIDED, lost=FrameSet.of([(A1, 3)]))
     written = after(lost, replace(NOW, seqs={A1: 8}), written=[WRITTEN])
     assert not written.reschedules
-
-
-def by(**versions: int) -> dict[str, Heartbeat]:
-    """Heartbeats of nodes whose releases know this version."""
-    return {
-        node: replace(heartbeat(node), control_version=version)
-        for node, version in versions.items()
-    }
-
-
-@pytest.mark.parametrize(
-    ("heartbeats", "behind"),
-    [
-        (by(a=2, b=2), []),
-        (by(a=3, b=2, c=2), []),
-        (by(a=2), ["b"]),
-        (by(a=2, b=1), ["b"]),
-        (by(a=2, b=2, c=1), ["c"]),
-        (by(a=2, b=2, gone=1), []),
-    ],
-    ids=["all", "later ones", "not heard", "older", "older and not registered", "removed"],
-)
-def test_nothing_is_decided_before_every_node_knows_the_record(
-    heartbeats: dict[str, Heartbeat], behind: list[str]
-) -> None:
-    nodes = {"a": "disk-a", "b": "disk-b", "gone": REMOVED}
-    state = replace(STATE, nodes={node: NodeRecord(disk, 1) for node, disk in nodes.items()})
-    assert nodes_behind(state, heartbeats) == behind
-    reported = Rescheduling(proposals=[PROPOSAL])
-    records = reschedule_records(state, NOW, reported, heartbeats, 10_000)
-    keys = [NEEDS_KEY, reschedule_record(PROPOSAL.key, None)[0]]
-    assert [key for key, _ in records] == ([] if behind else keys)
-    if not behind:
-        # From the mark on no node is asked, and it is not written again.
-        marked = state.apply_all(records[:1])
-        again = reschedule_records(marked, NOW, reported, by(a=1), 10_000)
-        assert [key for key, _ in again] == keys[1:]
 
 
 def test_only_proposals_that_may_be_decided_and_have_room_are_looked_at() -> None:

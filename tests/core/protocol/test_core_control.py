@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.codec import MalformedError, parse_wheel, to_json
+from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.control import (
     CONTROL_VERSION,
     NEEDS_KEY,
@@ -198,14 +198,6 @@ def test_records_of_a_later_release_are_refused_by_name() -> None:
 
 def test_what_opens_a_transaction_says_nothing() -> None:
     assert ControlState().apply_all([OPENING]) == ControlState()
-
-
-def test_releases_that_know_nothing_of_versions_stop_there_as_well() -> None:
-    """They take every key with this beginning for a wheel's, and stop if it names none."""
-    kind, _, name = NEEDS_KEY.partition("/")
-    assert kind == "wheel"
-    with pytest.raises(MalformedError, match="not <node>"):
-        parse_wheel(name)
 
 
 @given(progresses)

@@ -16,8 +16,8 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE, MOST
-from delaywheel_replica.core.protocol.control import ControlState, NodeRecord
+from delaywheel_replica.core.leader.rescheduling import MOST
+from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Done, Position
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
@@ -220,25 +220,6 @@ def test_while_as_many_stand_as_may_no_other_is_proposed(server: ServerProcess) 
     finally:
         server.cleaner.commit(lambda state: replace(state, reschedules={}))
     assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_RESCHEDULED
-
-
-def test_while_a_node_may_have_an_older_release_it_is_refused_and_that_node_named(
-    server: ServerProcess,
-) -> None:
-    def with_n2(state: ControlState) -> ControlState:
-        return replace(state, nodes={**state.nodes, "n2": NodeRecord("disk", 1)}, needs=1)
-
-    server.cleaner.commit(with_n2)
-    handle, to_ms = produce(server, in_ms(60_000)), in_ms(90_000)
-    proposals = [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)]
-    with pytest.raises(grpc.RpcError, match="not heard since the start: n2") as caught:
-        reschedule(server, handle, to_ms)
-    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-    assert Reason.RELEASE_TOO_OLD.advice in str(caught.value)
-    assert [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)] == proposals
-    # Once no such release can lead, it does not matter which nodes are away.
-    server.cleaner.commit(lambda state: replace(state, needs=KNOWN_SINCE))
-    assert reschedule(server, handle, to_ms).due_ms == to_ms
 
 
 @pytest.mark.parametrize(

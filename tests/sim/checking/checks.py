@@ -39,7 +39,6 @@ from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.cleaner.row_keeper import View
 from delaywheel_replica.core.election.eligibility import CLOCKS
 from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE
 from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, ControlState, WheelRecord
@@ -604,8 +603,6 @@ class Checks:
         elif kind == "reschedule":
             words = "settled" if log_entry.value is None else log_entry.value.decode()
             self._world.trace.add("kafka", "reschedule", rest, words)
-            if self.control.needs < KNOWN_SINCE:
-                self._fail(f"an older release would lead past reschedule/{rest}")
         elif kind == "lost" and log_entry.value is not None:
             for frame in self.control.lost - before.lost:
                 self._committed_lost(*frame)

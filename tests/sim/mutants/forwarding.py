@@ -21,7 +21,7 @@ from delaywheel_replica.core.leader import cancel as cancelling
 from delaywheel_replica.core.leader import floor, rescheduling
 from delaywheel_replica.core.leader.cancel import CancelDecision, CancelView
 from delaywheel_replica.core.leader.floor import FloorView, FloorWatch
-from delaywheel_replica.core.protocol import control, seal
+from delaywheel_replica.core.protocol import seal
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.seal import Seal
 from delaywheel_replica.server.changing.waiting import PendingCancel, WaitingCancels
@@ -169,11 +169,6 @@ def what_came_since_is_not_looked_at() -> list[Patch]:
         return real(self, readers, limits, budget, **options)
 
     return [instead(CancelLook, "go_on", go_on)]
-
-
-def older_releases_lead_on() -> list[Patch]:
-    real = control.needs_record
-    return [everywhere(real, lambda _: real(1))]
 
 
 def cancelled_though_rescheduled() -> list[Patch]:
@@ -362,12 +357,6 @@ FORWARDING = {
         what_came_since_is_not_looked_at,
         "after it was (cancelled|delivered)",
         ("cancel_or_other_due", "changes"),
-    ),
-    "older releases are not kept from leading": Mutant(
-        "the first record of another due comes without the one that no older release reads past",
-        older_releases_lead_on,
-        "an older release would lead past",
-        ("other_dues",),
     ),
     "what was rescheduled is reported cancelled": Mutant(
         "a cancel that counts is answered, wherever the message is by now",

@@ -29,7 +29,6 @@ QUICK = (
     "the floor ignores spares",
     "unregisters what is above the floor",
     "what was rescheduled is not withdrawn",
-    "older releases are not kept from leading",
     "what was rescheduled is reported cancelled",
     "due from the clock",
     "handed over before it is announced",

@@ -315,7 +315,6 @@ class Site:
         )
         self.takes = True
         self.has_server = True
-        self.control_versions = dict.fromkeys("ab", CONTROL_VERSION)
         self._dead_letters = dead_letters or AllGoes()
         progress = Progress(NOW_MS - 1_000, None, {}, NOW_MS // 1000 - LATE_WINDOW_S - 10)
         self.state = ControlState(progress=progress).apply_all(
@@ -449,7 +448,7 @@ class Site:
                     wheels=wheels,
                     draining=not self.takes,
                 ),
-                control_version=self.control_versions[node],
+                control_version=CONTROL_VERSION,
             )
             for node in "ab"
         }

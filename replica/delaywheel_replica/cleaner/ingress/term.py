@@ -22,7 +22,6 @@ in between, and why it does not:
 | records are read twice | those below the position are skipped |
 | a partition ends before what was read or announced of it | each leader reads it to that end, and no further; records announced after the end are reported as accepted or lost |
 | a topic is recreated | nothing of the new one counts (`IngressPort.recreated`) until this term starts again from what is committed, as a new leader does, and finds the new topic id |
-| the leader's release does not know ingress | ingress begins once all nodes know it; afterwards such a release may not lead (`needs`) |
 """  # noqa: E501 - rows of a table
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.ingress.term import IngressTerm
 from delaywheel_replica.core.ingress.underway import Deleted, Forwarded, GroupAnswered, Rejected
-from delaywheel_replica.core.leader.halves import KNOWN_SINCE as HALVES_KNOWN_SINCE
-from delaywheel_replica.core.leader.rescheduling import nodes_behind
+from delaywheel_replica.core.leader.halves import are_known, nodes_behind
 from delaywheel_replica.core.protocol.control import (
     ControlState,
     IngressPartition,
@@ -183,7 +181,6 @@ class Ingress:
         self._full: AbstractSet[IngressPartition] = frozenset()
         self._unread = _ReadFault()
         self._unheard = _ReadFault()  # of the cluster's own topic
-        self._behind: tuple[str, ...] = ()
         # Which partitions wait with halves, until all nodes know these, and which nodes do not.
         self._with_halves: tuple[Sequence[IngressPartition], Sequence[str]] = (), ()
         self._is_changed = True
@@ -232,11 +229,6 @@ class Ingress:
         found = [*self._search.faults, *self._handing.faults]
         if self._unread.fault is not None:
             found.append(f"the ingress topics cannot be read: {self._unread.fault}")
-        if self._behind:
-            found.append(
-                f"ingress waits until every node has reported that its release knows it: node"
-                f" {', '.join(self._behind)} has not"
-            )
         waiting, nodes = self._with_halves
         if waiting:
             until = f"the ingress topic {self._settings.names.ingress} is read"
@@ -351,11 +343,6 @@ class Ingress:
         term, around = self._term, self._around
         if term is None or around is None or around.state.progress is None:
             return NOTHING
-        behind = tuple(nodes_behind(around.state, around.heartbeats))
-        if behind != self._behind:
-            self._behind, self._is_changed = behind, True
-        if behind:
-            return NOTHING
         now_s = self._clock.monotonic()
         if not (self._is_changed or blocked or room != self._planned_for or now_s >= self._look_at):
             return self._planned
@@ -366,13 +353,13 @@ class Ingress:
             floor=around.state.progress.floor,
             blocked=blocked,
             most=self._handing.most,
-            takes_halves=around.state.needs >= HALVES_KNOWN_SINCE,
+            takes_halves=are_known(around.state.needs),
             halves_objection=around.halves_objection,
         )
         self._with_halves = (), ()
         is_waiting = not moment.takes_halves and moment.halves_objection is None
         if self._settings.rules.halves and is_waiting:
-            without = nodes_behind(around.state, around.heartbeats, HALVES_KNOWN_SINCE)
+            without = nodes_behind(around.state, around.heartbeats)
             self._with_halves = term.come_to_halves(), without
         step = term.plan(moment, room=room)
         names = self._settings.names

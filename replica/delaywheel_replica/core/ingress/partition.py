@@ -24,8 +24,7 @@ A record is settled in the transaction that moves next past it:
 |   | second is sealed, or the server accepts nothing: the second may know it from before |
 | perhaps on a server, and below the floor | a dead letter, WHEEL_LOST |
 
-The last case can no longer be decided. It arises only after a leader of an older release, which
-does not know these rules.
+The last case can no longer be decided. It does not arise while every leader keeps the invariants.
 
 Invariants:
 

@@ -49,14 +49,12 @@ from delaywheel_replica.core.leader.floor import (
     watch_seals,
     wholly_below,
 )
-from delaywheel_replica.core.leader.halves import KNOWN_SINCE as HALVES_KNOWN_SINCE
+from delaywheel_replica.core.leader.halves import KNOWN_SINCE, are_known, nodes_behind
 from delaywheel_replica.core.leader.lost_frames import Sought, frames_lost, frames_missing
 from delaywheel_replica.core.leader.registration import RegistrationRefusal, register
 from delaywheel_replica.core.leader.rescheduling import (
-    KNOWN_SINCE,
     Rescheduling,
     floor_below,
-    nodes_behind,
     reschedule_records,
 )
 from delaywheel_replica.core.protocol.control import (
@@ -201,13 +199,11 @@ def duties(
     for wheel in sorted(unregistered):
         records += unregister_records(after, wheel)
     progress = progress.without(unregistered)
-    records += _ingress_records(after, situation)
+    records += [ingress_record(*each) for each in sorted(situation.ingress.items())]
     records += _halves_records(state.apply_all(records), cluster, situation)
     # Once a wheel is unregistered, no record shows what of it was lost.
     known = replace(state, lost=state.lost | endings.lost)
-    records += reschedule_records(
-        known, progress, situation.rescheduling, situation.heartbeats, situation.now_ms
-    )
+    records += reschedule_records(known, progress, situation.rescheduling, situation.now_ms)
     after = state.apply_all(records)
 
     view = FloorView(
@@ -249,15 +245,6 @@ def _floor_wait(
     )
 
 
-def _ingress_records(after: ControlState, situation: Situation) -> list[ControlRecord]:
-    """Returns the records; the first bars releases from leading whose floor would not wait."""
-    taken = sorted(situation.ingress.items())
-    records = [ingress_record(*each) for each in taken]
-    if records and after.needs < KNOWN_SINCE:
-        records.insert(0, needs_record(KNOWN_SINCE))
-    return records
-
-
 def _halves_records(
     after: ControlState, cluster: Cluster, situation: Situation
 ) -> list[ControlRecord]:
@@ -271,11 +258,11 @@ def _halves_records(
         return []
     if not situation.hears_answers:
         return []
-    if after.needs >= HALVES_KNOWN_SINCE:
+    if are_known(after.needs):
         return []
-    behind = nodes_behind(after, situation.heartbeats, HALVES_KNOWN_SINCE)
+    behind = nodes_behind(after, situation.heartbeats)
     unheard = set(cluster.nodes) - situation.heartbeats.keys()
-    return [] if behind or unheard else [needs_record(HALVES_KNOWN_SINCE)]
+    return [] if behind or unheard else [needs_record(KNOWN_SINCE)]
 
 
 def _ingress_slot(after: ControlState, situation: Situation) -> int | None:

@@ -34,11 +34,13 @@ No half is accepted before the control topic says that leaders must know halves
 its settings want halves, once every node is known to have a release that knows them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from delaywheel_replica.core.protocol.control import REMOVED, ControlState
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 
 KNOWN_SINCE: Final = 3
@@ -48,6 +50,22 @@ KNOWN_SINCE: Final = 3
 def are_known(needs: int) -> bool:
     """Whether no leader can be without halves: the control topic says what each has to know."""
     return needs >= KNOWN_SINCE
+
+
+def nodes_behind(state: ControlState, heartbeats: Mapping[str, Heartbeat]) -> list[str]:
+    """Returns the nodes that may have a release which does not know halves.
+
+    Empty once the control topic says that leaders must: such a release no longer leads, wherever it
+    is started.
+    """
+    if are_known(state.needs):
+        return []
+    removed = {node for node, record in state.nodes.items() if record.storage == REMOVED}
+    return sorted(
+        node
+        for node in (state.nodes.keys() | heartbeats.keys()) - removed
+        if node not in heartbeats or not are_known(heartbeats[node].control_version)
+    )
 
 
 class HalfEnd(StrEnum):

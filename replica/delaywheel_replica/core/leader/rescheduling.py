@@ -38,12 +38,6 @@ a caller's request, also while messages are done ahead: the copy is not among th
 passed its due. The nearer one is a due of the leader in turn, unless it is what the caller chose: w
 may be set back once more.
 
-Never by a leader that does not know the record: such a release would ignore it, and forward the
-message at its old due too. The first record is accompanied by a mark at which such a release stops
-reading, so it never leads again (core/protocol/control.py). So that the mark surprises no node, it
-is written only when every node is known to have a release that knows it; after that nothing has to
-be checked.
-
 Cancelled messages are not rescheduled, because the leader looks for cancels up to what it admits;
 rescheduled ones are not reported as cancelled, because the record stands or its mark is <= V
 (core/leader/cancel.py). Repeating a request changes nothing: the record, or the mark, shows where
@@ -56,13 +50,10 @@ from typing import Final
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import (
-    REMOVED,
     ControlRecord,
     ControlState,
-    needs_record,
     reschedule_record,
 )
-from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
@@ -73,9 +64,6 @@ from delaywheel_replica.core.protocol.reschedules import (
 
 MOST: Final = 256
 """How many records stand at once, each for about a second. Further requests wait for their turn."""
-
-KNOWN_SINCE: Final = 2
-"""The version of control records that knows of reschedules."""
 
 PUT_OFF_MS: Final = 1_000
 """By how much a due that has passed is put off, doubled each time."""
@@ -102,14 +90,12 @@ def reschedule_records(
     state: ControlState,
     after: Progress,
     situation: Rescheduling,
-    heartbeats: Mapping[str, Heartbeat],
     now_ms: int,
 ) -> list[ControlRecord]:
     """Returns the records by which a transaction decides, puts off and settles.
 
     Args:
         after: The progress after the transaction, with the committed floor.
-        heartbeats: The newest of each node.
         now_ms: The leader's clock.
     """
     records = []
@@ -126,7 +112,7 @@ def reschedule_records(
             records.append(reschedule_record(key, None))
         elif then != record:
             records.append(reschedule_record(key, then))
-    if situation.proposals and not nodes_behind(state, heartbeats):
+    if situation.proposals:
         records += _deciding(state.apply_all(records), situation.proposals, after)
     return records
 
@@ -139,8 +125,6 @@ def _deciding(
     for proposal in open_proposals(state, proposals, after):
         records += _ended_by(state, proposal, after)
         records.append(reschedule_record(proposal.key, _decided(proposal, after)))
-    if records and state.needs < KNOWN_SINCE:
-        records.insert(0, needs_record(KNOWN_SINCE))
     return records
 
 
@@ -162,23 +146,6 @@ def _ended_by(
         if key[0] == id_ and record.to_ms == due_ms and record.chosen_ms is not None:
             is_needed = bool(_still_passed(record, after))
             yield reschedule_record(key, replace(record, chosen_ms=None) if is_needed else None)
-
-
-def nodes_behind(
-    state: ControlState, heartbeats: Mapping[str, Heartbeat], version: int = KNOWN_SINCE
-) -> list[str]:
-    """Returns the nodes that may have a release which does not know this version.
-
-    Empty once the mark stands: such a release no longer leads, wherever it is started.
-    """
-    if state.needs >= version:
-        return []
-    removed = {node for node, record in state.nodes.items() if record.storage == REMOVED}
-    return sorted(
-        node
-        for node in (state.nodes.keys() | heartbeats.keys()) - removed
-        if node not in heartbeats or heartbeats[node].control_version < version
-    )
 
 
 def open_proposals(

@@ -18,10 +18,8 @@ known to be committed.
 | ``transaction`` | nothing: it opens a transaction that is more than an idle commit | never |
 
 A release ignores keys that it does not know, and so would lead past a record that binds leaders. So
-the first record of a new kind that binds them is accompanied by ``newer-release-needed``, in the
-same transaction. That key names no wheel: releases that do not know the key itself stop at it, as
-at a malformed record, and later ones compare versions. A node leads only after it has read the
-topic to its end.
+before what an earlier release would ignore comes ``newer-release-needed``, at which such a release
+stops as at a malformed record. A node leads only after it has read the topic to its end.
 """
 
 import re
@@ -51,12 +49,13 @@ ControlRecord = tuple[str, bytes | None]
 """Key and value of a record to be written; no value removes the key."""
 
 CONTROL_VERSION: Final = 3
-"""The version of records that this release reads: 2 adds reschedules, 1 is any earlier release.
+"""The version of these records that this release knows; no release that knew less was published.
 
 3 adds no record, but half messages: a leader that does not know them would send each at its due.
 """
 
 NEEDS_KEY: Final = "wheel/newer-release-needed"
+"""Under `wheel/`, and no wheel's: even a reader that knew no such key would stop at it."""
 
 OPENING: Final[ControlRecord] = "transaction", b""
 """Opens a transaction that is more than an idle commit. No state depends on it.

@@ -34,8 +34,7 @@ from delaywheel.reasons import Reason
 from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
-from delaywheel_replica.core.leader.rescheduling import KNOWN_SINCE, MOST, nodes_behind
-from delaywheel_replica.core.protocol.control import ControlState
+from delaywheel_replica.core.leader.rescheduling import MOST
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleProposal
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.quantities import about
@@ -186,8 +185,8 @@ class Reschedules:
         Raises:
             RequestRefusedError: TOO_MANY_MESSAGES, and what concerns every message: NO_LEADER,
                 RESCHEDULES_BUSY, BACKPRESSURE; of a single message also those of references,
-                NOT_UP_TO_DATE, DUE_INVALID, DUE_BEYOND_SPAN, DUE_TAKEN, RELEASE_TOO_OLD,
-                RESCHEDULES_RESTING, HALF_KEEPS_DUE, RESCHEDULE_UNKNOWN.
+                NOT_UP_TO_DATE, DUE_INVALID, DUE_BEYOND_SPAN, DUE_TAKEN, RESCHEDULES_RESTING,
+                HALF_KEEPS_DUE, RESCHEDULE_UNKNOWN.
         """
         # See `Cancels.cancel`.
         request.DiscardUnknownFields()
@@ -389,7 +388,6 @@ class Reschedules:
 
     async def _proposal(self, subject: Subject, to_ms: int, there: Found) -> RescheduleProposal:
         """Returns the proposal, unless it is known that it would not be decided."""
-        self._check_releases()
         if self._may_be_half(subject.key[1]) and await self._finder.is_half(subject):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
         progress = self._finder.moment().progress
@@ -412,18 +410,6 @@ class Reschedules:
         else:
             wheel = open_
         return f"{wheel}:{moved_ms // 1000}:{subject.reference.id.hex()}"
-
-    def _check_releases(self) -> None:
-        """Checks releases as the leader does, which cannot report why it decides nothing."""
-        status = self._view.cleaner.status
-        control = ControlState() if status is None else status.control
-        if control.needs >= KNOWN_SINCE:  # from the first record on, and a node's status costs
-            return
-        behind = nodes_behind(control, self._view.status().heartbeats)
-        if behind:
-            raise RequestRefusedError(
-                Reason.RELEASE_TOO_OLD, f"Older, or not heard since the start: {', '.join(behind)}"
-            )
 
     async def _check_free(self, id_: bytes, to_ms: int, there: Found) -> None:
         """Checks that no message or cancel of this id and due exists: it would count for both.

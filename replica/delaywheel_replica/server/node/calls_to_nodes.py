@@ -286,8 +286,7 @@ class CallsToNodes:
         try:
             return await call(self._node(address))
         except grpc.aio.AioRpcError as error:
-            is_older = error.code() is grpc.StatusCode.UNIMPLEMENTED
-            reason = Reason.RELEASE_TOO_OLD if is_older else _reason_of(error) or unknown
+            reason = _reason_of(error) or unknown
             _log.debug("passed call refused", address=address, reason=reason.value)
             refusal = _said_by_the_leader(reason, error.details() or "", _retry_delay_ms(error))
             raise RequestRefusedError.of(refusal) from error
