@@ -76,12 +76,19 @@ class Found:
 
 @dataclass(slots=True)
 class _RowsOfId:
-    """The rows of one id within a second: where each lies, and its due."""
+    """The rows of one id within a second, by kind: where each lies, and its due."""
 
-    copies: list[tuple[Position, int]] = field(default_factory=list)
-    cancels: list[tuple[Position, int]] = field(default_factory=list)
-    commits: list[tuple[Position, int]] = field(default_factory=list)
-    releases: list[tuple[Position, int]] = field(default_factory=list)
+    by_kind: dict[Kind, list[tuple[Position, int]]] = field(default_factory=dict)
+
+    @property
+    def copies(self) -> Sequence[tuple[Position, int]]:
+        """Its messages."""
+        return self.by_kind.get(Kind.MESSAGES, ())
+
+    @property
+    def has_several(self) -> bool:
+        """Whether there is more than one message, or a cancel: a mark may be among them."""
+        return Kind.CANCELS in self.by_kind or len(self.copies) > 1
 
     @property
     def dues_ms(self) -> set[int]:
@@ -90,14 +97,7 @@ class _RowsOfId:
 
     def add(self, kind: Kind, place: Position, due_ms: int) -> None:
         """Adds a row of a frame of this kind."""
-        if kind is Kind.MESSAGES:
-            self.copies.append((place, due_ms))
-        elif kind is Kind.CANCELS:
-            self.cancels.append((place, due_ms))
-        elif kind is Kind.COMMITS:
-            self.commits.append((place, due_ms))
-        elif kind is Kind.RELEASES:
-            self.releases.append((place, due_ms))
+        self.by_kind.setdefault(kind, []).append((place, due_ms))
 
     def fill(
         self,
@@ -107,43 +107,26 @@ class _RowsOfId:
         reschedules: Mapping[int, Reschedule],
     ) -> None:
         """Fills in which message a reference means, and where it lies."""
-        self._fill(found, reference, marked, reschedules)
-        for of_id, of_message in (
-            (self.commits, found.commits),
-            (self.releases, found.releases),
-        ):
-            of_message += [place for place, due_ms in of_id if (due_ms,) == found.dues_ms]
-
-    def _fill(
-        self,
-        found: Found,
-        reference: Reference,
-        marked: Mapping[int, GivenDue],
-        reschedules: Mapping[int, Reschedule],
-    ) -> None:
-        if len(self.copies) == 1 and not reschedules:  # nearly always: there is only one to mean
-            ((place, due_ms),) = self.copies
-            if reference.due_ms is None or reference.due_ms == due_ms:
-                found.in_wheel = reference.wheel is None or reference.wheel == place.wheel
-                found.dues_ms, found.copies = (due_ms,), [place]
-                found.cancels = [cancel for cancel, its_ms in self.cancels if its_ms == due_ms]
-                found.rescheduled_to = marked.get(due_ms)
-                return
-        all_dues_ms = self.dues_ms
+        dues_ms = self.dues_ms
         if reference.due_ms is not None:
-            all_dues_ms &= {reference.due_ms}
-        dues_ms = all_dues_ms
+            dues_ms &= {reference.due_ms}
         if reference.wheel is not None:
-            there = {due for place, due in self.copies if place.wheel == reference.wheel}
-            there &= all_dues_ms
+            there = {due_ms for place, due_ms in self.copies if place.wheel == reference.wheel}
+            there &= dues_ms
             found.in_wheel = bool(there)
-            dues_ms = _by_now(there or all_dues_ms, all_dues_ms, marked, reschedules)
+            if len(dues_ms) > 1:
+                dues_ms = _by_now(there or dues_ms, dues_ms, marked, reschedules)
         found.dues_ms = tuple(sorted(dues_ms))
         if len(dues_ms) == 1:
             (due_ms,) = dues_ms
-            found.copies = [place for place, its_due_ms in self.copies if its_due_ms == due_ms]
-            found.cancels = [place for place, its_due_ms in self.cancels if its_due_ms == due_ms]
+            found.copies = self._with(Kind.MESSAGES, due_ms)
+            found.cancels = self._with(Kind.CANCELS, due_ms)
+            found.commits = self._with(Kind.COMMITS, due_ms)
+            found.releases = self._with(Kind.RELEASES, due_ms)
             found.rescheduled_to = marked.get(due_ms)
+
+    def _with(self, kind: Kind, due_ms: int) -> list[Position]:
+        return [place for place, its_ms in self.by_kind.get(kind, ()) if its_ms == due_ms]
 
 
 @dataclass(slots=True)
@@ -165,7 +148,7 @@ class _Looked:
         return {
             (id_, due_ms)
             for (_, id_), rows in self.rows.items()
-            if rows.copies and (rows.cancels or len(rows.copies) > 1)
+            if rows.has_several
             for due_ms in rows.dues_ms
         }
 
@@ -182,7 +165,7 @@ class _Looked:
         """
         found, rows = Found(), self.rows[reference.slot, reference.id]
         marked = {}
-        if self.marks and (rows.cancels or len(rows.copies) > 1):
+        if self.marks and rows.has_several:
             for due_ms in rows.dues_ms:
                 if (given := self.marked_due((reference.id, due_ms))) is not None:
                     marked[due_ms] = given
@@ -290,8 +273,8 @@ class Scanner:
                 at = begun.id[:MARK_HASH_BYTES], begun.due_ms
                 looked.marks.setdefault(at, []).append(begun.id)
         for of_id in rows.values():
-            of_id.copies.sort()
-            of_id.cancels.sort()
+            for places in of_id.by_kind.values():
+                places.sort()
         looked.rows.update(rows)
         looked.unreadable |= look.damaged.keys()
         if look.missing:
