@@ -68,7 +68,7 @@ from delaywheel_replica.server.ledger.assignment import (
     registered,
 )
 from delaywheel_replica.server.ledger.publisher import Books, BooksConfig
-from delaywheel_replica.server.ledger.rows import CountedLedger, Ledger
+from delaywheel_replica.server.ledger.rows import Ledger
 from delaywheel_replica.server.listening import GrpcListener, Services
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
@@ -178,8 +178,8 @@ class Server:
         self._boot_id = read_boot_id(data)
         cleaner_row = CleanerRow(data / "cleaner.row", self._boot_id)
         self._store = _open_store(disk, config, cleaner_row, self._boot_id, descriptors)
-        ledger = Ledger(disk, data)
         self._counts = NodeCounts(pending=_pending_topics(config))
+        ledger = Ledger(disk, data, on_entered=self._counts.entered)
         self._store_thread = StoreThread()
         self._heartbeat_thread = HeartbeatThread(
             server_row_path(data), wake=lambda: link.send(Wake())
@@ -187,7 +187,7 @@ class Server:
         self._outside = RealOutside(
             store_thread=self._store_thread,
             heartbeat_thread=self._heartbeat_thread,
-            ledger=CountedLedger(ledger, self._counts),
+            ledger=ledger,
             loop=asyncio.get_running_loop(),
             has_left=self._store.state.open is None,
         )
@@ -563,8 +563,7 @@ class Server:
             await asyncio.to_thread(self._census.stop)
         await asyncio.to_thread(self._books.stop)
         try:
-            async with asyncio.timeout(_CLEANER_STOP_S):
-                await self._stop_cleaner()
+            await asyncio.wait_for(self._stop_cleaner(), _CLEANER_STOP_S)
         except TimeoutError:
             _log.warning("the cleaner did not end in time")
         await self._listener.stop(_CALLS_STOP_S)
@@ -590,22 +589,19 @@ class Server:
     async def _leave_wheel(self) -> None:
         """Leaves the open wheel, which may then be closed. The spare stays."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVING_S):
-                await self._outside.left.wait()
+            await asyncio.wait_for(self._outside.left.wait(), _LEAVING_S)
 
     async def _stop_cleaner(self) -> None:
         """Repeats Stop until the cleaner exits; the link drops messages when full."""
         while not self._hearing.ended.is_set():
             self._link.send(StopRequested())
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_AGAIN_S):
-                    await self._hearing.ended.wait()
+                await asyncio.wait_for(self._hearing.ended.wait(), _STOP_AGAIN_S)
 
     async def _answer_waiting(self) -> None:
         """Answers requests that still wait for information on a topic."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_WAITING_S):
-                await self._admission.wait_idle()
+            await asyncio.wait_for(self._admission.wait_idle(), _WAITING_S)
 
     async def _watch_health(self) -> None:
         """Reports to health checks what callers would find."""

@@ -41,7 +41,7 @@ from delaywheel_replica.server.commit.committer import Answers
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.outside import Job
 from delaywheel_replica.server.commit.writing import settle
-from delaywheel_replica.server.ledger.rows import CountedLedger
+from delaywheel_replica.server.ledger.rows import Ledger
 from delaywheel_replica.server.node.node_view import BEAT_S, monotonic_ms, wall_ms
 
 _ROW_GAP_S: Final = 0.004
@@ -208,7 +208,7 @@ class RealOutside:
         *,
         store_thread: StoreThread,
         heartbeat_thread: HeartbeatThread,
-        ledger: CountedLedger,
+        ledger: Ledger,
         loop: asyncio.AbstractEventLoop,
         has_left: bool,
     ) -> None:

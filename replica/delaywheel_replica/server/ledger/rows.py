@@ -27,7 +27,7 @@ is read from the frames.
 import json
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +42,6 @@ from delaywheel.storage.folder.disk import Disk, File, is_medium_error
 from delaywheel.storage.frames.bundle import WrittenGroup
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.node.counts import NodeCounts
 
 _MAGIC: Final = b"DWlc"
 _HEAD = struct.Struct("<4sIIIIxxxxQq")  # magic, checksum, frames, rows, topics, first, accepted
@@ -241,9 +240,22 @@ class _Open:
 class Ledger:
     """Writes the blocks. ``enter`` is for the writer's thread, ``seal`` for the publisher's."""
 
-    def __init__(self, disk: Disk, data: Path, *, max_file_bytes: int = 64 << 20) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        data: Path,
+        *,
+        on_entered: Callable[[Columns | None, WrittenGroup], object] = lambda *_: None,
+        max_file_bytes: int = 64 << 20,
+    ) -> None:
+        """Writes nothing yet.
+
+        Args:
+            on_entered: Called with each group, whatever becomes of its rows.
+        """
         self._disk = disk
         self._data = data
+        self._on_entered = on_entered
         self._max_file_bytes = max_file_bytes
         self._lock = threading.Lock()
         self._open: _Open | None = None
@@ -259,6 +271,7 @@ class Ledger:
         accepted_at_ms: int,
     ) -> None:
         """Enters the frames of a group."""
+        self._on_entered(columns, group)
         content = encode_block(block_of(columns, group, accepted_at_ms))
         with self._lock:
             try:
@@ -291,22 +304,3 @@ class Ledger:
         if opened is not None:
             opened.file.close()
             self._sealed.append(SealedRows(opened.wheel, opened.path))
-
-
-class CountedLedger:
-    """A ledger that counts what is entered."""
-
-    def __init__(self, ledger: Ledger, counts: NodeCounts) -> None:
-        self._ledger = ledger
-        self._counts = counts
-
-    def enter(
-        self,
-        wheel: WheelId,
-        columns: Columns | None,
-        group: WrittenGroup,
-        accepted_at_ms: int,
-    ) -> None:
-        """Enters the frames of a group, and counts them."""
-        self._counts.entered(columns, group)
-        self._ledger.enter(wheel, columns, group, accepted_at_ms)
