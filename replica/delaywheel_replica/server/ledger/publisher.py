@@ -318,9 +318,13 @@ class Books:
         names = place.newest(asked) if asked else {}
         for wheel in asked:
             known = max(names.get(wheel, 0), self._noted(wheel), self._placed.get(wheel, 0))
-            if not (known and self._config.is_shared):
-                known = max(known, self._needless(wheel, known + 1, wheels[wheel]))
-            self._placed[wheel] = known
+            self._placed[wheel] = self._passed_over(wheel, known, wheels[wheel])
+
+    def _passed_over(self, wheel: WheelId, known: int, found: Publishable) -> int:
+        """Returns up to where a wheel is done with, if names and notes reach up to `known`."""
+        if known and self._config.is_shared:
+            return known
+        return max(known, self._needless(wheel, known + 1, found))
 
     def _needless(self, wheel: WheelId, first_seq: int, found: Publishable) -> int:
         """Returns up to where nothing needs to be published here, as far as that is known."""
@@ -406,8 +410,7 @@ class Books:
 
     def _give_up_wheel(self, wheel: WheelId, found: Publishable) -> None:
         known = max(self._placed.get(wheel, 0), self._noted(wheel))
-        if not (known and self._config.is_shared):
-            known = max(known, self._needless(wheel, known + 1, found))
+        known = self._passed_over(wheel, known, found)
         source = self._source(wheel)
         gap = self._gap(source, wheel, known + 1, found.last_seq)
         if gap.messages:
