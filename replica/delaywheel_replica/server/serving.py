@@ -59,7 +59,7 @@ from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.descriptors import Descriptors, close_connections
 from delaywheel_replica.server.intake.handover import HandoverServer
 from delaywheel_replica.server.intake.known_topics import KnownTopics
-from delaywheel_replica.server.intake.producing import Accepting, Producing
+from delaywheel_replica.server.intake.producing import IntakeStages, Producing
 from delaywheel_replica.server.intake.validate import IntakeRules
 from delaywheel_replica.server.ledger.assignment import (
     Publishable,
@@ -254,7 +254,7 @@ class Server:
         finder = MessageFinder(self._view, self._queries, self._other_nodes, places)
         id_checks = IdChecks(self._queries, finder.before_look, self._counts)
         halves = OwnHalves()
-        accepting = Accepting(
+        stages = IntakeStages(
             refusal=self.refusal,
             rules=_rules(config, self._halves_refusals.of_begins),
             admission=self._admission,
@@ -266,9 +266,9 @@ class Server:
             topic_rooms=self._topic_rooms(),
             halves=halves,
         )
-        self._producing = Producing(accepting)
+        self._producing = Producing(stages)
         commits = CommitWriting(halves, writing, self._open_wheel)
-        self._handover = HandoverServer(accepting, commits)
+        self._handover = HandoverServer(stages, commits)
         self._hearing = CleanerWatch(
             self._link,
             cleaner_row,

@@ -43,7 +43,7 @@ from delaywheel_replica.server.intake import handover as handover_module
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.handover import HandoverServer
 from delaywheel_replica.server.intake.known_topics import KnownTopics
-from delaywheel_replica.server.intake.producing import Accepting
+from delaywheel_replica.server.intake.producing import IntakeStages
 from delaywheel_replica.server.intake.validate import IntakeRules
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import wall_ms
@@ -84,7 +84,7 @@ class Ends:
         self.counts = NodeCounts()
         self.admission = Admission(max_bytes=64 << 20, max_caller_bytes=max_caller_bytes)
         rules = IntakeRules(7_200, 60, 500, 1_000_000, 10_000, 16 << 20, {}, frozenset())
-        accepting = Accepting(
+        stages = IntakeStages(
             refusal=lambda: self.refusal,
             rules=rules,
             admission=self.admission,
@@ -95,8 +95,8 @@ class Ends:
             counts=self.counts,
             check_ids=AsyncMock(),
         )
-        commits = CommitWriting(accepting.halves, accepting.writing, lambda: WHEEL)
-        self.server = HandoverServer(accepting, commits)
+        commits = CommitWriting(stages.halves, stages.writing, lambda: WHEEL)
+        self.server = HandoverServer(stages, commits)
         self.made: list[Handover] = []
 
     def submit(

@@ -23,7 +23,7 @@ from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.intake import producing as producing_module
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.known_topics import KnownTopics
-from delaywheel_replica.server.intake.producing import PASS_S, Accepting, LoopTime, Producing
+from delaywheel_replica.server.intake.producing import PASS_S, IntakeStages, LoopTime, Producing
 from delaywheel_replica.server.intake.validate import IntakeRules, RequestBatch, decode_outlined
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
@@ -67,7 +67,7 @@ class Site:
             PosixDisk(), folder / "topics", ask=lambda _: False, refuses_absent=True
         )
         self.producing = Producing(
-            Accepting(
+            IntakeStages(
                 refusal=lambda: None,
                 rules=RULES,
                 admission=Admission(max_bytes=64 << 20, max_caller_bytes=64 << 20),

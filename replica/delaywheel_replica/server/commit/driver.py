@@ -314,14 +314,6 @@ class Driver:
     def do(self, job: Job) -> None:
         """Carries out a job to its end."""
         self.begins()
-        self._do(job)
-        self.ends()
-
-    def ends(self) -> None:
-        """Notes the end of a job."""
-        self._disk.ends()
-
-    def _do(self, job: Job) -> None:
         match job:
             case GroupJob():
                 self._write_group()
@@ -330,6 +322,11 @@ class Driver:
             case _:
                 while job:
                     self.do_next(job)
+        self.ends()
+
+    def ends(self) -> None:
+        """Notes the end of a job."""
+        self._disk.ends()
 
     def do_step(self) -> None:
         """Does one step of long work; the rest queues behind jobs that came meanwhile."""
@@ -518,21 +515,21 @@ class Driver:
         store, wheel = self._store, group.admission.wheel
         accepted_at_ms = self._accept_at_ms(wheel)
         seq_before = store.last_seq
-        wrote = write(store, group, accepted_at_ms)
-        written, seq = wrote.group, seq_before
+        outcome = write(store, group, accepted_at_ms)
+        written, seq = outcome.group, seq_before
         if len(written.bundle):
             seq = written.bundle.last_seq
             self._disk.wrote(written.bundle.length_bytes)
-            entered = wrote.columns if group.kind is Kind.MESSAGES else None
+            entered = outcome.columns if group.kind is Kind.MESSAGES else None
             self._outside.enter(wheel, entered, written, accepted_at_ms)
         refused = self._committer.wait(group, seq, self._outside.now_ms())
         due_ms = _least_due_ms(group)
         self._step(lambda now_ms, _: Written(wheel, seq, store.top_slot, now_ms, due_ms))
         if refused:
             self._outside.answer(refused)
-        if wrote.broken is not None:
-            self._disk.failed(wrote.broken)
-            self._report(Broken(wheel, str(wrote.broken)))
+        if outcome.broken is not None:
+            self._disk.failed(outcome.broken)
+            self._report(Broken(wheel, str(outcome.broken)))
 
 
 def _least_due_ms(group: Group) -> int:

@@ -42,7 +42,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.own_halves import CommitWriting, halves_among
-from delaywheel_replica.server.intake.producing import Accepting
+from delaywheel_replica.server.intake.producing import IntakeStages
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
@@ -57,13 +57,13 @@ _log = get_logger(__name__)
 class HandoverServer:
     """Accepts handed-over records. For the event loop's thread."""
 
-    def __init__(self, accepting: Accepting, commits: CommitWriting) -> None:
+    def __init__(self, stages: IntakeStages, commits: CommitWriting) -> None:
         """Prepares to serve.
 
         Args:
-            accepting: the stages that callers' requests pass through.
+            stages: the stages that callers' requests pass through.
         """
-        self._accepting = accepting
+        self._stages = stages
         self._commits = commits
         # Batches with half messages that are being written.
         self._halves = set[asyncio.Future[None]]()
@@ -94,7 +94,7 @@ class HandoverServer:
         try:
             while True:
                 head = Head.parse(await reader.readexactly(HEAD.size))
-                await self._accepting.admission.wait_for_room(_CALLER, head.cost_bytes)
+                await self._stages.admission.wait_for_room(_CALLER, head.cost_bytes)
                 content = await reader.readexactly(head.length_bytes)
                 task = asyncio.create_task(self._answer(writer, head, content))
                 del content
@@ -128,7 +128,7 @@ class HandoverServer:
             refusal = error.refusal if isinstance(error, RequestRefusedError) else defect(error)
             await asyncio.sleep(_REFUSED_S)
             answers = [_answer_of_all(refusal)] * head.records
-        self._accepting.counts.handed.update(answers)
+        self._stages.counts.handed.update(answers)
         writer.write(encode_answers(head.number, answers))
 
     async def _written(self, head: Head, content: bytes) -> Mapping[int, Refusal]:
@@ -138,18 +138,18 @@ class HandoverServer:
             MalformedError: the bytes are no batch.
             RequestRefusedError: no record was written, or the outcome is unknown.
         """
-        parts = self._accepting
+        stages = self._stages
         # Cancels are accepted while messages are not: the write decides.
-        refusal = parts.refusal() if head.kind is Kind.MESSAGES else None
+        refusal = stages.refusal() if head.kind is Kind.MESSAGES else None
         if refusal is not None:
             raise RequestRefusedError.of(refusal)
-        with parts.admission.admit(_CALLER, head.cost_bytes) as ticket:
+        with stages.admission.admit(_CALLER, head.cost_bytes) as ticket:
             columns = decode(head, content)
             del content
             if head.kind is Kind.COMMITS:
                 return await self._commit(columns)
             halves = halves_among(columns) if head.kind is Kind.MESSAGES else {}
-            answer = parts.writing.submit(columns, head.kind)
+            answer = stages.writing.submit(columns, head.kind)
             del columns
             ticket.hand_on(answer)
             if halves:
@@ -166,8 +166,8 @@ class HandoverServer:
         try:
             committed = await asyncio.shield(answer)
             held = dict(each for row, each in halves.items() if row not in committed.failed)
-            self._accepting.halves.accepted(committed.wheel, held, wall_ms())
-            early = self._accepting.halves.take_early_commits(held)
+            self._stages.halves.accepted(committed.wheel, held, wall_ms())
+            early = self._stages.halves.take_early_commits(held)
         finally:
             self._halves.discard(done)
             done.set_result(None)

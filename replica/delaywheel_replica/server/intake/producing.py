@@ -58,7 +58,7 @@ _Made = TypeVar("_Made")
 
 
 @dataclass(slots=True)
-class Accepting:
+class IntakeStages:
     """The stages that a produce request passes through."""
 
     # Why the node accepts no messages now; None: it does.
@@ -116,8 +116,8 @@ class LoopTime:
 class Producing:
     """Accepts messages. For the event loop's thread."""
 
-    def __init__(self, accepting: Accepting) -> None:
-        self._accepting = accepting
+    def __init__(self, stages: IntakeStages) -> None:
+        self._stages = stages
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode")
         self._loop_time = LoopTime()
 
@@ -154,7 +154,7 @@ class Producing:
             stream.abandon()
 
     async def _outlined(self, request: bytes) -> Outline:
-        max_messages = self._accepting.rules.max_request_messages
+        max_messages = self._stages.rules.max_request_messages
         return await self._done(
             is_short(request), partial(outline_of, request, max_messages=max_messages)
         )
@@ -163,32 +163,32 @@ class Producing:
         self, request: bytes, outline: Outline, origin: CallOrigin, caller: Caller
     ) -> Answer:
         """Carries out a request, and counts the outcomes of its messages."""
-        parts = self._accepting
+        stages = self._stages
         began = perf_counter_ns()
         taking = self._take(request, outline, origin, caller)
         del request
         try:
             batch, wheel = await taking
         except RequestRefusedError as error:
-            parts.counts.refused_request(outline.messages, error.refusal.reason)
+            stages.counts.refused_request(outline.messages, error.refusal.reason)
             raise
         content = await self._done(
             len(batch.refusals if outline.columns is not None else batch) <= _FEW_ROWS,
             partial(_row_results if outline.columns is None else _column_results, batch, wheel),
         )
         took_us = (perf_counter_ns() - began) // 1_000
-        parts.counts.answered(len(batch), batch.refusals, took_us)
-        return Answer(content, parts.admission.hold_answer(origin, len(content)))
+        stages.counts.answered(len(batch), batch.refusals, took_us)
+        return Answer(content, stages.admission.hold_answer(origin, len(content)))
 
     async def _take(
         self, request: bytes, outline: Outline, origin: CallOrigin, caller: Caller
     ) -> tuple[RequestBatch, WheelId | None]:
-        parts = self._accepting
-        refusal = parts.refusal()
+        stages = self._stages
+        refusal = stages.refusal()
         if refusal is not None:
             raise RequestRefusedError.of(refusal)
         caller.spend(outline.messages, len(request))
-        with parts.admission.admit(origin, cost_bytes(request, outline.messages)) as ticket:
+        with stages.admission.admit(origin, cost_bytes(request, outline.messages)) as ticket:
             is_small = _is_small(request, outline)
             decode = partial(self._decode, request, outline, caller, origin.address)
             decoding = self._done(is_small, decode)
@@ -196,41 +196,41 @@ class Producing:
             del request
             batch, doubtful = await decoding
             if doubtful:
-                unasked = await parts.topics.find_out(doubtful)
+                unasked = await stages.topics.find_out(doubtful)
                 await self._done(is_small, partial(self._judge, batch, unasked))
             if len(batch.to_check):
-                await parts.check_ids(batch)
+                await stages.check_ids(batch)
                 await self._done(is_small, batch.accept)
             wheel: WheelId | None = None
             if len(batch.accepted):
-                answer = parts.writing.submit(batch.accepted)
+                answer = stages.writing.submit(batch.accepted)
                 ticket.hand_on(answer)
                 committed = await asyncio.shield(answer)
                 wheel = committed.wheel
                 batch.refuse_accepted(committed.failed)
                 if batch.halves:
-                    parts.halves.accepted(committed.wheel, batch.accepted_halves(), wall_ms())
+                    stages.halves.accepted(committed.wheel, batch.accepted_halves(), wall_ms())
         return batch, wheel
 
     def _decode(
         self, request: bytes, outline: Outline, caller: Caller, address: str
     ) -> tuple[RequestBatch, list[str]]:
         """Decodes and judges, unless topics must be asked about: returns those. For any thread."""
-        parts = self._accepting
-        batch = decode_outlined(request, outline, parts.rules, now_ms=wall_ms())
+        stages = self._stages
+        batch = decode_outlined(request, outline, stages.rules, now_ms=wall_ms())
         refused = refuse_forbidden(batch, caller)
         if refused:
-            parts.audit.refused("DelayProduce", address, next(iter(refused.values())))
-        if (room_in := parts.topic_rooms()) is not None:
+            stages.audit.refused("DelayProduce", address, next(iter(refused.values())))
+        if (room_in := stages.topic_rooms()) is not None:
             refuse_without_room(batch, room_in)
-        doubtful = [name for name in parts.topics.doubtful(batch) if name not in refused]
+        doubtful = [name for name in stages.topics.doubtful(batch) if name not in refused]
         if not doubtful:
             self._judge(batch, ())
         return batch, doubtful
 
     def _judge(self, batch: RequestBatch, unasked: Collection[str]) -> None:
         """Judges decoded messages. For any thread."""
-        self._accepting.topics.judge(batch, unasked)
+        self._stages.topics.judge(batch, unasked)
         if not len(batch.to_check):  # else once the earlier ones were looked for
             batch.accept()
 
@@ -247,7 +247,7 @@ class Producing:
         answers.
         """
         origin, caller = context.origin, context.caller
-        admission = self._accepting.admission
+        admission = self._stages.admission
         try:
             while isinstance(request := await context.read(), bytes):
                 await stream.window.acquire()
@@ -271,9 +271,9 @@ class Producing:
             refusal = error.refusal
         except Exception as error:  # noqa: BLE001 - as in calls.py
             refusal = defect(error)
-        self._accepting.counts.refused_calls["DelayProduceStream", refusal.reason] += 1
+        self._stages.counts.refused_calls["DelayProduceStream", refusal.reason] += 1
         content = pb.DelayProduceResponse(error=refusal.as_error()).SerializeToString()
-        return Answer(content, self._accepting.admission.hold_answer(origin, len(content)))
+        return Answer(content, self._stages.admission.hold_answer(origin, len(content)))
 
 
 def _is_small(request: bytes, outline: Outline) -> bool:

@@ -382,11 +382,11 @@ class Store:
         Raises:
             OSError: The medium reported an error. Frames written completely may count; try again.
         """
-        copy = self._taken(card, between)
+        copy = self._copy_for(card, between)
         refused = copy.append(frames, is_over=is_over, between=between)
         if refused is not None:
             _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
-        return self._written(copy)
+        return self._synced(copy)
 
     def repair(
         self,
@@ -404,10 +404,10 @@ class Store:
         Raises:
             OSError: The medium reported an error. Frames written completely may count; try again.
         """
-        copy = self._taken(card, between)
+        copy = self._copy_for(card, between)
         for refused in copy.repair(frames, between=between):
             _log.warning("frame refused", wheel=str(card.wheel), cause=str(refused))
-        return self._written(copy)
+        return self._synced(copy)
 
     def close_wheel(
         self, wheel: WheelId, final_seq: int, *, between: Callable[[], object] = lambda: None
@@ -423,7 +423,7 @@ class Store:
         """
         copy = self._copy(wheel)
         copy.end_at(final_seq, between=between)
-        return self._written(copy)
+        return self._synced(copy)
 
     def delete_wheel(self, wheel: WheelId) -> Iterator[object]:
         """Deletes everything of a wheel, file by file."""
@@ -531,7 +531,8 @@ class Store:
             final_seq=record.closed_at,
         )
 
-    def _written(self, copy: MirrorWheel) -> HeldWheel:
+    def _synced(self, copy: MirrorWheel) -> HeldWheel:
+        """Returns what a copy holds, after a sync if groups are synced."""
         if self._limits.sync_groups:
             copy.sync()
         return self._held(copy)
@@ -552,7 +553,7 @@ class Store:
             raise WheelMissing(f"{self._data} has no copy of {wheel}")
         return copy
 
-    def _taken(self, card: WheelCard, between: Callable[[], object]) -> MirrorWheel:
+    def _copy_for(self, card: WheelCard, between: Callable[[], object]) -> MirrorWheel:
         """Returns the copy of a wheel; makes it if there is none."""
         if self._open is not None and self._open.wheel == card.wheel:
             raise WheelExists(f"{card.wheel} is open")
