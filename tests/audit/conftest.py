@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from local.loopback.kafka import KafkaBroker
 from local.loopback.kafka_jars import find_java
 from support.kafka.audit_topic import AuditTopic
-from support.process.spark import FEW_ROWS, spark_home
+from support.process.spark import FEW_ROWS, cheap_start
 
 # It begins with more memory than by itself: it would clean up 20 times before it works.
 _JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss2m -Xms1g -XX:MetaspaceSize=256m"
@@ -37,7 +37,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     patch = pytest.MonkeyPatch()
     patch.setenv("PYSPARK_PYTHON", sys.executable)
     patch.setenv("JAVA_HOME", str(Path(find_java()).resolve().parent.parent))
-    patch.setenv("SPARK_HOME", str(spark_home(folder)))
+    for name, value in cheap_start().items():
+        patch.setenv(name, value)
     # The workers find what the tests find.
     patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
     session = (

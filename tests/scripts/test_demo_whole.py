@@ -13,7 +13,7 @@ import pytest
 
 from delaywheel_audit.matching.summary import Summary
 from support.process.script_run import start_script
-from support.process.spark import spark_home
+from support.process.spark import cheap_start
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -22,7 +22,8 @@ def test_everything_arrives_once_across_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The books confirm it, too."""
-    monkeypatch.setenv("SPARK_HOME", str(spark_home(tmp_path)))
+    for name, value in cheap_start().items():
+        monkeypatch.setenv(name, value)
     output = tmp_path / "books"
     demo = start_script(
         *("demo", "--plain", "--messages", "2000", "--seconds", "8", "--output", str(output))

@@ -305,7 +305,10 @@ class KafkaBroker:
         return [f"-XX:ArchiveClassesAtExit={self._archive_to}"] if self._archive_to else []
 
     def _archive_in_use(self) -> list[str]:
-        archive = None if self._archive_to else class_archive(_archive_classes)
+        if self._archive_to:
+            return []
+        fetch_kafka()
+        archive = class_archive(f"kafka-{KAFKA_VERSION}", _archive_classes)
         return [f"-XX:SharedArchiveFile={archive}"] if archive else []
 
     def _format(self, config: Path) -> None:

@@ -73,28 +73,28 @@ def _java_version(java: str) -> str:
 def fetch_kafka() -> Path:
     """Returns the folder of Kafka's jars; downloads them on first use."""
     jars = cache_folder() / f"kafka-{KAFKA_VERSION}"
-    with _locked("kafka.lock"):
+    with locked("kafka.lock"):
         if not jars.is_dir():
             _download(jars, cache_folder())
     return jars
 
 
-def class_archive(make: Callable[[Path], None]) -> Path | None:
-    """Returns the class archive for this Java; creates it on first use.
+def class_archive(program: str, make: Callable[[Path], None]) -> Path | None:
+    """Returns the class archive of a program for this Java; creates it on first use.
 
-    None: this Java makes no archive. A broker starts without one too, but more slowly.
+    None: this Java makes no archive. Programs start without one too, but more slowly.
 
     Args:
-        make: Runs a broker that leaves the archive at the given path when it ends.
+        program: Its name and version; its jars never move nor change.
+        make: Runs the program, which leaves the archive at the given path when it ends.
     """
-    fetch_kafka()
     version = _java_version(find_java())
-    archive = cache_folder() / f"kafka-{KAFKA_VERSION}-java-{version}.jsa"
-    with _locked("kafka-archive.lock"):
+    archive = cache_folder() / f"{program}-java-{version}.jsa"
+    with locked(f"{program}-archive.lock"):
         if not archive.exists():
             half = archive.with_name(archive.name + ".half")
             half.unlink(missing_ok=True)
-            print("archiving Kafka's classes, once, for quicker starts", file=sys.stderr)
+            print(f"archiving the classes of {program}, once, for quicker starts", file=sys.stderr)
             with _ticking("archiving"):
                 make(half)
             half.touch()  # stays empty where Java left none, so that it is tried once
@@ -103,7 +103,8 @@ def class_archive(make: Callable[[Path], None]) -> Path | None:
 
 
 @contextlib.contextmanager
-def _locked(name: str) -> Iterator[None]:
+def locked(name: str) -> Iterator[None]:
+    """Keeps other processes out, by a file in the cache folder."""
     cache_folder().mkdir(parents=True, exist_ok=True)
     with (cache_folder() / name).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
