@@ -296,7 +296,7 @@ class Cleaner:
     def _take(self, message: LinkMessage) -> None:
         match message:
             case CommitSoon():
-                self._row_news.ask(self._clock.monotonic())
+                self._row_news.note_request(self._clock.monotonic())
                 self._leadership.commit_soon()
             case AskTopic():
                 self._topics.ask_for_caller(message.name)
@@ -307,10 +307,10 @@ class Cleaner:
             case SetBack():
                 self._leadership.set_back(message.set_backs)
             case RescheduleProposal():
-                self._row_news.ask(self._clock.monotonic())
+                self._row_news.note_request(self._clock.monotonic())
                 self._leadership.reschedule(message)
             case RescheduleWritten():
-                self._row_news.ask(self._clock.monotonic())
+                self._row_news.note_request(self._clock.monotonic())
                 self._leadership.rescheduled(message)
             case StopRequested():
                 self._leadership.stop()

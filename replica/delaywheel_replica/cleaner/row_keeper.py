@@ -134,11 +134,11 @@ class RowNews:
         self._urgent: View | None = None  # what of it is reported at once
         self._reported_s = 0.0
         self._is_new = False
-        self._asked_s = -PROMPT_S
+        self._requested_s = -PROMPT_S
 
-    def ask(self, now_s: float) -> None:
+    def note_request(self, now_s: float) -> None:
         """Notes a request for a commit."""
-        self._asked_s = now_s
+        self._requested_s = now_s
 
     def wait_s(self, now_s: float) -> float:
         """Returns how long there will be nothing to report unless something changes."""
@@ -149,7 +149,7 @@ class RowNews:
         """Returns whether to write the status now, and whether anything besides lateness is new."""
         is_new = view != self._reported
         age_s = now_s - self._reported_s
-        is_prompt = now_s - self._asked_s < PROMPT_S
+        is_prompt = now_s - self._requested_s < PROMPT_S
         is_time = age_s >= QUIET_ROW_S or (
             is_new and (age_s >= ROW_S or is_prompt or _urgent_part(view) != self._urgent)
         )

@@ -252,7 +252,7 @@ class Server:
         self._other_nodes = CallsToNodes(self._view, self._certificates)
         writing = Writing(self._driver)
         finder = MessageFinder(self._view, self._queries, self._other_nodes, places)
-        id_checks = IdChecks(self._queries, finder.before_look, self._counts)
+        id_checks = IdChecks(self._queries, finder.basis_of_look, self._counts)
         halves = OwnHalves()
         stages = IntakeStages(
             refusal=self.refusal,

@@ -132,7 +132,7 @@ def test_after_a_request_for_a_commit_each_is_reported_at_once_for_a_while(
     said: Sayings,
 ) -> None:
     assert not said.run_once(0.01, commits=True)
-    said.news.ask(said.now_s)
+    said.news.note_request(said.now_s)
     assert said.run_once(0.001), "what was committed meanwhile too"
     assert not said.run_once(0.001), "nothing is new"
     assert said.run_once(0.001, commits=True)

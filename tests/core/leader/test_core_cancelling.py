@@ -14,7 +14,7 @@ from delaywheel_replica.core.leader.cancel import (
     CancelView,
     after_writing,
     are_cancelled,
-    are_written,
+    are_to_be_written,
     before_writing,
     directly_before,
 )
@@ -113,7 +113,7 @@ def test_a_decision_for_many_is_that_for_each() -> None:
     dues_ms, decided = np.arange(7, 14), [0, 0]
     for progress, now_ms in product(every, (8 - TOO_LATE_MS, 11 - TOO_LATE_MS)):
         written, cancelled = (
-            are_written(dues_ms, now_ms, progress),
+            are_to_be_written(dues_ms, now_ms, progress),
             are_cancelled(dues_ms, progress),
         )
         for row, due_ms in enumerate(dues_ms.tolist()):

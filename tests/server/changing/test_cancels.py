@@ -26,7 +26,7 @@ from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import PassedChanges
-from delaywheel_replica.server.changing.waiting import Decided
+from delaywheel_replica.server.changing.pending import Decided
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
@@ -107,13 +107,13 @@ class Site:
             self.during.pop(0)()
         return [self.scans.pop(0) if len(self.scans) > 1 else self.scans[0] for _ in references]
 
-    async def find_lone(self, references: list[Reference]) -> tuple[LoneIds, bool]:
+    async def find_lone(self, references: list[Reference]) -> LoneIds:
         """The next scan, unless something about the message is out of the ordinary."""
         next_found = self.scans[0]
         lone = lone_of([next_found] * len(references), [self.due_ms] * len(references))
         if lone.is_lone.all():
             await self.find_many(references)
-        return lone, next_found.complete
+        return lone
 
     def leader_address(self) -> None:
         return None

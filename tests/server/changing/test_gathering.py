@@ -11,7 +11,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
@@ -19,7 +18,6 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing import gathering
 from delaywheel_replica.server.changing.awaited import (
@@ -28,11 +26,11 @@ from delaywheel_replica.server.changing.awaited import (
     Waiters,
     within_s_of,
 )
-from delaywheel_replica.server.changing.finder import DecisionBasis
 from delaywheel_replica.server.changing.gathering import CancelGroups
-from delaywheel_replica.server.changing.waiting import (
+from delaywheel_replica.server.changing.pending import (
     Answered,
     Decided,
+    DecisionBasis,
     PendingCancel,
     Subject,
     WaitingCancels,
@@ -64,6 +62,8 @@ class Site:
         doubtful: the ids of which a look for many does not say that they are cancelled.
         is_current: looks find all that the progress accounts for.
         put_off: how many looks for many were not made, because they would not.
+        next_decides: the next look for many is made to decide.
+        cancels: where the cancel of each id lies.
         refused: the rows of each group that are refused.
     """
 
@@ -74,40 +74,42 @@ class Site:
     doubtful: set[bytes] = field(default_factory=set)
     is_current: bool = True
     put_off: int = 0
+    next_decides: bool = False
+    cancels: dict[bytes, list[Position]] = field(default_factory=dict)
     refused: dict[int, Refusal] = field(default_factory=dict)
     progress: Progress = field(default_factory=lambda: Progress(0, None, {OWN: 1}))
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     counts: NodeCounts = field(default_factory=NodeCounts)
 
-    def moment(self) -> DecisionBasis:
+    def basis(self) -> DecisionBasis:
         status = CleanerStatus("a", "boot", 1, 0, 0, Role.LEADING, progress=self.progress)
         return DecisionBasis(0, status, None, leading=True)
 
-    async def find_lone(self, references: list[Reference]) -> tuple[LoneIds, NDArray[np.bool_]]:
-        self.looked_up.append(len(references))
+    def basis_of_look(self) -> DecisionBasis:
+        self.next_decides = self.is_current
+        self.put_off += not self.is_current
+        return self.basis()._replace(current=self.is_current)
+
+    async def find_lone(self, references: list[Reference]) -> LoneIds:
+        decides, self.next_decides = self.next_decides, False
+        (self.decided if decides else self.looked_up).append(len(references))
         await self.goes_on.wait()
         found = [Found(copies=[Position(OWN, 1, 0)]) for _ in references]
-        lone = lone_of(found, [each.due_ms or DUE_MS for each in references])
-        return lone, self.moment().are_written(lone)
-
-    before_look = moment
-
-    async def are_cancelled(self, keys: list[MessageKey]) -> NDArray[np.bool_] | None:
-        if not self.is_current:
-            self.put_off += 1
-            return None
-        self.decided.append(len(keys))
-        w_ms = self.progress.due_ms
-        return np.array([id_ not in self.doubtful and due_ms > w_ms for id_, due_ms in keys])
+        for each, reference in zip(found, references, strict=True):
+            if decides:
+                each.cancels = self.cancels[reference.id] * (1 + (reference.id in self.doubtful))
+        return lone_of(found, [each.due_ms or DUE_MS for each in references])
 
     async def decide_many(self, subjects: list[Subject]) -> list[Decided]:
         self.decided.append(len(subjects))
-        basis = self.moment()._replace(current=self.is_current)
+        basis = self.basis()._replace(current=self.is_current)
         return [basis.after_writing(each.key, each.found) for each in subjects]
 
     async def submit(self, columns: Columns, _kind: object) -> object:
         self.written.append(len(columns))
-        return SimpleNamespace(wheel=OWN, seq=1 + sum(self.written), failed=self.refused)
+        seq = 1 + sum(self.written)
+        self.cancels |= {bytes(id_): [Position(OWN, seq, 0)] for id_ in columns.ids}
+        return SimpleNamespace(wheel=OWN, seq=seq, failed=self.refused)
 
     async def next_change(self) -> None:
         await self.changed.wait()
@@ -350,9 +352,9 @@ async def test_what_a_defect_leaves_in_the_table_is_answered_and_can_be_asked_fo
     async with site.serving() as groups:
         with monkeypatch.context() as defect:
             if where == "written":
-                defect.setattr(WaitingCancels, "rest", broken)
+                defect.setattr(WaitingCancels, "add_group", broken)
             else:
-                defect.setattr(DecisionBasis, "are_written", lambda *_: np.zeros(1, np.bool_))
+                defect.setattr(DecisionBasis, "are_to_be_written", lambda *_: np.zeros(1, np.bool_))
                 defect.setattr(site, "find_many", find_many, raising=False)
                 defect.setattr(DecisionBasis, "before_writing", broken)
             call = asyncio.create_task(groups.cancel([named(1)], 9))
@@ -463,7 +465,7 @@ class TestWaitingCancels:
             PendingCancel(named(row, due_ms), 0, call, row, key=(named(row).id, due_ms))
             for row, due_ms in enumerate(dues_ms)
         ]
-        waiting.rest(group, place, 0)
+        waiting.add_group(group, place, 0)
         return group
 
     async def test_a_progress_costs_what_it_can_decide(self) -> None:
@@ -483,7 +485,7 @@ class TestWaitingCancels:
     async def test_what_may_be_decided_already_is_looked_at_until_it_is(self) -> None:
         waiting = WaitingCancels()
         pending = PendingCancel(named(1), 0, AwaitedCall[Answered].of(1), 0)
-        waiting.look_at(pending)
+        waiting.add(pending)
         for _ in range(2):
             assert waiting.covered(Progress(0, None)) == [pending]
         pending.waits = False
@@ -502,4 +504,4 @@ class TestWaitingCancels:
                 each.settle(*cancelled())
         self.resting(waiting, 1_000_000, 2_000)[0].settle(*cancelled())
         assert waiting.covered(Progress(2_000, None)) == []
-        assert not waiting._resting
+        assert not waiting._groups

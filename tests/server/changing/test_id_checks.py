@@ -17,8 +17,8 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import GivenDue
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing import id_checks
-from delaywheel_replica.server.changing.finder import DecisionBasis
 from delaywheel_replica.server.changing.id_checks import IdChecks
+from delaywheel_replica.server.changing.pending import DecisionBasis
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
@@ -81,23 +81,26 @@ class Site:
             wheels={OWN: wheel_record_of("a")},
         )
         queries = cast("Queries", self)
-        self.checks = IdChecks(queries, self._before_look, self.counts)
+        self.checks = IdChecks(queries, self._basis_of_look, self.counts)
 
-    def _before_look(self) -> DecisionBasis:
+    def _basis_of_look(self) -> DecisionBasis:
         own = heartbeat("a", wheels={OWN: wheel_heartbeat(self.held)})
-        return DecisionBasis(wall_ms(), self.status, None, leading=False).before_look(own)
+        return DecisionBasis(wall_ms(), self.status, None, leading=False).of_look(own)
 
     def is_deleted(self, _reference: Reference) -> bool:
         return self.is_finished
 
-    async def find_lone(self, references: Sequence[Reference]) -> tuple[LoneIds, bool]:
+    def knows_all(self) -> bool:
+        return isinstance(self.found, Found) and self.found.complete
+
+    async def find_lone(self, references: Sequence[Reference]) -> LoneIds:
         self.looks.append(len(references))
         if self.stuck is not None:
             await self.stuck.wait()
         if isinstance(self.found, Exception):
             raise self.found
         count = len(references)
-        return lone_of([self.found] * count, [DUE_MS] * count), self.found.complete
+        return lone_of([self.found] * count, [DUE_MS] * count)
 
     async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
         assert isinstance(self.found, Found)

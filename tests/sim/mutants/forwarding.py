@@ -24,7 +24,7 @@ from delaywheel_replica.core.leader.floor import FloorView, FloorWatch
 from delaywheel_replica.core.protocol import seal
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.seal import Seal
-from delaywheel_replica.server.changing.waiting import PendingCancel, WaitingCancels
+from delaywheel_replica.server.changing.pending import PendingCancel, WaitingCancels
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 Rows = NDArray[np.intp]
@@ -193,9 +193,9 @@ def cancelled_before_the_commit() -> list[Patch]:
         return CancelDecision.CANCELLED if decision is CancelDecision.WAIT else decision
 
     def covered(self: WaitingCancels, _progress: Progress) -> list[PendingCancel]:
-        for group in self._resting:
+        for group in self._groups:
             self._looked_at += group.cancels
-        self._resting.clear()
+        self._groups.clear()
         self._looked_at = [each for each in self._looked_at if each.waits]
         return self._looked_at
 

@@ -22,13 +22,12 @@ from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.cancel import CancelDecision, directly_before, others_to_ask
 from delaywheel_replica.core.leader.halves import are_known
 from delaywheel_replica.core.leader.holders import knows_all
-from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
-from delaywheel_replica.server.changing.finder import DecisionBasis
-from delaywheel_replica.server.changing.waiting import (
+from delaywheel_replica.server.changing.pending import (
     Decided,
+    DecisionBasis,
     PendingCancel,
     Subject,
     WaitingCancels,
@@ -119,18 +118,20 @@ class Cancels:
         if pending is not None:
             pending.join(call, row)
             return None
-        id_, due_ms = key
-        reference = Reference(due_ms // 1000, id_, due_ms)
-        basis = self.before_look()
-        subject = Subject(reference, reference, self.find(key))
-        now_ms = self._server.now_ms()
-        pending = PendingCancel(reference, now_ms, call, row, key=key, subject=subject)
+        reference = Reference.of(*key)
+        pending = PendingCancel(reference, self._server.now_ms(), call, row, key=key)
         self._pending[key] = pending
-        decision = self.before_writing(key, subject.found, basis)
+        lone = self._find_lone(key)
+        if lone is not None and self.basis().are_to_be_written(lone)[0]:
+            pending.copy = Position(lone.wheels[0], int(lone.seqs[0]), int(lone.rows[0]))
+            return pending
+        basis = self.basis_of_look()
+        pending.subject = Subject(reference, reference, self.find(key))
+        decision = self.before_writing(key, pending.subject.found, basis)
         if decision is CancelDecision.WRITE:
             return pending
         if decision is CancelDecision.WAIT:
-            self._waiting.look_at(pending)
+            self._waiting.add(pending)
             self._server.node.commit_soon()
         else:
             self._settle(pending, decision)
@@ -143,14 +144,7 @@ class Cancels:
         pending.settle(Decided(decision))
 
     def before_writing(self, key: Key, found: Found, basis: DecisionBasis) -> CancelDecision:
-        """Decides by what this node finds; asks other nodes before answering that none has it.
-
-        As a server does, by columns where nothing about the message is out of the ordinary; but of
-        every other message, so that the rules for one are tried as well.
-        """
-        lone = self._find_lone(key)
-        if lone is not None and self.moment().are_written(lone)[0]:
-            return CancelDecision.WRITE
+        """Decides by what this node finds; asks other nodes before answering that none has it."""
         decision = basis.before_writing(key, found).decision
         if decision is CancelDecision.NOT_FOUND and not self._others_have_none(key):
             return CancelDecision.UNKNOWN
@@ -166,7 +160,7 @@ class Cancels:
             if isinstance(outcome, Committed):
                 left = [each for each in group if self._pending.get(each.key) is each]
                 place = Position(outcome.wheel, outcome.seq, 0)
-                self._waiting.rest(left, place, self._server.now_ms())
+                self._waiting.add_group(left, place, self._server.now_ms())
             else:
                 for pending in group:
                     self._settle(pending, CancelDecision.UNKNOWN)
@@ -178,7 +172,7 @@ class Cancels:
 
     def look(self) -> None:
         """Called when there may be a new progress."""
-        progress = self.moment().progress
+        progress = self.basis().progress
         if progress is not None:
             for pending in self._waiting.covered(progress):
                 decision = self._decide(pending)
@@ -191,7 +185,7 @@ class Cancels:
 
     def _decide(self, pending: PendingCancel) -> CancelDecision:
         """Looks again, and decides: by columns, or as `MessageFinder.decide_many`."""
-        key, basis = pending.key, self.before_look()
+        key, basis = pending.key, self.basis_of_look()
         lone = self._find_lone(key)
         if lone is not None and basis.are_cancelled(lone)[0]:
             return CancelDecision.CANCELLED
@@ -201,18 +195,18 @@ class Cancels:
         gone = basis._replace(current=False)
         return gone.after_writing(key, pending.by_itself().found).decision
 
-    def moment(self) -> DecisionBasis:
+    def basis(self) -> DecisionBasis:
         """Returns what this node decides by now."""
         status = self._server.cleaner_row
         before = self._before if status is self._status else None
         return DecisionBasis(self._server.wall_ms(), status, before, self.leading() is not None)
 
-    def before_look(self) -> DecisionBasis:
+    def basis_of_look(self) -> DecisionBasis:
         """Returns what this node decides by, if it looks now."""
-        moment = self.moment()
+        basis = self.basis()
         if self._server.row is None:
-            return moment
-        return moment.before_look(self._server.driver.status().heartbeat)
+            return basis
+        return basis.of_look(self._server.driver.status().heartbeat)
 
     def _others_have_none(self, key: Key) -> bool:
         """Whether enough other reachable nodes find nothing either."""
@@ -242,33 +236,31 @@ class Cancels:
 
         Frames of a registered wheel that this node is missing could be the message, or a cancel.
         """
-        id_, due_ms = key
-        slot = due_ms // 1000
-        status = self._server.cleaner_row
-        if status is None or self._server.row is None or (status.floor or 0) > slot:
+        reference, status = Reference.of(*key), self._server.cleaner_row
+        if status is None or self._server.row is None or (status.floor or 0) > reference.slot:
             return Found()
         row = self._server.driver.status()
         heard = heard_heartbeats(row, self._server.now_ms())
-        registry = ControlState(wheels=status.wheels, lost=status.lost)
-        reference = Reference(slot, id_, due_ms)
         limits = self._limits(row.heartbeat)
         (found,) = self.scanner.find_many([reference], limits, lost=status.lost)
-        found.complete = found.complete and knows_all(registry, row.heartbeat, heard)
+        found.complete = found.complete and knows_all(status.control, row.heartbeat, heard)
         return found
 
     def _find_lone(self, key: Key) -> LoneIds | None:
-        """Finds a message as columns; None: it is one of the others, or nothing can be read."""
-        id_, due_ms = key
-        status = self._server.cleaner_row
+        """Finds a message as columns; None: nothing can be read, or it is one of the others.
+
+        Every other message is looked at by itself, so that the rules for one are tried as well.
+        """
+        reference, status = Reference.of(*key), self._server.cleaner_row
         if (
-            id_[-1] % 2
+            reference.id[-1] % 2
             or status is None
             or self._server.row is None
-            or (status.floor or 0) > due_ms // 1000
+            or (status.floor or 0) > reference.slot
         ):
             return None
         return self.scanner.find_lone(
-            [Reference(due_ms // 1000, id_, due_ms)],
+            [reference],
             self._limits(self._server.driver.status().heartbeat),
             lost=status.lost,
             reschedules=status.reschedules,

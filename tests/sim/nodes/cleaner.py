@@ -168,7 +168,7 @@ class SimCleaner:
 
     def commit_soon(self) -> None:
         """Called when a caller waits for a commit."""
-        self._row_news.ask(self.monotonic())
+        self._row_news.note_request(self.monotonic())
         self.leadership.commit_soon()
         self._signal.set()
 

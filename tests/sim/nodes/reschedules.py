@@ -69,7 +69,7 @@ class Reschedules:
 
     def ask(self, key: Key, to_ms: int, on_answer: OnDecision) -> None:
         """Handles a caller's request for another due."""
-        basis, found = self._cancels.before_look(), self._cancels.find(key)
+        basis, found = self._cancels.basis_of_look(), self._cancels.find(key)
         decision = self._cancels.before_writing(key, found, basis)
         if decision is not CancelDecision.WRITE:
             on_answer(CancelDecision.UNKNOWN if _is_open(decision) else decision)
@@ -88,10 +88,10 @@ class Reschedules:
             key = each.proposal.key
             if self._server.now_ms() - each.looked_ms >= LOOK_MS:
                 self._look_again(each)
-            moment = self._cancels.moment()
-            decision = self._cancels.before_writing(key, each.found, moment)
+            basis = self._cancels.basis()
+            decision = self._cancels.before_writing(key, each.found, basis)
             if decision is not CancelDecision.WRITE:
-                basis = self._cancels.before_look()
+                basis = self._cancels.basis_of_look()
                 self._look_again(each)
                 decision = self._cancels.before_writing(key, each.found, basis)
             if decision is CancelDecision.WRITE and self._server.now_ms() >= each.from_ms:
@@ -110,7 +110,7 @@ class Reschedules:
     def _move_all(self) -> None:
         """Asks for nearer dues."""
         for move in self._moves.due(self._cancels.leading(), self._server.now_ms()):
-            basis, found = self._cancels.before_look(), self._cancels.find(move.key)
+            basis, found = self._cancels.basis_of_look(), self._cancels.find(move.key)
             decision = self._cancels.before_writing(move.key, found, basis)
             proposal = move.proposal(found, decision, self._server.wall_ms())
             if proposal is not None:

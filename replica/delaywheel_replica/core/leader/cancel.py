@@ -194,7 +194,9 @@ def after_writing(view: CancelView) -> CancelDecision:
     return _done(view) if _is_done(view, progress) else CancelDecision.WAIT
 
 
-def are_written(due_ms: NDArray[np.int64], now_ms: int, progress: Progress) -> NDArray[np.bool_]:
+def are_to_be_written(
+    due_ms: NDArray[np.int64], now_ms: int, progress: Progress
+) -> NDArray[np.bool_]:
     """Decides for many, on a leader's node, before writing: where this is true, WRITE.
 
     Each has a copy, wherever that is, no cancel, and was not rescheduled. Where it is false,

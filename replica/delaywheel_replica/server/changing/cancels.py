@@ -24,7 +24,8 @@ from delaywheel_replica.server.changing.awaited import (
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import PassedChanges
-from delaywheel_replica.server.changing.waiting import Answered, Decided
+from delaywheel_replica.server.changing.pending import Answered, Decided
+from delaywheel_replica.server.changing.permission import in_order, judged
 from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.search import Asked, Page, Search
@@ -42,6 +43,9 @@ _OUTCOMES: Final = {
 _RESULTS: Final = {
     decision: pb.MessageCancelled(outcome=outcome) for decision, outcome in _OUTCOMES.items()
 }
+
+_Answered = Answered | pb.MessageCancelled | None
+"""What became of a message, here or on the leader's node; None: that is not known yet."""
 
 # This many calls of CancelMany hold a page at once. Further ones are refused before anything is
 # written.
@@ -78,27 +82,28 @@ class Cancels:
         """
         # A reference is short, but for these: what one caller adds must not fill a call of many.
         request.DiscardUnknownFields()
-        references = parsed(request.messages, reference_of)
         within_s = within_s_of(left_s)
-
-        async def cancel(rows: Sequence[int]) -> Sequence[Answered | pb.MessageCancelled | None]:
-            address = self._finder.leader_address(caller)
-            if address is not None:
-                messages = [request.messages[row] for row in rows]
-                return await self._passed_on.ask(address, messages, within_s, partly=request.partly)
-            named = [references[row] for row in rows]
-            first_s = PASSED_ON_S if caller.is_node else WAIT_S
-            return await self._groups.cancel(
-                named, within_s, partly=request.partly, first_s=first_s
+        named = await judged(caller, parsed(request.messages, reference_of), self._finder)
+        permitted = {row: each for row, each in enumerate(named) if isinstance(each, Reference)}
+        cancelled: Sequence[_Answered] = ()
+        if permitted and (address := self._finder.leader_address(caller)) is not None:
+            messages = [request.messages[row] for row in permitted]
+            cancelled = await self._passed_on.ask(
+                address, messages, within_s, partly=request.partly
             )
-
-        results: Sequence[Answered | pb.MessageCancelled | None]
-        results = await self._finder.change_permitted(caller, references, cancel)
+        elif permitted:
+            cancelled = await self._groups.cancel(
+                [*permitted.values()],
+                within_s,
+                partly=request.partly,
+                first_s=PASSED_ON_S if caller.is_node else WAIT_S,
+            )
+        results = in_order(named, cancelled)
         check_some(results)
         return pb.CancelResponse(results=map(_result, results))
 
 
-def _result(answered: Answered | pb.MessageCancelled | None) -> pb.MessageCancelled:
+def _result(answered: _Answered) -> pb.MessageCancelled:
     if answered is None:
         return pb.MessageCancelled()
     if isinstance(answered, Refusal):
@@ -189,10 +194,7 @@ class CancelMany:
     async def _results(
         self, page: Page, *, dry_run: bool
     ) -> Iterable["pb.CancelOutcome.ValueType"]:
-        references = [
-            Reference(message.due_ms // 1000, message.id, message.due_ms)
-            for message in page.messages
-        ]
+        references = [Reference.of(message.id, message.due_ms) for message in page.messages]
         if not references:
             return ()
         if dry_run:

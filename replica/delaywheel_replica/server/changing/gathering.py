@@ -4,9 +4,11 @@
 |---|---|---|
 | queued | the batch before it was looked up | taken; dropped, if no caller waits for it any more |
 | taken | it is looked up, with all of its batch | answered; to be written; waits |
-| to be written | its batch's cancels are in the wheel | waits; refused |
-| waiting | committed progress decides it (waiting.py), or `WAIT_S` have passed | answered |
+| to be written | W members hold the cancels of its group | waits; refused |
+| waiting | a look decides it by committed progress, or `WAIT_S` have passed | answered |
 | done, in unknown order | its record or its outcome is looked for in Kafka | answered |
+
+Each of the two looks is one for all that are lone, and then one for all others (pending.py).
 
 What arrives while a batch is looked up forms the next one, and batches begin `BATCHES_APART_S`
 apart, or as soon as `_WORTH_A_BATCH` wait: a single cancel waits for nothing, the cost of a batch
@@ -42,14 +44,11 @@ from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import CommitSoon
 from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.changing.awaited import AwaitedCall
-from delaywheel_replica.server.changing.finder import (
-    DECIDED_AT_ONCE,
-    DecisionBasis,
-    MessageFinder,
-)
-from delaywheel_replica.server.changing.waiting import (
+from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, MessageFinder
+from delaywheel_replica.server.changing.pending import (
     Answered,
     Decided,
+    DecisionBasis,
     PendingCancel,
     Subject,
     WaitingCancels,
@@ -76,7 +75,7 @@ _SETTLED_AT_ONCE: Final = 256
 """About as long as `DECIDED_AT_ONCE` take to be decided."""
 _ASKED_ABOUT: Final = 64
 """Messages that are looked for on other nodes at once, before it is said that none has them."""
-_RESOLVED_AT_ONCE: Final = 192
+_IN_KAFKA_AT_ONCE: Final = 192
 """Messages that are looked for in Kafka at once; of what `get` and cancels have together most."""
 _RETRY_MS: Final = (50, 2_000)
 LEFT_BEHIND_S: Final = 2 * WAIT_S
@@ -113,7 +112,7 @@ class CancelGroups:
         self._arrived = asyncio.Event()
         self._news = asyncio.Event()
         self._asked_about = 0
-        self._resolving = 0
+        self._looked_for_in_kafka = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -250,25 +249,25 @@ class CancelGroups:
             self._named.pop(name, None)
         return True
 
-    def _unknown(self, pending: PendingCancel) -> None:
-        """Looks in Kafka for a message whose cancel was taken, unless for many already.
+    def _look_in_kafka(self, pending: PendingCancel) -> None:
+        """Looks in Kafka for what became of a message, if it has a cancel, unless for many already.
 
         It is no longer among those that wait for progress, which decides nothing of it any more.
         """
         subject, pending.waits = pending.by_itself(), False
-        if not subject.found.cancels or self._resolving >= _RESOLVED_AT_ONCE:
+        if not subject.found.cancels or self._looked_for_in_kafka >= _IN_KAFKA_AT_ONCE:
             self._settle(pending, Decided(CancelDecision.UNKNOWN))
             return
 
-        async def resolve() -> None:
+        async def look() -> None:
             try:
-                self._settle(pending, await self._finder.resolve(subject))
+                self._settle(pending, await self._finder.look_in_kafka(subject))
             finally:
-                self._resolving -= 1
+                self._looked_for_in_kafka -= 1
                 self._settle(pending, Decided(CancelDecision.UNKNOWN))
 
-        self._resolving += 1
-        self._start(resolve())
+        self._looked_for_in_kafka += 1
+        self._start(look())
 
     # --- batches
 
@@ -311,34 +310,51 @@ class CancelGroups:
     async def _look_up(self, batch: list[PendingCancel]) -> None:
         taken_ms = monotonic_ms()
         self._counts.cancel_stages["queued"] += sum(taken_ms - each.since_ms for each in batch)
-        lone, are_written = await self._finder.find_lone([each.named for each in batch])
-        rows = np.flatnonzero(are_written)
+        others = await self._begin_lone(batch)
+        self._spent("looked_up", len(batch) - len(others), taken_ms)
+        if others:
+            basis = self._finder.basis_of_look()
+            subjects = await self._finder.find_many([each.named for each in others])
+            self._spent("looked_up", len(others), taken_ms)
+            await self._begin_others(others, subjects, basis)
+
+    async def _begin_lone(self, batch: list[PendingCancel]) -> list[PendingCancel]:
+        """Looks for messages, and has cancels of lone ones written; returns the others."""
+        lone = await self._finder.find_lone([each.named for each in batch])
+        are_to_be_written = self._finder.basis().are_to_be_written(lone)
+        rows = np.flatnonzero(are_to_be_written)
         to_write: list[PendingCancel] = []
-        for row, due_ms in zip(rows.tolist(), lone.due_ms[rows].tolist(), strict=True):
+        dues_ms, numbers = lone.due_ms[rows].tolist(), lone.rows[rows].tolist()
+        copies = map(Position, lone.wheels[rows].tolist(), lone.seqs[rows].tolist(), numbers)
+        for row, due_ms, copy in zip(rows.tolist(), dues_ms, copies, strict=True):
             pending = batch[row]
-            if self._is_first(pending, (pending.named.id, due_ms)):
-                pending.lone = lone, row
+            if self._enter(pending, (pending.named.id, due_ms)):
+                pending.copy = copy
                 to_write.append(pending)
         if to_write:
             self._start(self._write(to_write))
-        others = [batch[row] for row in np.flatnonzero(~are_written).tolist()]
-        basis = self._finder.before_look()
-        subjects = await self._finder.find_many([each.named for each in others]) if others else []
-        self._spent("looked_up", len(batch), taken_ms)
-        to_write = []
+        return [batch[row] for row in np.flatnonzero(~are_to_be_written).tolist()]
+
+    async def _begin_others(
+        self,
+        others: list[PendingCancel],
+        subjects: Sequence[Subject | RequestRefusedError],
+        basis: DecisionBasis,
+    ) -> None:
+        to_write: list[PendingCancel] = []
         for number, (pending, subject) in enumerate(zip(others, subjects, strict=True)):
             if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
                 basis = basis._replace(now_ms=wall_ms())
             if isinstance(subject, RequestRefusedError):
                 self._refuse(pending, subject.refusal)
-            elif self._is_first(pending, subject.key) and self._begin(pending, subject, basis):
+            elif self._enter(pending, subject.key) and self._begin(pending, subject, basis):
                 to_write.append(pending)
         if to_write:
             self._start(self._write(to_write))
 
-    def _is_first(self, pending: PendingCancel, key: MessageKey) -> bool:
-        """Notes what a message is; False if it is there already, by another name."""
+    def _enter(self, pending: PendingCancel, key: MessageKey) -> bool:
+        """Enters a message by what it is; False: it is there already, by another name."""
         known = self._pending.setdefault(key, pending)
         if known is not pending:
             known.absorb(pending)
@@ -348,23 +364,23 @@ class CancelGroups:
         return True
 
     def _begin(self, pending: PendingCancel, subject: Subject, basis: DecisionBasis) -> bool:
-        """Decides about a message that was looked up by itself; returns whether it is written."""
+        """Decides about one message; returns whether its cancel is to be written."""
         pending.subject = subject
         if not subject.found.copies:  # perhaps deleted since the look began, as the floor says
-            basis = self._finder.moment()
+            basis = self._finder.basis()
         decided = basis.before_writing(pending.key, subject.found)
         decision = decided.decision
         if decision is CancelDecision.WRITE:
             return True
         if decision is CancelDecision.WAIT:
-            self._waiting.look_at(pending)
+            self._waiting.add(pending)
             self._ask_for_progress()
         elif decision is CancelDecision.NOT_FOUND:
             self._ask_others(pending, subject)
         elif decision is CancelDecision.NO_LEADER:
             self._settle(pending, Refusal(Reason.NO_LEADER))
         elif decision is CancelDecision.UNKNOWN:
-            self._unknown(pending)
+            self._look_in_kafka(pending)
         else:
             self._settle(pending, decided)
         return False
@@ -405,7 +421,7 @@ class CancelGroups:
         for row, refusal in written.failed.items():
             self._settle(group[row], _not_written(refusal))
         group = [each for each in group if self._pending.get(each.key) is each]
-        self._waiting.rest(group, Position(written.wheel, written.seq, 0), monotonic_ms())
+        self._waiting.add_group(group, Position(written.wheel, written.seq, 0), monotonic_ms())
         self._ask_for_progress()
 
     async def _written(self, columns: Columns) -> Committed | Refusal:
@@ -466,7 +482,7 @@ class CancelGroups:
 
     async def _decide(self) -> None:
         """Decides what the present progress covers."""
-        progress = self._finder.moment().progress
+        progress = self._finder.basis().progress
         if progress is None:
             return
         covered = self._waiting.covered(progress)
@@ -474,33 +490,43 @@ class CancelGroups:
             await self._look_again(covered[begin : begin + _BATCH])
 
     async def _look_again(self, covered: Sequence[PendingCancel]) -> None:
-        """Looks for messages, with one look for all that were never looked at by themselves."""
-        begun_ms = monotonic_ms()
+        """Looks for messages again, and decides about them."""
+        now_ms = monotonic_ms()
         for pending in covered:
             if pending.written_ms:
-                self._counts.cancel_stages["taken"] += begun_ms - pending.written_ms
+                self._counts.cancel_stages["taken"] += now_ms - pending.written_ms
                 pending.written_ms = 0
-        together = [each for each in covered if each.subject is None]
-        alone = [each for each in covered if each.subject is not None]
-        if together:
-            are_cancelled = await self._finder.are_cancelled([each.key for each in together])
-            if are_cancelled is not None:  # otherwise they wait for another progress, together
-                self._spent("confirmed", len(together), begun_ms)
-                cancelled = [*compress(together, are_cancelled.tolist())]
-                await self._settle_all(cancelled, Decided(CancelDecision.CANCELLED))
-                alone += [*compress(together, (~are_cancelled).tolist())]
-        if not alone:
+        others = [each for each in covered if each.subject is not None]
+        if len(others) < len(covered):
+            others += await self._decide_lone([each for each in covered if each.subject is None])
+        if not others:
             return
         begun_ms = monotonic_ms()
-        all_decided = await self._finder.decide_many([each.by_itself() for each in alone])
-        self._spent("confirmed", len(alone), begun_ms)
-        for number, (pending, decided) in enumerate(zip(alone, all_decided, strict=True), 1):
+        all_decided = await self._finder.decide_many([each.by_itself() for each in others])
+        self._spent("confirmed", len(others), begun_ms)
+        for number, (pending, decided) in enumerate(zip(others, all_decided, strict=True), 1):
             if decided.decision is CancelDecision.UNKNOWN:
-                self._unknown(pending)
+                self._look_in_kafka(pending)
             elif decided.decision is not CancelDecision.WAIT:
                 self._settle(pending, decided)
             if number % DECIDED_AT_ONCE == 0:
                 await asyncio.sleep(0)
+
+    async def _decide_lone(self, lone: list[PendingCancel]) -> list[PendingCancel]:
+        """Looks for lone messages again, and answers for those that are cancelled.
+
+        Returns:
+            Those that are to be looked at by themselves.
+        """
+        basis, begun_ms = self._finder.basis_of_look(), monotonic_ms()
+        if not basis.current:
+            return []  # they wait for another progress, together
+        found = await self._finder.find_lone([Reference.of(*each.key) for each in lone])
+        are_cancelled = basis.are_cancelled(found)
+        self._spent("confirmed", len(lone), begun_ms)
+        cancelled = [*compress(lone, are_cancelled.tolist())]
+        await self._settle_all(cancelled, Decided(CancelDecision.CANCELLED))
+        return [*compress(lone, (~are_cancelled).tolist())]
 
 
 def _outcome_of(answered: Answered) -> str:

@@ -51,7 +51,8 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.process.logs import get_logger
-from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE, DecisionBasis
+from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE
+from delaywheel_replica.server.changing.pending import DecisionBasis
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
@@ -143,16 +144,16 @@ class IdChecks:
     def __init__(
         self,
         queries: Queries,
-        before_look: Callable[[], DecisionBasis],
+        basis_of_look: Callable[[], DecisionBasis],
         counts: NodeCounts,
     ) -> None:
         """Begins with nothing to look for.
 
         Args:
-            before_look: Returns what decisions by a look that begins now are based on.
+            basis_of_look: Returns what decisions by a look that begins now are based on.
         """
         self._queries = queries
-        self._before_look = before_look
+        self._basis_of_look = basis_of_look
         self._counts = counts
         self._waiting: list[_Waiting] = []
         self._undecided: list[_Waiting] = []
@@ -212,10 +213,10 @@ class IdChecks:
                 each.settle(verdict)
 
     async def _verdicts(self, wanted: Sequence[_Waiting]) -> list[IdVerdict]:
-        basis = self._before_look()
+        basis = self._basis_of_look()
+        is_new = IdVerdict.CHECKED if self._queries.knows_all() else IdVerdict.UNKNOWN
         # Nearly always an id is new: those are found together, without an object for each.
-        lone, knows_all = await self._queries.find_lone([each.reference for each in wanted])
-        is_new = IdVerdict.CHECKED if knows_all else IdVerdict.UNKNOWN
+        lone = await self._queries.find_lone([each.reference for each in wanted])
         verdicts, to_read = [is_new] * len(wanted), dict[int, Found]()
         numbers = np.flatnonzero(~lone.is_absent).tolist()
         found = await self._queries.find_many([wanted[number].reference for number in numbers])
@@ -290,7 +291,7 @@ async def _prepared(
         first = firsts.setdefault((id_, due_ms), row)
         if first != row and not columns.is_same(row, columns, first):
             batch.refuse([row], _TAKEN)
-        waiting.append(_Waiting(checking, row, Reference(due_ms // 1000, id_, due_ms)))
+        waiting.append(_Waiting(checking, row, Reference.of(id_, due_ms)))
         if number % _PREPARED_AT_ONCE == 0:
             await asyncio.sleep(0)
     return waiting

@@ -42,8 +42,7 @@ class NearerDue(NamedTuple):
     @property
     def reference(self) -> Reference:
         """Where the message is looked for."""
-        id_, due_ms = self.key
-        return Reference(due_ms // 1000, id_, due_ms)
+        return Reference.of(*self.key)
 
     def proposal(
         self, found: Found, decision: CancelDecision, now_ms: int

@@ -50,7 +50,8 @@ from delaywheel_replica.server.changing.awaited import (
 from delaywheel_replica.server.changing.decided import Decisions
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.passed_on import PassedChanges
-from delaywheel_replica.server.changing.waiting import Decided, Subject
+from delaywheel_replica.server.changing.pending import Decided, Subject
+from delaywheel_replica.server.changing.permission import in_order, judged
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
@@ -192,22 +193,26 @@ class Reschedules:
         request.DiscardUnknownFields()
         wanted = parsed(request.messages, self._wanted)
         within_s = within_s_of(left_s)
-
-        async def reschedule(rows: Sequence[int]) -> Sequence[_Answered | None]:
-            address = self._finder.leader_address(caller)
-            if address is not None:
-                messages = [request.messages[row] for row in rows]
-                return await self._passed_on.ask(address, messages, within_s, partly=request.partly)
+        named = await judged(
+            caller,
+            [each if isinstance(each, Refusal) else each.named for each in wanted],
+            self._finder,
+        )
+        rows = [row for row, each in enumerate(named) if isinstance(each, Reference)]
+        changed: Sequence[_Answered | None] = ()
+        if rows and (address := self._finder.leader_address(caller)) is not None:
+            messages = [request.messages[row] for row in rows]
+            changed = await self._passed_on.ask(address, messages, within_s, partly=request.partly)
+        elif rows:
             if self._view.cleaner.leading() is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
-            asked = [wanted[row] for row in rows]
-            first_s = PASSED_ON_S if caller.is_node else WAIT_S
-            return await self._reschedule_here(
-                asked, within_s, partly=request.partly, first_s=first_s
+            changed = await self._reschedule_here(
+                [wanted[row] for row in rows],
+                within_s,
+                partly=request.partly,
+                first_s=PASSED_ON_S if caller.is_node else WAIT_S,
             )
-
-        named = [each if isinstance(each, Refusal) else each.named for each in wanted]
-        results = await self._finder.change_permitted(caller, named, reschedule)
+        results = in_order(named, changed)
         check_some(results)
         return pb.RescheduleResponse(results=map(_result, results))
 
@@ -320,7 +325,8 @@ class Reschedules:
     async def _reschedule(self, attempt: _Attempt) -> pb.MessageRescheduled:
         wanted = attempt.wanted
         subject, other = await asyncio.gather(
-            self._finder.find(wanted.named), self._finder.find(_at(wanted.named.id, attempt.to_ms))
+            self._finder.find(wanted.named),
+            self._finder.find(Reference.of(wanted.named.id, attempt.to_ms)),
         )
         decision, moved_ms = await self._decide(attempt, subject, other.found)
         if decision is CancelDecision.TOO_LATE and not subject.found.copies:
@@ -376,7 +382,7 @@ class Reschedules:
         Then the message is at the due that is asked for once more. No other message is: a due that
         an id has already is refused to a message with another one.
         """
-        there = await self._finder.find(_at(id_, due_ms))
+        there = await self._finder.find(Reference.of(id_, due_ms))
         if not there.found.copies:
             return Decided(CancelDecision.TOO_LATE)
         decided = await self._finder.decide(there)
@@ -390,7 +396,7 @@ class Reschedules:
         """Returns the proposal, unless it is known that it would not be decided."""
         if self._may_be_half(subject.key[1]) and await self._finder.is_half(subject):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
-        progress = self._finder.moment().progress
+        progress = self._finder.basis().progress
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
         await self._check_free(subject.reference.id, to_ms, there)
@@ -426,7 +432,7 @@ class Reschedules:
             if monotonic_ms() >= until_ms:
                 raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
             await self._next_change()
-            there = (await self._finder.find(_at(id_, to_ms))).found
+            there = (await self._finder.find(Reference.of(id_, to_ms))).found
 
     async def _until_copied(self, key: MessageKey, moved_ms: int) -> int:
         """Waits until the message can be found at its new due; the decision stands anyway.
@@ -452,10 +458,6 @@ class Reschedules:
         status = self._view.cleaner.status
         record = None if status is None else status.reschedules.get(key)
         return None if record is None or record.is_written else record
-
-
-def _at(id_: bytes, due_ms: int) -> Reference:
-    return Reference(due_ms // 1000, id_, due_ms)
 
 
 def _over(attempt: _Attempt | None) -> Refusal:

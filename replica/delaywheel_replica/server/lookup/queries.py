@@ -26,7 +26,6 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.election.eligibility import heard_heartbeats
 from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.leader.holders import knows_all
-from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, known_due_ms
@@ -129,12 +128,10 @@ class Queries:
         """
         return [found for found, _ in await self._find(references, with_frames=False)]
 
-    async def find_lone(self, references: Sequence[Reference]) -> tuple[LoneIds, bool]:
+    async def find_lone(self, references: Sequence[Reference]) -> LoneIds:
         """Finds messages that nothing is out of the ordinary about; see `Scanner.find_lone`.
 
-        Returns:
-            What was found, and whether the node holds all that was acknowledged. No message below
-            the floor is lone, but what is absent may be below it.
+        No message below the floor is lone, but what is absent may be below it.
         """
         floor, scope = self._floor(), self._scope()
         lone = await self._on_thread(
@@ -142,7 +139,7 @@ class Queries:
                 references, scope.limits, lost=scope.lost, reschedules=scope.reschedules
             )
         )
-        return lone.where(lone.due_ms >= floor * 1000), self.knows_all(scope.status)
+        return lone.where(lone.due_ms >= floor * 1000)
 
     async def topics_of(self, references: Sequence[Reference]) -> list[frozenset[str] | None]:
         """Returns in which topics messages lie, whichever of several is meant.
@@ -162,7 +159,7 @@ class Queries:
             for reference, found in zip(above, found_of_all, strict=True):
                 slot, found_each = reference.slot, [found]
                 if len(found.dues_ms) > 1:
-                    meant = [Reference(slot, reference.id, due_ms) for due_ms in found.dues_ms]
+                    meant = [Reference.of(reference.id, due_ms) for due_ms in found.dues_ms]
                     found_each = scanner.find_many(meant, scope.limits, lost=scope.lost)
                 each = [_topics(scanner, slot, one, knows_all=knows_all) for one in found_each]
                 known = [topics for topics in each if topics is not None]
@@ -423,16 +420,20 @@ class Queries:
         progress = self._view.cleaner.progress
         return 0 if progress is None else progress.floor
 
-    def knows_all(self, status: ServerStatus) -> bool:
+    def knows_all(self, status: ServerStatus | None = None) -> bool:
         """Whether the node holds all that was acknowledged.
 
         Otherwise a frame that it does not hold could be the message, or a cancel.
+
+        Args:
+            status: The node's when the look began; None: it begins now.
         """
         cleaner = self._view.cleaner.status
         if cleaner is None:
             return False
-        registry = ControlState(wheels=cleaner.wheels, lost=cleaner.lost)
-        return knows_all(registry, status.heartbeat, heard_heartbeats(status, status.monotonic_ms))
+        status = status or self._view.status()
+        heard = heard_heartbeats(status, status.monotonic_ms)
+        return knows_all(cleaner.control, status.heartbeat, heard)
 
     def damaged(self, wheel: WheelId, seq: int, slot: int) -> None:
         """Reports a frame that could not be read, unless it is lost or finished.

@@ -1,6 +1,6 @@
 """Parses a reference to a message: a handle, or id and due."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from delaywheel.errors import MessageInvalidError
 from delaywheel.identity import NameInvalidError, WheelId
@@ -27,6 +27,11 @@ class Reference(NamedTuple):
     id: bytes
     due_ms: int | None
     wheel: WheelId | None = None
+
+    @classmethod
+    def of(cls, id_: bytes, due_ms: int, wheel: WheelId | None = None) -> Self:
+        """Returns the reference to the message with this id and due."""
+        return cls(due_ms // 1000, id_, due_ms, wheel)
 
 
 def reference_of(message: pb.MessageRef) -> Reference:

@@ -1,9 +1,9 @@
-"""Messages to be cancelled, from the call that names them until progress decides.
+"""Messages to be cancelled: what a node knows of one, and what follows from that.
 
-A message is one `PendingCancel` from beginning to end, whoever asks for it. There are thousands, so
-what is done with many is done by lists and columns. Once its cancel is written it rests among
-`WaitingCancels`, with all others of its group, so that a new progress costs what it decides, not
-what waits. It is looked at
+A message is one `PendingCancel` from the call that names it until progress decides, whoever asks
+for it. There are thousands, so what is done with many is done by lists and columns. Once its cancel
+is written it waits among `WaitingCancels`, with all others of its group, so that a new progress
+costs what it decides, not what waits. It is looked at
 
 | once | because |
 |---|---|
@@ -11,9 +11,16 @@ what waits. It is looked at
 | w has reached its due | it may be done |
 | w was set back | what was done stays done, ahead of w |
 
-and from then on with each progress, until it is decided. Nearly every message has one copy and no
-other cancel, and is CANCELLED by the first look, which is one for all and makes no object for each;
-what is not so with a message is looked at by itself from then on, as its `Subject`.
+and from then on with each progress, until it is decided.
+
+Nearly every message is lone (`LoneIds`): it has one copy, and no cancel but the one that is
+written now. Those are decided together, without an object for what was found of each; any other
+message by itself, as a `Subject`.
+
+| | lone messages | one message |
+|---|---|---|
+| before a cancel is written | `are_to_be_written` | `before_writing` |
+| after that | `are_cancelled` | `after_writing` |
 
 Without I/O and clocks: the simulation uses these classes too.
 """
@@ -25,12 +32,23 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.storage.reading.ids import LoneIds
-from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.leader.cancel import (
+    CancelDecision,
+    CancelView,
+    after_writing,
+    are_cancelled,
+    are_to_be_written,
+    before_writing,
+)
+from delaywheel_replica.core.leader.holders import holds_progress
+from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.core.protocol.reschedules import MessageKey, known_due_ms
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.server.changing.awaited import NamingCall, Waiters
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
@@ -76,6 +94,85 @@ class Subject:
         return self.reference.id, self.reference.due_ms
 
 
+class DecisionBasis(NamedTuple):
+    """What decisions that are made together are based on.
+
+    Attributes:
+        now_ms: The wall clock.
+        status: The cleaner's status; None: there is none yet.
+        before: What was committed directly before its progress; None: unknown.
+        leading: The cleaner leads, and its status is fresh.
+        current: A look that begins now finds every frame up to V of its progress.
+    """
+
+    now_ms: int
+    status: CleanerStatus | None
+    before: Progress | None
+    leading: bool
+    current: bool = False
+
+    @property
+    def progress(self) -> Progress | None:
+        """The committed progress."""
+        return None if self.status is None else self.status.progress
+
+    def of_look(self, own: Heartbeat) -> DecisionBasis:
+        """Returns the same for a look that begins now, on the node of a heartbeat."""
+        is_current = self.status is not None and holds_progress(self.status.control, own)
+        return self._replace(current=is_current)
+
+    def view(self, key: MessageKey, found: Found) -> CancelView:
+        """Returns what is known of a message."""
+        status = self.status
+        return CancelView(
+            due_ms=key[1],
+            now_ms=self.now_ms,
+            leading=self.leading,
+            progress=None if status is None else status.progress,
+            copies=found.copies,
+            cancels=found.cancels,
+            complete=found.complete,
+            readable=found.readable,
+            rescheduled=found.rescheduled_to is not None
+            or (status is not None and key in status.reschedules),
+            current=self.current,
+            before=self.before,
+            releases=found.releases,
+        )
+
+    def before_writing(self, key: MessageKey, found: Found) -> Decided:
+        """Decides while no cancel has been written."""
+        return self._with_due(before_writing(self.view(key, found)), key, found)
+
+    def after_writing(self, key: MessageKey, found: Found) -> Decided:
+        """Decides once a cancel has been written, or found."""
+        return self._with_due(after_writing(self.view(key, found)), key, found)
+
+    def are_to_be_written(self, lone: LoneIds) -> NDArray[np.bool_]:
+        """Which messages get a cancel; where this is false, `before_writing` says what they get."""
+        if not self.leading or self.progress is None:
+            return np.zeros(len(lone.is_lone), np.bool_)
+        written = are_to_be_written(lone.due_ms, self.now_ms, self.progress)
+        written &= lone.is_lone & (lone.cancel_seqs == 0)
+        return written
+
+    def are_cancelled(self, lone: LoneIds) -> NDArray[np.bool_]:
+        """Which messages are cancelled; where this is false, `after_writing` says what they are."""
+        progress = self.progress
+        if not self.current or progress is None:
+            return np.zeros(len(lone.is_lone), np.bool_)
+        wheels = zip(lone.cancel_wheels.tolist(), lone.is_lone.tolist(), strict=True)
+        seqs = [progress.seq(wheel) if is_lone else 0 for wheel, is_lone in wheels]
+        is_taken = (lone.cancel_seqs > 0) & (lone.cancel_seqs <= np.array(seqs, np.int64))
+        return lone.is_lone & is_taken & are_cancelled(lone.due_ms, progress)
+
+    def _with_due(self, decision: CancelDecision, key: MessageKey, found: Found) -> Decided:
+        if decision is not CancelDecision.RESCHEDULED:
+            return Decided(decision)
+        record = None if self.status is None else self.status.reschedules.get(key)
+        return Decided(decision, known_due_ms(record, found.rescheduled_to))
+
+
 @dataclass(slots=True, eq=False)
 class PendingCancel:
     """A message to be cancelled, for all callers who ask for it, until it is decided.
@@ -89,7 +186,7 @@ class PendingCancel:
         other_names: What some of these call it, where that is something else.
         is_taken: It is being looked up, or was.
         key: Its id and due, once it was looked up.
-        lone: What was found of its batch, and its row there, unless `subject` says more.
+        copy: Where it lies, if it is lone, until it is looked at by itself.
         subject: What is known of it, if it is looked at by itself.
         is_written: A cancel of it was written for these callers, or is being written.
         cancel: Some frame up to this one has that cancel; None: it is not written yet.
@@ -105,7 +202,7 @@ class PendingCancel:
     other_names: tuple[Reference, ...] = ()
     is_taken: bool = False
     key: MessageKey = _NO_KEY
-    lone: tuple[LoneIds, int] | None = None
+    copy: Position | None = None
     subject: Subject | None = None
     is_written: bool = False
     cancel: Position | None = None
@@ -133,13 +230,10 @@ class PendingCancel:
     def by_itself(self) -> Subject:
         """Returns what is known of it, for a look of its own."""
         if self.subject is None:
-            assert self.lone is not None
+            assert self.copy is not None
             assert self.cancel is not None
-            lone, row = self.lone
-            copy = Position(lone.wheels[row], int(lone.seqs[row]), int(lone.rows[row]))
-            id_, due_ms = self.key
-            pinned = Reference(due_ms // 1000, id_, due_ms, self.named.wheel)
-            found = Found((due_ms,), [copy], [self.cancel])
+            pinned = Reference.of(*self.key, self.named.wheel)
+            found = Found((self.key[1],), [self.copy], [self.cancel])
             self.subject = Subject(pinned, self.named, found)
         return self.subject
 
@@ -171,19 +265,19 @@ class WaitingCancels:
     """Cancels by what decides them. For one thread."""
 
     def __init__(self) -> None:
-        self._resting: list[_Group] = []
+        self._groups: list[_Group] = []
         self._looked_at: list[PendingCancel] = []
         self._set_backs = 0
 
-    def rest(self, written: list[PendingCancel], place: Position, now_ms: int) -> None:
+    def add_group(self, written: list[PendingCancel], place: Position, now_ms: int) -> None:
         """Adds messages whose cancels are in some frame up to this one, since now."""
         for each in written:
             each.cancel, each.written_ms, each.waits = place, now_ms, True
             if each.subject is not None:
                 each.subject.found.cancels.append(place)
-        self._resting.append(_Group.of(written, place))
+        self._groups.append(_Group.of(written, place))
 
-    def look_at(self, cancel: PendingCancel) -> None:
+    def add(self, cancel: PendingCancel) -> None:
         """Adds a message that the present progress may decide, or the next one."""
         cancel.waits = True
         self._looked_at.append(cancel)
@@ -192,9 +286,9 @@ class WaitingCancels:
         """Returns the cancels to look at with this progress; they stay while they wait."""
         is_set_back = progress.set_backs != self._set_backs
         self._set_backs = progress.set_backs
-        resting, self._resting = self._resting, []
+        groups, self._groups = self._groups, []
         last_ms = progress.last_due_ms
-        for group in resting:
+        for group in groups:
             if is_set_back or group.place.seq <= progress.seq(group.place.wheel):
                 self._looked_at += group.cancels
                 continue
@@ -204,7 +298,7 @@ class WaitingCancels:
                 later = [each for each in group.cancels if each.key[1] > last_ms]
                 left = _Group.of(later, group.place)
             if any(each.waits for each in left.cancels):
-                self._resting.append(left)
+                self._groups.append(left)
         self._looked_at = [each for each in self._looked_at if each.waits]
         return list(self._looked_at)
 

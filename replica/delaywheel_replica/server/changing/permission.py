@@ -1,0 +1,70 @@
+"""Which of the messages that a call names its caller may change.
+
+The node that the call comes to judges that, and passes on what is left: the leader's node believes
+it.
+
+| the message, on this node | the caller gets |
+|---|---|
+| lies in topics that it may change, all copies | what became of it |
+| lies in another topic, which it may look at | FORBIDDEN |
+| lies in another topic | as if there were none |
+| may lie in what this node lacks | NOT_UP_TO_DATE |
+| lies nowhere here, nor on the other nodes | NOT_FOUND |
+| is of a second that is finished and deleted | TOO_LATE |
+
+Nothing is looked up for a caller that may change all topics. All copies that are here count, as
+whoever may send to a topic can send there what has the id and due of somebody else's message.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.rights import Right
+from delaywheel_replica.server.access.showing import may_know_of
+from delaywheel_replica.server.changing.finder import MessageFinder
+from delaywheel_replica.server.changing.pending import Answered, Decided
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.node.refusals import Refusal
+
+_Result = TypeVar("_Result")
+
+
+async def judged(
+    caller: Caller, named: Sequence[Reference | Refusal], finder: MessageFinder
+) -> list[Reference | Answered]:
+    """Returns, for each message in order, the message if it may be changed.
+
+    Args:
+        named: The messages; a refusal stays what it is.
+    """
+    results: list[Reference | Answered] = list(named)
+    if caller.rights.may_everywhere(Right.CHANGE):
+        return results
+    rows = [row for row, each in enumerate(named) if isinstance(each, Reference)]
+    references = [each for each in named if isinstance(each, Reference)]
+    for row, topics in zip(rows, await finder.topics_if_there(references), strict=True):
+        if not isinstance(topics, frozenset):
+            results[row] = topics
+        elif refusal := _refusal(caller, topics):
+            results[row] = refusal
+    return results
+
+
+def in_order(
+    judged: Sequence[Reference | Answered], changed: Iterable[_Result]
+) -> list[Answered | _Result]:
+    """Returns what became of each message: what was judged, or of one that may be changed, next."""
+    results = iter(changed)
+    return [next(results) if isinstance(each, Reference) else each for each in judged]
+
+
+def _refusal(caller: Caller, topics: frozenset[str]) -> Answered | None:
+    """What a caller is told of a message in these topics, if it may not change it."""
+    rights = caller.rights
+    if all(rights.may(Right.CHANGE, topic) for topic in topics):
+        return None
+    if may_know_of(rights, topics):
+        return caller.refuse_without(Right.CHANGE, "in the topic of this message").refusal
+    return Decided(CancelDecision.NOT_FOUND)
