@@ -16,7 +16,7 @@ from pathlib import Path
 from local.loopback.child import interrupt_on_signals
 from local.loopback.cluster import ClusterError
 from local.loopback.kafka_jars import KafkaError
-from local.reconciling import Books, BooksError, books_folder, reconcile
+from local.reconciling import RECONCILE_LOG, Books, BooksError, books_folder, reconcile
 from local.stage.stage import TOPIC, Ended, Stage, staged
 from local.stage.traffic import plan
 from local.stage.view import LiveView, PlainView, View, books_text, verdict_text
@@ -58,7 +58,8 @@ def keep_books(stage: Stage, folder: Path) -> Books:
     cluster = stage.cluster
     stage.view.note("waiting for the rest of the ledger, then stopping the nodes")
     cluster.stop_published()
-    stage.view.note("reconciling it with what Kafka holds, on Spark")
+    log = folder / RECONCILE_LOG
+    stage.view.note(f"reconciling it with what Kafka holds, on Spark; {log} shows how far it is")
     ledger = folder / LEDGER
     return reconcile(
         folder, ledger=ledger, kafka=cluster.kafka, cluster_id=CLUSTER_ID, topics=[TOPIC]

@@ -24,6 +24,7 @@ from local.stage.tally import Verdict
 TIMEOUT_S = 240.0
 END_PATIENCE_S = 5.0
 PAGE = "page.html"
+RECONCILE_LOG = "reconcile.log"
 RAN = (0, 1)
 """Exit codes of a reconciliation that came to a result: balanced, or not."""
 
@@ -113,7 +114,7 @@ def reconcile(
     Raises:
         BooksError: It could not run.
     """
-    log = folder / "reconcile.log"
+    log = folder / RECONCILE_LOG
     command = [
         *(sys.executable, "-m", "delaywheel_audit.job"),
         *("--cluster", cluster_id, "--ledger", str(ledger), "--kafka", kafka),

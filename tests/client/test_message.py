@@ -4,6 +4,7 @@ import pickle
 import re
 import uuid
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -249,6 +250,12 @@ def test_errors_and_messages_pass_between_processes() -> None:
     assert (back.failed.id, back.failed.level) == (message.id, "30s")
     refused = copy.copy(MessageInvalidError(Reason.ID_INVALID, "text"))
     assert refused.reason is Reason.ID_INVALID
+
+
+@pytest.mark.parametrize("pair", ["a", ("a", b"b", b"c"), None])
+def test_what_is_no_pair_is_no_header(pair: Any) -> None:
+    with pytest.raises(TypeError, match="headers are a mapping, or pairs of name and value"):
+        Message("t", b"", headers=[pair], delay=HALF_HOUR)
 
 
 NOWHERE = "127.0.0.1:1"

@@ -356,7 +356,12 @@ def checked_bytes(what: str, content: object) -> bytes | None:
 
 def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
     pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
-    for name, value in pairs:
+    for pair in pairs:
+        try:
+            name, value = pair
+        except (TypeError, ValueError):
+            text = f"headers are a mapping, or pairs of name and value, and {pair!r} is no pair"
+            raise TypeError(text) from None
         if not isinstance(name, str):
             raise TypeError(f"a header's name must be str, not {type(name).__name__}")
         if is_reserved(name):

@@ -239,6 +239,7 @@ def test_produce_with_a_level(command: Command, node: ScriptedNode) -> None:
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
+        ((), "USAGE: say which TOPIC"),
         (("orders", "v"), "USAGE: say when it is due: one of --delay, --at and --level"),
         (("orders", "v", "--delay", "5s", "--level", "5s"), "USAGE: say when it is due"),
         (("or ders", "v", "--delay", "5s"), "TOPIC_INVALID: "),

@@ -126,6 +126,10 @@ def test_what_goes_wrong_has_a_name_and_a_code(dead: Dead, command: Command) -> 
     ended = dead("replay", "0:0", "--send-to", "no-such", "--execute")
     assert (ended.code, ended.out) == (1, "replayed: 0 letters\n")
     assert "TOPIC_MISSING" in ended.err
+    where = ("--kafka", dead.address, "--dead-topic", "no-such")
+    ended = command("dead", "replay", *where, "--execute")
+    assert ended.code == 1
+    assert ended.err.endswith("there is no topic no-such: correct its name\n")
     ended = dead("replay", "0:0", "--send-to", "delaywheel-a-control", "--execute")
     assert (ended.code, "TOPIC_RESERVED" in ended.err) == (1, True)
     ended = command("dead", "list", "--kafka", dead.address, "--dead-topic", "no-such")

@@ -59,13 +59,13 @@ def produce(  # noqa: PLR0913 - as many as the command has
         timeout=timeout_s,
         past_due="deliver" if past_ok else "reject",
     )
-    ways = sum(way is not None for way in (delay, at, level))
-    if ways > 1 or (ways == 0 and jsonl is None):
-        raise usage("say when it is due: one of --delay, --at and --level")
     source = lines or jsonl
     topics = [] if topic is None else [topic]
     if not topics and jsonl is None:
         raise usage("say which TOPIC")
+    ways = sum(way is not None for way in (delay, at, level))
+    if ways > 1 or (ways == 0 and jsonl is None):
+        raise usage("say when it is due: one of --delay, --at and --level")
     if source is not None:
         _check_many(value, value_file, message_id, both=lines and jsonl, as_json=as_json)
         make = partial(value_of_line if lines else message_of_json, **common)

@@ -192,7 +192,7 @@ def _settle(
             if progress.done:
                 note(f"{done} before that: {progress.done:,}")
             text = str(error).removeprefix(f"{error.reason}: ")
-            again = "" if error.reason == "OVERTAKEN" else "; run it again for the rest"
+            again = "; run it again for the rest" if error.retry_helps else ""
             raise DeadLettersError(
                 error.reason, f"{text}{again}", outcome_known=error.outcome_known
             ) from error
