@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Final, Self, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -232,18 +233,14 @@ class DeadLetterTopic:
         for begin in range(0, len(marks.obsolete), BATCH_LETTERS):
             writer.forget([(key, None) for key in marks.obsolete[begin : begin + BATCH_LETTERS]])
         origins = Origins(self._client, timeout_s=self._timeout_s)
-        known: dict[str, str | None] = {}
+        obstacle = lru_cache(MOST_TOPICS)(self._obstacle)
 
         def record_or_obstacle(letter: Letter, decision: Replay) -> Outgoing | str:
             whole = origins.whole(letter)
             if isinstance(whole, str):
                 return whole
             record = whole.again(self.name, to=decision.to, as_new=decision.as_new)
-            if record.topic not in known:
-                if len(known) >= MOST_TOPICS:
-                    known.clear()
-                known[record.topic] = self._obstacle(record.topic)
-            return known[record.topic] or record
+            return obstacle(record.topic) or record
 
         try:
             yield bounds, Settling(writer, marks, record_or_obstacle, limit, on_progress)

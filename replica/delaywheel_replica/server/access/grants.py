@@ -12,6 +12,7 @@ who shows neither is `anonymous`, and has what is granted to that name alone.
 """
 
 import tomllib
+from functools import lru_cache
 from typing import Any, Final, Self
 
 from delaywheel_replica.patterns import Pattern, did_you_mean
@@ -36,7 +37,7 @@ class Grants:
     def __init__(self, grants: list[tuple[tuple[Pattern, ...], Granted]], quotas: Quotas) -> None:
         self._grants = grants
         self.quotas: Final = quotas
-        self._rights: dict[str, Rights] = {}
+        self._found: Final = lru_cache(_PRINCIPALS_AT_MOST)(self._find)
         self._of_grants: Final[dict[tuple[int, ...], Rights]] = {}
         """The rights by numbers of grants: who is named by the same ones shares decisions."""
 
@@ -57,18 +58,16 @@ class Grants:
 
     def rights_of(self, principal: str) -> Rights:
         """Returns what a principal may do."""
-        known = self._rights.get(principal)
+        return self._found(principal)
+
+    def _find(self, principal: str) -> Rights:
+        numbers = tuple(
+            number for number, (who, _) in enumerate(self._grants) if is_meant(who, principal)
+        )
+        known = self._of_grants.get(numbers)
         if known is None:
-            numbers = tuple(
-                number for number, (who, _) in enumerate(self._grants) if is_meant(who, principal)
-            )
-            known = self._of_grants.get(numbers)
-            if known is None:
-                known = Rights(self._grants[number][1] for number in numbers)
-                self._of_grants[numbers] = known
-            if len(self._rights) >= _PRINCIPALS_AT_MOST:
-                self._rights.clear()
-            self._rights[principal] = known
+            known = Rights(self._grants[number][1] for number in numbers)
+            self._of_grants[numbers] = known
         return known
 
 

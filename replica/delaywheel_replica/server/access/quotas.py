@@ -17,6 +17,7 @@ pending_bytes = 1_000_000_000
 What a quota does not mention is not limited by it. Each node counts what it takes itself.
 """
 
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
 from delaywheel_replica.patterns import Pattern
@@ -66,8 +67,8 @@ class Quotas:
     ) -> None:
         self._principals: Final = principals
         self.of_topics: Final = topics
-        self._known: dict[str, Quota | None] = {}
-        self._known_topics: dict[str, TopicQuota | None] = {}
+        self._found: Final = lru_cache(_KNOWN_AT_MOST)(self._find)
+        self._found_topic: Final = lru_cache(_KNOWN_AT_MOST)(self._find_topic)
 
     @classmethod
     def parse(cls, document: dict[str, Any]) -> Self:
@@ -88,27 +89,20 @@ class Quotas:
 
     def of(self, principal: str) -> Quota | None:
         """Returns the quota of a principal."""
-        if not self._principals:
-            return None
-        if principal not in self._known:
-            if len(self._known) >= _KNOWN_AT_MOST:
-                self._known.clear()
-            meant = (quota for who, quota in self._principals if is_meant(who, principal))
-            self._known[principal] = next(meant, None)
-        return self._known.get(principal)
+        return self._found(principal) if self._principals else None
 
     def of_topic(self, topic: str) -> TopicQuota | None:
         """Returns the quota of a topic."""
-        if topic not in self._known_topics:
-            if len(self._known_topics) >= _KNOWN_AT_MOST:
-                self._known_topics.clear()
-            meant = (
-                quota
-                for topics, quota in self.of_topics
-                if any(each.fits(topic) for each in topics)
-            )
-            self._known_topics[topic] = next(meant, None)
-        return self._known_topics.get(topic)
+        return self._found_topic(topic)
+
+    def _find(self, principal: str) -> Quota | None:
+        return next((quota for who, quota in self._principals if is_meant(who, principal)), None)
+
+    def _find_topic(self, topic: str) -> TopicQuota | None:
+        for topics, quota in self.of_topics:
+            if any(each.fits(topic) for each in topics):
+                return quota
+        return None
 
 
 def _quota(what: str, table: Any) -> tuple[tuple[Pattern, ...], Quota]:

@@ -13,6 +13,7 @@ A decision is a look-up by right and topic: the patterns of all grants are tried
 
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from delaywheel_replica.patterns import Pattern
@@ -43,7 +44,7 @@ class Rights:
 
     def __init__(self, granted: Iterable[Granted]) -> None:
         self.granted: Final = tuple(granted)
-        self._known: dict[tuple[Right, str], bool] = {}
+        self._decided: Final = lru_cache(_KNOWN_AT_MOST)(self._decide)
 
     @property
     def are_none(self) -> bool:
@@ -52,14 +53,10 @@ class Rights:
 
     def may(self, right: Right, topic: str) -> bool:
         """Whether something is allowed in a topic."""
-        key = right, topic
-        known = self._known.get(key)
-        if known is None:
-            known = any(pattern.fits(topic) for pattern in self._patterns(right))
-            if len(self._known) >= _KNOWN_AT_MOST:
-                self._known.clear()
-            self._known[key] = known
-        return known
+        return self._decided(right, topic)
+
+    def _decide(self, right: Right, topic: str) -> bool:
+        return any(pattern.fits(topic) for pattern in self._patterns(right))
 
     def may_somewhere(self, right: Right) -> bool:
         """Whether it is allowed in some topic."""
