@@ -6,7 +6,7 @@ or crashes on the entry. Producers in other languages can send such names.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol
 
 RESERVED_PREFIX: Final = "dw-"
@@ -103,6 +103,20 @@ def place_of(value: bytes | None) -> tuple[str, int, int] | None:
         return None
     partition, offset = number_of(match[2], 31), number_of(match[3])
     return None if partition is None or offset is None else (match[1].decode(), partition, offset)
+
+
+def last_of(headers: Iterable[tuple[str, bytes | None]], wanted: str) -> bytes | None:
+    """Returns the last value under a name, which counts; None: it is null, or there is none.
+
+    Example:
+        >>> last_of([("trace", b"1"), ("trace", b"2")], "trace"), last_of([], "trace")
+        (b'2', None)
+    """
+    found = None
+    for name, value in headers:
+        if name == wanted:
+            found = value
+    return found
 
 
 class HasHeaders(Protocol):

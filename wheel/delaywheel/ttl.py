@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from delaywheel.record_headers import last_of
+
 TTL_HEADER = "ttl"
 LONGEST_TTL_VALUE_BYTES = 19
 
@@ -44,10 +46,4 @@ def ttl_s_of(
         headers: All of its headers.
         ttl_header: The name of the one that counts; empty or None: there is none.
     """
-    ttl_s = None
-    if not ttl_header:
-        return ttl_s
-    for name, value in headers:
-        if name == ttl_header:
-            ttl_s = read_ttl_s(value)
-    return ttl_s
+    return read_ttl_s(last_of(headers, ttl_header)) if ttl_header else None

@@ -35,7 +35,7 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from delaywheel.record_headers import HALF_GROUP, headers_of
+from delaywheel.record_headers import HALF_GROUP, headers_of, last_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import KafkaAway
 from delaywheel_replica.core.protocol.status_files import UnansweredHalves
@@ -290,7 +290,5 @@ class UnansweredLetters:
 
 def _group_of(message: Message) -> str | None:
     """The group that a letter asks; None: it is no letter."""
-    for name, value in headers_of(message) or []:
-        if name == HALF_GROUP and isinstance(value, bytes):
-            return value.decode(errors="replace")
-    return None
+    group = last_of(headers_of(message) or [], HALF_GROUP)
+    return None if group is None else group.decode(errors="replace")

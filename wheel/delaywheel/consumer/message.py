@@ -14,6 +14,7 @@ from delaywheel.consumer.rules.deserializers import Field, FieldContext, may_pas
 from delaywheel.errors import DelaywheelError
 from delaywheel.levels import Duration
 from delaywheel.message import Headers, Message
+from delaywheel.record_headers import last_of
 from delaywheel.transactional import Outgoing
 
 if TYPE_CHECKING:
@@ -366,11 +367,7 @@ class ReceivedMessage:
 
     def header(self, name: str) -> bytes | None:
         """Returns the last value of a header; None if it is absent or null."""
-        found = None
-        for known, value in self.headers:
-            if known == name:
-                found = value
-        return found
+        return last_of(self.headers, name)
 
     def produce(
         self,

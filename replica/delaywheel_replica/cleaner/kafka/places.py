@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from delaywheel.ingress import HalfAnswer
-from delaywheel.record_headers import headers_of
+from delaywheel.record_headers import headers_of, last_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
@@ -360,8 +360,4 @@ def _delivered(message: Message) -> _Named | None:
 
 
 def _header(message: Message, name: str) -> bytes | None:
-    """Returns the last header of this name: ours follow the caller's."""
-    for found, value in reversed(headers_of(message) or []):
-        if found == name:
-            return value if isinstance(value, bytes) else None
-    return None
+    return last_of(headers_of(message) or [], name)

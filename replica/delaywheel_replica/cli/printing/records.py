@@ -78,9 +78,7 @@ def _parts(record: Message) -> Iterator[str]:
 
 
 def _delivery(record: Message, headers: list[tuple[str, bytes | None]]) -> _Delivery:
-    found = {
-        name: value for name, value in headers if name in DELIVERED_HEADERS and value is not None
-    }
+    found = {name: value for name, value in headers if value is not None}
     due_ms = _number(found.get("dw-due"))
     forwarded_ms = _number(found.get("dw-forwarded"))
     if due_ms is not None and forwarded_ms is None:

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
+from delaywheel.record_headers import last_of
+
 ROUTING_HEADER = "routingkey"
 LONGEST_PATTERN_BYTES = 255
 """The longest routing key, as in AMQP."""
@@ -55,11 +57,7 @@ class Route:
 
     def takes(self, headers: Iterable[tuple[str, bytes | None]]) -> bool:
         """Whether a record with these headers is wanted; the last of several keys counts."""
-        found = None
-        for name, value in headers:
-            if name == ROUTING_HEADER:
-                found = value
-        return self.matches(found)
+        return self.matches(last_of(headers, ROUTING_HEADER))
 
     def _find(self, key: bytes) -> bool:
         words = key.split(b".") if key else []
