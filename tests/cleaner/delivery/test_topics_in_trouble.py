@@ -361,6 +361,22 @@ def test_a_topic_found_later_has_the_patience_that_no_failure_has_cost() -> None
     assert PATIENCE_S - 3 - 2 * ITERATION_S <= held <= PATIENCE_S - 3 + ITERATION_S
 
 
+@pytest.mark.parametrize(
+    ("overdue_s", "patience_s"),
+    [(3, PATIENCE_S - 3), pytest.param(600, PATIENCE_S, id="Kafka was away")],
+)
+def test_what_a_failure_cost_counts_if_kafka_says_by_then_that_a_topic_takes_nothing(
+    overdue_s: float, patience_s: float
+) -> None:
+    kafka = Kafka({"good": PRESENT, "bad": replace(PRESENT, state=TopicState.SHRUNK)})
+    judging = judge(kafka)
+    judging.begin_term()
+    rows = overdue(kafka, "good", "bad", by_s=overdue_s)
+    held = held_s(kafka, judging, 10, lambda _: rows)
+    assert patience_s - 2 * ITERATION_S <= held <= patience_s + ITERATION_S
+    assert kafka.searched == [{"good"}]
+
+
 @pytest.mark.parametrize("state", [TopicState.MISSING, TopicState.ILLEGAL, TopicState.LEADERLESS])
 def test_an_old_answer_condemns_nothing(state: TopicState) -> None:
     kafka = Kafka({"a": replace(PRESENT, state=state)})

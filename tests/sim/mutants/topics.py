@@ -59,6 +59,10 @@ def new_leaders_look_at_their_first_step() -> list[Patch]:
     return [instead(DeadLetters, "_suspected", suspected)]
 
 
+def failures_cost_nothing() -> list[Patch]:
+    return [instead(Allowance, "charge", lambda *_: None)]
+
+
 def refused_guards_blame() -> list[Patch]:
     real = _Lane._try_with
 
@@ -125,6 +129,12 @@ TOPICS = {
         new_leaders_look_at_their_first_step,
         "held up the others",
         ("silent_in_a_later_step",),
+    ),
+    "failures cost nothing": Mutant(
+        "the wait for a topic begins when it is found, whatever others have waited until then",
+        failures_cost_nothing,
+        "held up the others",
+        ("shrunk_at_a_due",),
     ),
     "refused guards blame": Mutant(
         "a search takes the refusal of its guard for one of the messages that it tried",

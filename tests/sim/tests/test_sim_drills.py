@@ -83,6 +83,7 @@ FOUND = {
     "silent_topics",
     "one_silent_topic",
     "silent_in_a_later_step",
+    "shrunk_at_a_due",
     "one_silent_partition",
     "refused_outcomes",
     "compacted_letters",

@@ -307,6 +307,10 @@ class DeadLetters:
             self._suspects -= suspects
             self._searched |= suspects
             known_bad = {n for n, topic in topics.items() if topic.state is not TopicState.PRESENT}
+            if any(self._troubles.cause(name) is not None for name in known_bad):
+                since = self._lost_since(rows, now)
+                if now - since < PATIENCE_S:  # an outage costs more, and topics come back after it
+                    self._allowance.charge(since, now)
             self._begin_search(rows, suspects - known_bad)
         while self._search is not None:
             names, future = self._search
@@ -322,7 +326,7 @@ class DeadLetters:
         """Returns the topics that a transaction may have failed with, unless they were searched."""
         suspected = self._suspects & names
         if now - self._term_at < RECENT_S:
-            overdue = self._due_at(rows, now) < self._term_at - OVERDUE_S
+            overdue = self._before_term_s(rows.expected_ms, now) > OVERDUE_S
             if overdue.any():
                 suspected |= rows.take(overdue).topic_names() - self._searched
         return suspected
@@ -332,14 +336,14 @@ class DeadLetters:
 
         What they waited while others went through is no such cost.
         """
-        due_at = float(self._due_at(rows, now).min())
-        lost_before_s = min(max(0.0, self._term_at - due_at), PATIENCE_S)
-        return max(due_at, self._planned_at - lost_before_s)
+        waiting_since_ms = np.maximum(rows.expected_ms, rows.records["accepted_at_ms"])
+        before_s = float(self._before_term_s(waiting_since_ms, now).max())
+        return self._planned_at - min(max(0.0, before_s), PATIENCE_S)
 
-    def _due_at(self, rows: DueRows, now: float) -> NDArray[np.float64]:
-        """Returns when messages fell due, by the monotonic clock."""
-        due_at: NDArray[np.float64] = now - (self._wall_ms() - rows.expected_ms) / 1000
-        return due_at
+    def _before_term_s(self, times_ms: NDArray[np.int64], now: float) -> NDArray[np.float64]:
+        """Returns how long before the term began these times were."""
+        before_s: NDArray[np.float64] = (self._wall_ms() - times_ms) / 1000 - (now - self._term_at)
+        return before_s
 
     def _begin_search(self, rows: DueRows, names: set[str]) -> None:
         """Searches these topics, except those known to be in trouble."""

@@ -13,13 +13,14 @@ partition than those that failed ends nothing.
 Two clocks bound the waiting:
 
 * Each topic has `PATIENCE_S` from the moment at which its trouble was first seen: when Kafka said
-  so, which may be before a message for it was due, or when the transaction began that failed.
-  Spells of one topic add up until it was well for `RECENT_S`, so one that comes and goes is waited
-  for once.
+  so, which may be before a message for it was due, or when the transaction began that failed, less
+  the time in which others went through. Spells of one topic add up until it was well for
+  `RECENT_S`, so one that comes and goes is waited for once.
 * All topics together have an allowance of `PATIENCE_S`, which is regained within `REGAIN_S`. What
-  failed transactions, elections and searches cost before a topic was found is taken from it. So
-  however many are in trouble, and whenever each begins, others are held up for 5 s, and from then
-  on 5 s a minute at most, beside the time that it takes to find a topic.
+  failed transactions, elections and searches cost before a topic was found, by a search or in
+  Kafka's answers, is taken from it. So however many are in trouble, and whenever each begins,
+  others are held up for 5 s, and from then on 5 s a minute at most, beside the time that it takes
+  to find a topic.
 
 When either is used up, the messages of a topic in trouble are dead letters. Only trials of this
 term make dead letters: another leader may have mended the trouble meanwhile. Of the troubles of an
