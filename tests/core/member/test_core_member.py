@@ -72,7 +72,7 @@ def alone(*, opened: bool = True) -> FakeNode:
 def admitted(node: FakeNode, wheel: WheelId, *, seal_slot: int) -> bool:
     """Whether a group may be written, to this wheel and from this slot on."""
     last_slot = node.wall_ms // 1000 + SPAN_S + AHEAD_SECONDS // 2
-    return node.machine.begin_group(node.now_ms) == Admitted(wheel, seal_slot, last_slot)
+    return node.machine.admit(node.now_ms) == Admitted(wheel, seal_slot, last_slot)
 
 
 def kinds(effects: list[Effect]) -> list[type]:

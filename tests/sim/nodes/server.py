@@ -438,7 +438,7 @@ class SimServer:
         for row in np.flatnonzero(group.verdicts).tolist():
             if group.reasons[group.verdicts[row]].reason is Reason.DUE_TOO_OLD:
                 slot = int(group.columns.slots[row])
-                self.world.checks.refused_as_sealed(self.node, slot, group.admission.seal_slot)
+                self.world.checks.refused_as_sealed(self.node, slot, group.admitted.seal_slot)
         return group
 
     def _do_next(self, job: deque[Effect]) -> None:
@@ -453,7 +453,7 @@ class SimServer:
         try:
             self.driver.finish_group(group)
         finally:
-            self.world.checks.written(self.node, group.admission.wheel)
+            self.world.checks.written(self.node, group.admitted.wheel)
 
     def _live_on(self, effect: Effect) -> None:
         """Called before each effect: whether it is the last."""

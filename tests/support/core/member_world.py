@@ -307,7 +307,7 @@ class FakeNode:
 
     def write(self, count: int = 1) -> int:
         """Writes frames into the open wheel, if the machine allows; returns the last seq or 0."""
-        admission = self.machine.begin_group(self.now_ms)
+        admission = self.machine.admit(self.now_ms)
         if not isinstance(admission, Admitted):
             return 0
         assert admission.wheel == self.store.open

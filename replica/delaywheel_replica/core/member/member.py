@@ -186,14 +186,15 @@ class Member:
     @property
     def in_sync(self) -> frozenset[str]:
         """The members that must hold a frame before it is acknowledged; none without a wheel."""
-        return self._current.in_sync
+        replication = self._current.replication
+        return frozenset() if replication is None else replication.in_sync
 
-    def begin_group(self, now_ms: int, kind: Kind = Kind.MESSAGES) -> Admitted | MemberRefusal:
+    def admit(self, now_ms: int, kind: Kind = Kind.MESSAGES) -> Admitted | MemberRefusal:
         """Admits a group to be written; if admitted, `Written` must follow in any case."""
         refusal = self.refusal(now_ms, kind)
         if refusal is not None:
             return refusal
-        replication = self._current.begin_group()
+        replication = self._current.hold_seal()
         clock_ms = self._hearing.agreed_clock_ms(self._known.wall_ms, now_ms)
         last_slot = clock_ms // 1000 + self._known.config.span_seconds + AHEAD_SECONDS // 2
         return Admitted(replication.wheel, replication.seal.slot, last_slot)
@@ -208,11 +209,10 @@ class Member:
         # The reserve is for cancels, commits and releases as well.
         if disk is DiskState.DISK_OUT or (disk is DiskState.DISK_FULL and kind is Kind.MESSAGES):
             return MemberRefusal.DISK_FULL
-        if self._current.replication is None:
+        replication = self._current.replication
+        if replication is None:
             return MemberRefusal.NO_WHEEL
-        if not self._current.in_sync_enough(now_ms):
-            return MemberRefusal.NOT_ENOUGH_REPLICAS
-        return None
+        return None if replication.has_enough(now_ms) else MemberRefusal.NOT_ENOUGH_REPLICAS
 
     def status(self, now_ms: int, wall_ms: int, pid: int) -> ServerStatus:
         """Returns the server's status."""

@@ -7,9 +7,8 @@
 | open | yes | let in, while W members are in sync | a reason to leave |
 | leaving | yes | refused | `Mirrored`: from then on it is held like any other; or `Left` |
 
-Time passes while a group is written: from `begin_group` to `Written` no new seal is given, because
-the group was admitted under the present one. A seal that was due meanwhile is given behind the
-group; otherwise it would never move under load.
+Time passes while a group is written: the seal by which it was admitted is held until `Written`. A
+seal that was due meanwhile is given behind the group; otherwise it would never move under load.
 
 Reasons to leave: a member refused the wheel or a leader has it fenced, it is closed, its medium
 broke, a frame of it cannot be read, a clock that was ahead has sealed it, a spare behind it was
@@ -227,6 +226,11 @@ class Replication:
                 mirror.in_sync = False
         self._raise_high_watermark()
 
+    def has_enough(self, now_ms: int) -> bool:
+        """Whether W members are in sync now."""
+        self.tick(now_ms)
+        return len(self.in_sync) >= self._min_insync
+
     def pushes(self, now_ms: int, reachable: Collection[str]) -> list[tuple[str, int, int]]:
         """Returns what to push now, as (mirror, first seq, last seq)."""
         found = []
@@ -345,15 +349,9 @@ class CurrentWheel:
         self._replication: Replication | None = None
         self._acknowledged = 0
         self._published = 0  # up to this seq the ledger is
-        self._is_being_written = False
+        self._is_seal_held = False
         self._is_seal_due = False
         self._near: deque[int] = deque()  # last seqs of groups that are due soon, ascending
-
-    @property
-    def in_sync(self) -> frozenset[str]:
-        """The members that must hold each frame; none while no wheel is written."""
-        replication = self.replication
-        return frozenset() if replication is None else replication.in_sync
 
     @property
     def wheel(self) -> WheelId | None:
@@ -387,7 +385,7 @@ class CurrentWheel:
         """Notes that the wheel's name is being saved as open."""
         self._spare, self._phase, self._replication = spare, WheelPhase.NAMING, None
         self._acknowledged = self._published = 0
-        self._is_being_written = self._is_seal_due = False
+        self._is_seal_held = self._is_seal_due = False
         self._near.clear()
 
     def saved(self) -> list[Effect]:
@@ -441,14 +439,11 @@ class CurrentWheel:
 
     # --- while it is written
 
-    def begin_group(self) -> Replication:
-        """Returns the open wheel, to which frames are appended by its present seal.
-
-        `Written` follows.
-        """
+    def hold_seal(self) -> Replication:
+        """Keeps the seal of the open wheel, which is returned, until `Written`."""
         replication = self.replication
         assert replication is not None
-        self._is_being_written = True
+        self._is_seal_held = True
         return replication
 
     def written(self, event: Written) -> None:
@@ -456,7 +451,7 @@ class CurrentWheel:
         replication = self.replication
         if replication is None or replication.wheel != event.wheel:
             return
-        self._is_being_written = False
+        self._is_seal_held = False
         replication.written(event.last_seq, event.top_slot, self._known.now_ms)
         if event.least_due_ms - self._known.wall_ms < NEAR_MS:
             self._near.append(event.last_seq)
@@ -495,18 +490,10 @@ class CurrentWheel:
         if replication is None:
             return
         replication.tick(self._known.now_ms)
-        if self._is_being_written:
+        if self._is_seal_held:
             self._is_seal_due = True
         else:
             self._seal(replication)
-
-    def in_sync_enough(self, now_ms: int) -> bool:
-        """Whether W members are in sync."""
-        replication, spare = self.replication, self._spare
-        if replication is None or spare is None:
-            return False
-        replication.tick(now_ms)
-        return len(replication.in_sync) >= spare.min_insync
 
     def take_move(self) -> Move | None:
         """Returns how the high watermark has moved since the last call."""

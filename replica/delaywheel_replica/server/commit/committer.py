@@ -122,21 +122,21 @@ class Group:
     """
 
     requests: list[Request]
-    admission: Admitted
+    admitted: Admitted
     columns: Columns
     verdicts: NDArray[np.uint8]
     reasons: list[Refusal] = field(default_factory=lambda: [Refusal(Reason.INTERNAL)])
 
     @classmethod
-    def of(cls, requests: list[Request], admission: Admitted) -> "Group":
+    def of(cls, requests: list[Request], admitted: Admitted) -> "Group":
         """Starts a group with nothing written; messages are refused that it may not have."""
         columns = Columns.concat([request.columns for request in requests])
-        group = cls(requests, admission, columns, np.zeros(len(columns), dtype=np.uint8))
-        if admission.seal_slot > int(columns.due_ms.min()) // 1000:
-            sealed = columns.slots < admission.seal_slot
+        group = cls(requests, admitted, columns, np.zeros(len(columns), dtype=np.uint8))
+        if admitted.seal_slot > int(columns.due_ms.min()) // 1000:
+            sealed = columns.slots < admitted.seal_slot
             group.refuse(sealed, Refusal(Reason.DUE_TOO_OLD, "Its second is sealed"))
-        if admission.last_slot < int(columns.due_ms.max()) // 1000:
-            group.refuse(columns.slots > admission.last_slot, Refusal(Reason.CLOCK_AHEAD))
+        if admitted.last_slot < int(columns.due_ms.max()) // 1000:
+            group.refuse(columns.slots > admitted.last_slot, Refusal(Reason.CLOCK_AHEAD))
         if group.kind is Kind.RELEASES:  # all other rows may go to any wheel
             group.refuse_of_other_wheels()
         return group
@@ -149,7 +149,7 @@ class Group:
     def refuse_of_other_wheels(self) -> None:
         """Refuses requests that may only be written to another wheel than this group's."""
         for request, place in self.ranges():
-            if request.wheel is not None and request.wheel != self.admission.wheel:
+            if request.wheel is not None and request.wheel != self.admitted.wheel:
                 rows = np.arange(place.start, place.stop)
                 self.refuse(rows, Refusal(Reason.NO_WHEEL, "The half's wheel was left"))
 
@@ -161,7 +161,7 @@ class Group:
 
     def outcomes(self, seq: int) -> tuple[Answers, Answers]:
         """Returns each request's outcome: those that wait for a seq, and those to answer now."""
-        wheel = self.admission.wheel
+        wheel = self.admitted.wheel
         if not self.verdicts.any():
             return [(request, Committed(wheel, seq, {})) for request in self.requests], []
         later: Answers = []
@@ -357,7 +357,7 @@ class Committer:
                 return []  # too late: its callers were answered that the outcome is unknown
             if later:
                 size = sum(map(_size, taken))
-                wheel = group.admission.wheel
+                wheel = group.admitted.wheel
                 self._waiting.append(_WaitingAnswer(wheel, seq, now_ms, later, size))
                 self._waiting_size += size
         return now

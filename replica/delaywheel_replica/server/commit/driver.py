@@ -494,7 +494,7 @@ class Driver:
         if not requests:
             return None
         with self._lock:
-            admission = self.machine.begin_group(self._outside.now_ms(), requests[0].kind)
+            admission = self.machine.admit(self._outside.now_ms(), requests[0].kind)
         if isinstance(admission, MemberRefusal):
             self._outside.answer(self._committer.refuse(Refusal(Reason[admission.value])))
             self._call_for_group()
@@ -512,11 +512,11 @@ class Driver:
 
     def finish_group(self, group: Group) -> None:
         """Writes an admitted group, whose callers then wait for replication."""
-        store, wheel = self._store, group.admission.wheel
+        store, wheel = self._store, group.admitted.wheel
         accepted_at_ms = self._accept_at_ms(wheel)
-        seq_before = store.last_seq
+        seq = store.last_seq
         outcome = write(store, group, accepted_at_ms)
-        written, seq = outcome.group, seq_before
+        written = outcome.group
         if len(written.bundle):
             seq = written.bundle.last_seq
             self._disk.wrote(written.bundle.length_bytes)
