@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.protocol.codec import (
-    ADDED,
     MalformedError,
     Natural,
     Unchanged,
@@ -47,8 +46,7 @@ class Outer:
     keyed: Mapping[MessageKey, Inner] = field(default_factory=dict)
     parts: Mapping[str, Inner] = field(default_factory=dict)
     list: tuple[Inner, ...] = ()
-    new: Annotated[Natural, ADDED] = 7
-    newer: Annotated[Mapping[str, int], ADDED] = field(default_factory=dict)
+    number: Natural = 7
 
 
 A1, B2 = WheelId("a", 1), WheelId("b", 2)
@@ -62,7 +60,6 @@ FULL = Outer(
     {"x": Inner(2)},
     (Inner(3), Inner(4)),
     8,
-    {"y": 1},
 )
 DOCUMENT: dict[str, Any] = {
     "colour": "red",
@@ -73,8 +70,7 @@ DOCUMENT: dict[str, Any] = {
     "keyed": {f"{'00' * 16}/5": {"number": 1}},
     "parts": {"x": {"number": 2}},
     "list": [{"number": 3}, {"number": 4}],
-    "new": 8,
-    "newer": {"y": 1},
+    "number": 8,
 }
 
 
@@ -84,11 +80,11 @@ def test_a_document_is_what_the_annotations_say() -> None:
     assert encode(FULL).startswith(b'{"colour":"red","keyed":')
 
 
-def test_what_was_added_later_may_be_absent_and_nothing_else() -> None:
-    older = {name: part for name, part in DOCUMENT.items() if name not in {"new", "newer"}}
-    assert (from_json(Outer, older).new, from_json(Outer, older).newer) == (7, {})
-    with pytest.raises(MalformedError, match=r"^parts is missing$"):
-        from_json(Outer, {name: part for name, part in DOCUMENT.items() if name != "parts"})
+def test_every_field_must_be_there_and_what_a_later_release_adds_is_passed_over() -> None:
+    assert from_json(Outer, DOCUMENT | {"of_later": 1}) == FULL
+    for absent in ("parts", "number"):
+        with pytest.raises(MalformedError, match=f"^{absent} is missing$"):
+            from_json(Outer, {name: part for name, part in DOCUMENT.items() if name != absent})
 
 
 @pytest.mark.parametrize(
@@ -107,7 +103,7 @@ def test_what_was_added_later_may_be_absent_and_nothing_else() -> None:
         ("parts", {"x": {"number": True}}, "parts: number: True is no integer"),
         ("parts", [], "parts: an object was expected, not list"),
         ("list", [{}], "list: number is missing"),
-        ("new", None, "new: None is no integer"),
+        ("number", None, "number: None is no integer"),
     ],
 )
 def test_a_wrong_field_is_named(name: str, part: object, why: str) -> None:
@@ -123,7 +119,7 @@ def test_what_is_no_json_is_malformed() -> None:
 def test_parts_of_parts_are_kept_while_they_are_there() -> None:
     known = Unchanged()
     first = from_json(Outer, DOCUMENT, known)
-    more = DOCUMENT | {"parts": {"x": {"number": 2}, "y": {"number": 2}}, "new": 9}
+    more = DOCUMENT | {"parts": {"x": {"number": 2}, "y": {"number": 2}}, "number": 9}
     second = from_json(Outer, more, known)
     assert second.list is first.list
     assert second.parts == {"x": Inner(2), "y": Inner(2)}

@@ -106,15 +106,8 @@ def test_unregistering_removes_the_wheel_and_its_lost_frames() -> None:
     assert after.lost == {(other, 2), (other, 3)}
 
 
-def test_a_lost_frame_as_older_programs_recorded_it_is_read() -> None:
-    state = ControlState().apply_all([("lost/a.1/3", b"{}"), ("lost/a.1/4", b"{}")])
-    assert state.lost == {(A1, 3), (A1, 4)}
-    gone = state.apply("lost/a.1/3", None, 9)
-    assert gone.lost == {(A1, 4)}
-
-
 def test_what_is_lost_in_a_row_is_one_record_however_it_comes_to_be_known() -> None:
-    state = ControlState().apply_all([("lost/a.1/7", b"{}"), ("lost/a.1/8", b"{}")])
+    state = ControlState().apply_all([lost_record(FrameRange(A1, seq, seq)) for seq in (7, 8)])
     for first, last in ((3, 3), (4, 6), (9, 10_000_000), (20_000_000, 20_000_001)):
         state = state.apply_all(lost_records(state, FrameSet([FrameRange(A1, first, last)])))
     assert dict(state.lost_records) == {(A1, 3): 10_000_000, (A1, 20_000_000): 20_000_001}
@@ -178,6 +171,7 @@ def test_unknown_keys_are_left_alone(key: bytes | None) -> None:
             b'{"members": {"a": "x"}, "min_insync": 2, "seal_slot": 0, "closed_at": null}',
         ),
         (b"lost/x/1", b"{}"),
+        (b"lost/a.1/1", b"{}"),
         (NEEDS_KEY.encode(), b"{}"),
         (NEEDS_KEY.encode(), None),
     ],

@@ -187,10 +187,5 @@ def test_no_position(text: str) -> None:
         Position.parse(text)
 
 
-def test_what_older_programs_wrote_is_read() -> None:
-    written = {"due_ms": 10, "position": None, "seqs": {"a.1": 7}, "floor": 5}
-    assert from_json(Progress, written) == Progress(10, None, {A1: 7}, floor=5)
-
-
 def test_the_first_progress_is_now() -> None:
     assert first_progress(500_999, 120) == Progress(500_999, None, {}, floor=380)

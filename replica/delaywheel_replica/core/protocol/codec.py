@@ -15,7 +15,7 @@ and never a KeyError from inside a decision.
 | tuple[X, ...], frozenset[X] | an array; of a set, sorted |
 | Mapping[K, V] | an object |
 
-A field must be there, unless its annotation has `ADDED`.
+Every field must be there; others are passed over, so a later release may add some.
 """
 
 import dataclasses
@@ -56,9 +56,6 @@ class Text:
     dump: Callable[[Any], str]
     load: Callable[[str], Any]
 
-
-ADDED: Final = "ADDED"
-"""In a field's annotation: earlier releases do not write it; where it is absent, its default is."""
 
 Natural = Annotated[int, AtLeast(0)]
 """An integer that is not negative."""
@@ -339,22 +336,17 @@ def _items(kinds: Iterable[Any], make: Callable[[Iterable[Any]], Any]) -> _Codec
 
 
 class _Field(NamedTuple):
-    """A field of a dataclass; `default` creates its value if it may be absent."""
+    """A field of a dataclass."""
 
     name: str
     load: _Load
     is_plain: bool
-    default: Callable[[], Any] | None
 
 
 def _dataclass(kind: Any) -> _Codec:
     hints = type_hints(kind, include_extras=True)
-    declared = dataclasses.fields(kind)
-    codecs = {field.name: _codec(hints[field.name]) for field in declared}
-    table = [
-        _Field(field.name, *codecs[field.name][1:], _default(field, hints[field.name]))
-        for field in declared
-    ]
+    codecs = {field.name: _codec(hints[field.name]) for field in dataclasses.fields(kind)}
+    table = [_Field(name, *codec[1:]) for name, codec in codecs.items()]
     dumps = [(name, codec.dump) for name, codec in codecs.items() if codec.dump is not None]
 
     def dump(value: Any) -> dict[str, Any]:
@@ -372,20 +364,10 @@ def _dataclass(kind: Any) -> _Codec:
     return _Codec(dump, load)
 
 
-def _default(field: "dataclasses.Field[Any]", hint: Any) -> Callable[[], Any] | None:
-    if get_origin(hint) is not Annotated or ADDED not in get_args(hint):
-        return None
-    if field.default is not dataclasses.MISSING:
-        return lambda: field.default
-    return field.default_factory  # type: ignore[return-value]  # one of the two is there
-
-
 def _field(field: _Field, document: dict[str, Any], known: Unchanged | None) -> Any:
-    name, load, is_plain, default = field
+    name, load, is_plain = field
     if name not in document:
-        if default is None:
-            raise MalformedError(f"{name} is missing")
-        return default()
+        raise MalformedError(f"{name} is missing")
     try:
         if known is None or is_plain:
             return load(document[name], None)

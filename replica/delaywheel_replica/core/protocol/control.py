@@ -26,12 +26,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Annotated, Final, TypeVar
+from typing import Final, TypeVar
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.protocol.codec import (
-    ADDED,
     MalformedError,
     Natural,
     Positive,
@@ -163,9 +162,9 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class _Lost:
-    """Up to where frames are lost; None, as in records of older releases: one frame."""
+    """Up to where frames are lost."""
 
-    last_seq: Annotated[Positive | None, ADDED] = None
+    last_seq: Positive
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,15 +188,14 @@ class IngressRecord:
         announced: Offsets from there on that a leader may have handed to a server.
         levels_ms: The levels that apply to those: name -> delay.
         cut_off: The partition was found to end here, before what was read or announced of it;
-            nothing from there on is read. None: it was not. Earlier releases do not know it, and
-            forget it.
+            nothing from there on is read. None: it was not.
     """
 
     topic_id: str
     next_offset: Natural
     announced: SeqSet = NO_SEQS
     levels_ms: Mapping[str, Natural] = field(default_factory=dict)
-    cut_off: Annotated[Natural | None, ADDED] = None
+    cut_off: Natural | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,13 +361,12 @@ def _apply_wheel(state: ControlState, wheel: WheelId, value: bytes | None) -> Co
 
 
 def _apply_lost(state: ControlState, first: FrameName, value: bytes | None) -> ControlState:
-    """Applies a record of lost frames; without a last seq, as in older releases, it names one."""
     wheel, seq = first
     if value is None:
         records = {known: last for known, last in state.lost_records.items() if known != first}
         left = FrameSet(FrameRange(*known, last) for known, last in records.items())
         return replace(state, lost=left, lost_records=records)
-    last_seq = decode(_Lost, value).last_seq or seq
+    last_seq = decode(_Lost, value).last_seq
     if last_seq < seq:
         raise MalformedError(f"last_seq: {last_seq} is less than {seq}")
     return replace(

@@ -16,10 +16,10 @@ one millisecond is being split; a wheel leaves V only when it is unregistered.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Final, Self
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.codec import ADDED, MalformedError, Natural, parse_wheel
+from delaywheel_replica.core.protocol.codec import MalformedError, Natural, parse_wheel
 
 MOST_AHEAD: Final = 4
 """How often w may be set back before it has passed what was done ahead: it bounds the record."""
@@ -133,8 +133,8 @@ class Progress(Done):
     """
 
     floor: int = 0
-    ahead: Annotated[tuple[Done, ...], ADDED] = ()
-    set_backs: Annotated[Natural, ADDED] = 0
+    ahead: tuple[Done, ...] = ()
+    set_backs: Natural = 0
 
     @property
     def reached(self) -> Reached:

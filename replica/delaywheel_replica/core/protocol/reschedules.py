@@ -17,7 +17,7 @@ from hashlib import blake2b
 from typing import Annotated, Final, NamedTuple
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.codec import ADDED, MalformedError, Natural, Text
+from delaywheel_replica.core.protocol.codec import MalformedError, Natural, Text
 from delaywheel_replica.core.protocol.progress import Position
 
 _KEY: Final = re.compile(r"([0-9a-f]{32})/([1-9][0-9]{0,15})")
@@ -75,8 +75,8 @@ class Reschedule:
     place: Position
     passed: tuple[int, ...] = ()
     is_written: bool = False
-    chosen_ms: Annotated[int | None, ADDED] = None
-    set_backs: Annotated[Natural, ADDED] = 0
+    chosen_ms: int | None = None
+    set_backs: Natural = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,14 @@ disk has not even that left, and created again when it has.
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Final, Self
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel_replica.core.protocol.codec import (
-    ADDED,
     MalformedError,
     Natural,
     Positive,
@@ -97,7 +96,7 @@ class _Content:
 
     placed: Mapping[WheelId, Natural]
     gaps: tuple[Gap, ...]
-    reported: Annotated[Mapping[WheelId, Natural], ADDED] = field(default_factory=dict)
+    reported: Mapping[WheelId, Natural]
 
 
 class Notes:
