@@ -35,7 +35,7 @@ from delaywheel_replica.server.access.faults import exposed_ports
 from delaywheel_replica.server.access.spending import TopicRoom, topic_rooms
 from delaywheel_replica.server.certificates import NodeCertificates
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
-from delaywheel_replica.server.changing.decided import Decisions
+from delaywheel_replica.server.changing.decided_dues import DecidedDues
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.half_commits import HalfCommits
@@ -291,7 +291,7 @@ class Server:
         cancel_many = CancelMany(
             self._view, finder, self._search, self._cancel_groups, self._other_nodes
         )
-        self._decisions = Decisions(
+        self._decided_dues = DecidedDues(
             self._view,
             self._queries,
             writing,
@@ -308,7 +308,7 @@ class Server:
         reschedules = Reschedules(
             self._view,
             finder,
-            self._decisions,
+            self._decided_dues,
             PassedChanges(self._other_nodes.reschedule, Reason.RESCHEDULE_UNKNOWN),
             span=Span(config.span_seconds, config.max_clock_skew_ms),
             propose=self._link.send,
@@ -473,7 +473,7 @@ class Server:
                 tasks.create_task(self._watch_for_twin(stop)),
                 tasks.create_task(self._watch_calls(stop)),
                 tasks.create_task(self._watch_access()),
-                tasks.create_task(self._decisions.run()),
+                tasks.create_task(self._decided_dues.run()),
                 tasks.create_task(self._keep_moving()),
                 tasks.create_task(self._cancel_groups.run()),
             ]

@@ -50,20 +50,20 @@ class AwaitedCall(Generic[_Result]):
 
     Attributes:
         results: What became of each; None: that is not known yet.
-        some: Done once one of them is known.
-        done: Done once all are.
+        any_settled: Done once it is known of one of them.
+        all_settled: Done once it is of all.
         is_over: Its caller does not wait any more.
     """
 
     results: list[_Result | None]
-    some: asyncio.Future[None] = field(init=False)
-    done: asyncio.Future[None] = field(init=False)
+    any_settled: asyncio.Future[None] = field(init=False)
+    all_settled: asyncio.Future[None] = field(init=False)
     is_over: bool = False
     _left: int = field(init=False)
 
     def __post_init__(self) -> None:
         loop = asyncio.get_running_loop()
-        self.some, self.done = loop.create_future(), loop.create_future()
+        self.any_settled, self.all_settled = loop.create_future(), loop.create_future()
         self._left = len(self.results)
 
     @classmethod
@@ -75,10 +75,10 @@ class AwaitedCall(Generic[_Result]):
         """Notes what became of one."""
         self.results[row] = result
         self._left -= 1
-        if not self.some.done():
-            self.some.set_result(None)
-        if not self._left and not self.done.done():
-            self.done.set_result(None)
+        if not self.any_settled.done():
+            self.any_settled.set_result(None)
+        if not self._left and not self.all_settled.done():
+            self.all_settled.set_result(None)
 
     async def wait(
         self,
@@ -101,12 +101,12 @@ class AwaitedCall(Generic[_Result]):
         try:
             async with asyncio.timeout(min(within_s, WAIT_S)):
                 if may_end is not None:
-                    await asyncio.wait([self.some], timeout=first_s)
-                while may_end is not None and not self.done.done():
-                    await asyncio.wait([self.done], timeout=_GRACE_S)
+                    await asyncio.wait([self.any_settled], timeout=first_s)
+                while may_end is not None and not self.all_settled.done():
+                    await asyncio.wait([self.all_settled], timeout=_GRACE_S)
                     if may_end():
                         return True
-                await self.done
+                await self.all_settled
         except TimeoutError:
             pass
         finally:
@@ -182,7 +182,7 @@ def parsed(messages: Sequence[_Named], parse: Callable[[_Named], _Asked]) -> lis
     return list(each())
 
 
-def check_some(results: Sequence[object]) -> None:
+def check_not_all_refused(results: Sequence[object]) -> None:
     """Refuses the call, if all of its messages are refused for what concerns all of them.
 
     Raises:

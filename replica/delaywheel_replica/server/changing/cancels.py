@@ -17,7 +17,7 @@ from delaywheel_replica.server.access.showing import searchable
 from delaywheel_replica.server.changing.awaited import (
     OF_ALL,
     PASSED_ON_S,
-    check_some,
+    check_not_all_refused,
     parsed,
     within_s_of,
 )
@@ -99,7 +99,7 @@ class Cancels:
                 first_s=PASSED_ON_S if caller.is_node else WAIT_S,
             )
         results = in_order(named, cancelled)
-        check_some(results)
+        check_not_all_refused(results)
         return pb.CancelResponse(results=map(_result, results))
 
 

@@ -139,39 +139,6 @@ class MessageFinder:
         """Finds messages that are lone; `find_many` finds the others."""
         return await self._queries.find_lone(named)
 
-    async def find(self, named: Reference) -> Subject:
-        """Finds one message, together with others that are asked for meanwhile.
-
-        Raises:
-            RequestRefusedError: HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
-        """
-        subject = await self._finds.one(named)
-        if isinstance(subject, RequestRefusedError):
-            raise subject
-        return subject
-
-    def place(self, found: Found) -> Position:
-        """See `place_in`, by the progress that is committed now."""
-        status = self._view.cleaner.status
-        return place_in(found, None if status is None else status.progress)
-
-    async def look_again(self, subject: Subject) -> None:
-        """Looks for new cancels of a message, and for the mark of a reschedule."""
-        again = await self._finds.one(subject.reference)
-        if isinstance(again, Subject) and again.found.copies:
-            subject.found = again.found
-
-    async def decide(self, subject: Subject) -> Decided:
-        """Returns the present decision about a message of which no cancel was written."""
-        decided = self.basis().before_writing(subject.key, subject.found)
-        match decided.decision:
-            case CancelDecision.WAIT | CancelDecision.UNKNOWN if subject.found.copies:
-                return await self._decides.one(subject)
-            case CancelDecision.NOT_FOUND if not await self.nobody_has(subject.named):
-                return Decided(CancelDecision.UNKNOWN)
-            case _:
-                return decided
-
     async def known(self, references: Sequence[Reference]) -> list[Decided | Refusal]:
         """Decides by what is known, without writing anything."""
         basis = self.basis_of_look()
@@ -206,18 +173,6 @@ class MessageFinder:
                 subject.found = each
                 results.append(basis.after_writing(subject.key, each))
         return results
-
-    async def is_half(self, subject: Subject) -> bool:
-        """Whether a message that was found is a half, as its headers say.
-
-        Raises:
-            RequestRefusedError: NOT_UP_TO_DATE: its frame cannot be read here for now.
-        """
-        place = self.place(subject.found)
-        columns = await self._queries.message(subject.reference.slot, place)
-        if columns is None:
-            raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
-        return any(name == HALF_GROUP for name, _ in columns.headers(0))
 
     async def look_in_kafka(self, subject: Subject) -> Decided:
         """Looks in Kafka for what became of a message of which progress shows no order any more.
@@ -261,6 +216,53 @@ class MessageFinder:
         return await self._other_nodes.others_have_none(
             _as_named(named), wanted=others_to_ask(wheels)
         )
+
+    # --- one message at a time, for reschedules
+
+    async def find(self, named: Reference) -> Subject:
+        """Finds one message, together with others that are asked for meanwhile.
+
+        Raises:
+            RequestRefusedError: HANDLE_AMBIGUOUS, NOT_UP_TO_DATE.
+        """
+        subject = await self._finds.one(named)
+        if isinstance(subject, RequestRefusedError):
+            raise subject
+        return subject
+
+    async def look_again(self, subject: Subject) -> None:
+        """Looks for new cancels of a message, and for the mark of a reschedule."""
+        again = await self._finds.one(subject.reference)
+        if isinstance(again, Subject) and again.found.copies:
+            subject.found = again.found
+
+    async def decide(self, subject: Subject) -> Decided:
+        """Returns the present decision about a message of which no cancel was written."""
+        decided = self.basis().before_writing(subject.key, subject.found)
+        match decided.decision:
+            case CancelDecision.WAIT | CancelDecision.UNKNOWN if subject.found.copies:
+                return await self._decides.one(subject)
+            case CancelDecision.NOT_FOUND if not await self.nobody_has(subject.named):
+                return Decided(CancelDecision.UNKNOWN)
+            case _:
+                return decided
+
+    def place(self, found: Found) -> Position:
+        """See `place_in`, by the progress that is committed now."""
+        status = self._view.cleaner.status
+        return place_in(found, None if status is None else status.progress)
+
+    async def is_half(self, subject: Subject) -> bool:
+        """Whether a message that was found is a half, as its headers say.
+
+        Raises:
+            RequestRefusedError: NOT_UP_TO_DATE: its frame cannot be read here for now.
+        """
+        place = self.place(subject.found)
+        columns = await self._queries.message(subject.reference.slot, place)
+        if columns is None:
+            raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
+        return any(name == HALF_GROUP for name, _ in columns.headers(0))
 
 
 def place_in(found: Found, progress: Progress | None) -> Position:

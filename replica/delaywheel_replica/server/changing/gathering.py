@@ -82,7 +82,7 @@ LEFT_BEHIND_S: Final = 2 * WAIT_S
 
 
 class CancelGroups:
-    """Cancels messages while this node's cleaner leads. For the event loop's thread."""
+    """Cancels messages; NO_LEADER unless this node's cleaner leads. For the event loop's thread."""
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 Two independent parts. A change is proposed to the cleaner again and again, until a record decides
 the proposal, or it is known that none will. And the leader's node writes what is decided,
-whichever node received the request (decided.py).
+whichever node received the request (decided_dues.py).
 
 | a message is | until | then |
 |---|---|---|
@@ -43,11 +43,11 @@ from delaywheel_replica.server.changing.awaited import (
     PASSED_ON_S,
     AwaitedCall,
     Waiters,
-    check_some,
+    check_not_all_refused,
     parsed,
     within_s_of,
 )
-from delaywheel_replica.server.changing.decided import Decisions
+from delaywheel_replica.server.changing.decided_dues import DecidedDues
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.pending import Decided, Subject
@@ -150,7 +150,7 @@ class Reschedules:
         self,
         view: NodeView,
         finder: MessageFinder,
-        decisions: Decisions,
+        decided_dues: DecidedDues,
         passed_on: PassedChanges[pb.NewDue, pb.MessageRescheduled],
         *,
         span: Span,
@@ -167,7 +167,7 @@ class Reschedules:
         self._counts = counts
         self._view = view
         self._finder = finder
-        self._decisions = decisions
+        self._decided_dues = decided_dues
         self._passed_on = passed_on
         self._span = span
         self._propose = propose
@@ -213,7 +213,7 @@ class Reschedules:
                 first_s=PASSED_ON_S if caller.is_node else WAIT_S,
             )
         results = in_order(named, changed)
-        check_some(results)
+        check_not_all_refused(results)
         return pb.RescheduleResponse(results=map(_result, results))
 
     async def _reschedule_here(
@@ -360,7 +360,7 @@ class Reschedules:
                             return Decided(CancelDecision.RESCHEDULED, attempt.to_ms)
                         proposal = proposal or await self._proposal(subject, attempt.to_ms, there)
                         self._propose(replace(proposal, looked=tuple(subject.found.looked.items())))
-                        await self._decisions.await_change(subject.key, _AGAIN_S)
+                        await self._decided_dues.await_change(subject.key, _AGAIN_S)
                     elif decision in _OUTCOMES and (proposal is None or decision in _CERTAIN):
                         return decided
                     else:
@@ -408,7 +408,7 @@ class Reschedules:
 
     def _handle(self, subject: Subject, moved_ms: int) -> str:
         """Returns a handle of the message at the new due: any wheel finds it."""
-        copy = self._decisions.copy(subject.key)
+        copy = self._decided_dues.copy(subject.key)
         if copy is not None and copy.to_ms == moved_ms:
             wheel = copy.wheel  # nearly always: a node's status costs
         elif moved_ms == subject.key[1] or (open_ := self._view.status().heartbeat.open) is None:
@@ -446,10 +446,10 @@ class Reschedules:
             async with asyncio.timeout(_WRITTEN_S):
                 while (record := self._unwritten(key)) is not None:
                     moved_ms = record.to_ms
-                    copy = self._decisions.copy(key)
+                    copy = self._decided_dues.copy(key)
                     if copy is not None and copy.to_ms == moved_ms:
                         break
-                    await self._decisions.await_change(key, _AGAIN_S)
+                    await self._decided_dues.await_change(key, _AGAIN_S)
         except TimeoutError:
             _log.warning("a reschedule is decided, and not written yet", due_ms=key[1])
         return moved_ms

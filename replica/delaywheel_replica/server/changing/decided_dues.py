@@ -56,7 +56,7 @@ class Copy(NamedTuple):
     seq: int
 
 
-class Decisions:
+class DecidedDues:
     """Writes decided reschedules, while this node's cleaner leads. For the event loop's thread."""
 
     def __init__(

@@ -18,7 +18,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.progress import Position
 from delaywheel_replica.core.protocol.reschedules import Reschedule, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
-from delaywheel_replica.server.changing.decided import COPIES_BYTES, Decisions
+from delaywheel_replica.server.changing.decided_dues import COPIES_BYTES, DecidedDues
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.server.views import node_view
@@ -117,10 +117,10 @@ class Site:
             answer.set_result(SimpleNamespace(failed={}, wheel=OWN, seq=seq))
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Decisions]:
+    async def running(self) -> AsyncIterator[DecidedDues]:
         site = cast("Any", self)
         view = node_view(lambda: cast("Any", None), cleaner=self.cleaner)
-        decisions = Decisions(
+        decisions = DecidedDues(
             view, site, site, report=self.reported.append, next_change=self.next_change
         )
         task = asyncio.create_task(decisions.run())
