@@ -370,6 +370,7 @@ def test_what_a_failure_cost_counts_if_kafka_says_by_then_that_a_topic_takes_not
 ) -> None:
     kafka = Kafka({"good": PRESENT, "bad": replace(PRESENT, state=TopicState.SHRUNK)})
     judging = judge(kafka)
+    kafka.now += RECENT_S
     judging.begin_term()
     rows = overdue(kafka, "good", "bad", by_s=overdue_s)
     held = held_s(kafka, judging, 10, lambda _: rows)
