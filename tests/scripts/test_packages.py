@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import sysconfig
 import time
 import venv
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from email import message_from_string
 from importlib.metadata import distribution
 from pathlib import Path
@@ -48,7 +49,8 @@ def closure(requirements: list[str], extra: str) -> set[str]:
 class Installed:
     """An environment with the wheel, and links to the requirements of an extra."""
 
-    def __init__(self, wheel: Path, folder: Path, extra: str) -> None:
+    def __init__(self, wheel: Path, folder: Path) -> None:
+        """Has the wheel alone: pip and the first start of each module cost most."""
         venv.create(folder, with_pip=False, symlinks=True)
         self.programs = folder / "bin"
         python = self.programs / "python"
@@ -56,16 +58,28 @@ class Installed:
             *(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet"),
             *("--no-index", "--no-deps", "--no-compile", "--disable-pip-version-check", str(wheel)),
         )
-        asked = [sysconfig.get_path("purelib", vars={"base": str(folder)})]
+        self._site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
         with zipfile.ZipFile(wheel) as content:
             name = next(n for n in content.namelist() if n.endswith(".dist-info/METADATA"))
             metadata = message_from_string(content.read(name).decode())
-        for needed in closure(metadata.get_all("Requires-Dist") or [], extra):
-            made = distribution(needed)
-            for top in {path.parts[0] for path in made.files or [] if path.parts[0] != ".."}:
-                link = Path(asked[0]) / top
-                if not link.exists():
-                    link.symlink_to(str(made.locate_file(top)))
+        self._requirements = metadata.get_all("Requires-Dist") or []
+
+    @contextlib.contextmanager
+    def having(self, extra: str) -> Iterator[None]:
+        """Has links to exactly the requirements of an extra meanwhile."""
+        links = {
+            self._site / top: made.locate_file(top)
+            for made in map(distribution, closure(self._requirements, extra))
+            for top in {path.parts[0] for path in made.files or [] if path.parts[0] != ".."}
+        }
+        new = [link for link in links if not link.exists()]
+        for link in new:
+            link.symlink_to(str(links[link]))
+        try:
+            yield
+        finally:
+            for link in new:
+                link.unlink()
 
     def command(self, *arguments: str) -> list[str]:
         return [str(self.programs / "delaywheel"), *arguments]
@@ -79,67 +93,79 @@ def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     folder = tmp_path_factory.mktemp("wheel")
     run(
         *(sys.executable, "-m", "build", "--wheel", "--no-isolation"),
         *("--outdir", str(folder), str(ROOT)),
     )
     (built,) = folder.iterdir()
-    return built
+    return Installed(built, tmp_path_factory.mktemp("installed"))
 
 
-@pytest.fixture(scope="module")
-def base(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The client alone."""
-    return Installed(wheel, tmp_path_factory.mktemp("base"), "")
+@pytest.fixture
+def installed(alone: Installed, request: pytest.FixtureRequest) -> Iterator[Installed]:
+    """The same environment with the extra that a test names."""
+    with alone.having(request.param):
+        yield alone
 
 
-def test_the_client_alone_has_no_broken_command(base: Installed) -> None:
+def with_extra(extra: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("installed", [extra], indirect=True)
+
+
+@with_extra("")
+def test_the_client_alone_has_no_broken_command(installed: Installed) -> None:
     code = "import delaywheel; delaywheel.Client, delaywheel.AsyncClient, delaywheel.Message"
-    run(str(base.programs / "python"), "-c", code)
-    assert "produce" in run(*base.command("--help")).stdout
+    run(str(installed.programs / "python"), "-c", code)
+    assert "produce" in run(*installed.command("--help")).stdout
     asked = ("status", "--server", "127.0.0.1:1", "--timeout", "1s")
-    assert run(*base.command(*asked), check=False).returncode == 3
+    assert run(*installed.command(*asked), check=False).returncode == 3
     for needing in (("config", "check"), ("verify", str(GOLDEN))):
-        reported = run(*base.command(*needing), check=False)
+        reported = run(*installed.command(*needing), check=False)
         assert (reported.returncode, reported.stdout) == (1, "")
         assert reported.stderr.startswith("error: NOT_INSTALLED: this needs ")
         assert "install delaywheel[cli]" in reported.stderr
 
 
-def test_consumers_need_their_extra(wheel: Path, base: Installed, tmp_path: Path) -> None:
-    code = "from delaywheel.consumer import RetryConsumer, AsyncRetryConsumer"
-    reported = run(str(base.programs / "python"), "-c", code, check=False)
+CONSUMERS = "from delaywheel.consumer import RetryConsumer, AsyncRetryConsumer"
+
+
+@with_extra("")
+def test_consumers_need_their_extra(installed: Installed) -> None:
+    reported = run(str(installed.programs / "python"), "-c", CONSUMERS, check=False)
     assert "install delaywheel[consumer]" in reported.stderr
-    consumer = Installed(wheel, tmp_path / "consumer", "consumer")
-    run(str(consumer.programs / "python"), "-c", code)
 
 
-def test_the_command_does_all_but_serve(wheel: Path, tmp_path: Path) -> None:
-    cli = Installed(wheel, tmp_path / "cli", "cli")
+@with_extra("consumer")
+def test_consumers_need_no_other_extra(installed: Installed) -> None:
+    run(str(installed.programs / "python"), "-c", CONSUMERS)
+
+
+@with_extra("cli")
+def test_the_command_does_all_but_serve(installed: Installed, tmp_path: Path) -> None:
     here = ("--set", f"data_dir={tmp_path / 'n1'}")
-    run(*cli.command("config", "check", *CONFIG, *here))
-    assert run(*cli.command("slots", "--data", str(GOLDEN))).stdout
-    run(*cli.command("verify", str(GOLDEN)))
-    reported = run(*cli.command("serve", *CONFIG, *here), check=False)
+    run(*installed.command("config", "check", *CONFIG, *here))
+    assert run(*installed.command("slots", "--data", str(GOLDEN))).stdout
+    run(*installed.command("verify", str(GOLDEN)))
+    reported = run(*installed.command("serve", *CONFIG, *here), check=False)
     assert reported.returncode == 1
     assert reported.stderr.startswith("error: NOT_INSTALLED: a node needs ")
     assert "install delaywheel[server]" in reported.stderr
-    reported = run(*cli.command("reconcile"), check=False)
+    reported = run(*installed.command("reconcile"), check=False)
     assert reported.returncode == 2
     assert "install delaywheel[audit]" in reported.stderr
 
 
-def test_what_a_node_needs_can_serve(wheel: Path, tmp_path: Path) -> None:
-    server = Installed(wheel, tmp_path / "server", "server")
+@with_extra("server")
+def test_what_a_node_needs_can_serve(installed: Installed, tmp_path: Path) -> None:
     data = tmp_path / "n1"
     settings = (*CONFIG, "--set", f"data_dir={data}", "--set", "listen=127.0.0.1:0")
     log = tmp_path / "log"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with log.open("wb") as output:
         node = subprocess.Popen(
-            server.command("serve", *settings, "--set", "metrics_listen=127.0.0.1:0"),
+            installed.command("serve", *settings, "--set", "metrics_listen=127.0.0.1:0"),
             env=environment,
             cwd="/",
             stderr=output,
