@@ -79,7 +79,10 @@ def test_promtool_takes_them(command: str) -> None:
 
 def test_promtool_finds_an_alert_that_does_not_come(tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text(RULES.replace("delaywheel_ready) < 1", "up) < 1"))
-    (tmp_path / "alerts.test.yaml").write_text(TESTS)
+    # The other groups say nothing of this rule, and take promtool two seconds.
+    head, *groups = re.split(r"^(?=  - name: )", TESTS, flags=re.MULTILINE)
+    group = next(each for each in groups if "alertname: DelaywheelTakesNoMessages\n" in each)
+    (tmp_path / "alerts.test.yaml").write_text(head + group)
     command = [find_promtool(), "test", "rules", "alerts.test.yaml"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
