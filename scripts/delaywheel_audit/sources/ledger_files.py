@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -275,7 +276,8 @@ class LedgerFolder:
             if "://" in uri:
                 self._fs, folder = fs.FileSystem.from_uri(uri)
             else:
-                self._fs, folder = fs.LocalFileSystem(), uri
+                # Spark takes the first part of a relative path for a host.
+                self._fs, folder = fs.LocalFileSystem(), str(Path(uri).absolute())
         except (OSError, pa.ArrowException, ValueError) as error:
             cause = without_secrets(str(error), uri)
             # No cause: what pyarrow says shows the URI as it is.

@@ -206,6 +206,18 @@ def test_a_place_that_is_not_there_is_an_error_and_no_empty_ledger(tmp_path: Pat
         LedgerFolder("gopher://x/y")
 
 
+def test_spark_finds_a_ledger_below_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "date=2027-01-15/hour=08/n1.1-0000000000000000001-0000000000000000002.parquet"
+    file = tmp_path / "books" / name
+    file.parent.mkdir(parents=True)
+    file.touch()
+    monkeypatch.chdir(tmp_path)
+    folder = LedgerFolder("books")
+    assert folder.spark_paths(folder.listing().files) == [f"file://{file}"]
+
+
 @pytest.mark.parametrize(
     ("uri", "path", "read"),
     [
