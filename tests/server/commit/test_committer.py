@@ -369,6 +369,33 @@ def test_what_is_submitted_beside_messages_is_not_held_up_with_them(pair: Driven
     assert pair.store.last_seq == 3
 
 
+def test_what_is_being_written_counts_as_what_waits_for_mirrors(node: Driven) -> None:
+    node.ask(message(1), message(2))
+    node.jobs.clear()
+    group = node.driver.begin_group()
+    assert group is not None
+    node.ask(message(3))
+    assert not node.jobs
+    node.ask(message(4))
+    assert list(node.jobs) == [GroupJob()]
+    node.driver.finish_group(group)
+    node.work()
+    node.ask(message(5), message(6))
+    node.jobs.clear()
+    group = node.driver.begin_group()
+    assert group is not None
+    node.ask(message(7))
+    node.driver.finish_group(group)
+    assert list(node.jobs) == [GroupJob()]  # at once: nothing waits for mirrors here
+
+
+def test_what_is_pending_behind_a_group_that_is_refused_is_refused_next(pair: Driven) -> None:
+    refused = [pair.ask(message(n), kind=kind) for n, kind in enumerate(Kind)]
+    pair.driver.drain()
+    pair.work()
+    assert {each.said for each in refused} == {"DRAINING"}
+
+
 def test_long_messages_count_for_more(pair: Driven) -> None:
     pair.produce(*(message(n) for n in range(300)))
     pair.produce(message(301, value=bytes(1 << 20)))
