@@ -71,7 +71,7 @@ _RESTING_S = 10.0
 """A leader commits its progress three times a second, even without messages."""
 
 
-class CouldNotRun(Exception):  # noqa: N818 - a named answer to the user, not a defect
+class CouldNotRun(Exception):
     """The job could not run; the text says why.
 
     Attributes:

@@ -152,7 +152,7 @@ class Message:
         delay: Duration | None = None,
         deliver_at: datetime | None = None,
         level: str | None = None,
-        id: bytes | uuid.UUID | uuid_utils.UUID | None = None,  # noqa: A002  its public name
+        id: bytes | uuid.UUID | uuid_utils.UUID | None = None,
         partition: int | None = None,
         timestamp: datetime | None = None,
     ) -> None:

@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
     WRONG_SETTINGS = 78
 
 
-class CommandFailure(Exception):  # noqa: N818 - a named answer to the user, not an error of the program
+class CommandFailure(Exception):
     """Raised to end a command.
 
     Attributes:

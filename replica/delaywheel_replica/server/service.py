@@ -90,17 +90,17 @@ class DelayWheelService:
             case _:
                 return _SHORT_BYTES
 
-    async def Commit(self, request: pb.CommitRequest, context: CallContext) -> pb.CommitResponse:  # noqa: N802 - gRPC's names
+    async def Commit(self, request: pb.CommitRequest, context: CallContext) -> pb.CommitResponse:
         """See the protocol."""
         context.caller.spend(len(request.halves), request.ByteSize())
         return await self._changes.commits.commit(request, context.caller)
 
-    async def Cancel(self, request: pb.CancelRequest, context: CallContext) -> pb.CancelResponse:  # noqa: N802 - gRPC's names
+    async def Cancel(self, request: pb.CancelRequest, context: CallContext) -> pb.CancelResponse:
         """See the protocol."""
         context.caller.spend(len(request.messages), request.ByteSize())
         return await self._changes.cancels.cancel(request, context.caller, left_s=context.left_s)
 
-    async def CancelMany(  # noqa: N802 - gRPC's names
+    async def CancelMany(
         self, request: pb.CancelManyRequest, context: CallContext
     ) -> pb.CancelManyResponse:
         """See the protocol.
@@ -117,7 +117,7 @@ class DelayWheelService:
             caller.charge(len(answer.results) - 1)
         return answer
 
-    async def Reschedule(  # noqa: N802 - gRPC's names
+    async def Reschedule(
         self, request: pb.RescheduleRequest, context: CallContext
     ) -> pb.RescheduleResponse:
         """See the protocol."""
@@ -126,7 +126,7 @@ class DelayWheelService:
             request, context.caller, left_s=context.left_s
         )
 
-    async def GetMessage(  # noqa: N802 - gRPC's names
+    async def GetMessage(
         self, request: pb.GetMessageRequest, context: CallContext
     ) -> pb.GetMessageResponse:
         """See the protocol."""
@@ -179,9 +179,7 @@ class DelayWheelService:
             return None
         return await self._other_nodes.get_message(address, pb.GetMessageRequest(message=named))
 
-    async def Search(  # noqa: N802 - gRPC's names
-        self, request: pb.SearchRequest, context: CallContext
-    ) -> pb.SearchResponse:
+    async def Search(self, request: pb.SearchRequest, context: CallContext) -> pb.SearchResponse:
         """See the protocol."""
         _count_question(request, context)
         with self._counts.calls.timed("search") as outcome:
@@ -192,16 +190,14 @@ class DelayWheelService:
             outcome.append("INCOMPLETE" if answer.looked.incomplete else "COMPLETE")
         return answer
 
-    async def ListSlots(  # noqa: N802 - gRPC's names
+    async def ListSlots(
         self, request: pb.ListSlotsRequest, context: CallContext
     ) -> pb.ListSlotsResponse:
         """See the protocol."""
         _count_question(request, context)
         return await self._fan_out.list_slots(request, context.left_s)
 
-    async def GetSlot(  # noqa: N802 - gRPC's names
-        self, request: pb.GetSlotRequest, context: CallContext
-    ) -> pb.GetSlotResponse:
+    async def GetSlot(self, request: pb.GetSlotRequest, context: CallContext) -> pb.GetSlotResponse:
         """See the protocol."""
         _count_question(request, context)
         answer = await self._queries.get_slot(request)
@@ -210,7 +206,7 @@ class DelayWheelService:
         shown = shown_to(context.caller, answer.messages)
         return pb.GetSlotResponse(messages=shown, next_page_token=answer.next_page_token)
 
-    async def DescribeCluster(  # noqa: N802 - gRPC's names
+    async def DescribeCluster(
         self, request: pb.DescribeClusterRequest, context: CallContext
     ) -> pb.DescribeClusterResponse:
         """See the protocol."""
@@ -222,9 +218,7 @@ class DelayWheelService:
             self._fan_out.name_token_ports(answer)
         return answer
 
-    async def WhoAmI(  # noqa: N802 - gRPC's names
-        self, _request: pb.WhoAmIRequest, context: CallContext
-    ) -> pb.WhoAmIResponse:
+    async def WhoAmI(self, _request: pb.WhoAmIRequest, context: CallContext) -> pb.WhoAmIResponse:
         """See the protocol."""
         caller = context.caller
         answer = pb.WhoAmIResponse(node=self._fan_out.node, unlimited=caller.principal is None)

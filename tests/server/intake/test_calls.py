@@ -45,16 +45,16 @@ class Site:
         )
     )
 
-    async def DescribeCluster(  # noqa: N802 - gRPC's names
+    async def DescribeCluster(
         self, _request: object, _context: Context
     ) -> pb.DescribeClusterResponse:
         self.begun.append("DescribeCluster")
         return pb.DescribeClusterResponse()
 
-    async def GetMessage(self, _request: object, _context: Context) -> pb.GetMessageResponse:  # noqa: N802 - gRPC's names
+    async def GetMessage(self, _request: object, _context: Context) -> pb.GetMessageResponse:
         return pb.GetMessageResponse(message=pb.StoredMessage(value=bytes(_LONG)))
 
-    async def Cancel(self, _request: object, _context: Context) -> pb.CancelResponse:  # noqa: N802 - as above
+    async def Cancel(self, _request: object, _context: Context) -> pb.CancelResponse:
         self.begun.append("Cancel")
         await self.go_on.wait()
         return pb.CancelResponse()

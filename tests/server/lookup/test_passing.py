@@ -69,7 +69,7 @@ class LeadersNode(rpc.DelayWheelServicer):
         self.goes_on = asyncio.Event()
         self.goes_on.set()
 
-    async def Cancel(  # noqa: N802 - gRPC's names
+    async def Cancel(
         self,
         request: pb.CancelRequest,
         context: grpc.aio.ServicerContext[object, object],
@@ -91,7 +91,7 @@ class LeadersNode(rpc.DelayWheelServicer):
             ]
         )
 
-    async def Reschedule(  # noqa: N802 - gRPC's names
+    async def Reschedule(
         self,
         request: pb.RescheduleRequest,
         context: grpc.aio.ServicerContext[object, object],
@@ -107,7 +107,7 @@ class LeadersNode(rpc.DelayWheelServicer):
         results = [pb.MessageRescheduled(), refused] if is_first else [done]
         return pb.RescheduleResponse(results=results)
 
-    async def GetMessage(  # noqa: N802 - gRPC's names
+    async def GetMessage(
         self,
         request: pb.GetMessageRequest,
         context: grpc.aio.ServicerContext[object, object],
@@ -119,7 +119,7 @@ class LeadersNode(rpc.DelayWheelServicer):
             await abort(context, self.answer)
         return pb.GetMessageResponse()
 
-    async def DescribeCluster(  # noqa: N802 - gRPC's names
+    async def DescribeCluster(
         self,
         request: pb.DescribeClusterRequest,
         context: grpc.aio.ServicerContext[object, object],

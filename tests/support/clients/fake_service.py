@@ -207,7 +207,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self._server.stop(None).wait()
         self._pool.shutdown()
 
-    def DelayProduce(  # noqa: N802  gRPC's name
+    def DelayProduce(
         self, request: pb.DelayProduceRequest, context: grpc.ServicerContext
     ) -> pb.DelayProduceResponse:
         with self._lock:
@@ -215,26 +215,22 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self.reached.set()
         return self._behave(request, context, self.otherwise)  # type: ignore[no-any-return]
 
-    def DelayProduceStream(self, request_iterator: Any, context: Any) -> Any:  # noqa: N802
+    def DelayProduceStream(self, request_iterator: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    def Commit(  # noqa: N802
-        self, request: pb.CommitRequest, context: grpc.ServicerContext
-    ) -> pb.CommitResponse:
+    def Commit(self, request: pb.CommitRequest, context: grpc.ServicerContext) -> pb.CommitResponse:
         self.commits.append(request)
         committed = pb.HalfCommitted(outcome=pb.COMMIT_OUTCOME_COMMITTED)
         response = pb.CommitResponse(results=[committed] * len(request.halves))
         return self._behave(request, context, answer(response))  # type: ignore[no-any-return]
 
-    def Cancel(  # noqa: N802
-        self, request: pb.CancelRequest, context: grpc.ServicerContext
-    ) -> pb.CancelResponse:
+    def Cancel(self, request: pb.CancelRequest, context: grpc.ServicerContext) -> pb.CancelResponse:
         self.cancels.append(request)
         cancelled = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_CANCELLED)
         response = pb.CancelResponse(results=[cancelled] * len(request.messages))
         return self._behave(request, context, answer(response))  # type: ignore[no-any-return]
 
-    def GetMessage(  # noqa: N802
+    def GetMessage(
         self, request: pb.GetMessageRequest, context: grpc.ServicerContext
     ) -> pb.GetMessageResponse:
         self.gets.append(request)
@@ -242,7 +238,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
             request, context, abort(Reason.MESSAGE_NOT_FOUND)
         )
 
-    def CancelMany(  # noqa: N802
+    def CancelMany(
         self, request: pb.CancelManyRequest, context: grpc.ServicerContext
     ) -> pb.CancelManyResponse:
         self.many.append(pb.CancelManyRequest.FromString(request.SerializeToString()))
@@ -250,7 +246,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
             request, context, self.otherwise_many
         )
 
-    def Reschedule(  # noqa: N802
+    def Reschedule(
         self, request: pb.RescheduleRequest, context: grpc.ServicerContext
     ) -> pb.RescheduleResponse:
         self.reschedules.append(request)
@@ -265,23 +261,21 @@ class FakeService(pb_grpc.DelayWheelServicer):
         response = pb.RescheduleResponse(results=results)
         return self._behave(request, context, answer(response))  # type: ignore[no-any-return]
 
-    def Search(  # noqa: N802
-        self, request: pb.SearchRequest, context: grpc.ServicerContext
-    ) -> pb.SearchResponse:
+    def Search(self, request: pb.SearchRequest, context: grpc.ServicerContext) -> pb.SearchResponse:
         # A client changes its request for the next page.
         self.searches.append(pb.SearchRequest.FromString(request.SerializeToString()))
         return self._behave(request, context, answer(pb.SearchResponse()))  # type: ignore[no-any-return]
 
-    def ListSlots(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def ListSlots(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    def GetSlot(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def GetSlot(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    def WhoAmI(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def WhoAmI(self, request: Any, context: Any) -> Any:
         raise NotImplementedError
 
-    def DescribeCluster(  # noqa: N802
+    def DescribeCluster(
         self, request: pb.DescribeClusterRequest, context: grpc.ServicerContext
     ) -> pb.DescribeClusterResponse:
         self.described.append(request)

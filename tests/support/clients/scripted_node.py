@@ -37,30 +37,30 @@ class ScriptedNode(FakeService, rpc.DelayWheelAdminServicer):
         self.set_back: Behaviour = answer(pb.SetBackResponse())
         self.asked: list[Any] = []
 
-    def ListSlots(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
+    def ListSlots(self, request: Any, context: Any) -> Any:
         self.asked.append(request)
         return self.list_slots(self, request, context)
 
-    def GetSlot(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def GetSlot(self, request: Any, context: Any) -> Any:
         self.asked.append(request)
         return self.get_slot(self, request, context)
 
-    def WhoAmI(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def WhoAmI(self, request: Any, context: Any) -> Any:
         return self.who_am_i(self, request, context)
 
-    def Search(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def Search(self, request: Any, context: Any) -> Any:
         self.asked.append(request)
         return self.search(self, request, context)
 
-    def ReplaceNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def ReplaceNode(self, request: Any, context: Any) -> Any:
         self.asked.append(request)
         return self.replace_node(self, request, context)
 
-    def RemoveNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def RemoveNode(self, request: Any, context: Any) -> Any:
         self.asked.append(request)
         return self.remove_node(self, request, context)
 
-    def SetBack(self, request: Any, context: Any) -> Any:  # noqa: N802
+    def SetBack(self, request: Any, context: Any) -> Any:
         self.asked.append(request)
         return self.set_back(self, request, context)
 

@@ -103,7 +103,7 @@ class AsyncClient:
         topic: str,
         value: bytes | None,
         *,
-        timeout: float | None = None,  # noqa: ASYNC109  it bounds attempts, and names the outcome
+        timeout: float | None = None,
         **options: Unpack[MessageOptions],
     ) -> Handle:
         """Sends one message and waits until it is acknowledged; see `Client.produce`."""
@@ -119,7 +119,7 @@ class AsyncClient:
         *,
         group: str,
         hold: Duration = DEFAULT_HOLD,
-        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        timeout: float | None = None,
         **options: Unpack[MessageOptions],
     ) -> AsyncHalf:
         """Sends a half message; see `Client.begin`.
@@ -142,7 +142,7 @@ class AsyncClient:
         *,
         group: str,
         hold: Duration = DEFAULT_HOLD,
-        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        timeout: float | None = None,
     ) -> AsyncHalves:
         """Sends half messages that go with one local transaction; see `Client.begin_many`."""
         self._check_open()
@@ -174,7 +174,7 @@ class AsyncClient:
         self,
         messages: Iterable[Message],
         *,
-        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        timeout: float | None = None,
     ) -> list[Result]:
         """Sends many messages and waits for all; see `Client.produce_many`."""
         self._check_open()
@@ -207,9 +207,9 @@ class AsyncClient:
         self,
         handle: Handle | str | None = None,
         *,
-        id: Id | None = None,  # noqa: A002  its public name
+        id: Id | None = None,
         deliver_at: datetime | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        timeout: float | None = None,
     ) -> Cancelled:
         """Cancels a pending message; see `Client.cancel`.
 
@@ -224,10 +224,10 @@ class AsyncClient:
         self,
         handle: Handle | str | None = None,
         *,
-        id: Id | None = None,  # noqa: A002  its public name
+        id: Id | None = None,
         deliver_at: datetime | None = None,
         find_place: bool = False,
-        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        timeout: float | None = None,
     ) -> StoredMessage | None:
         """Returns a message as it is stored; see `Client.get`."""
         self._check_open()
@@ -239,9 +239,9 @@ class AsyncClient:
         handle: Handle | str | None = None,
         *,
         to: datetime,
-        id: Id | None = None,  # noqa: A002  its public name
+        id: Id | None = None,
         deliver_at: datetime | None = None,
-        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        timeout: float | None = None,
     ) -> Rescheduled:
         """Gives a pending message another due; see `Client.reschedule`.
 
@@ -255,7 +255,7 @@ class AsyncClient:
         self,
         dues: Iterable[tuple[Handle | str, datetime]],
         *,
-        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        timeout: float | None = None,
     ) -> list[RescheduleResult]:
         """Gives many pending messages other dues; see `Client.reschedule_many`."""
         self._check_open()
@@ -266,7 +266,7 @@ class AsyncClient:
         topic: str | None = None,
         *,
         limit: int = 100,
-        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        timeout: float | None = None,
         **options: Unpack[FilterOptions],
     ) -> FoundMessages:
         """Finds pending messages that meet all conditions; see `Client.search`."""
@@ -280,7 +280,7 @@ class AsyncClient:
         handles: Iterable[Handle | str] | None = None,
         limit: int = 1_000,
         dry_run: bool = False,
-        timeout: float | None = None,  # noqa: ASYNC109  as in `produce`
+        timeout: float | None = None,
         **options: Unpack[FilterOptions],
     ) -> ManyCancelled:
         """Cancels pending messages that meet all conditions; see `Client.cancel_many`."""
@@ -289,7 +289,7 @@ class AsyncClient:
             topic, handles, limit, timeout, options, dry_run=dry_run
         )
 
-    async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
+    async def flush(self, timeout: float | None = None) -> None:
         """Waits until everything that `produce_async` has taken so far has its result.
 
         Raises:
@@ -299,7 +299,7 @@ class AsyncClient:
         if not await self._sender.flush(self._deadline_s(timeout)):
             raise TimedOutError("some messages are still under way", outcome_known=False)
 
-    async def close(self, timeout: float | None = None) -> None:  # noqa: ASYNC109  as in `produce`
+    async def close(self, timeout: float | None = None) -> None:
         """Accepts no further messages, waits for those of `produce_async`, and closes."""
         self._closed = True
         if not self._fork_guard.is_same_process():

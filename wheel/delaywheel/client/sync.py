@@ -306,7 +306,7 @@ class Client:
         self,
         handle: Handle | str | None = None,
         *,
-        id: Id | None = None,  # noqa: A002  its public name
+        id: Id | None = None,
         deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> Cancelled:
@@ -333,7 +333,7 @@ class Client:
         self,
         handle: Handle | str | None = None,
         *,
-        id: Id | None = None,  # noqa: A002  its public name
+        id: Id | None = None,
         deliver_at: datetime | None = None,
         find_place: bool = False,
         timeout: float | None = None,
@@ -361,7 +361,7 @@ class Client:
         handle: Handle | str | None = None,
         *,
         to: datetime,
-        id: Id | None = None,  # noqa: A002  its public name
+        id: Id | None = None,
         deliver_at: datetime | None = None,
         timeout: float | None = None,
     ) -> Rescheduled:

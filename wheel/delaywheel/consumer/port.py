@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 OnPartitions = Callable[[list[Partition]], None]
 
 
-class KafkaUnavailable(Exception):  # noqa: N818 - a state of Kafka, not a defect here
+class KafkaUnavailable(Exception):
     """Kafka does not answer; retrying may help."""
 
 

@@ -231,7 +231,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
         self._store = service._store  # noqa: SLF001 - they are two halves of one thing
         self._lock = service._lock  # noqa: SLF001
 
-    def DelayProduce(  # noqa: N802
+    def DelayProduce(
         self, request: pb.DelayProduceRequest, _context: Any
     ) -> pb.DelayProduceResponse:
         with self._lock:
@@ -250,15 +250,13 @@ class _Servicer(pb_grpc.DelayWheelServicer):
                 results=[self._result(message) for message in request.messages]
             )
 
-    def DelayProduceStream(  # noqa: N802
+    def DelayProduceStream(
         self, request_iterator: Iterator[pb.DelayProduceRequest], context: Any
     ) -> Iterator[pb.DelayProduceResponse]:
         for request in request_iterator:
             yield self.DelayProduce(request, context)
 
-    def ListSlots(  # noqa: N802
-        self, request: pb.ListSlotsRequest, _context: Any
-    ) -> pb.ListSlotsResponse:
+    def ListSlots(self, request: pb.ListSlotsRequest, _context: Any) -> pb.ListSlotsResponse:
         with self._lock:
             last = request.to_slot if request.HasField("to_slot") else 2**62
             slots = [slot for slot in self._store.slots() if request.from_slot <= slot < last]
@@ -281,21 +279,17 @@ class _Servicer(pb_grpc.DelayWheelServicer):
                 )
             return answer
 
-    def GetSlot(  # noqa: N802
-        self, request: pb.GetSlotRequest, _context: Any
-    ) -> pb.GetSlotResponse:
+    def GetSlot(self, request: pb.GetSlotRequest, _context: Any) -> pb.GetSlotResponse:
         with self._lock:
             found = iter(self._store.in_slot(request.slot))
             page, token = _page(found, request.page_token, request.page_size)
             messages = [_stored(kept, with_content=request.with_content) for kept in page]
             return pb.GetSlotResponse(messages=messages, next_page_token=token)
 
-    def WhoAmI(  # noqa: N802
-        self, _request: pb.WhoAmIRequest, _context: Any
-    ) -> pb.WhoAmIResponse:
+    def WhoAmI(self, _request: pb.WhoAmIRequest, _context: Any) -> pb.WhoAmIResponse:
         return pb.WhoAmIResponse(unlimited=True)
 
-    def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:  # noqa: N802
+    def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:
         with self._lock:
             return pb.CommitResponse(
                 results=[
@@ -303,7 +297,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
                 ]
             )
 
-    def Cancel(self, request: pb.CancelRequest, _context: Any) -> pb.CancelResponse:  # noqa: N802
+    def Cancel(self, request: pb.CancelRequest, _context: Any) -> pb.CancelResponse:
         with self._lock:
             found = map(self._store.cancel, request.messages)
             return pb.CancelResponse(
@@ -312,9 +306,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
                 ]
             )
 
-    def Reschedule(  # noqa: N802
-        self, request: pb.RescheduleRequest, context: Any
-    ) -> pb.RescheduleResponse:
+    def Reschedule(self, request: pb.RescheduleRequest, context: Any) -> pb.RescheduleResponse:
         with self._lock:
             if len(request.messages) == 1:
                 refusal = self._new_due_refusal(request.messages[0])
@@ -322,9 +314,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
                     _abort(context, *refusal)
             return pb.RescheduleResponse(results=map(self._rescheduled, request.messages))
 
-    def GetMessage(  # noqa: N802
-        self, request: pb.GetMessageRequest, context: Any
-    ) -> pb.GetMessageResponse:
+    def GetMessage(self, request: pb.GetMessageRequest, context: Any) -> pb.GetMessageResponse:
         with self._lock:
             kept = self._store.find(request.message)
             if kept is None:
@@ -337,7 +327,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
                 stored.state = pb.MessageState.Value(f"MESSAGE_STATE_{kept.answer.name}")
             return pb.GetMessageResponse(message=stored)
 
-    def Search(self, request: pb.SearchRequest, _context: Any) -> pb.SearchResponse:  # noqa: N802
+    def Search(self, request: pb.SearchRequest, _context: Any) -> pb.SearchResponse:
         with self._lock:
             found = self._store.matching(request.filter, with_cancelled=False)
             page, token = _page(found, request.page_token, request.page_size)
@@ -346,9 +336,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
                 messages=messages, next_page_token=token, looked=pb.Looked(node="memory")
             )
 
-    def CancelMany(  # noqa: N802
-        self, request: pb.CancelManyRequest, context: Any
-    ) -> pb.CancelManyResponse:
+    def CancelMany(self, request: pb.CancelManyRequest, context: Any) -> pb.CancelManyResponse:
         wanted = request.filter
         if not any(wanted.HasField(name) for name in ("topic", "key", "id", "header")):
             _abort(context, Reason.FILTER_MISSING, "")
@@ -370,7 +358,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
                 )
             return answer
 
-    def DescribeCluster(  # noqa: N802
+    def DescribeCluster(
         self, _request: pb.DescribeClusterRequest, _context: Any
     ) -> pb.DescribeClusterResponse:
         limits, address = self._store.limits, self._service.address

@@ -34,7 +34,7 @@ KEPT_S = 3_600
 """The least time for which the topic must keep the records that remove a key."""
 
 
-class ControlTopicBroken(Exception):  # noqa: N818 - named after what happened
+class ControlTopicBroken(Exception):
     """One of our records in the control topic is malformed."""
 
 

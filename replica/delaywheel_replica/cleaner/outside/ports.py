@@ -315,7 +315,7 @@ class KafkaPort(Protocol):
         """Makes a new reader of the control topic."""
 
 
-class KafkaAway(Exception):  # noqa: N818 - named after what happened
+class KafkaAway(Exception):
     """Kafka did not answer; the text names the question."""
 
 
@@ -331,11 +331,11 @@ class ReadsRefused(KafkaAway):
         self.refusals = refusals
 
 
-class LeadingRefused(Exception):  # noqa: N818 - a refusal by name, not an error of ours
+class LeadingRefused(Exception):
     """Leading would break a promise; the text has the reason and the remedy."""
 
 
-class ControlUnreadable(Exception):  # noqa: N818 - named after what happened
+class ControlUnreadable(Exception):
     """Kafka did not answer in time, or no longer has the records after those that were read."""
 
 

@@ -114,7 +114,7 @@ class Operator:
         # Two repeated requests about the same thing would replace each other without end.
         self._one_at_a_time = asyncio.Lock()
 
-    async def ReplaceNode(  # noqa: N802 - gRPC's names
+    async def ReplaceNode(
         self, request: pb.ReplaceNodeRequest, context: CallContext
     ) -> pb.ReplaceNodeResponse:
         """Registers the data folder that is heard, or the one that is named, for a node.
@@ -133,7 +133,7 @@ class Operator:
             change = await self._changed(request.node, storage, dry_run=request.dry_run)
         return pb.ReplaceNodeResponse(change=change)
 
-    async def RemoveNode(  # noqa: N802 - gRPC's names
+    async def RemoveNode(
         self, request: pb.RemoveNodeRequest, context: CallContext
     ) -> pb.RemoveNodeResponse:
         """Removes a node for good.
@@ -152,9 +152,7 @@ class Operator:
             change = await self._changed(request.node, REMOVED, dry_run=request.dry_run)
         return pb.RemoveNodeResponse(change=change)
 
-    async def SetBack(  # noqa: N802 - gRPC's names
-        self, request: pb.SetBackRequest, context: CallContext
-    ) -> pb.SetBackResponse:
+    async def SetBack(self, request: pb.SetBackRequest, context: CallContext) -> pb.SetBackResponse:
         """Sets w back to the leader's clock.
 
         Args:

@@ -28,7 +28,7 @@ from delaywheel.storage.frames.rows import FEW_FRAMES, SLOT_FILE_LIMIT_BYTES
 _ANNOUNCED = np.dtype("<u4")
 
 
-class SlotFull(Exception):  # noqa: N818 - the condition is the name
+class SlotFull(Exception):
     """A slot file has no room for a frame; nothing of the group was written."""
 
     def __init__(self, slot: int) -> None:

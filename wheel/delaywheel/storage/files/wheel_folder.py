@@ -32,19 +32,19 @@ class WheelState(StrEnum):
     CLOSED = "closed"
 
 
-class WheelExists(Exception):  # noqa: N818 - the condition is the name
+class WheelExists(Exception):
     """A wheel of this name was opened before; its numbers must not be reused."""
 
 
-class WheelMissing(Exception):  # noqa: N818 - the condition is the name
+class WheelMissing(Exception):
     """There is no wheel of this name in the folder."""
 
 
-class MetaDamaged(Exception):  # noqa: N818 - the condition is the name
+class MetaDamaged(Exception):
     """A wheel's meta.json cannot be understood."""
 
 
-class MetaTooNew(Exception):  # noqa: N818 - the condition is the name
+class MetaTooNew(Exception):
     """A wheel's meta.json was written by a release that this program does not know."""
 
 

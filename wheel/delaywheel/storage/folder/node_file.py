@@ -22,15 +22,15 @@ class NodeFolderError(Exception):
     """The data folder cannot be used by this node."""
 
 
-class NodeFolderInUse(NodeFolderError):  # noqa: N818 - the condition is the name
+class NodeFolderInUse(NodeFolderError):
     """Another process works on this data folder."""
 
 
-class NodeFolderForeign(NodeFolderError):  # noqa: N818 - the condition is the name
+class NodeFolderForeign(NodeFolderError):
     """The data folder belongs to another node or another cluster."""
 
 
-class NodeFileDamaged(NodeFolderError):  # noqa: N818 - the condition is the name
+class NodeFileDamaged(NodeFolderError):
     """``node.json`` exists but cannot be understood."""
 
 

@@ -109,7 +109,7 @@ class DamageReason(Enum):
     UNREADABLE = "the medium reports an error"
 
 
-class FrameDamaged(Exception):  # noqa: N818 - the condition is the name
+class FrameDamaged(Exception):
     """The bytes are not the expected frame."""
 
     def __init__(self, reason: DamageReason, detail: str = "") -> None:

@@ -48,18 +48,18 @@ DEFAULT_MAX_FRAME_MESSAGES = 10_000
 DEFAULT_MAX_FRAME_BYTES = 16 * 1024 * 1024
 
 
-class SlotFinished(Exception):  # noqa: N818 - the condition is the name
+class SlotFinished(Exception):
     """A message for a slot below the floor: its file would come back after its deletion."""
 
 
-class NotEncodable(Exception):  # noqa: N818 - the condition is the name
+class NotEncodable(Exception):
     """A group has something that no frame can hold and that its caller should have refused.
 
     Nothing was written. The rest of the group can be tried again.
     """
 
 
-class WheelBroken(Exception):  # noqa: N818 - the condition is the name
+class WheelBroken(Exception):
     """The medium refused a write: this wheel accepts nothing more, and its node opens the spare.
 
     ``done`` are the frames of the failed group that count; whether others of it are found after a
