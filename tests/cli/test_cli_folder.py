@@ -175,7 +175,7 @@ def test_verify_names_what_is_wrong_and_where(command: Command, data: Path) -> N
         "offset": 0,
     }
     people = command("verify", str(data))
-    assert people.err.startswith("error: FOLDER_DAMAGED: 1 findings")
+    assert people.err.startswith("error: FOLDER_DAMAGED: 1 finding in ")
     assert str(path) in people.out
 
 

@@ -22,7 +22,8 @@ _ROOMS = (
 )
 FILES = [path for room in _ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 _COUNTED = re.compile(
-    r"^ (messages?|frames?|nodes?|calls?|topics?|letters?|copies|copy|wheels?|seconds?)\b"
+    r"^ (messages?|frames?|nodes?|calls?|topics?|letters?|copies|copy|wheels?|seconds?"
+    r"|partitions?|findings?)\b"
 )
 _SIZED = re.compile(r"^ bytes?\b")
 

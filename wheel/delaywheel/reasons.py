@@ -392,7 +392,7 @@ class Reason(StrEnum):
         "NODE_UNKNOWN",
         _NOT_FOUND,
         _FINAL,
-        "No member and no former node has this id: DescribeCluster lists the members.",
+        "No member and no former node has this id: delaywheel status lists the members.",
     )
     NODE_NOT_HEARD = (
         "NODE_NOT_HEARD",

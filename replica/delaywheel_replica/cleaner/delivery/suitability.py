@@ -16,6 +16,7 @@ from delaywheel_replica.cleaner.delivery.topics import Topic
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.outside.ports import NOW
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
+from delaywheel_replica.quantities import counted
 
 Unsuited = dict[int, tuple[DeadReason, str | None]]
 """Number of a row -> why, and a detail."""
@@ -49,7 +50,8 @@ def _check_partitions(rows: DueRows, topics: Mapping[str, Topic], found: Unsuite
     counts = {name: topic.partitions for name, topic in topics.items()}
     for row in np.flatnonzero(rows.partitions >= _of_rows(rows, counts)).tolist():
         name = rows.topics[rows.topic_numbers[row]]
-        found[row] = DeadReason.PARTITION_UNKNOWN, f"the topic has {counts[name]} partitions"
+        detail = f"the topic has {counted(counts[name], 'partition')}"
+        found[row] = DeadReason.PARTITION_UNKNOWN, detail
 
 
 def _check_keys(rows: DueRows, topics: Mapping[str, Topic], found: Unsuited) -> None:

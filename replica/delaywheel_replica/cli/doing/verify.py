@@ -10,6 +10,7 @@ from delaywheel_replica.cli.doing.folder import node_of, read_progress
 from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import say
+from delaywheel_replica.quantities import counted
 
 
 def verify(data: Path, *, as_json: bool) -> None:
@@ -29,7 +30,7 @@ def verify(data: Path, *, as_json: bool) -> None:
         for finding in findings:
             say(str(finding))
     if findings:
-        raise CommandFailure("FOLDER_DAMAGED", f"{len(findings):,} findings in {data}")
+        raise CommandFailure("FOLDER_DAMAGED", f"{counted(len(findings), 'finding')} in {data}")
     if not as_json:
         say(f"in order: the data folder {data}, of node {node}")
 

@@ -42,6 +42,7 @@ from delaywheel.storage.folder.disk import Disk
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.link import AskTopic, TopicInfo, Topics
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.node.refusals import Refusal
 
@@ -264,7 +265,7 @@ def _mismatches(
     numbers = columns.topic_numbers
     outside = np.flatnonzero(columns.partitions >= partitions[numbers])
     for number, rows in _by_topic(numbers, outside):
-        detail = f"{columns.topics[number]} has {partitions[number]} partitions"
+        detail = f"{columns.topics[number]} has {counted(int(partitions[number]), 'partition')}"
         yield number, rows, Refusal(Reason.PARTITION_INVALID, detail)
     large = np.flatnonzero(batch.lengths_bytes > rooms[numbers])
     for row in large.tolist():

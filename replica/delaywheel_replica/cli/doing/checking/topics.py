@@ -145,7 +145,7 @@ def _own(
     if not topic.compacted:
         return
     if len(described.partitions) != 1:
-        text = f"it has {len(described.partitions)} partitions"
+        text = f"it has {counted(len(described.partitions), 'partition')}"
         yield fault(what, text, "delete it while nothing is pending: it must have 1")
     risks = control_warnings(
         topic.name,
