@@ -26,9 +26,6 @@ DEFAULT_TOPIC_BYTES = 1_048_588
 DEFAULT_QUEUE_KBYTES = 1_048_576
 """librdkafka's `queue.buffering.max.kbytes`, unless the operator sets it."""
 
-OWN_HEADERS = 4
-"""At most this many headers of ours come last on every forwarded message."""
-
 BATCH_HEADER_BYTES = 61
 _VARINT_BYTES = 5
 _WHEEL_BYTES = 50  # the longest name of a wheel

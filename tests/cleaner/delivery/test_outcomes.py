@@ -17,15 +17,14 @@ import pytest
 
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.kinds import Kind
-from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan, condemn
+from delaywheel_replica.cleaner.delivery.dead_letters import Condemned, DeadLetters, Plan
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.outcomes import dead_letter as dead_letter_of
 from delaywheel_replica.cleaner.delivery.outcomes import forwarded as forwarded_of
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
-from delaywheel_replica.cleaner.kafka.producers import TransactionalProducer
-from delaywheel_replica.cleaner.outside.ports import HEADER_CUT_OFF, Record, RefusedRecord
+from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
 from delaywheel_replica.core.protocol.codec import from_json
@@ -39,7 +38,7 @@ from delaywheel_replica.core.protocol.control import (
 )
 from delaywheel_replica.core.protocol.frames import FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
-from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames, KafkaSettings
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 from support.cleaner.committing import CommittingProducers
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 from support.due.rows import due_rows
@@ -384,18 +383,3 @@ def test_the_room_of_a_message_is_enough_for_all_headers() -> None:
     )
     (record,) = forwarded_of(due_rows([longest]), 1 << 62)
     assert record.batch_bytes - len(b"kv") <= FORWARD_ROOM_BYTES
-
-
-def test_a_name_that_would_be_cut_off_makes_a_dead_letter() -> None:
-    """An earlier version accepted such names: one may be in a wheel."""
-    settings = KafkaSettings(NAMES, {"bootstrap.servers": "127.0.0.1:1"})
-    producer = TransactionalProducer(settings, "id", log_level=0)
-    messages = [due_message(-1, ("a\0b", b"1")), due_message(-1, ("a", b"1"), ("\0", None))]
-    refused = producer.write(forwarded_of(due_rows(messages), 1))
-    assert refused == [RefusedRecord(0, HEADER_CUT_OFF), RefusedRecord(1, HEADER_CUT_OFF)]
-    assert not producer.failed, "the transaction is none the worse"
-    condemned = condemn(due_message(-1, ("a\0b", b"1")), refused[0].reason)
-    assert condemned.reason is DeadReason.HEADER_INVALID
-    letter, _ = dead_letter_of(NAMES, condemned.message, condemned.reason, condemned.detail)
-    assert letter.headers[0] == ("a␀b", b"1")
-    assert not any("\0" in name for name, _ in letter.headers)

@@ -136,9 +136,9 @@ def test_a_start_that_cannot_read_a_checkpoint_takes_nothing_for_synced() -> Non
     assert read(opened(disk, "boot-2", sync_groups=True), WHEEL, 1, 4) == ([1, 2, 3, 4], [])
 
 
-def test_a_new_mount_is_a_new_boot_and_an_older_release_noted_no_mount() -> None:
+def test_a_new_mount_is_a_new_boot() -> None:
     disk = SimulatedDisk()
-    for boot_id, is_doubtful in (("boot", False), ("boot/1", False), ("boot/2", True)):
+    for boot_id, is_doubtful in (("boot/1", False), ("boot/1", False), ("boot/2", True)):
         store = opened(disk, boot_id)
         assert store.state.all_incomplete == is_doubtful
         store.mirror(CARD, bundled(written_elsewhere()))

@@ -104,7 +104,6 @@ def test_a_name_that_the_client_would_cut_off_is_found(name: str) -> None:
     for many in (1, 300):
         columns = columns_with([good] * many + [cut_off, good + cut_off])
         assert faults_of(columns) == ([many, many + 1], [])
-    assert decode_headers(cut_off) == [(name, b"1")], "earlier versions accepted it"
 
 
 @pytest.mark.parametrize("many", [1, 300])

@@ -45,7 +45,7 @@ from delaywheel_replica.cleaner.delivery.suitability import Unsuited, find_unsui
 from delaywheel_replica.cleaner.delivery.topics import Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, Allowance, Troubles
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
-from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, HEADER_CUT_OFF
+from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION
 from delaywheel_replica.process.logs import get_logger
 
 FRESH_S = 2.0
@@ -538,8 +538,6 @@ def _reason_of(cause: str) -> DeadReason:
     code = cause.partition(":")[0]
     if code == "MSG_SIZE_TOO_LARGE":
         return DeadReason.MESSAGE_TOO_LARGE
-    if code == HEADER_CUT_OFF:
-        return DeadReason.HEADER_INVALID
     if code == "_UNKNOWN_PARTITION":
         return DeadReason.PARTITION_UNKNOWN
     return DeadReason.REFUSED

@@ -48,8 +48,6 @@ class DeadReason(StrEnum):
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     KEY_MISSING = "KEY_MISSING"
     """The topic is compacted."""
-    HEADER_INVALID = "HEADER_INVALID"
-    """A header's name would be cut off; earlier versions accepted that."""
     TIMESTAMP_REFUSED = "TIMESTAMP_REFUSED"
     """The topic does not accept a timestamp that old, or that far ahead."""
     EXPIRED = "EXPIRED"
@@ -123,7 +121,7 @@ def dead_letter(
     """Returns the dead letter of a message, and its outcome."""
     record = _with_headers(message)
     headers: list[tuple[str, bytes | None]] = [
-        *((name.replace("\0", "\u2400"), value) for name, value in record.headers),
+        *record.headers,
         ("dw-dead-reason", reason.encode()),
         ("dw-dead-topic", message.topic.encode()),
     ]

@@ -37,12 +37,10 @@ from collections.abc import Iterable
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from delaywheel.headers import is_cut_off
 from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import (
     ANSWER_MS,
-    HEADER_CUT_OFF,
     IDS,
     KafkaCallEnd,
     Record,
@@ -55,7 +53,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
     TransactionState,
     answer_of,
 )
-from delaywheel_replica.kafka_settings import OWN_HEADERS, KafkaSettings
+from delaywheel_replica.kafka_settings import KafkaSettings
 
 ROOM_S = 2.0
 """How long a full queue of the client may take to drain."""
@@ -131,10 +129,6 @@ class TransactionalProducer:
         if self._failed is not None:
             return refused
         for index, record in enumerate(records):
-            # At least this many headers are our own, at the end: most records have no others.
-            if len(record.headers) > OWN_HEADERS and _has_cut_off(record.headers):
-                refused.append(RefusedRecord(index, HEADER_CUT_OFF))
-                continue
             try:
                 self._hand_over(record)
             except BufferError:
@@ -364,13 +358,6 @@ def wait_closed(timeout_s: float) -> bool:
     for thread in closing:
         thread.join(max(0.0, deadline_s - time.monotonic()))
     return not any(thread.is_alive() for thread in closing)
-
-
-def _has_cut_off(headers: list[tuple[str, bytes | None]]) -> bool:
-    for name, _ in headers:  # noqa: SIM110 - a generator costs more than a few headers do
-        if is_cut_off(name):
-            return True
-    return False
 
 
 def _ended(call: Call, error: KafkaError) -> KafkaCallEnd:

@@ -25,9 +25,6 @@ IDS = 2
 ANSWER_MS = 1_000
 """A transaction whose records are being answered is waited for until none was for so long."""
 
-HEADER_CUT_OFF = "HEADER_CUT_OFF"
-"""Why a record is refused if a header's name would not arrive whole."""
-
 ANY_PARTITION = -1
 NOW = -1
 

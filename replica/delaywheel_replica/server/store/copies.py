@@ -27,7 +27,6 @@ from delaywheel.storage.files.wheel_folder import (
     save_meta,
     syncing_names,
 )
-from delaywheel.storage.folder.boot import is_same_boot
 from delaywheel.storage.folder.disk import Disk, is_medium_error
 from delaywheel.storage.folder.layout import meta_path, wheel_folder
 from delaywheel.storage.folder.steps import Steps, finish
@@ -192,7 +191,7 @@ class Copies:
         yield
         yield from syncing_names(self.disk, self.data)
         meta = load_meta(self.disk, self.data, wheel)
-        os_crashed = not is_same_boot(meta.boot, self.boot)
+        os_crashed = meta.boot != self.boot
         recovered = yield from recovering(
             self.disk,
             self.data,

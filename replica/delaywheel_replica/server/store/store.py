@@ -35,7 +35,6 @@ from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.index import ROWS_PER_SEGMENT
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import WheelExists, WheelMeta, WheelMissing, WheelState
-from delaywheel.storage.folder.boot import is_same_boot
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.folder.node_file import NodeFolder, new_storage, open_node_folder
 from delaywheel.storage.folder.node_state import NodeState, Spare
@@ -183,7 +182,7 @@ class Store:
 
     def _start(self, boot_id: str, floor: int) -> None:
         state = self._folder.state
-        os_crashed = not is_same_boot(state.boot_id, boot_id)
+        os_crashed = state.boot_id != boot_id
         self.room.before_start()
         self._copies.floor, self._copies.boot = floor, boot_id
         self.unverified = self._copies.look()

@@ -27,14 +27,6 @@ def read_boot_id(data: Path, *, sys: Path = Path("/sys")) -> str:
     return boot if mount is None else f"{boot}/{mount}"
 
 
-def is_same_boot(before: str, now: str) -> bool:
-    """Whether nothing can have been lost between two ids; the earlier may be of an older release.
-
-    Those noted the boot alone.
-    """
-    return before == now or now.startswith(f"{before}/")
-
-
 def _mount(data: Path, sys: Path) -> int | None:
     while True:
         try:
