@@ -216,7 +216,7 @@ class PendingCancel:
 
     def join(self, call: NamingCall[Answered], row: int) -> None:
         """Adds a call that names it."""
-        if self.others is None:  # nearly always, and one more object of each costs
+        if self.others is None:  # nearly always nobody joins: an object less for each message
             self.others = Waiters(call, row)
         else:
             self.others.join(call, row)

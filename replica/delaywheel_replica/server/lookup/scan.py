@@ -262,7 +262,7 @@ class Scanner:
         slots = {slot for slot, _ in rows} | {due_ms // 1000 for _, due_ms in keys}
         if not slots:
             return
-        look = self._seen_whole(slots, SoughtIds.of((id_ for _, id_ in rows), begins))
+        look = self._look_and_report(slots, SoughtIds.of((id_ for _, id_ in rows), begins))
         asked = [(slot, of_id) for (slot, _), of_id in rows.items()]
         for number, wheel, seq, row, kind, due_ms in look.rows.each():
             slot, of_id = asked[number]
@@ -303,7 +303,7 @@ class Scanner:
         self._follow(limits, lost)
         slots, ids, dues_ms, wheels = zip(*references, strict=True)
         asked_slots = np.array(slots, np.int64)
-        look = self._seen_whole(set(slots), SoughtIds.of(ids))
+        look = self._look_and_report(set(slots), SoughtIds.of(ids))
         is_there = look.rows.due_ms // 1000 == asked_slots[look.rows.numbers]
         lone = LoneIds.of(look.rows.take(is_there), len(references))
         moved = {id_ for id_, _ in reschedules}
@@ -327,7 +327,9 @@ class Scanner:
     ) -> NDArray[np.bool_]:
         """Returns a mask of references: these rows, if their messages may have a mark."""
         begins = [mark_begin(key) for key in keys]
-        look = self._seen_whole({due_ms // 1000 for _, due_ms in keys}, SoughtIds.of((), begins))
+        look = self._look_and_report(
+            {due_ms // 1000 for _, due_ms in keys}, SoughtIds.of((), begins)
+        )
         marks = {(begun.id[:MARK_HASH_BYTES], begun.due_ms) for begun in look.begun}
         slots = np.array([due_ms // 1000 for _, due_ms in keys])
         is_moved = self._perhaps_in(look, slots)
@@ -340,7 +342,7 @@ class Scanner:
         perhaps[rows[is_moved]] = True
         return perhaps
 
-    def _seen_whole(self, slots: Collection[int], sought: SoughtIds) -> Look:
+    def _look_and_report(self, slots: Collection[int], sought: SoughtIds) -> Look:
         """Looks, and reports what could not be read."""
         look = self.ids.look(slots, sought)
         self._report(look, max(slots))
@@ -525,7 +527,10 @@ class Scanner:
     def slots_beyond(
         self, seqs: Mapping[WheelId, int], limits: Mapping[WheelId, int]
     ) -> NDArray[np.int64]:
-        """Returns the seconds of frames beyond these seqs, up to the limits, ascending."""
+        """Returns the seconds of frames that came after these seqs, up to the limits, ascending.
+
+        A wheel that is in one of the two alone adds none.
+        """
         found = [np.empty(0, np.int64)]
         for wheel in seqs.keys() & limits.keys():
             beyond = NO_SEQS.with_span(seqs[wheel] + 1, limits[wheel])

@@ -106,10 +106,10 @@ class CleanerWatch:
         status = self._row.read()
         if status is None or status is self._cleaner.status:
             return
-        before = self._cleaner.status
-        self._cleaner.before = directly_before(before, status, self._cleaner.before)
+        earlier = self._cleaner.status
+        self._cleaner.before = directly_before(earlier, status, self._cleaner.before)
         self._cleaner.status, self._cleaner.has_died = status, False
-        if before is None or status.progress != before.progress or status.role != before.role:
+        if earlier is None or status.progress != earlier.progress or status.role != earlier.role:
             changed, self._changed = self._changed, asyncio.get_running_loop().create_future()
             changed.set_result(None)
         self._on_status(status)
