@@ -190,7 +190,9 @@ def test_it_stops_where_nobody_takes_anything(
         *("--server", "127.0.0.1:1", "--timeout", "0.3"),
     )
     assert ended.code == 3
-    assert ended.err.splitlines()[-1].endswith("0 messages accepted; stopped behind line 2")
+    why, stopped = ended.err.splitlines()
+    assert why.startswith("lines 1 to 2: UNAVAILABLE: "), "what they have in common is said once"
+    assert stopped.endswith("0 messages accepted; stopped behind line 2")
 
 
 def test_what_is_written_slowly_is_sent_at_once(

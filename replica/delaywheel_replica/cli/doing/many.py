@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -90,10 +91,10 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
     for first, lines in batches(source):
         sent = _send(client, first, lines, make)
         is_read = is_read and _print(sent, as_ndjson=as_ndjson)
-        for one in sent:
-            if one.failure is not None:
-                codes.add(one.failure.exit_code)
-                note(f"line {one.line}: {one.failure}")
+        codes.update(one.failure.exit_code for one in sent if one.failure is not None)
+        for why, failed in groupby(sent, lambda one: one.failure and str(one.failure)):
+            if why is not None:
+                note(f"{_lines_of(list(failed))}: {why}")
         accepted += sum(one.handle is not None for one in sent)
         if sent and not any(one.handle for one in sent) and ExitCode.UNAVAILABLE in codes:
             raise _failed(accepted, codes, f"; stopped behind line {first + len(lines) - 1:,}")
@@ -101,6 +102,12 @@ def send(client: Client, source: int, make: Make, *, as_ndjson: bool) -> None:
         raise _failed(accepted, codes, "")
     unread = "" if is_read else "; standard output was closed before all of it was written"
     note(f"{counted(accepted, 'message')} accepted{unread}")
+
+
+def _lines_of(failed: Sequence[_Sent]) -> str:
+    """Returns what lines in a row are called."""
+    first, last = failed[0].line, failed[-1].line
+    return f"line {first}" if first == last else f"lines {first} to {last}"
 
 
 def value_of_line(line: bytes, **common: Any) -> Message:
