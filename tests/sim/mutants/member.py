@@ -73,14 +73,14 @@ def answers_before_it_has_written() -> list[Patch]:
 
 
 def kinds_behind_the_first_wait() -> list[Patch]:
-    real = Committer.call
+    real = Committer.call_for_group
 
-    def call(self: Committer, now_ms: int, *, refused: bool) -> bool:
+    def call_for_group(self: Committer, now_ms: int, *, refused: bool) -> bool:
         is_first = self._pending[0][1].kind is not Kind.MESSAGES
         may = refused or is_first or self._is_enough()
         return may and real(self, now_ms, refused=refused)
 
-    return [instead(Committer, "call", call)]
+    return [instead(Committer, "call_for_group", call_for_group)]
 
 
 def promises_are_not_durable() -> list[Patch]:

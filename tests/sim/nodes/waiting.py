@@ -53,8 +53,8 @@ class WatchedDriver(Driver):
         self._waiting_since_us = None
         return super().begin_group()
 
-    def _call_for_group(self) -> bool:
-        is_called_for = super()._call_for_group()
+    def _queue_group(self) -> bool:
+        is_called_for = super()._queue_group()
         if is_called_for:
             self._waits()
         return is_called_for

@@ -287,7 +287,7 @@ class Committer:
         """Whether requests are pending, and no group is called for: they wait for others."""
         return self._called_ms is None and bool(self._pending)
 
-    def call(self, now_ms: int, *, refused: bool) -> bool:
+    def call_for_group(self, now_ms: int, *, refused: bool) -> bool:
         """Calls for a group, unless it is called for, or only messages are pending that must wait.
 
         Args:

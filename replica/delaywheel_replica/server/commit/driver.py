@@ -189,7 +189,7 @@ class Driver:
         overdue = self._committer.overdue(now_ms, disk_hangs=disk_hangs)
         if overdue:
             self._outside.answer(overdue)
-        if self._call_for_group():
+        if self._queue_group():
             self._outside.do_jobs(may_wait=False)
 
     def received(self, sender: str, message: PeerMessage) -> None:
@@ -249,7 +249,7 @@ class Driver:
     def submit(self, *requests: Request) -> None:
         """Queues requests for the next group; each is answered exactly once."""
         self._committer.submit(requests, self._outside.now_ms())
-        if self._call_for_group():
+        if self._queue_group():
             self._outside.do_jobs(may_wait=False)
 
     # --- steps
@@ -271,7 +271,7 @@ class Driver:
             at_once = self._queue(effects)
         outside.happened(event)
         self._do_at_once(at_once)
-        if self._call_for_group() or len(at_once) < len(effects):
+        if self._queue_group() or len(at_once) < len(effects):
             outside.do_jobs(may_wait=may_wait)
 
     def _queue(self, effects: list[Effect]) -> list[Effect]:
@@ -472,11 +472,12 @@ class Driver:
 
     # --- callers' groups, on the store's thread
 
-    def _call_for_group(self) -> bool:
-        """Queues the next group, if there is one and it has to wait for nothing; on any thread."""
+    def _queue_group(self) -> bool:
+        """Queues the next group, if there is one and it need not wait; on any thread."""
         if not self._committer.is_held_up:
             return False
-        if not self._committer.call(self._outside.now_ms(), refused=self.refusal is not None):
+        refused = self.refusal is not None
+        if not self._committer.call_for_group(self._outside.now_ms(), refused=refused):
             return False
         self._outside.enqueue(GroupJob())
         return True
@@ -497,7 +498,7 @@ class Driver:
             admission = self.machine.admit(self._outside.now_ms(), requests[0].kind)
         if isinstance(admission, MemberRefusal):
             self._outside.answer(self._committer.refuse(Refusal(Reason[admission.value])))
-            self._call_for_group()
+            self._queue_group()
             return None
         return Group.of(requests, admission)
 
