@@ -144,12 +144,7 @@ def slots(parser: Parser) -> None:
 def slot(parser: Parser) -> None:
     """Adds the arguments of `slot`."""
     parser.argument("second", type=parse_second, metavar="SECOND", help="Unix seconds, or a time")
-    parser.argument(
-        "--content",
-        dest="with_content",
-        action="store_true",
-        help="with keys, values and headers",
-    )
+    options.with_content(parser)
     options.limit(parser, 100, "messages")
     options.data_folder(parser)
     options.as_rows(parser)
@@ -159,12 +154,7 @@ def slot(parser: Parser) -> None:
 def search(parser: Parser) -> None:
     """Adds the arguments of `search`."""
     options.wanted(parser)
-    parser.argument(
-        "--content",
-        dest="with_content",
-        action="store_true",
-        help="with keys, values and headers",
-    )
+    options.with_content(parser)
     options.limit(parser, 100, "messages")
     options.as_rows(parser)
     options.asking(parser)
@@ -274,9 +264,7 @@ def config_show(parser: Parser) -> None:
 
 def clock_set_back(parser: Parser) -> None:
     """Adds the arguments of `clock set-back`."""
-    options.yes(parser)
-    options.as_json(parser)
-    options.asking(parser, timeout_s=CONFIRMED_TIMEOUT_S)
+    _confirmed(parser)
 
 
 def node_replace(parser: Parser) -> None:
@@ -289,14 +277,14 @@ def node_replace(parser: Parser) -> None:
         help="only if the folder has this id, its storage; absent: whichever it has",
     )
     _then_wait(parser)
-    clock_set_back(parser)
+    _confirmed(parser)
 
 
 def node_remove(parser: Parser) -> None:
     """Adds the arguments of `node remove`."""
     parser.argument("node", metavar="NODE", complete=options.nodes, help="its node_id")
     _then_wait(parser)
-    clock_set_back(parser)
+    _confirmed(parser)
 
 
 def node_wait(parser: Parser) -> None:
@@ -318,6 +306,13 @@ def node_wait(parser: Parser) -> None:
     )
     options.as_json(parser)
     options.asking(parser)
+
+
+def _confirmed(parser: Parser) -> None:
+    """Adds the arguments of a change that is confirmed first."""
+    options.yes(parser)
+    options.as_json(parser)
+    options.asking(parser, timeout_s=CONFIRMED_TIMEOUT_S)
 
 
 def _then_wait(parser: Parser) -> None:

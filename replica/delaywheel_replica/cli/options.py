@@ -68,6 +68,16 @@ def as_rows(parser: Parser) -> None:
     )
 
 
+def with_content(parser: Parser) -> None:
+    """Adds `--content`."""
+    parser.argument(
+        "--content",
+        dest="with_content",
+        action="store_true",
+        help="with keys, values and headers",
+    )
+
+
 def limit(parser: Parser, most: int, of_what: str) -> None:
     """Adds `--limit`."""
     parser.argument(
