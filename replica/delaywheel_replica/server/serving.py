@@ -395,7 +395,7 @@ class Server:
 
     def _sources(self) -> Sources:
         return Sources(
-            self._config,
+            config=self._config,
             refusal=self.refusal,
             view=self._view,
             in_flight_bytes=lambda: self._admission.in_flight_bytes,

@@ -74,7 +74,7 @@ class Node:
         view = NodeView(self, FakeNetwork(dict), self.cleaner)
         config = config_for(self.data, metrics_listen=listen)
         sources = Sources(
-            config,
+            config=config,
             refusal=lambda: self.refused,
             view=view,
             in_flight_bytes=lambda: 5,

@@ -402,10 +402,12 @@ class DeadLetterTopic:
 
         What goes to the cluster's halves topic are its letters, with which nobody could be asked.
         """
+        if not topic:
+            return f"{_TOPIC_MISSING}: it names none"
         own = _CLUSTERS_OWN.fullmatch(self.name)
         is_asked = own is not None and topic == halves_topic(own[1])
-        if not topic or (self._is_reserved(topic) and not is_asked):
-            return f"{_TOPIC_RESERVED}: {topic}" if topic else f"{_TOPIC_MISSING}: it names none"
+        if self._is_reserved(topic) and not is_asked:
+            return f"{_TOPIC_RESERVED}: {topic}"
         try:
             described = self._describe(topic)
         except DeadLettersError as error:

@@ -41,62 +41,36 @@ SERVER: Final = "server"
 CLEANER: Final = "cleaner"
 
 
+@dataclass(kw_only=True)
 class Sources:
-    """The objects that provide the values. They are asked on other threads; none may block.
+    """The objects that provide the values. They are asked on other threads; none may block."""
 
-    Attributes:
-        config: The node's configuration.
-        refusal: Returns why the node accepts no messages now; None: it does.
-        view: What is known of the node, its cleaner and its peers.
-        in_flight_bytes: Returns the bytes of requests not answered yet.
-        handles: The open slot files.
-        counts: What the server counted; read while counting continues.
-        books: Returns how the ledger's publication goes.
-        pulse: Checks the event loop and the in-sync set.
-        undeletable: Knows which files the disk refuses to delete.
-        certificates: What callers are shown; None: nothing.
-        access: Knows who may do what, and how much.
-        same_access: Compares these files with other nodes'.
-        max_caller_connections: How many callers may be connected.
-        started_s: When the server process started, Unix seconds.
-        disk: Where the data folder lies.
-        dial: The counts of messages by second.
-    """
+    config: Config
+    refusal: Callable[[], Refusal | None]
+    """Returns why the node accepts no messages now; None: it does."""
+    view: NodeView
+    in_flight_bytes: Callable[[], int]
+    """Returns the bytes of requests not answered yet."""
+    handles: HandleCache
+    counts: NodeCounts
+    """Read while counting continues."""
+    books: Callable[[], BooksState]
+    """Returns how the ledger's publication goes."""
+    pulse: Pulse
+    """Checks the event loop and the in-sync set."""
+    undeletable: Undeletable
+    max_caller_connections: int
+    access: Access
+    same_access: SameAccess
+    certificates: NodeCertificates | None = None
+    """What callers are shown; None: nothing."""
 
-    def __init__(  # noqa: PLR0913 - what is measured is known in as many places
-        self,
-        config: Config,
-        *,
-        refusal: Callable[[], Refusal | None],
-        view: NodeView,
-        in_flight_bytes: Callable[[], int],
-        handles: HandleCache,
-        counts: NodeCounts,
-        books: Callable[[], BooksState],
-        pulse: Pulse,
-        undeletable: Undeletable,
-        max_caller_connections: int,
-        access: Access,
-        same_access: SameAccess,
-        certificates: NodeCertificates | None = None,
-    ) -> None:
-        self.config = config
-        self.refusal = refusal
-        self.view = view
-        self.in_flight_bytes = in_flight_bytes
-        self.handles = handles
-        self.counts = counts
-        self.books = books
-        self.pulse = pulse
-        self.undeletable = undeletable
-        self.certificates = certificates
-        self.access = access
-        self.same_access = same_access
-        self.max_caller_connections = max_caller_connections
+    def __post_init__(self) -> None:
+        data = self.config.data_dir
         self.started_s = time.time()
         self.disk = PosixDisk()
-        self.dial = DialView(self.disk, config.data_dir)
-        self._row = RowReader(server_row_path(config.data_dir), partial(from_json, ServerStatus))
+        self.dial = DialView(self.disk, data)
+        self._row = RowReader(server_row_path(data), partial(from_json, ServerStatus))
 
     def own_row(self) -> ServerStatus | None:
         """Reads this process's own status; None before its first."""
