@@ -274,6 +274,8 @@ def test_reschedule_prints_the_handle_from_now_on(command: Command, node: Script
     assert (ended.code, ended.out) == (0, f"a.1:1900000060:{'0' * 32}\n")
     assert ended.err == "due 2030-03-17T17:47:40.000Z\n"
     assert node.reschedules[-1].messages[0].deliver_at_ms == 1_900_000_060_000
+    for _ in range(5):  # times from now have microseconds
+        assert command("reschedule", HANDLE, "--to", "now+1h").err.count("\n") == 1
     moved = pb.MessageRescheduled(
         outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, handle=HANDLE, due_ms=DUE_MS
     )

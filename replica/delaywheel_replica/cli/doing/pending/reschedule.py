@@ -6,11 +6,12 @@ from datetime import datetime
 from typing import Final
 
 from delaywheel import Client, RescheduleOutcome
+from delaywheel.message import unix_ms
 from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
-from delaywheel_replica.cli.values import iso, to_ms
+from delaywheel_replica.cli.values import iso
 
 _WHY_NOT: Final = {
     RescheduleOutcome.RESCHEDULED: "its new due is not known: repeat the command",
@@ -47,7 +48,7 @@ def reschedule(
     if not as_json:
         say(str(answer.handle))
         note(f"due {iso(answer.due_ms)}")
-        if answer.due_ms != to_ms(to):
+        if answer.due_ms != unix_ms(to):
             note(
                 "not the due asked for: that was too near, or the message was rescheduled before;"
                 " by this handle it can be given another due"
