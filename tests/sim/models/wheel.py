@@ -162,8 +162,10 @@ class WheelModel:
             return
         if state.is_open:
             yield from self._moves_of_origin(state)
-        for index in range(self.nodes):
-            yield from self._moves_of_member(state, index)
+        for index, member in enumerate(state.members):
+            # They are in order: like ones stand side by side, and what they do leads to the same.
+            if index < 2 or member != state.members[index - 1]:
+                yield from self._moves_of_member(state, index)
         if state.end == OPEN:
             for fill in self._ends(state):
                 if fill > state.fill:
@@ -342,8 +344,9 @@ class WheelModel:
     def _ends(self, state: State) -> frozenset[int]:
         """Returns where it may be closed now: not below V, nor below a committed fill."""
         fill = state.fill if self._holds("a fill is committed before it is sent") else 0
-        answers = tuple(member.answers for member in state.members)
-        replaced = tuple(member.is_replaced for member in state.members)
+        answered = [(member.answers, member.is_replaced) for member in state.members]
+        answered[1:] = sorted(answered[1:])  # alike for the decision, however else they differ
+        answers, replaced = zip(*answered, strict=True)
         return ends(answers, replaced, self.min_insync, state.taken, fill)
 
 
@@ -417,6 +420,7 @@ def ends(
     return frozenset(found)
 
 
+@cache
 def fence_answer(node: str, answer: Answer) -> FenceAnswer:
     return FenceAnswer(
         node=node,
