@@ -128,7 +128,7 @@ class CancelGroups:
 
     async def cancel(
         self,
-        references: Sequence[Reference | Refusal],
+        references: Sequence[Reference],
         within_s: float,
         *,
         partly: bool = False,
@@ -137,7 +137,6 @@ class CancelGroups:
         """Cancels messages; returns what became of each, in order.
 
         Args:
-            references: The messages; a refusal is returned as it is.
             within_s: How long to wait at most.
             partly: Return soon after some are decided; None: others, which go on. So a message
                 whose decision takes long delays no other that is asked for in the same call.
@@ -174,17 +173,15 @@ class CancelGroups:
     # --- callers
 
     def _ask_for(
-        self, references: Sequence[Reference | Refusal], call: AwaitedCall[Answered]
+        self, references: Sequence[Reference], call: AwaitedCall[Answered]
     ) -> list[PendingCancel | None]:
         """Queues messages, or joins earlier attempts; None: it is refused."""
         queued, asked = list[PendingCancel](), list[PendingCancel | None]()
         room, now_ms = self._room(), monotonic_ms()
         try:
             for row, reference in enumerate(references):
-                pending: PendingCancel | None = None
-                if isinstance(reference, Refusal):
-                    call.settle(row, reference)
-                elif (pending := self._named.get(reference)) is not None:
+                pending = self._named.get(reference)
+                if pending is not None:
                     pending.join(call, row)
                 elif len(queued) < room:
                     pending = PendingCancel(reference, now_ms, call, row)

@@ -206,8 +206,9 @@ class Reschedules:
         elif rows:
             if self._view.cleaner.leading() is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
+            some = (wanted[row] for row in rows)
             changed = await self._reschedule_here(
-                [wanted[row] for row in rows],
+                [each for each in some if isinstance(each, _Wanted)],
                 within_s,
                 partly=request.partly,
                 first_s=PASSED_ON_S if caller.is_node else WAIT_S,
@@ -217,7 +218,7 @@ class Reschedules:
         return pb.RescheduleResponse(results=map(_result, results))
 
     async def _reschedule_here(
-        self, wanted: Sequence[_Wanted | Refusal], within_s: float, *, partly: bool, first_s: float
+        self, wanted: Sequence[_Wanted], within_s: float, *, partly: bool, first_s: float
     ) -> list[_Answered | None]:
         call = AwaitedCall[_Answered].of(len(wanted))
         until_ms = monotonic_ms() + round(within_s * 1000) + _KEPT_MS
@@ -241,13 +242,8 @@ class Reschedules:
 
     # --- attempts
 
-    def _join(
-        self, wanted: _Wanted | Refusal, call: AwaitedCall[_Answered], row: int
-    ) -> _Attempt | None:
-        """Begins an attempt, or joins an earlier one."""
-        if isinstance(wanted, Refusal):
-            call.settle(row, wanted)
-            return None
+    def _join(self, wanted: _Wanted, call: AwaitedCall[_Answered], row: int) -> _Attempt | None:
+        """Begins an attempt, or joins an earlier one; None: it is refused."""
         if (attempt := self._attempts.get(wanted)) is not None:
             attempt.callers.join(call, row)
             return attempt
