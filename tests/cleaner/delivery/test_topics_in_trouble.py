@@ -361,6 +361,18 @@ def test_a_topic_found_later_has_the_patience_that_no_failure_has_cost() -> None
     assert PATIENCE_S - 3 - 2 * ITERATION_S <= held <= PATIENCE_S - 3 + ITERATION_S
 
 
+def test_a_topic_that_fails_while_a_leader_catches_up_has_its_own_patience() -> None:
+    kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
+    judging = judge(kafka)
+    judging.begin_term()
+    rows = overdue(kafka, "good", "bad", by_s=600)
+    assert held_s(kafka, judging, 20, lambda _: rows) == 0
+    kafka.silent = {"bad"}
+    judging.failed(rows)
+    held = held_s(kafka, judging, 10, lambda _: rows)
+    assert PATIENCE_S - 2 * ITERATION_S <= held <= PATIENCE_S + ITERATION_S
+
+
 @pytest.mark.parametrize(
     ("overdue_s", "patience_s"),
     [(3, PATIENCE_S - 3), pytest.param(600, PATIENCE_S, id="Kafka was away")],

@@ -204,7 +204,7 @@ class DeadLetters:
         self._probe: Future[Findings] | None = None
         self._suspects: set[str] = set()
         self._searched: set[str] = set()
-        self._term_at = self._planned_at = float("-inf")
+        self._term_at = self._planned_at = self._failed_at = float("-inf")
         self._look_up: set[str] = set()
         self._search_after = 0.0
         self._ahead_at = 0.0
@@ -227,6 +227,7 @@ class DeadLetters:
         self._suspects |= self._troubles.begin_term(now)
         self._searched.clear()
         self._term_at = self._planned_at = now
+        self._failed_at = float("-inf")
         self._search = self._probe = None
         self._unknown.clear()
         self._doubtful.clear()
@@ -238,6 +239,7 @@ class DeadLetters:
     def failed(self, rows: DueRows) -> None:
         """Notes that a transaction with these messages failed: culprits are searched for."""
         self._suspects |= rows.topic_names()
+        self._failed_at = self._planned_at
         self._topics.ask(rows.topic_names())
 
     def committed(self) -> None:
@@ -334,11 +336,12 @@ class DeadLetters:
     def _lost_since(self, rows: DueRows, now: float) -> float:
         """Returns since when a failed transaction and the search have cost these messages time.
 
-        What they waited while others went through is no such cost.
+        What they waited while others went through is no such cost, nor what they had waited before
+        a failure in this term.
         """
         waiting_since_ms = np.maximum(rows.expected_ms, rows.records["accepted_at_ms"])
         before_s = float(self._before_term_s(waiting_since_ms, now).max())
-        return self._planned_at - min(max(0.0, before_s), PATIENCE_S)
+        return max(self._failed_at, self._planned_at - min(max(0.0, before_s), PATIENCE_S))
 
     def _before_term_s(self, times_ms: NDArray[np.int64], now: float) -> NDArray[np.float64]:
         """Returns how long before the term began these times were."""
