@@ -129,7 +129,7 @@ def test_what_goes_wrong_has_a_name_and_a_code(dead: Dead, command: Command) -> 
     where = ("--kafka", dead.address, "--dead-topic", "no-such")
     ended = command("dead", "replay", *where, "--execute")
     assert ended.code == 1
-    assert ended.err.endswith("there is no topic no-such: correct its name\n")
+    assert ended.err.endswith("it never had a letter, or has another name\n")
     ended = dead("replay", "0:0", "--send-to", "delaywheel-a-control", "--execute")
     assert (ended.code, "TOPIC_RESERVED" in ended.err) == (1, True)
     ended = command("dead", "list", "--kafka", dead.address, "--dead-topic", "no-such")

@@ -11,7 +11,7 @@ class DeadLettersReason(StrEnum):
     """Stable names of errors."""
 
     TOPIC_MISSING = "TOPIC_MISSING"
-    """There is no such dead-letter topic: correct its name."""
+    """There is no such dead-letter topic: it never had a letter, or has another name."""
     TOPIC_RESERVED = "TOPIC_RESERVED"
     """The service keeps its own records in the topic that the letters were to be sent to."""
     MARKS_NOT_COMPACTED = "MARKS_NOT_COMPACTED"

@@ -279,7 +279,7 @@ class DeadLetterTopic:
         """Returns the topic's present first offsets and ends, without marks."""
         described = self._describe(self.name)
         if described is None:
-            text = f"there is no topic {self.name}: correct its name"
+            text = f"there is no topic {self.name}: it never had a letter, or has another name"
             raise DeadLettersError(DeadLettersReason.TOPIC_MISSING, text)
         bounds = self._reader.bounds(len(described.partitions))
         firsts = {number: first for number, (first, _) in bounds.items()}
