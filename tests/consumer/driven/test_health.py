@@ -65,7 +65,8 @@ def test_each_trouble_begins_and_ends() -> None:
     consumer.broker.resume([Partition(kafka.source, 0)])
     assert look(consumer) == {}
     kafka.partitions, kafka.retry_partitions = 2, 1
-    assert "has 1 partitions" in look(consumer)[ConsumerTrouble.PARTITIONS_DIFFER]
+    trouble = look(consumer)[ConsumerTrouble.PARTITIONS_DIFFER]
+    assert f"has 2 partitions, {kafka.retry} only 1: add some" in trouble
     kafka.retry_partitions = 2
     assert look(consumer) == {}
     consumer.broker.fault = Fault.FAILS

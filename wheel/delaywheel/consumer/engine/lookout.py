@@ -115,8 +115,8 @@ class Lookout:
         self._state.policy.learn_partitions(counts)
         needs = settings.ordered or settings.keep_partition
         few = [
-            f"{names.retry} has {counts[names.retry]} partitions,"
-            f" {names.source} {counts[names.source]}: add some to it"
+            f"{names.source} has {counts[names.source]} partitions, {names.retry} only"
+            f" {counts[names.retry]}: add some to {names.retry}"
             for names in settings.topics
             if needs and counts.get(names.source, 0) > counts.get(names.retry, 1 << 31)
         ]
