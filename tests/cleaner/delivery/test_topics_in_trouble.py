@@ -373,6 +373,20 @@ def test_a_topic_that_fails_while_a_leader_catches_up_has_its_own_patience() -> 
     assert PATIENCE_S - 2 * ITERATION_S <= held <= PATIENCE_S + ITERATION_S
 
 
+def test_a_topic_of_an_earlier_failure_that_comes_up_late_has_its_own_patience() -> None:
+    kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
+    kafka.silent = {"bad"}
+    judging = judge(kafka)
+    good, both = overdue(kafka, "good", by_s=600), overdue(kafka, "good", "bad", by_s=600)
+    judging.plan(good)
+    judging.failed(both)
+    judging.begin_term()
+    assert held_s(kafka, judging, 2 * RECENT_S, lambda _: good) == 0
+    held = held_s(kafka, judging, 10, lambda _: both)
+    assert kafka.searched[1] == {"bad"}
+    assert PATIENCE_S - 2 * ITERATION_S <= held <= PATIENCE_S + ITERATION_S
+
+
 @pytest.mark.parametrize(
     ("overdue_s", "patience_s"),
     [(3, PATIENCE_S - 3), pytest.param(600, PATIENCE_S, id="Kafka was away")],
@@ -463,3 +477,20 @@ def test_a_plan_says_how_many_partitions_its_topics_have() -> None:
     plan = run_once(kafka, judge(kafka), rows_of("orders", "bills"))
     assert plan is not None
     assert plan.partitions == {"orders": 2, "bills": 7}
+
+
+@pytest.mark.parametrize(
+    ("came_before", "silent_after_s"), [(True, 10), (True, 2 * RECENT_S), (False, 2 * RECENT_S)]
+)
+def test_a_topic_that_fails_while_a_leader_catches_up_has_its_whole_patience(
+    silent_after_s: float, *, came_before: bool
+) -> None:
+    kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
+    judging = judge(kafka)
+    judging.begin_term()
+    good, both = overdue(kafka, "good", by_s=600), overdue(kafka, "good", "bad", by_s=600)
+    assert held_s(kafka, judging, silent_after_s, lambda _: both if came_before else good) == 0
+    kafka.silent = {"bad"}
+    judging.failed(both)
+    held = held_s(kafka, judging, 10, lambda _: both)
+    assert PATIENCE_S - 2 * ITERATION_S <= held <= PATIENCE_S + ITERATION_S

@@ -337,8 +337,10 @@ class DeadLetters:
         """Returns since when a failed transaction and the search have cost these messages time.
 
         What they waited while others went through is no such cost, nor what they had waited before
-        a failure in this term.
+        a failure in this term, or before a term that has gone well for so long.
         """
+        if now - self._term_at >= RECENT_S:
+            return self._planned_at
         waiting_since_ms = np.maximum(rows.expected_ms, rows.records["accepted_at_ms"])
         before_s = float(self._before_term_s(waiting_since_ms, now).max())
         return max(self._failed_at, self._planned_at - min(max(0.0, before_s), PATIENCE_S))
