@@ -187,7 +187,7 @@ def write(message: ReceivedMessage, record: Outgoing) -> int:
         MessageInvalidError: It is more than one transaction takes.
     """
     if message.is_settled:
-        raise SettledError(f"{message!r} was settled before")
+        raise SettledError.of(message)
     if message.state is not State.IN_HAND:
         return 0
     return message.block.writes.setdefault(message.index, Writes()).add(record)

@@ -652,7 +652,7 @@ class Book:
         if message.state is State.FORGOTTEN:
             return False
         if message.is_settled:
-            raise SettledError(f"{message!r} was settled before")
+            raise SettledError.of(message)
         message.block.states[message.index] = State.SETTLED
         if settlement.outcome is Outcome.DONE:
             settlement = with_writes(message.block, message.index, settlement)

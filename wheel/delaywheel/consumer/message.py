@@ -128,6 +128,11 @@ class WriteRefusedError(RuntimeError):
 class SettledError(RuntimeError):
     """`done`, `retry` or `dead` was called for a message that was settled before."""
 
+    @classmethod
+    def of(cls, message: ReceivedMessage) -> Self:
+        """Returns the error to raise for this message."""
+        return cls(f"{message!r} was settled before")
+
 
 class Settlement(NamedTuple):
     """An outcome, and the record that its transaction writes.

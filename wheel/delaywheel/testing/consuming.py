@@ -259,7 +259,7 @@ class MemoryConsumer(Desk):
     def nack(self, message: ReceivedMessage) -> bool:
         """See `ReceivedMessage.nack`."""
         if message.is_settled:
-            raise SettledError(f"{message!r} was settled before")
+            raise SettledError.of(message)
         if not message.is_ours:
             return False
         again = message.block.take_back(message.index)
@@ -284,7 +284,7 @@ class MemoryConsumer(Desk):
 
     def _settle(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         if message.is_settled:
-            raise SettledError(f"{message!r} was settled before")
+            raise SettledError.of(message)
         if not message.is_ours:
             return False
         _, freed = self._order.settled(message, settlement)

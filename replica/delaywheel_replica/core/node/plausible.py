@@ -98,14 +98,10 @@ def check(sender: str, message: PeerMessage) -> None:  # noqa: C901 - one for ea
         case Refused():
             _check_fence(Fence(message.origin, message.upto))
         case Fetch():
-            _check_number("request", message.request, least=1)
-            _check_number("first seq", message.first_seq, least=1)
-            _check_number("last seq", message.last_seq, least=message.first_seq)
+            _check_asked_for(message)
         case Lacks():
             _check_texts(message.storage)
-            _check_number("request", message.request, least=1)
-            _check_number("first seq", message.first_seq, least=1)
-            _check_number("last seq", message.last_seq, least=message.first_seq)
+            _check_asked_for(message)
         case Promise():
             _check_answer(sender, message.answer)
         case PrevoteRequest():
@@ -234,6 +230,12 @@ def _check_frames(sender: str, message: Frames) -> None:
         return
     if not 1 <= seqs[0] <= seqs[-1] <= MOST or not all(map(lt, seqs, seqs[1:])):
         raise MalformedError(f"frames of {card.wheel} that do not ascend from 1 to {MOST}")
+
+
+def _check_asked_for(message: Fetch | Lacks) -> None:
+    _check_number("request", message.request, least=1)
+    _check_number("first seq", message.first_seq, least=1)
+    _check_number("last seq", message.last_seq, least=message.first_seq)
 
 
 def _check_card(card: WheelCard) -> None:

@@ -13,12 +13,14 @@ A row is taken as a whole, never mixed: its numbers are of one moment and one vi
 whose. What a node reports about its wheels from a folder other than the registered one is ignored.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
+from typing import TypeAlias
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.node.calls_to_nodes import Silent
 
+_Answer: TypeAlias = pb.DescribeClusterResponse | pb.ListSlotsResponse
 _IN_USE = frozenset({pb.WHEEL_STATE_OPEN, pb.WHEEL_STATE_SPARE})
 
 
@@ -61,14 +63,15 @@ def _join_leader(
     floors = [each.floor for each in answers.values() if each.HasField("floor")]
     if floors:
         answer.floor = max(floors)
-    done = [each.progress for each in answers.values() if each.HasField("progress")]
+    _join_progress(answer, answers.values())
+
+
+def _join_progress(answer: _Answer, answers: Iterable[_Answer]) -> None:
+    """Puts in the newest progress, if any has one; it decreases only if w was set back."""
+    done = [each.progress for each in answers if each.HasField("progress")]
     if done:
-        answer.progress.CopyFrom(max(done, key=_order))
-
-
-def _order(progress: pb.Progress) -> tuple[int, int]:
-    """Orders progress by age; it decreases only if w was set back."""
-    return progress.set_backs, progress.due_ms
+        newest = max(done, key=lambda progress: (progress.set_backs, progress.due_ms))
+        answer.progress.CopyFrom(newest)
 
 
 def _join_lateness(
@@ -199,9 +202,7 @@ def slots_joined(
         else:
             answers[node] = other
     answer.counted_by.extend(answers)
-    done = [each.progress for each in answers.values() if each.HasField("progress")]
-    if done:
-        answer.progress.CopyFrom(max(done, key=_order))
+    _join_progress(answer, answers.values())
     # Beyond the first page that ends, not all nodes have reported what there is.
     ends = [each.next_slot for each in answers.values() if each.HasField("next_slot")]
     found: dict[int, list[pb.SlotRow]] = {}

@@ -288,7 +288,7 @@ class Dispatcher(Desk):
                 message.has_returned = True
                 return False
             if message.is_settled:
-                raise SettledError(f"{message!r} was settled before")
+                raise SettledError.of(message)
             again = self._book.hand_out_again(message)
             again.on_lost(None)
             if self._order is not None:
@@ -327,7 +327,7 @@ class Dispatcher(Desk):
     def _note(self, message: ReceivedMessage, settlement: Settlement) -> bool:
         """Records an outcome, and decides whose turn it is then."""
         if message.is_settled:
-            raise SettledError(f"{message!r} was settled before")
+            raise SettledError.of(message)
         if self._order is not None and message.state is not State.FORGOTTEN:
             written, freed = self._order.settled(message, settlement)
             if written:
