@@ -398,29 +398,43 @@ def ends(
     That a node was replaced may be committed already, or not. That W members hold everything up
     to the end is assumed: whether they do was perhaps reported before a crash.
     """
-    nodes = NODES[: len(answers)]
-    record = WheelRecord(dict.fromkeys(nodes, FIRST), min_insync, seal_slot=0, fill=fill)
-    everyone = {node: _heartbeat(node, FIRST, 99, 0) for node in nodes}
-    found = set()
-    for committed in product(*[(False, True) if again else (False,) for again in replaced]):
-        known = {
-            node: NodeRecord(SECOND if new else FIRST, WHEEL.number)
-            for node, new in zip(nodes, committed, strict=True)
-        }
-        state = ControlState(nodes=known, wheels={WHEEL: record})
-        for heard in product(*[(None, *of_member) for of_member in answers]):
-            reported = [
-                fence_answer(node, answer)
-                for node, answer in zip(nodes, heard, strict=True)
-                if answer is not None
-            ]
-            result = closing(WHEEL, state, reported, everyone, taken=taken)
-            if not isinstance(result, AnswersWanted):
-                found.add(result.final_seq)
-    return frozenset(found)
+    found = {
+        end_with(committed, heard, min_insync, taken, fill)
+        for committed in product(*[(False, True) if again else (False,) for again in replaced])
+        for heard in product(*[(None, *of_member) for of_member in answers])
+    }
+    return frozenset(end for end in found if end is not None)
 
 
 @cache
+def end_with(
+    replaced: tuple[bool, ...],
+    heard: tuple[Answer | None, ...],
+    min_insync: int,
+    taken: int,
+    fill: int,
+) -> int | None:
+    """Returns the end at which a leader closes that has heard these; None: it wants to hear more.
+
+    Asked again and again for the same: answers of different states are subsets of few.
+    """
+    nodes = NODES[: len(heard)]
+    record = WheelRecord(dict.fromkeys(nodes, FIRST), min_insync, seal_slot=0, fill=fill)
+    known = {
+        node: NodeRecord(SECOND if new else FIRST, WHEEL.number)
+        for node, new in zip(nodes, replaced, strict=True)
+    }
+    reported = [
+        fence_answer(node, answer)
+        for node, answer in zip(nodes, heard, strict=True)
+        if answer is not None
+    ]
+    everyone = {node: _heartbeat(node, FIRST, 99, 0) for node in nodes}
+    state = ControlState(nodes=known, wheels={WHEEL: record})
+    result = closing(WHEEL, state, reported, everyone, taken=taken)
+    return None if isinstance(result, AnswersWanted) else result.final_seq
+
+
 def fence_answer(node: str, answer: Answer) -> FenceAnswer:
     return FenceAnswer(
         node=node,
@@ -433,7 +447,7 @@ def fence_answer(node: str, answer: Answer) -> FenceAnswer:
 
 def forget() -> None:
     """Forgets cached decisions; call it when the deciding code was exchanged."""
-    for decision in (acknowledged_by, takeable_by_any, ends, committed_end):
+    for decision in (acknowledged_by, takeable_by_any, ends, end_with, committed_end):
         decision.cache_clear()
 
 
