@@ -138,7 +138,8 @@ def test_what_was_refused_is_reported_beside_what_was_done(command: Command) -> 
 @pytest.mark.parametrize(
     ("reason", "known", "code", "reported"),
     [
-        (DeadLettersReason.OVERTAKEN, True, 1, "error: OVERTAKEN: why"),
+        (DeadLettersReason.OVERTAKEN, True, 1, "error: OVERTAKEN: why\n"),
+        (DeadLettersReason.TOPIC_MISSING, True, 1, "error: TOPIC_MISSING: why\n"),
         (DeadLettersReason.KAFKA_REFUSED, True, 1, "error: KAFKA_REFUSED: why; run it again"),
         (DeadLettersReason.KAFKA_UNREACHABLE, True, 3, "error: KAFKA_UNREACHABLE: why; run it"),
         (DeadLettersReason.OUTCOME_UNKNOWN, False, 4, "error: OUTCOME_UNKNOWN: why; run it again"),

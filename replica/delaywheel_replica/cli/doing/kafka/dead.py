@@ -192,7 +192,8 @@ def _settle(
             if progress.done:
                 note(f"{done} before that: {progress.done:,}")
             text = str(error).removeprefix(f"{error.reason}: ")
-            again = "; run it again for the rest" if error.retry_helps else ""
+            has_rest = error.retry_helps or error.reason == "KAFKA_REFUSED"
+            again = "; run it again for the rest" if has_rest else ""
             raise DeadLettersError(
                 error.reason, f"{text}{again}", outcome_known=error.outcome_known
             ) from error
