@@ -361,15 +361,20 @@ def test_a_topic_found_later_has_the_patience_that_no_failure_has_cost() -> None
     assert PATIENCE_S - 3 - 2 * ITERATION_S <= held <= PATIENCE_S - 3 + ITERATION_S
 
 
-def test_a_topic_that_fails_while_a_leader_catches_up_has_its_own_patience() -> None:
+@pytest.mark.parametrize(
+    ("came_before", "silent_after_s"), [(True, 10), (True, 2 * RECENT_S), (False, 2 * RECENT_S)]
+)
+def test_a_topic_that_fails_while_a_leader_catches_up_has_its_whole_patience(
+    silent_after_s: float, *, came_before: bool
+) -> None:
     kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
     judging = judge(kafka)
     judging.begin_term()
-    rows = overdue(kafka, "good", "bad", by_s=600)
-    assert held_s(kafka, judging, 20, lambda _: rows) == 0
+    good, both = overdue(kafka, "good", by_s=600), overdue(kafka, "good", "bad", by_s=600)
+    assert held_s(kafka, judging, silent_after_s, lambda _: both if came_before else good) == 0
     kafka.silent = {"bad"}
-    judging.failed(rows)
-    held = held_s(kafka, judging, 10, lambda _: rows)
+    judging.failed(both)
+    held = held_s(kafka, judging, 10, lambda _: both)
     assert PATIENCE_S - 2 * ITERATION_S <= held <= PATIENCE_S + ITERATION_S
 
 
@@ -477,20 +482,3 @@ def test_a_plan_says_how_many_partitions_its_topics_have() -> None:
     plan = run_once(kafka, judge(kafka), rows_of("orders", "bills"))
     assert plan is not None
     assert plan.partitions == {"orders": 2, "bills": 7}
-
-
-@pytest.mark.parametrize(
-    ("came_before", "silent_after_s"), [(True, 10), (True, 2 * RECENT_S), (False, 2 * RECENT_S)]
-)
-def test_a_topic_that_fails_while_a_leader_catches_up_has_its_whole_patience(
-    silent_after_s: float, *, came_before: bool
-) -> None:
-    kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
-    judging = judge(kafka)
-    judging.begin_term()
-    good, both = overdue(kafka, "good", by_s=600), overdue(kafka, "good", "bad", by_s=600)
-    assert held_s(kafka, judging, silent_after_s, lambda _: both if came_before else good) == 0
-    kafka.silent = {"bad"}
-    judging.failed(both)
-    held = held_s(kafka, judging, 10, lambda _: both)
-    assert PATIENCE_S - 2 * ITERATION_S <= held <= PATIENCE_S + ITERATION_S

@@ -171,8 +171,7 @@ class Heartbeat:
         heard: Every other node that it ever heard directly since its start.
         disk_out: Its disk accepts no frames now: it has no room, or hangs.
         verifying: Wheels of which it has files without knowing yet what they hold.
-        control_version: The version of control records that its release knows; 1 if it reports
-            none.
+        control_version: The version of control records that its release knows.
     """
 
     node: str
