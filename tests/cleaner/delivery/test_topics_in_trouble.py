@@ -482,3 +482,17 @@ def test_a_plan_says_how_many_partitions_its_topics_have() -> None:
     plan = run_once(kafka, judge(kafka), rows_of("orders", "bills"))
     assert plan is not None
     assert plan.partitions == {"orders": 2, "bills": 7}
+
+
+def test_a_topic_that_answers_late_after_an_outage_is_waited_for() -> None:
+    kafka = Kafka(dict.fromkeys(["good", "slow"], PRESENT))
+    kafka.silent = {"slow"}
+    judging = judge(kafka)
+    judging.begin_term()
+    rows = overdue(kafka, "good", "slow", by_s=600)
+    dead: list[int] = []
+    held = held_s(kafka, judging, 3, lambda _: rows, lambda plan: dead.append(len(plan.dead)))
+    kafka.silent = set()
+    held += held_s(kafka, judging, 7, lambda _: rows, lambda plan: dead.append(len(plan.dead)))
+    assert held <= PATIENCE_S + ITERATION_S
+    assert set(dead) == {0}, "it takes longer than a trial, and no longer than a transaction"

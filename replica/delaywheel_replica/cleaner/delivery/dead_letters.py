@@ -52,6 +52,8 @@ FRESH_S = 2.0
 ANSWER_S = 1.0
 OVERDUE_S = 2.0
 """A transaction that is not answered does not fail sooner."""
+OUTAGE_S = 30.0
+"""What has waited for longer waited for more than a failed transaction and an election."""
 SEARCH_PAUSE_S = 1.0
 """Between searches that could not be done."""
 LOOK_AHEAD_S = 0.5
@@ -337,12 +339,13 @@ class DeadLetters:
         """Returns since when a failed transaction and the search have cost these messages time.
 
         What they waited while others went through is no such cost, nor what they had waited before
-        a failure in this term, or before a term that has gone well for so long.
+        a failure in this term, or before a term that has gone well for so long. Nor is an outage:
+        after one topics answer late, and a trial waits for less time than a transaction.
         """
-        if now - self._term_at >= RECENT_S:
-            return self._planned_at
         waiting_since_ms = np.maximum(rows.expected_ms, rows.records["accepted_at_ms"])
         before_s = float(self._before_term_s(waiting_since_ms, now).max())
+        if now - self._term_at >= RECENT_S or before_s > OUTAGE_S:
+            return self._planned_at
         return max(self._failed_at, self._planned_at - min(max(0.0, before_s), PATIENCE_S))
 
     def _before_term_s(self, times_ms: NDArray[np.int64], now: float) -> NDArray[np.float64]:
