@@ -389,6 +389,23 @@ def test_what_is_being_written_counts_as_what_waits_for_mirrors(node: Driven) ->
     assert list(node.jobs) == [GroupJob()]  # at once: nothing waits for mirrors here
 
 
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_no_group_is_called_for_what_is_held_up_once_other_kinds_are_gone(
+    node: Driven, *, is_taken: bool
+) -> None:
+    node.ask(message(1), kind=Kind.CANCELS)
+    if not is_taken:
+        node.clock_ms += 2_001
+        node.driver.tick()
+    node.work()
+    node.ask(message(2), message(3))
+    group = node.driver.begin_group()
+    assert group is not None
+    node.jobs.clear()
+    node.ask(message(4))
+    assert not node.jobs
+
+
 def test_what_is_pending_behind_a_group_that_is_refused_is_refused_next(pair: Driven) -> None:
     refused = [pair.ask(message(n), kind=kind) for n, kind in enumerate(Kind)]
     pair.driver.drain()

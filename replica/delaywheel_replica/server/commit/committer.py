@@ -28,7 +28,7 @@ waiting   ``wait``: its frames lie        ``acknowledge``: W members hold them: 
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -272,6 +272,8 @@ class Committer:
         self._waiting: deque[_WaitingAnswer] = deque()
         # How many messages are pending, and how many are being written or wait for mirrors.
         self._pending_size = self._waiting_size = 0
+        # How many of the pending requests are of other kinds.
+        self._pending_others = 0
         # Since when a group is called for; None: it is not. And whether it would be refused.
         self._called_ms: int | None = None
         self._is_refused = False
@@ -281,6 +283,7 @@ class Committer:
         with self._lock:
             self._pending.extend((now_ms, request) for request in requests)
             self._pending_size += sum(map(_size, requests))
+            self._pending_others += _others(requests)
 
     @property
     def is_held_up(self) -> bool:
@@ -299,8 +302,7 @@ class Committer:
         with self._lock:
             if not self.is_held_up:
                 return False
-            others = (request.kind is not Kind.MESSAGES for _, request in self._pending)
-            if not (refused or self._is_enough() or any(others)):
+            if not (refused or self._is_enough() or self._pending_others):
                 return False
             self._called_ms, self._is_refused = now_ms, refused
             return True
@@ -339,6 +341,7 @@ class Committer:
             self._taken = [request for _, request in taken]
             size = sum(map(_size, self._taken))
             self._pending_size -= size
+            self._pending_others -= _others(self._taken)
             self._waiting_size += size
             if taken:
                 self._taken_since_ms = taken[0][0]
@@ -385,6 +388,7 @@ class Committer:
             while self._pending and self._pending[0][0] < before_ms:
                 _, request = self._pending.popleft()
                 self._pending_size -= _size(request)
+                self._pending_others -= _others([request])
                 is_held_up = by_mirrors and request.kind is Kind.MESSAGES
                 answers.append((request, _NOT_BEGUN if is_held_up else _NOT_WRITTEN))
             if self._taken and self._taken_since_ms < before_ms:
@@ -418,3 +422,8 @@ def _size(request: Request) -> int:
     if request.kind is not Kind.MESSAGES:
         return 0
     return len(request.columns) + (len(request.columns.blob) >> 12)
+
+
+def _others(requests: Iterable[Request]) -> int:
+    """How many are of other kinds than messages."""
+    return sum(request.kind is not Kind.MESSAGES for request in requests)
