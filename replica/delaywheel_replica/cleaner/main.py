@@ -228,7 +228,7 @@ class Cleaner:
 
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         config = self._config
-        self._dead_letters.begin_term()
+        self._dead_letters.begin_term(state.progress)
         forwarder = Forwarder(
             state,
             producers,

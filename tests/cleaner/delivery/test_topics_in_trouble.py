@@ -22,6 +22,7 @@ from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, REGAIN_S
 from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
+from delaywheel_replica.core.protocol.progress import Progress
 
 ITERATION_S = 0.1
 BEGIN_S = 1_000.0
@@ -61,6 +62,9 @@ class Kafka:
 
     def clock(self) -> float:
         return self.now
+
+    def progress(self, before_s: float = 0.0) -> Progress:
+        return Progress(round((self.now - before_s) * 1000), None)
 
     def find(self, names: Iterable[str]) -> Mapping[str, Topic]:
         if self.answers:
@@ -224,7 +228,7 @@ def test_a_search_tries_every_partition_for_messages_that_go_anywhere() -> None:
 def test_a_search_waits_until_it_knows_the_partitions_and_not_for_longer_than_a_message() -> None:
     kafka = Kafka({})
     judging, rows = judge(kafka), rows_of("any")
-    judging.begin_term()
+    judging.begin_term(kafka.progress())
     judging.failed(rows)
     assert run_once(kafka, judging, rows) is None
     assert not kafka.searched
@@ -297,7 +301,7 @@ def test_trouble_of_an_earlier_term_condemns_nothing_in_the_next() -> None:
     for away_s in (10, 7 * 86_400):  # another one leads, and the topic is mended
         kafka.silent = set()
         kafka.now += away_s
-        judging.begin_term()
+        judging.begin_term(kafka.progress())
         assert not judging.unavailable_topics
         assert fates(kafka, judging, rows) == (2, [])
         kafka.silent = {"bad"}
@@ -311,7 +315,7 @@ def test_a_failure_just_before_an_election_is_looked_into_after_it() -> None:
     judging, rows = judge(kafka), rows_of("good", "bad")
     judging.failed(rows)
     kafka.now += 3
-    judging.begin_term()
+    judging.begin_term(kafka.progress(3))
     assert run_once(kafka, judging, rows) is None
     assert kafka.searched == [{"good", "bad"}]
 
@@ -320,13 +324,13 @@ def test_a_new_leader_looks_first_when_messages_are_overdue() -> None:
     kafka = Kafka({"good": PRESENT, "bad": PRESENT})
     kafka.silent = {"bad"}
     judging = judge(kafka)
-    judging.begin_term()
+    judging.begin_term(kafka.progress(6))
     rows = overdue(kafka, "good", "bad", by_s=6)
     assert held_s(kafka, judging, 10, lambda _: rows) <= 2, "others have waited long enough"
     assert judging.unavailable_topics == ("bad",)
     assert kafka.searched[0] == {"good", "bad"}
     kafka.topics["late"] = PRESENT
-    judging.begin_term()
+    judging.begin_term(kafka.progress())
     in_time = overdue(kafka, "late", by_s=OVERDUE_S - 1)
     assert fates(kafka, judging, in_time) == (1, [])
     assert {"late"} not in kafka.searched
@@ -336,7 +340,7 @@ def test_a_new_leader_looks_at_what_was_overdue_whichever_step_it_comes_with() -
     kafka = Kafka(dict.fromkeys(["good", "bad", "next"], PRESENT))
     kafka.silent = {"bad"}
     judging = judge(kafka)
-    judging.begin_term()
+    judging.begin_term(kafka.progress(3))
     first, second = overdue(kafka, "good"), overdue(kafka, "good", "bad")
     third = overdue(kafka, "next", by_s=0)
     assert fates(kafka, judging, first) == (1, [])
@@ -354,7 +358,7 @@ def test_a_topic_found_later_has_the_patience_that_no_failure_has_cost() -> None
     kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
     kafka.silent = {"bad"}
     judging = judge(kafka)
-    judging.begin_term()
+    judging.begin_term(kafka.progress(3))
     first, second = overdue(kafka, "good"), overdue(kafka, "bad")
     assert held_s(kafka, judging, 20, lambda _: first) == 0, "it catches up for 20 s"
     held = held_s(kafka, judging, 10, lambda _: second)
@@ -369,7 +373,7 @@ def test_a_topic_that_fails_while_a_leader_catches_up_has_its_whole_patience(
 ) -> None:
     kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
     judging = judge(kafka)
-    judging.begin_term()
+    judging.begin_term(kafka.progress(600))
     good, both = overdue(kafka, "good", by_s=600), overdue(kafka, "good", "bad", by_s=600)
     assert held_s(kafka, judging, silent_after_s, lambda _: both if came_before else good) == 0
     kafka.silent = {"bad"}
@@ -385,7 +389,7 @@ def test_a_topic_of_an_earlier_failure_that_comes_up_late_has_its_own_patience()
     good, both = overdue(kafka, "good", by_s=600), overdue(kafka, "good", "bad", by_s=600)
     judging.plan(good)
     judging.failed(both)
-    judging.begin_term()
+    judging.begin_term(kafka.progress(600))
     assert held_s(kafka, judging, 2 * RECENT_S, lambda _: good) == 0
     held = held_s(kafka, judging, 10, lambda _: both)
     assert kafka.searched[1] == {"bad"}
@@ -402,7 +406,7 @@ def test_what_a_failure_cost_counts_if_kafka_says_by_then_that_a_topic_takes_not
     kafka = Kafka({"good": PRESENT, "bad": replace(PRESENT, state=TopicState.SHRUNK)})
     judging = judge(kafka)
     kafka.now += RECENT_S
-    judging.begin_term()
+    judging.begin_term(kafka.progress(overdue_s))
     rows = overdue(kafka, "good", "bad", by_s=overdue_s)
     held = held_s(kafka, judging, 10, lambda _: rows)
     assert patience_s - 2 * ITERATION_S <= held <= patience_s + ITERATION_S
@@ -417,7 +421,7 @@ def test_an_old_answer_condemns_nothing(state: TopicState) -> None:
     kafka.find(["a"])
     kafka.answers = False
     kafka.now += 10 * FRESH_S
-    judging.begin_term()
+    judging.begin_term(kafka.progress())
     assert run_once(kafka, judging, rows) is None
     assert kafka.asked == ["a"]
     kafka.topics["a"], kafka.answers = PRESENT, True
@@ -488,7 +492,7 @@ def test_a_topic_that_answers_late_after_an_outage_is_waited_for() -> None:
     kafka = Kafka(dict.fromkeys(["good", "slow"], PRESENT))
     kafka.silent = {"slow"}
     judging = judge(kafka)
-    judging.begin_term()
+    judging.begin_term(kafka.progress(600))
     rows = overdue(kafka, "good", "slow", by_s=600)
     dead: list[int] = []
     held = held_s(kafka, judging, 3, lambda _: rows, lambda plan: dead.append(len(plan.dead)))

@@ -26,6 +26,7 @@ from delaywheel_replica.cleaner.delivery.dead_letters import ANSWER_S, DeadLette
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, REGAIN_S
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.row_keeper import View
+from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import Role
 from sim.checking.calm import is_calm_beside
 from sim.machine.clocks import EPOCH_MS
@@ -162,9 +163,9 @@ class WatchedDeadLetters(DeadLetters):
         self._holding = False
         self._held_s = 0.0
 
-    def begin_term(self) -> None:
+    def begin_term(self, progress: Progress | None) -> None:
         """Holds nothing up between two terms; what it did before counts."""
-        super().begin_term()
+        super().begin_term(progress)
         self._holding = False
 
     def plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]] = tuple) -> Plan | Hold:

@@ -35,7 +35,7 @@ def patience_for_each() -> list[Patch]:
 
 
 def believes_an_earlier_term() -> list[Patch]:
-    return [instead(DeadLetters, "begin_term", lambda _self: None)]
+    return [instead(DeadLetters, "begin_term", lambda *_: None)]
 
 
 def believes_old_answers() -> list[Patch]:

@@ -303,7 +303,7 @@ class SimCleaner:
 
     def _forwarder(self, state: ControlState, producers: ProducersPort) -> Forwarder:
         settings = self._settings
-        self._dead_letters.begin_term()
+        self._dead_letters.begin_term(state.progress)
         forwarder = Forwarder(
             state,
             producers,

@@ -46,6 +46,7 @@ from delaywheel_replica.cleaner.delivery.topics import Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, Allowance, Troubles
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION
+from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.process.logs import get_logger
 
 FRESH_S = 2.0
@@ -207,6 +208,7 @@ class DeadLetters:
         self._suspects: set[str] = set()
         self._searched: set[str] = set()
         self._term_at = self._planned_at = self._failed_at = float("-inf")
+        self._lost_s = 0.0
         self._look_up: set[str] = set()
         self._search_after = 0.0
         self._ahead_at = 0.0
@@ -216,10 +218,13 @@ class DeadLetters:
         """The topics whose messages are dead-lettered until the topics accept messages again."""
         return self._troubles.given_up
 
-    def begin_term(self) -> None:
+    def begin_term(self, progress: Progress | None) -> None:
         """Begins a term: what this node learnt in an earlier one may no longer hold.
 
         The topics that a transaction failed with lately are remembered, to be searched first.
+
+        Args:
+            progress: What the leaders before have committed.
         """
         now = self._monotonic()
         self._allowance.pass_time(now)
@@ -230,6 +235,8 @@ class DeadLetters:
         self._searched.clear()
         self._term_at = self._planned_at = now
         self._failed_at = float("-inf")
+        behind_s = 0.0 if progress is None else (self._wall_ms() - progress.due_ms) / 1000
+        self._lost_s = min(behind_s, PATIENCE_S) if 0 <= behind_s <= OUTAGE_S else 0.0
         self._search = self._probe = None
         self._unknown.clear()
         self._doubtful.clear()
@@ -312,7 +319,7 @@ class DeadLetters:
             self._searched |= suspects
             known_bad = {n for n, topic in topics.items() if topic.state is not TopicState.PRESENT}
             if any(self._troubles.cause(name) is not None for name in known_bad):
-                since = self._lost_since(rows, now)
+                since = self._lost_since(now)
                 if now - since < PATIENCE_S:  # an outage costs more, and topics come back after it
                     self._allowance.charge(since, now)
             self._begin_search(rows, suspects - known_bad)
@@ -330,28 +337,21 @@ class DeadLetters:
         """Returns the topics that a transaction may have failed with, unless they were searched."""
         suspected = self._suspects & names
         if now - self._term_at < RECENT_S:
-            overdue = self._before_term_s(rows.expected_ms, now) > OVERDUE_S
+            term_ms = self._wall_ms() - (now - self._term_at) * 1000
+            overdue = rows.expected_ms < term_ms - OVERDUE_S * 1000
             if overdue.any():
                 suspected |= rows.take(overdue).topic_names() - self._searched
         return suspected
 
-    def _lost_since(self, rows: DueRows, now: float) -> float:
-        """Returns since when a failed transaction and the search have cost these messages time.
+    def _lost_since(self, now: float) -> float:
+        """Returns since when a failed transaction, an election and the search have cost time.
 
-        What they waited while others went through is no such cost, nor what they had waited before
-        a failure in this term, or before a term that has gone well for so long. Nor is an outage:
-        after one topics answer late, and a trial waits for less time than a transaction.
+        Time in which others went through is no such cost, nor that before a failure in this term,
+        or before a term that has gone well for so long. Nor is an outage: after one topics answer
+        late, and a trial waits for less time than a transaction.
         """
-        waiting_since_ms = np.maximum(rows.expected_ms, rows.records["accepted_at_ms"])
-        before_s = float(self._before_term_s(waiting_since_ms, now).max())
-        if now - self._term_at >= RECENT_S or before_s > OUTAGE_S:
-            return self._planned_at
-        return max(self._failed_at, self._planned_at - min(max(0.0, before_s), PATIENCE_S))
-
-    def _before_term_s(self, times_ms: NDArray[np.int64], now: float) -> NDArray[np.float64]:
-        """Returns how long before the term began these times were."""
-        before_s: NDArray[np.float64] = (self._wall_ms() - times_ms) / 1000 - (now - self._term_at)
-        return before_s
+        lost_s = self._lost_s if now - self._term_at < RECENT_S else 0.0
+        return max(self._failed_at, self._planned_at - lost_s)
 
     def _begin_search(self, rows: DueRows, names: set[str]) -> None:
         """Searches these topics, except those known to be in trouble."""
@@ -377,12 +377,12 @@ class DeadLetters:
             self._look_up |= findings.tried
         self._guilty |= findings.refused
         self._batch_limits |= findings.batch_bytes
+        since = self._lost_since(now)
         if findings.unavailable:
-            self._allowance.charge(self._lost_since(rows, now), now)
+            self._allowance.charge(since, now)
         for name, cause in findings.unavailable.items():
             sample = rows.take(_of_topics(rows, {name}))
             if len(sample):
-                since = self._lost_since(sample, now)
                 self._troubles.found(name, cause, sample, now, since=since)
 
     def _take_probe(self, now: float) -> None:
