@@ -51,6 +51,8 @@ DELIVERED_HEADERS: Final = frozenset(
 
 LONGEST_GROUP_BYTES: Final = 200
 """The longest value of `HALF_GROUP`."""
+GROUP_NAME: Final = re.compile(rb"[a-zA-Z0-9._-]{1,%d}" % LONGEST_GROUP_BYTES)
+"""Its values."""
 LONGEST_HOLD_MS: Final = 10_000
 """No half is due later: until then seconds with releases are in memory."""
 LETTER_ROOM_BYTES: Final = 4_096

@@ -202,6 +202,7 @@ class Calls:
         if self._stopped:
             return
         if isinstance(answer, AttemptFailure):
+            # Refused for good: something answers there, and will not describe the cluster.
             reached = not answer.verdict.retry
             self._endpoints.reached(address, connected=not answer.unsent)
             self._endpoints.not_described(

@@ -364,7 +364,7 @@ class DeadLetterTopic:
             )
 
     def _marks_config(self) -> Any:
-        """Returns the settings of the topic of marks, once every broker knows of a new one."""
+        """Returns the settings of the topic of marks, once a new one has a leader."""
         resource = ConfigResource(ResourceType.TOPIC, self._marks_name)
         deadline = time.monotonic() + self._timeout_s
         while True:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from delaywheel.consumer.checking.settings import GROUP_NAME
 from delaywheel.ingress import halves_topic
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
+    GROUP_NAME,
     HALF_DELIVER_AT,
     HALF_GROUP,
     HALF_PARTITION,
@@ -32,13 +32,12 @@ def is_half(sent: SentMessage) -> bool:
 
 
 def half_refusal(sent: SentMessage, now_ms: int) -> tuple[Reason, str] | None:
-    """Returns why a half is refused; None: it is not."""
+    """Returns why a message that `is_half` is refused; None: it is not."""
     ours = [(name, value or b"") for name, value in sent.headers if is_reserved(name)]
     given = dict(ours)
     if not given.keys() <= {HALF_GROUP, HALF_DELIVER_AT}:
         return Reason.HEADER_RESERVED, ""
-    group = given[HALF_GROUP].decode(errors="replace")
-    if len(ours) > len(given) or not GROUP_NAME.fullmatch(group):
+    if len(ours) > len(given) or not GROUP_NAME.fullmatch(given[HALF_GROUP]):
         return Reason.HALF_INVALID, f"{HALF_GROUP} must be there once, and name a group"
     if sent.due_ms - now_ms > LONGEST_HOLD_MS:
         return Reason.HALF_INVALID, f"It is to be held for {sent.due_ms - now_ms:,} ms"

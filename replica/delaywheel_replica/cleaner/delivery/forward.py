@@ -1,7 +1,7 @@
 """Forwards due messages transaction by transaction, together with the progress.
 
 begin -> opening -> messages, dead letters, outcomes -> control records -> flush -> progress, last
--> commit
+-> commit (the opening is a record that no state depends on)
 
 Ingress records that are forwarded directly join the due messages of the wheels: at most half of a
 transaction, so that neither waits for the other. Both are planned together; only if an ingress

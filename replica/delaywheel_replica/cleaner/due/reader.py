@@ -230,7 +230,7 @@ class DueReader:
         return now_ms >= next_ms and not self._lacks_some
 
     def _read(self, now_ms: int) -> None:
-        """Loads seconds and admits frames; while p is set, V and the tail rest.
+        """Loads seconds and admits frames; while p (`position`) is set, V and the tail rest.
 
         It waits for those that are needed now: after an outage each of many seconds has a little,
         and a transaction for each would take longer than all of the reading.

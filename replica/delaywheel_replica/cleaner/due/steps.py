@@ -20,7 +20,7 @@ split        (w', p, A)                       the first of millisecond w' + 1, w
 with A what is admitted (see tail.py). So w moves only together with V' = A, and every decision
 follows from the state before, the state after and the frames <= V': a new leader that begins from a
 committed progress decides in the same way. A frame that alone exceeds a cap is taken alone. No step
-takes what was done ahead of w, before an operator set it back.
+takes what was done ahead of w, before an operator set it back (core/protocol/progress.py).
 """
 
 from __future__ import annotations

@@ -50,7 +50,10 @@ class AwaitedFrames:
     def look_again(
         self, readers: Mapping[WheelId, WheelReader], lost: FrameSet, *, floor: int
     ) -> None:
-        """Stops waiting for frames that are lost, readable, or below the floor."""
+        """Stops waiting for frames that are lost, readable, or below the floor.
+
+        Of many it looks at the first, and at later ones once these can be read.
+        """
         left = self._frames - lost
         looked_at = islice(left, LOOKED_AT_FRAMES)
         found = [

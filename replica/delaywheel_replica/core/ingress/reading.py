@@ -5,7 +5,6 @@ leader that reads a record again makes the same message of it, with the same id 
 ahead a due may be depends on the clock, and is checked elsewhere.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,6 +17,7 @@ from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import (
     DEAD_PREFIX,
     DELIVERED_HEADERS,
+    GROUP_NAME,
     HALF_DELIVER_AT,
     HALF_GROUP,
     is_reserved,
@@ -32,7 +32,6 @@ ABSENT: Final = -1
 
 _PARTITIONS: Final = 2**31
 _TIMES: Final = 2**63
-_GROUP: Final = re.compile(rb"[a-zA-Z0-9._-]{1,200}")
 _WHEEL: Final = "dw-wheel"
 _SHOWN: Final = 40
 
@@ -306,7 +305,7 @@ def _half(asked: _Asked, due_ms: int) -> tuple[list[tuple[str, bytes | None]], i
         if name not in asked:
             raise _UnfitError(UnfitReason.HALF_INVALID, f"{HALF_GROUP} without {name}")
     group = asked.get(HALF_GROUP) or b""
-    if not _GROUP.fullmatch(group):
+    if not GROUP_NAME.fullmatch(group):
         raise _UnfitError(UnfitReason.HALF_INVALID, _quoted(HALF_GROUP, asked))
     ours: list[tuple[str, bytes | None]] = [(HALF_GROUP, group)]
     if HALF_DELIVER_AT not in asked:

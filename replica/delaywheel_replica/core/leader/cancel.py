@@ -43,9 +43,10 @@ longer, CANCELLED is WAIT, and ALREADY_DELIVERED is UNKNOWN: a cancel may have b
 taken since.
 
 A message was rescheduled (rescheduling.py) if the record of that stands with this progress, or its
-mark lies in the slot. A current look finds the mark of an earlier reschedule, which is <= V; before
-deciding a later one the leader sees the cancel, and leaves the message alone. A frame of the slot
-that cannot be read may be the mark: WAIT, until it is read, or given up as lost.
+mark lies in the slot: the cancel of an id that is made of both dues (core/protocol/reschedules.py).
+A current look finds the mark of an earlier reschedule, which is <= V; before deciding a later one
+the leader sees the cancel, and leaves the message alone. A frame of the slot that cannot be read
+may be the mark: WAIT, until it is read, or given up as lost.
 
 UNKNOWN stands where the progress record does not show which came first, or where a cancel that
 counted may lie in what could not be read. A WAIT survives a change of leader, because the next

@@ -214,6 +214,6 @@ def wholly_below(
     if state.holders(record):
         prefixes = member_prefixes(state, wheel, record, heartbeats)
     else:
-        # No report is missing: what no node has counts once it is committed as lost.
+        # No member is left to wait for: what no node has counts once it is committed as lost.
         prefixes = [held_prefix(state, wheel, heartbeat) for heartbeat in heartbeats.values()]
     return record.closed_at == 0 or any(prefix >= record.closed_at for prefix in prefixes)

@@ -227,7 +227,7 @@ class Member:
             monotonic_ms=now_ms,
             peers=self._hearing.known_peers(),
             leader_heard_ms=self._prevote.leader_heard_ms,
-            answers=(*own_answers, *self._fencing.answers()),
+            answers=(*own_answers, *self._fencing.answers()),  # the second: of other members
             votes=self._prevote.votes,
             vote_round=self._prevote.round,
             looked_for=looked_for,

@@ -84,7 +84,12 @@ class ControlRecordMalformedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """The last candidate that committed with one transactional id."""
+    """The last candidate that committed with one transactional id.
+
+    Attributes:
+        token: Of one candidacy, the same under every transactional id.
+        offset: Of this record in the control topic; the greatest of a leader's is its epoch.
+    """
 
     node: str
     token: str

@@ -194,7 +194,8 @@ class CleanerStatus:
         commit_times: How long transactions took that were committed since then, likewise.
         unavailable_topics: Topics whose messages become dead letters until they answer again.
         fences: Promises that it wants of every member, while it leads.
-        fills: Reported by a term as `fills`.
+        fills: Wheel -> the seq up to which members that have fenced it may still fetch it, while
+            this node leads.
         prevote_request: Set while it asks for votes.
         stands: It is a candidate, and Kafka has answered it.
         call_since_ms: Since when, by the monotonic clock, it has waited for a transaction to end;

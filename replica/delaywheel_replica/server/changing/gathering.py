@@ -6,7 +6,7 @@
 | taken | it is looked up, with all of its batch | answered; to be written; waits |
 | to be written | W members hold the cancels of its group | waits; refused |
 | waiting | a look decides it by committed progress, or `WAIT_S` have passed | answered |
-| done, in unknown order | its record or its outcome is looked for in Kafka | answered |
+| done, and progress does not show in which order | what became of it is found in Kafka | answered |
 
 Each of the two looks is one for all that are lone, and then one for all others (pending.py).
 

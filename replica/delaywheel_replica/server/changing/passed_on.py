@@ -95,8 +95,8 @@ class PassedChanges(Generic[NamedT, ResultT]):
         """Prepares.
 
         Args:
-            send: Makes one call at an address that is answered as a whole, within so many seconds;
-                None: in part.
+            send: Makes one call at an address, which is answered as a whole within the time given;
+                without one in part, soon after some messages are decided.
             unknown: The reason if nothing is known of a message that was sent.
         """
         self._send_all = send

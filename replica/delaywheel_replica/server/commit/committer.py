@@ -286,7 +286,7 @@ class Committer:
             self._pending_others += _others(requests)
 
     @property
-    def is_held_up(self) -> bool:
+    def needs_call(self) -> bool:
         """Whether requests are pending, and no group is called for: they wait for others."""
         return self._called_ms is None and bool(self._pending)
 
@@ -300,7 +300,7 @@ class Committer:
             Whether it was called for now.
         """
         with self._lock:
-            if not self.is_held_up:
+            if not self.needs_call:
                 return False
             if not (refused or self._is_enough() or self._pending_others):
                 return False

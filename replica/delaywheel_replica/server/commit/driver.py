@@ -474,7 +474,7 @@ class Driver:
 
     def _queue_group(self) -> bool:
         """Queues the next group, if there is one and it need not wait; on any thread."""
-        if not self._committer.is_held_up:
+        if not self._committer.needs_call:
             return False
         refused = self.refusal is not None
         if not self._committer.call_for_group(self._outside.now_ms(), refused=refused):

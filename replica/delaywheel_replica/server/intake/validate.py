@@ -26,9 +26,9 @@ from delaywheel.identity import is_topic_name
 from delaywheel.ingress import is_reserved_topic
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
+    GROUP_NAME,
     HALF_DELIVER_AT,
     HALF_GROUP,
-    LONGEST_GROUP_BYTES,
     LONGEST_HOLD_MS,
     is_reserved,
     longest_half_bytes,
@@ -55,7 +55,6 @@ from delaywheel_replica.server.intake.unpacking import (
 )
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
 
-_GROUP = re.compile(rb"[a-zA-Z0-9._-]{1,%d}" % LONGEST_GROUP_BYTES)
 _DUE = re.compile(rb"[1-9][0-9]{11,13}")
 
 MESSAGE_HEADERS: Final = 10_000
@@ -297,7 +296,7 @@ def _judge_half(
         return refusal
     due_ms = int(columns.due_ms[row])
     hold_ms = due_ms - now_ms
-    if len(names) > len(given) or not _GROUP.fullmatch(given[HALF_GROUP] or b""):
+    if len(names) > len(given) or not GROUP_NAME.fullmatch(given[HALF_GROUP] or b""):
         return Refusal(Reason.HALF_INVALID, f"{HALF_GROUP} must be there once, and name a group")
     if hold_ms > LONGEST_HOLD_MS + rules.clock_skew_ms:
         return Refusal(Reason.HALF_INVALID, f"It is to be held for {hold_ms:,} ms")

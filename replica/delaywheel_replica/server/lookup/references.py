@@ -53,7 +53,7 @@ def reference_of(message: pb.MessageRef) -> Reference:
                 )
             return Reference(_slot(both.due_ms // 1000, Reason.DUE_INVALID), both.id, both.due_ms)
         case _:
-            raise RequestRefusedError(Reason.HANDLE_AMBIGUOUS, "No message is named")
+            raise RequestRefusedError(Reason.HANDLE_AMBIGUOUS, "Neither a handle nor id and due")
 
 
 def _of_handle(text: str) -> Reference:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from typing import Final, cast
+from typing import cast
 
 from delaywheel.consumer.settings import ConsumerSettings, GroupOptions, Options, read_settings
 from delaywheel.ingress import halves_topic
-from delaywheel.record_headers import HALF_GROUP
-
-GROUP_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,200}")
+from delaywheel.record_headers import GROUP_NAME, HALF_GROUP
 
 
 def checker_settings(
@@ -22,7 +19,7 @@ def checker_settings(
         ValueError: A setting is invalid.
         TypeError: An unknown option, or one that checks do not have.
     """
-    if GROUP_NAME.fullmatch(group) is None:
+    if GROUP_NAME.fullmatch(group.encode(errors="replace")) is None:
         raise ValueError(f"group={group!r}: 1 to 200 letters, digits, '.', '_' and '-'")
     unknown = sorted(set(options) - set(GroupOptions.__annotations__))
     if unknown:

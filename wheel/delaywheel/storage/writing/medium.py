@@ -87,7 +87,8 @@ class CopyMedium:
     def take_over(self, first_seq: int, rows: NDArray[Any]) -> None:
         """Notes rows of one segment, and their frames, that an earlier process may not have synced.
 
-        These are all behind the checkpoint, and what was missing then and no longer is.
+        These are all rows behind the checkpoint, and of those before it what was missing when it
+        was saved, and is there now.
         """
         slots = np.unique(rows["slot"][rows["length"] > 0])
         self._slots.mark_unsynced(slots.tolist())
