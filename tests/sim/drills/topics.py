@@ -47,7 +47,7 @@ def silent_in_a_later_step(script: Script) -> None:
 
 @TOPICS(r"topic_trouble", r"init .* epoch 1", r"dead letter", r"delivers")
 def shrunk_at_a_due(script: Script) -> None:
-    """A leader fails with a topic before Kafka says that it takes nothing; the next one is told."""
+    """A leader fails with a topic; only the next one hears from Kafka that it takes nothing."""
     script.do(6_000, "topic_trouble", topic="mails", trouble="shrunk", ms=FOREVER_MS)
     script.flow(5_000, 16_000, 100, "abc", delay_ms=400, topic="mails")
     script.flow(4_000, 16_000, 400, "abc", delay_ms=400, topic="orders")

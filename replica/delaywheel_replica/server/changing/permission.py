@@ -12,8 +12,8 @@ it.
 | lies nowhere here, nor on the other nodes | NOT_FOUND |
 | is of a second that is finished and deleted | TOO_LATE |
 
-Nothing is looked up for a caller that may change all topics. All copies that are here count, as
-whoever may send to a topic can send there what has the id and due of somebody else's message.
+Nothing is looked up for a caller that may change all topics. All copies that are here count:
+anyone who may send to a topic could send a message there with the id and due of somebody else's.
 """
 
 from collections.abc import Iterable, Sequence
@@ -61,7 +61,7 @@ def in_order(
 
 
 def _refusal(caller: Caller, topics: frozenset[str]) -> Answered | None:
-    """What a caller is told of a message in these topics, if it may not change it."""
+    """What a caller gets of a message in these topics; None: it may change it."""
     rights = caller.rights
     if all(rights.may(Right.CHANGE, topic) for topic in topics):
         return None
