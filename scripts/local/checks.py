@@ -7,9 +7,11 @@ up, and more at once take longer. A free lane takes the next step of its queue, 
 and of the other queue when its own is empty, so that no step is alone at the end; the checks of the
 text come before all tests, because they take seconds. All steps run even if one fails: a run
 reports everything that is wrong. Steps' output appears as it is printed, each line with its step's
-name, and names each failed test at once. The table of steps comes last, followed by the numbers of
-passed and failed tests. All tests of a broker share one, so that another process costs no other
-broker; tests that stop theirs, or set it up otherwise, start their own.
+name, and names each failed test at once. What failed steps said stands once more at the end,
+because of a long output the end is what is kept: of pytest the lines of errors, of others the last
+lines. Then come the table of steps and the numbers of passed and failed tests. All tests of a
+broker share one, so that another process costs no other broker; tests that stop theirs, or set it
+up otherwise, start their own.
 """
 
 from __future__ import annotations
@@ -67,6 +69,10 @@ _REAPER = (sys.executable, "-S", str(Path(__file__).parent / "loopback" / "reape
 _PYTEST = (sys.executable, "-m", "pytest")
 _NEITHER = "not kafka and not spark"
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
+_OF_AN_ERROR = re.compile(r"(E  |>  |(FAILED|ERROR) |_+ .+ _+$|\S+:\d+: )")
+"""How pytest begins lines on a failed test: error, statement, summary, its name, place."""
+KEPT_LINES = 60
+"""Of each failed step, for the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,7 @@ class Done:
         cpu_s: What it computed, with all processes that it started.
         code: What it exited with.
         summary: What pytest ended with.
+        errors: Its last lines, of pytest those on failed tests.
     """
 
     name: str
@@ -96,6 +103,7 @@ class Done:
     cpu_s: float
     code: int
     summary: str
+    errors: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +235,11 @@ class Lane:
             started = time.monotonic()
             if not self._start(step):
                 return
-            summary = self._follow(step)
+            summary, errors = self._follow(step)
             code, cpu_s = self._reap()
             seconds = time.monotonic() - started
-            self.done.append(
-                Done(step.name, started - self._began_s, seconds, cpu_s, code, summary)
-            )
+            start_s = started - self._began_s
+            self.done.append(Done(step.name, start_s, seconds, cpu_s, code, summary, errors))
 
     def _next(self) -> Step | None:
         for queue in self._waiting:
@@ -256,15 +263,18 @@ class Lane:
             )
             return True
 
-    def _follow(self, step: Step) -> str:
+    def _follow(self, step: Step) -> tuple[str, Sequence[str]]:
         assert self._process is not None
         assert self._process.stdout is not None
-        summary = ""
+        summary, errors = "", deque[str](maxlen=KEPT_LINES)
+        of_pytest = step.name.startswith("pytest")
         with self._process.stdout as output:
             for line in output:
                 print(f"{step.name} | {line}", end="", flush=True)
                 summary = line if _SUMMARY.match(line) else summary
-        return summary
+                if not of_pytest or _OF_AN_ERROR.match(line):
+                    errors.append(line)
+        return summary, errors
 
     def _reap(self) -> tuple[int, float]:
         """Returns exit code and CPU seconds; the pid is not reused before this call."""
@@ -297,6 +307,13 @@ def table(done: Sequence[Done]) -> str:
     ]
     total = f"{'all':<33} {sum(step.cpu_s for step in done):9.1f} CPU s"
     return "\n".join(["", "=== steps", *rows, total])
+
+
+def failures(done: Sequence[Done]) -> str:
+    """Returns what failed steps said; nothing without any."""
+    return "".join(
+        f"\n=== {step.name} failed\n{''.join(step.errors)}" for step in done if step.code
+    )
 
 
 def verdict(done: Sequence[Done]) -> str:
@@ -346,7 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     broker_cpu_s = _children_cpu_s() - children_cpu_s - sum(step.cpu_s for step in done)
     done.insert(0, Done("broker", 0, time.monotonic() - began_s, broker_cpu_s, 0, ""))
     done.insert(0, Done("environment", 0, options.environment_seconds, 0, 0, ""))
-    print(table(done))
+    print(failures(done), table(done), sep="")
     print(verdict(done))
     return 1 if any(step.code for step in done) else 0
 

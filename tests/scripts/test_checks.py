@@ -74,6 +74,30 @@ def test_failed_tests_are_counted(
     assert lines[-1] == "5 passed, 2 failed"
 
 
+def test_what_failed_stands_once_more_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Of pytest what it says of an error, whatever it prints beside: its real output is read."""
+    (tmp_path / "test_it.py").write_text(
+        "def test_the_sum():\n    print('noise')\n    assert 1 + 1 == 3, 'a reason'\n"
+    )
+    test = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", str(tmp_path))
+    _, lines = run_with(
+        monkeypatch,
+        capfd,
+        [Step("pytest it", test)],
+        [Step("ruff", python("for n in range(100): print('line', n)\nexit(1)"))],
+        [Step("fine", python("print('nothing to say')"))],
+    )
+    end = lines[lines.index("=== pytest it failed") : lines.index("=== steps")]
+    ruff = end.index("=== ruff failed")
+    assert end[ruff + 1 : -1] == [f"line {n}" for n in range(40, 100)]
+    assert ">       assert 1 + 1 == 3, 'a reason'" in end[:ruff]
+    assert "E       AssertionError: a reason" in end[:ruff]
+    assert any(line.startswith("FAILED") and "test_the_sum" in line for line in end[:ruff])
+    assert "noise" not in end[:ruff]
+
+
 def test_every_step_runs_and_is_named_with_its_time(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
