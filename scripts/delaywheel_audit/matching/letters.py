@@ -58,7 +58,7 @@ def _detail() -> Column:
     gone = F.lit("its letter is not in the dead-letter topic (any more)")
     return F.concat_ws(
         "; ",
-        F.coalesce("dead_at.reason", F.lit("without a reason")),
+        F.col("dead_at.reason"),
         F.when(letter.isNotNull(), place).otherwise(gone),
         F.concat(F.lit("for partition "), letter["wanted_partition"]),
         letter["detail_header"],

@@ -197,14 +197,10 @@ def _with_places(frames: DataFrame, outcomes: DataFrame, facts: Facts) -> DataFr
 
 
 def _lost_frames(outcomes: DataFrame, wheels: DataFrame) -> DataFrame:
-    """Returns the runs of lost frames of each wheel; none lie beyond the ledger.
-
-    An outcome without a last seq, as older leaders wrote it, is about one frame.
-    """
+    """Returns the runs of lost frames of each wheel; none lie beyond the ledger."""
     known = F.broadcast(wheels.select("wheel", F.col("last_seq").alias("known_seq")))
-    last = F.greatest("seq", F.least(F.coalesce("last_seq", "seq"), F.coalesce("known_seq", "seq")))
-    reason = F.coalesce("reason", F.lit(""))
-    run = F.struct(F.col("seq").alias("first"), last.alias("last"), reason.alias("reason"))
+    last = F.greatest("seq", F.least("last_seq", F.coalesce("known_seq", "seq")))
+    run = F.struct(F.col("seq").alias("first"), last.alias("last"), "reason")
     pieces = f"explode(sequence(run.first div {_PIECE_SEQS}, run.last div {_PIECE_SEQS}))"
     return (
         outcomes.where("outcome = 'lost'")

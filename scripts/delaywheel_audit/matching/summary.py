@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
 from delaywheel_audit.matching.findings import is_error
@@ -91,9 +91,8 @@ class Summary:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Reads what `to_json` wrote; ignores fields of newer releases."""
-        document = json.loads(text)
-        values = {spot.name: document[spot.name] for spot in fields(cls) if spot.name in document}
+        """Reads what `to_json` wrote."""
+        values = json.loads(text)
         values["kafka_ends"] = {
             topic: {int(partition): end for partition, end in ends.items()}
             for topic, ends in values["kafka_ends"].items()

@@ -127,7 +127,7 @@ def unbooked_losses(outcomes: DataFrame, terms: Terms, facts: Facts) -> DataFram
     the seconds that the outcome names or, if it names none, by the times of acceptance around them.
     """
     known = wheel_table(outcomes, facts).withColumnRenamed("wheel", "of_wheel")
-    first, last = F.col("seq"), F.coalesce("last_seq", "seq")
+    first, last = F.col("seq"), F.col("last_seq")
     is_known = F.col("first_seq").isNotNull()
     end = F.when(F.col("end_seq") > first, F.least(last, "end_seq")).otherwise(last)
     before = F.struct(
@@ -142,14 +142,14 @@ def unbooked_losses(outcomes: DataFrame, terms: Terms, facts: Facts) -> DataFram
         F.coalesce("to_ms", F.lit(0).cast("long")),
         F.lit(facts.began_ms).cast("long"),
     )
-    has_slots = F.coalesce("slot", F.lit(0)) > 0
-    may_hold = ~has_slots | (F.coalesce("messages", F.lit(1)) > 0)
+    has_slots = F.col("slot") > 0
+    may_hold = ~has_slots | (F.col("messages") > 0)
     parts = F.array(F.when(is_known, before), behind.cast(_PART))
     from_ms, to_ms = terms.accepted_range()
     part = F.col("part")
     is_asked = (part["to_ms"] >= from_ms) & (part["from_ms"] < to_ms)
     if terms.by == "due":
-        begins, ends = F.col("slot") * 1000, (F.coalesce("last_slot", "slot") + 1) * 1000
+        begins, ends = F.col("slot") * 1000, (F.col("last_slot") + 1) * 1000
         is_asked = F.when(has_slots, (ends > terms.start_ms) & (begins < terms.end_ms)).otherwise(
             is_asked
         )
@@ -158,8 +158,8 @@ def unbooked_losses(outcomes: DataFrame, terms: Terms, facts: Facts) -> DataFram
         " them, as far as known: %d; %s",
         part["first"],
         part["last"],
-        F.coalesce("messages", F.lit(0)),
-        F.coalesce("reason", F.lit("")),
+        F.col("messages"),
+        F.col("reason"),
     )
     values = {"kind": F.lit("lost"), "wheel": F.col("wheel"), "seq": part["first"], "detail": text}
     columns = [values.get(name, F.lit(None)).alias(name) for name in _COLUMNS]

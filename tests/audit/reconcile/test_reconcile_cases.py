@@ -123,8 +123,8 @@ class World:
         self.outcomes.append(("answered", None, None, id_of(name), due, *[None] * 9, answer))
 
     def lose(
-        self, wheel: str, seq: int, last_seq: int | None, reason: str, *,
-        slot: int | None = None, messages: int | None = None,
+        self, wheel: str, seq: int, last_seq: int, reason: str, *,
+        slot: int = 0, messages: int = 0,
     ) -> None:  # fmt: skip
         place = (None, None, None, None, None, wheel, seq, last_seq)
         self.outcomes.append(("lost", reason, *place, slot, slot, messages))
@@ -266,7 +266,7 @@ def lost(world: World) -> None:
         world.accept(name, seq=13)
     world.forward("lost, forwarded before")
     world.end("lost, cancelled", "cancelled", seq=13)
-    world.lose("n1.1", 13, None, "nobody holds it")
+    world.lose("n1.1", 13, 13, "nobody holds it")
 
 
 def lost_in_a_row(world: World) -> None:
