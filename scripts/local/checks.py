@@ -4,8 +4,9 @@ Steps are in two queues. Tests on real processes, nodes and brokers mostly wait:
 All others compute: two run at once, with a lower priority, and use what the first leave of two
 cores. Processes that wait cost as long as they run, so nothing that can be done later holds them
 up, and more at once take longer. A free lane takes the next step of its queue, the longest first,
-and of the other queue when its own is empty, so that no step is alone at the end; the checks of the
-text come before all tests, because they take seconds. All steps run even if one fails: a run
+and of the other queue when its own is empty. So that no step is alone at the end, several of those
+that wait are left when all others are done, and none takes much longer than the rest. The checks of
+the text come before all tests, because they take seconds. All steps run even if one fails: a run
 reports everything that is wrong. Steps' output appears as it is printed, each line with its step's
 name, and names each failed test at once. What failed steps said stands once more at the end,
 because of a long output the end is what is kept: of pytest the lines of errors, of others the last
@@ -49,17 +50,19 @@ SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
 SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
 MUTANTS = f"{SIMULATION}/tests/test_sim_mutants_short.py"
-SERVING = ("tests/server/serving", "tests/peers", "tests/security")
-"""Nearly all of these start processes."""
+SERVING = "tests/server/serving"
+SECURED = ("tests/peers", "tests/security")
+"""Nearly all of these and of the former start processes."""
 SERVER = "tests/server"
 CORE = ("tests/core", "tests/consumer", "tests/wheel")
 """What computes longest of all that needs neither a broker nor the simulation."""
 
-CONSUMERS = ("tests/consumer", "tests/client/testing", "tests/wheel")
-"""Consumers and their dead letters on a broker; groups have the same names in several files."""
-KAFKA = ("tests/cleaner", "tests/audit/kafka", "tests/cli", "tests/local")
+CONSUMERS = ("tests/consumer", "tests/client/testing")
+"""Consumers on a broker; groups have the same names in both."""
+CLEANER = "tests/cleaner"
+KAFKA = ("tests/audit/kafka", "tests/cli", "tests/local", "tests/wheel")
 """Where other tests of a broker are: to collect all would take seconds."""
-SHARING = 5
+SHARING = 6
 """How many steps share the broker."""
 
 # The last line of pytest; a library's words about an ended broker may follow it.
@@ -138,16 +141,18 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
     without = (*_PYTEST, "-m", _NEITHER + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
     slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
-    consumers, kafka, nodes, one_node, spark = (
+    nodes, consumers, one_node, kafka, spark, cleaner = (
         ("env", f"{BROKER_VARIABLE}={listener}", *pytest) for listener in listeners
     )
     return (
-        Step("pytest consumers", (*consumers, *CONSUMERS)),
-        Step("pytest kafka", (*kafka, *KAFKA, *_ignored(*SPARK))),
         Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
+        Step("pytest consumers", (*consumers, *CONSUMERS)),
         Step("pytest one node", (*one_node, ONE_NODE)),
+        Step("pytest kafka", (*kafka, *KAFKA, *_ignored(*SPARK))),
         Step("pytest spark", (*spark, *SPARK)),
-        Step("pytest serving", (*without, *SERVING)),
+        Step("pytest cleaner", (*cleaner, CLEANER)),
+        Step("pytest serving", (*without, SERVING)),
+        Step("pytest secured", (*without, *SECURED)),
         *slow,
     )
 
@@ -174,9 +179,9 @@ def _computing(and_not_slow: str) -> tuple[Step, ...]:
     return (
         Step("pytest drills", (*pytest, DRILLS)),
         Step("pytest simulation", (*pytest, SIMULATION, *_ignored(DRILLS, MUTANTS))),
-        Step("pytest", (*pytest, *_ignored(SIMULATION, SERVER, *SERVING, *CORE))),
+        Step("pytest", (*pytest, *_ignored(SIMULATION, SERVER, *SECURED, *CORE))),
         Step("pytest core", (*pytest, *CORE)),
-        Step("pytest server", (*pytest, SERVER, *_ignored(*SERVING))),
+        Step("pytest server", (*pytest, SERVER, *_ignored(SERVING))),
         Step("pytest mutants", (*pytest, MUTANTS)),
     )
 
