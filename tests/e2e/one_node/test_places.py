@@ -68,9 +68,11 @@ def test_a_dead_letter_is_found_with_its_reason(
 ) -> None:
     topic = new_topic()
     with service.client() as client:
-        handle = client.produce(topic, b"nowhere", delay=timedelta(seconds=2))
-    delete_topic(kafka.address, topic)
-    stored = found(service, handle)
+        handle = client.produce(topic, b"nowhere", delay=timedelta(hours=1))
+        delete_topic(kafka.address, topic)
+        moved = client.reschedule(handle, to=datetime.now(UTC))
+    assert moved.handle is not None
+    stored = found(service, moved.handle)
     assert stored.place is not None
     assert stored.place.topic == KafkaNames(service.cluster_id).dead
     assert (stored.state, stored.dead_reason) == (MessageState.DEAD_LETTERED, "TOPIC_MISSING")
