@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import uuid
 from collections.abc import Iterator
@@ -14,8 +13,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import ResourceType  # type: ignore[attr-defined] # missing in its stubs
 
 from delaywheel import (
+    CancelOutcome,
     Client,
-    DelaywheelError,
     Message,
     MessageState,
     Reason,
@@ -219,12 +218,11 @@ def test_an_outcomes_topic_that_is_closed_is_named_and_no_message_dies_for_it(
     rights: Rights, node: Node, reader: CommittedReader
 ) -> None:
     """Transactions with an outcome fail, and the guards of the searches that follow as well."""
-    rights.deny(ResourceType.TOPIC, NAMES.outcomes, "WRITE")
-    soon = timedelta(milliseconds=1_500)
+    soon = timedelta(seconds=6)  # time to cancel one and deny its outcome, which is due with it
     with Client(node.address) as client:
         withdrawn = client.produce(ORDERS, b"withdrawn", delay=soon)
-        with contextlib.suppress(DelaywheelError):  # nobody knows yet: nothing is committed
-            client.cancel(withdrawn, timeout=1.0)
+        assert client.cancel(withdrawn).outcome is CancelOutcome.CANCELLED
+        rights.deny(ResourceType.TOPIC, NAMES.outcomes, "WRITE")
         sent = [Message(ORDERS, b"%d" % number, delay=soon) for number in range(20)]
         assert all(result.handle for result in client.produce_many(sent))
     named = f"not allowed to write to topic {NAMES.outcomes}"
@@ -239,13 +237,13 @@ def test_an_outcomes_topic_that_is_closed_is_named_and_no_message_dies_for_it(
 def test_a_halves_topic_that_is_closed_stops_halves_alone_and_nothing_is_decided(
     rights: Rights, node: Node, reader: CommittedReader
 ) -> None:
-    def begun(text: bytes) -> Half:
-        return client.begin(ORDERS, text, group="shop", hold="2s")
+    def begun(text: bytes, hold: str = "9s") -> Half:
+        return client.begin(ORDERS, text, group="shop", hold=hold)
 
     with Client(node.address) as client:
-        asked, committed = begun(b"asked"), begun(b"committed")
-        rights.deny(ResourceType.TOPIC, NAMES.halves, "WRITE")
-        client.produce(ORDERS, b"plain", delay=timedelta(milliseconds=2_500))
+        committed, asked = begun(b"committed"), begun(b"asked", "5s")
+        rights.deny(ResourceType.TOPIC, NAMES.halves, "WRITE")  # before anything is asked
+        client.produce(ORDERS, b"plain", delay=timedelta(milliseconds=5_500))
         committed.commit()
         assert values(reader, 2) == {b"committed", b"plain"}
         right = f"not allowed to write to topic {NAMES.halves}: grant Write on it"
