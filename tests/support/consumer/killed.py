@@ -82,16 +82,31 @@ class Consumers:
         self._processes[number].wait()
         self._processes[number] = self._start(number)
 
-    def restart_stopped(self) -> int:
-        """Starts those again that have stopped by themselves; returns how many had."""
-        stopped = [n for n, process in enumerate(self._processes) if process.poll() is not None]
-        for number in stopped:
+    def restart_stopped(self, reason: str = "") -> int:
+        """Starts those again that have stopped by themselves; returns how many had.
+
+        Args:
+            reason: What each must have said.
+        """
+        for number in (stopped := self._stopped()):
+            assert reason in (said := self._last_words(number)), said
             self._processes[number] = self._start(number)
         return len(stopped)
 
-    def are_alive(self) -> bool:
-        return all(process.poll() is None for process in self._processes)
+    def check_alive(self) -> None:
+        """Fails with the last words of those that have stopped."""
+        said = [self._last_words(number) for number in self._stopped()]
+        assert not said, "\n".join(said)
+
+    def _stopped(self) -> list[int]:
+        return [n for n, process in enumerate(self._processes) if process.poll() is not None]
+
+    def _last_words(self, number: int) -> str:
+        return self._log(number).read_text(errors="replace")[-2_000:]
+
+    def _log(self, number: int) -> Path:
+        return self._folder / f"consumer-{number}.log"
 
     def _start(self, number: int) -> Forked:
         arguments = (json.dumps(asdict(self._plan)), f"c{number}")
-        return fork_program("consumer", arguments, log=self._folder / f"consumer-{number}.log")
+        return fork_program("consumer", arguments, log=self._log(number))
