@@ -30,7 +30,7 @@ from delaywheel_replica.core.protocol.messages import (
 )
 from delaywheel_replica.peers.encoding import encode, encode_in_parts
 from delaywheel_replica.peers.network import PeerListenError, PeerNetwork
-from delaywheel_replica.peers.states import Connection, PeerReason, Stream
+from delaywheel_replica.peers.states import Connection, PeerReason, Stream, Way
 from support.core.values import heartbeat, wheel_heartbeat
 from support.peers.raw import Raw
 from support.peers.site import SETTINGS, Site, free_members, identity
@@ -267,7 +267,9 @@ def test_those_who_disagree_refuse_each_other_by_name(
             assert site.state(peer).connection is Connection.REFUSED
             site.network.send(peer, Vote(1))
             assert site.state(peer).counters.dropped == 1
-        refusals = one.network._peers["n2"]._refusals
+        refusals, others = one.network._peers["n2"]._refusals, other.network._peers["n1"]._refusals
+        # Who dials is refused when it comes to it: either side's own word may be all there is yet.
+        one.wait("both ways", lambda: len(refusals) == len(others) == len(Way) * len(Stream))
         first = dict(refusals)
         one.wait("tried again", lambda: all(refusals[key] != first[key] for key in first))
         assert [*one.came, *other.came, *one.broken, *other.broken] == []
