@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from delaywheel_audit.matching.summary import Summary
+from local.reconciling import TIMEOUT_S
 from support.process.script_run import start_script
 from support.process.spark import cheap_start
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.timeout(2 * TIMEOUT_S)]
 
 
 def test_everything_arrives_once_across_a_kill(
@@ -28,7 +29,7 @@ def test_everything_arrives_once_across_a_kill(
     demo = start_script(
         *("demo", "--plain", "--messages", "2000", "--seconds", "8", "--output", str(output))
     )
-    reported, _ = demo.communicate(timeout=400)
+    reported, _ = demo.communicate(timeout=1.5 * TIMEOUT_S)
     assert demo.returncode == 0, reported
     assert "kill -9 of the leader, n" in reported
     assert "exactly once" in reported
