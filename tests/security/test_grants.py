@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 import pytest
@@ -29,6 +29,8 @@ from local.loopback.kafka import free_ports
 from support.peers.authority import Authority
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess, wait_until
+
+Answer = TypeVar("Answer")
 
 GRANTS = """
 [[grant]]
@@ -216,7 +218,8 @@ def found_to_cancel(stub: rpc.DelayWheelStub, **wanted: object) -> str:
 
 def cancelled(stub: rpc.DelayWheelStub, *named: pb.MessageRef) -> str:
     """What becomes of cancels; one that goes on is never decided: the leader commits nothing."""
-    results = stub.Cancel(pb.CancelRequest(messages=named), timeout=1.5).results
+    asked = pb.CancelRequest(messages=named)
+    results = patiently(lambda timeout_s: stub.Cancel(asked, timeout=timeout_s)).results
     outcome = pb.CancelOutcome.Name
     return " ".join(
         each.error.reason or outcome(each.outcome).removeprefix("CANCEL_OUTCOME_")
@@ -226,10 +229,22 @@ def cancelled(stub: rpc.DelayWheelStub, *named: pb.MessageRef) -> str:
 
 def moved(stub: rpc.DelayWheelStub, named: pb.MessageRef) -> str:
     wanted = pb.NewDue(message=named, deliver_at_ms=DUE_MS + 5_000)
-    (result,) = stub.Reschedule(pb.RescheduleRequest(messages=[wanted]), timeout=1.5).results
+    asked = pb.RescheduleRequest(messages=[wanted])
+    (result,) = patiently(lambda timeout_s: stub.Reschedule(asked, timeout=timeout_s)).results
     return result.error.reason or pb.RescheduleOutcome.Name(result.outcome).removeprefix(
         "RESCHEDULE_OUTCOME_"
     )
+
+
+def patiently(call: Callable[[float], Answer]) -> Answer:
+    """Makes a call that is answered at the end of its time: a busy machine may need more of it."""
+    for timeout_s in (1.5, 6.0):
+        try:
+            return call(timeout_s)
+        except grpc.RpcError as error:
+            if cast("grpc.Call", error).code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise
+    return call(30.0)
 
 
 def described(stub: rpc.DelayWheelStub, *, details: bool) -> str:
@@ -431,27 +446,27 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
     """Another principal is not hurt; the SDK waits as it is told, and whoami shows the quotas."""
     metered, sent = site.stub("metered"), pb.DelayProduceRequest()
     sent.messages.extend(message("bills", 100 + number) for number in range(6))
-    assert told(lambda: len(metered.DelayProduce(sent, timeout=9).results)) == "6"
-    with pytest.raises(grpc.RpcError) as refused:
-        metered.DelayProduce(sent, timeout=9)
-    failure = AttemptFailure.of_call(cast("grpc.Call", refused.value))
+    # While the machine pauses, what was spent is earned again: it is tried until it is too much.
+    failure = wait_until("more is refused", lambda: refusal(metered, sent))
     assert failure.reason == "QUOTA_EXCEEDED"
     assert failure.retry_delay_s is not None
     assert 0 < failure.retry_delay_s <= 1.5
-    assert told(lambda: cancelled(metered, NOWHERE)) == "QUOTA_EXCEEDED"
     assert produced(site.stub("shop"), "orders") == "ok"
     cert, key = site.authority.sign("metered", "metered.example.org")
     tls, began_s = Tls(site.authority.file, cert, key), time.monotonic()
     with Client(site.node.address or "", tls=tls, timeout=20) as client:
-        client.produce("bills", b"v", delay="1h")
-        client.produce("bills", b"v", delay="1h")
-    assert time.monotonic() - began_s > 0.2
-    for is_question in (False, True):
-        many = pb.CancelManyRequest(
-            filter=pb.Filter(topic="bills", key=b"of nobody"), dry_run=is_question
-        )
-        question = partial(metered.CancelMany, many, timeout=9)
-        assert "QUOTA_EXCEEDED" in {told(question) for _ in range(20)}
+        for _ in range(8):
+            client.produce("bills", b"v", delay="1h")
+    assert time.monotonic() - began_s > 0.7, "four a second, four saved up, and the last one"
+    with_key = pb.Filter(topic="bills", key=b"of nobody")
+    for begin in (
+        partial(metered.Cancel.future, pb.CancelRequest(messages=[NOWHERE])),
+        partial(metered.CancelMany.future, pb.CancelManyRequest(filter=with_key)),
+        partial(metered.CancelMany.future, pb.CancelManyRequest(filter=with_key, dry_run=True)),
+    ):
+        # At once: one after the other, on a busy machine they may be no more than are allowed.
+        at_once = [begin(timeout=9) for _ in range(20)]
+        assert "QUOTA_EXCEEDED" in {told(each.result) for each in at_once}
 
     def count() -> str:
         request = pb.DelayProduceRequest(messages=[message("small", n) for n in range(5)])
@@ -468,6 +483,15 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
     assert not shown.HasField("quota")
     assert [each.topics for each in who.topic_quotas] == [["small"], ["unseen"]]
     assert not shown.topic_quotas
+
+
+def refusal(stub: rpc.DelayWheelStub, sent: pb.DelayProduceRequest) -> AttemptFailure | None:
+    """Why messages are refused; None if all are accepted."""
+    try:
+        assert len(stub.DelayProduce(sent, timeout=9).results) == len(sent.messages)
+    except grpc.RpcError as error:
+        return AttemptFailure.of_call(cast("grpc.Call", error))
+    return None
 
 
 def test_no_filter_by_a_name_that_no_topic_can_have(site: Site) -> None:

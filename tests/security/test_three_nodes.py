@@ -154,14 +154,18 @@ def answered(call: Callable[[], object]) -> object:
         return error.code()
 
 
+BEYOND = "more than messages_per_second 3"
+
+
 def test_each_node_counts_what_it_takes_itself(cluster: Cluster) -> None:
-    def exhaust(node: str) -> str:
+    def exhaust(node: str) -> None:
         shop = cluster.stub(node, "shop")
         wait_until("it takes messages", lambda: sent(shop, *["orders"] * 5) == ["ok"] * 5)
-        return sent(shop, "orders")[0]
+        # Again until it is too much: while the machine pauses, all of it is earned anew.
+        wait_until("no more", lambda: BEYOND in sent(shop, *["orders"] * 5)[0])
 
-    assert "more than messages_per_second 3" in exhaust("n2")
-    assert "more than messages_per_second 3" in exhaust("n3")
+    exhaust("n2")
+    exhaust("n3")
 
 
 def test_nodes_say_whose_files_are_others(cluster: Cluster) -> None:
