@@ -449,7 +449,7 @@ def _letters(parser: Parser, *, with_places: bool = False) -> None:
         group=group,
         metavar="TOPIC",
         complete=options.topics,
-        help="where the message was to go",
+        help="where the message was to go; of a RetryConsumer's letters also where it was read",
     )
     parser.argument(
         "--reason",

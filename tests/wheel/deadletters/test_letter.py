@@ -107,6 +107,8 @@ def test_a_letter_of_a_consumer_is_the_next_retry_of_its_record() -> None:
         ("dw-dead-detail", b"OSError: 3"),
     )
     assert (dead.reason, dead.topic) == ("ATTEMPTS_EXHAUSTED", "orders-billing-retry")
+    names = ("orders", "orders-billing-retry", "old", "mails")
+    assert [Selection(topic=name).takes(dead) for name in names] == [True, True, False, False]
     again = dead.again(DEAD, to=None, as_new=False)
     # The consumer itself reads it.
     place = consumed.Place("orders-billing-retry", 1, 2, 3)

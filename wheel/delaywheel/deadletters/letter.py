@@ -179,6 +179,17 @@ class Letter:
         return None if place is None else Origin(*place, timestamp_ms)
 
     @property
+    def topics(self) -> frozenset[str]:
+        """The topics it is found by: where it goes, and of a group's letter where its record lies.
+
+        The group's retry topic, where it goes, is no name that people look for.
+        """
+        found = {self.topic, self.destination}
+        if self.is_of_group and self.origin is not None:
+            found.add(self.origin.topic)
+        return frozenset(found)
+
+    @property
     def own_headers(self) -> list[tuple[str, bytes | None]]:
         """The headers that the message is sent again with."""
         is_whole = self.is_of_ingress or self.is_of_group

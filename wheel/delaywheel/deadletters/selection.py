@@ -15,7 +15,8 @@ class Selection:
     """All letters that match every condition that is given.
 
     Attributes:
-        topic: The topic that the message was meant for, or that of a half message's commit.
+        topic: The topic that the message was meant for, or that of a half message's commit; of a
+            group's letter also the topic that its record was first read from.
         reason: Why it is a dead letter.
         from_ms: They became letters at this time or later, in Unix milliseconds.
         to_ms: They became letters before this time.
@@ -38,7 +39,7 @@ class Selection:
         """Returns whether a letter matches."""
         return (
             (not self.places or letter.place in self.places)
-            and (self.topic is None or self.topic in (letter.topic, letter.destination))
+            and (self.topic is None or self.topic in letter.topics)
             and (self.reason is None or letter.reason == self.reason)
             and (self.from_ms is None or letter.timestamp_ms >= self.from_ms)
             and (self.to_ms is None or letter.timestamp_ms < self.to_ms)
