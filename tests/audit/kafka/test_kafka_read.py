@@ -16,7 +16,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewPartitions,
     ResourceType,
 )
 
@@ -28,7 +27,7 @@ from delaywheel_audit.kafka.read import read_slice
 from local.loopback.kafka import KafkaBroker
 from support.kafka.audit_topic import AuditTopic, numbered, only_slice
 from support.kafka.proxy import KafkaProxy
-from support.kafka.read_committed import create_topic
+from support.kafka.read_committed import add_partitions, create_topic
 from support.kafka.unreadable import send_unreadable
 
 pytestmark = pytest.mark.kafka
@@ -215,8 +214,7 @@ def test_topics_and_partitions_added_while_reading_are_not_read(
     batches = reading(made, piece)
     seen = next(batches)
     create_topic(kafka.address, f"{made.name}-more")
-    admin = AdminClient({"bootstrap.servers": kafka.address})
-    admin.create_partitions([NewPartitions(made.name, 3)])[made.name].result()
+    add_partitions(kafka.address, made.name, 3)
     with caplog.at_level(logging.WARNING):
         rest = [message for batch in batches for message in batch]
     assert [m.offset() for m in seen + rest] == list(range(100))

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 
 from delaywheel import transactional
 from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find_ingress
@@ -19,7 +18,7 @@ from delaywheel_replica.core.ingress.reading import CommittedRecord
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaSettings
 from local.loopback.kafka import KafkaBroker
-from support.kafka.read_committed import create_topic, delete_topic
+from support.kafka.read_committed import add_partitions, create_topic, delete_topic
 from support.kafka.unreadable import send_unreadable
 
 pytestmark = pytest.mark.kafka
@@ -51,10 +50,19 @@ def found(admin: AdminClient, topic: str) -> TopicPartitions:
 
 def send(kafka: KafkaBroker, topic: str, *values: bytes, partition: int = 0) -> None:
     """Records without a transaction."""
+    refused: list[KafkaError | None] = []
     producer = Producer({"bootstrap.servers": kafka.address})
     for value in values:
-        producer.produce(topic, value, b"key", partition, headers=[("h", None), ("h", b"1")])
+        producer.produce(
+            topic,
+            value,
+            b"key",
+            partition,
+            headers=[("h", None), ("h", b"1")],
+            on_delivery=lambda error, _: refused.append(error),
+        )
     assert producer.flush(PATIENCE_S) == 0
+    assert refused == [None] * len(values)
 
 
 class Read:
@@ -220,7 +228,7 @@ def test_partitions_may_become_more_and_a_topic_another(
     before = found(admin, topic)
     assert before.partitions == 2
     reader.assign({(topic, 0): 0})
-    admin.create_partitions([NewPartitions(topic, 3)])[topic].result()
+    add_partitions(kafka.address, topic, 3)
     read = Read(reader)
     send(kafka, topic, b"2", partition=2)
     reader.assign({(topic, 0): 0, (topic, 2): 0})

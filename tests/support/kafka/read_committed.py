@@ -14,7 +14,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     OffsetSpec,
     ResourceType,
 )
-from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 PATIENCE_S = 60.0
 """A broker beside whole clusters on two cores may be slow; nothing here tests how fast it is."""
@@ -32,6 +32,18 @@ def create_topic(
     kept = {"retention.ms": "-1"} | (config or {})
     wanted = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=kept)
     client.create_topics([wanted])[topic].result()
+    _wait_taken(client, topic, partitions)
+
+
+def add_partitions(bootstrap: str, topic: str, partitions: int) -> None:
+    """Lets a topic have so many partitions, and waits until every one takes requests."""
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    client.create_partitions([NewPartitions(topic, partitions)])[topic].result()
+    _wait_taken(client, topic, partitions)
+
+
+def _wait_taken(client: AdminClient, topic: str, partitions: int) -> None:
+    """Waits for the broker: what its controller has answered it applies a little later."""
     latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
     ends = {TopicPartition(topic, number): latest for number in range(partitions)}
     deadline = time.monotonic() + PATIENCE_S
@@ -42,6 +54,7 @@ def create_topic(
         except KafkaException:
             assert time.monotonic() < deadline, f"{topic} did not appear"
             time.sleep(0.02)
+            client.list_topics(timeout=PATIENCE_S)  # else it asks by what it knew before
         else:
             return
 
