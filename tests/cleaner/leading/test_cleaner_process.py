@@ -13,6 +13,7 @@ from delaywheel import transactional
 from delaywheel.identity import WheelId
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.outside.ports import IDS, Record
+from delaywheel_replica.core.protocol import status_files
 from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, node_record
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
@@ -191,7 +192,7 @@ def test_a_fenced_leader_steps_down_and_comes_back(
     kafka: KafkaBroker, world: World, topic: str, cluster_id: str
 ) -> None:
     settings = KafkaSettings(KafkaNames(cluster_id), {"bootstrap.servers": kafka.address})
-    epoch = world.status.epoch
+    epoch = world.wait_leading().epoch
     rows = [sent(topic, 20 * n, b"%d" % n) for n in range(200)]
     world.server.write(rows)
     intruder = LeaderProducers(settings)
@@ -208,8 +209,7 @@ def test_a_commit_of_unknown_outcome_tears_and_doubles_nothing(
         KafkaProxy(kafka) as proxy,
         World(kafka.proxy_address, wheels.data, cluster_id, wheels) as world,
     ):
-        world.wait_leading()
-        epoch = world.status.epoch
+        epoch = world.wait_leading().epoch
         rows = [sent(topic, 25 * n, b"%d" % n) for n in range(240)]
         world.server.write(rows)
         world.wait_for("some are out", lambda s: s.counters.get("forwarded", 0) > 5)
@@ -272,7 +272,10 @@ def is_known(world: World, reported: NodeStorage, known: NodeRecord) -> bool:
     return False
 
 
-def test_the_server_dies_and_its_cleaner_steps_down(world: World) -> None:
+def test_the_server_dies_and_its_cleaner_steps_down(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_files, "SERVER_FRESH_MS", 500)
     world.server.silent = True
     world.wait_for("stepped down", lambda s: s.role is not Role.LEADING)
     world.server.silent = False

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
+from unittest.mock import patch
 from uuid import uuid4
 
 from delaywheel.identity import WheelId
@@ -23,6 +24,7 @@ from delaywheel.storage.folder.status_file import RowReader, RowWriter
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.main import Cleaner
 from delaywheel_replica.config_sources import load_config
+from delaywheel_replica.core.protocol import status_files
 from delaywheel_replica.core.protocol.codec import from_json, to_json
 from delaywheel_replica.core.protocol.control import CONTROL_VERSION
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
@@ -34,6 +36,9 @@ from support.due.wheels import Sent, Wheels, Written
 NODE = "n1"
 STORAGE = "0" * 32
 BEAT_S = 0.05
+SILENCE_MS = 10_000
+"""How long the server may be silent. It runs in the cleaner's own process: a busy machine stops
+both for longer than the half second of nodes, and a leader would step down for that."""
 
 
 def now_ms() -> int:
@@ -223,13 +228,18 @@ class World:
         self.failure: BaseException | None = None
         self._cleaner = Cleaner(self.config, self._its)
         self._thread = threading.Thread(target=self._run, daemon=True)
+        self._silence = patch.object(status_files, "SERVER_FRESH_MS", SILENCE_MS)
 
     def __enter__(self) -> Self:
+        self._silence.start()
         self._thread.start()
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.stop()
+        try:
+            self.stop()
+        finally:
+            self._silence.stop()
         if error is None and self.failure is not None:
             raise self.failure
 
@@ -240,9 +250,9 @@ class World:
         assert status is not None
         return status
 
-    def wait_leading(self, *, timeout_s: float = 60) -> None:
+    def wait_leading(self, *, timeout_s: float = 60) -> CleanerStatus:
         """Returns when the cleaner forwards and the server has a wheel and a spare."""
-        self.wait_for(
+        return self.wait_for(
             "leading",
             lambda s: s.role is Role.LEADING and len(s.wheels) > 1 and self.server.has_wheels,
             timeout_s=timeout_s,
