@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from delaywheel import ingress
+from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World
@@ -19,7 +20,8 @@ from support.kafka.read_committed import CommittedReader, create_topic
 
 pytestmark = pytest.mark.kafka
 
-SOON_MS = 1_500
+SOON_MS = 6_000
+"""A record that is due when it is read goes to no wheel: a busy machine reads it late."""
 
 
 @pytest.fixture
@@ -70,10 +72,9 @@ def test_records_go_through_a_wheel_directly_or_to_the_dead_letters(
     assert later.timestamp()[1] >= int(headers_in(later)["dw-due"])
     (letter,) = committed(kafka, KafkaNames(cluster_id).dead, 1)
     assert headers_in(letter)["dw-dead-reason"] == b"DUE_MISSING"
-    status = world.wait_for("all is settled", lambda s: s.ingress is not None and not s.ingress.lag)
+    status = world.wait_for("all is settled", lambda s: has_settled(s, 3))
     assert status.ingress is not None
     assert status.ingress.partitions == 3
-    assert status.ingress_slot is None
     counted = {name: count for name, count in status.counters.items() if "ingress" in name}
     assert counted == {
         "ingress_settled": 3,
@@ -84,6 +85,14 @@ def test_records_go_through_a_wheel_directly_or_to_the_dead_letters(
     }
     assert status.dead_by_reason["DUE_MISSING"] == 1
     wait_for_group(kafka, cluster_id, [1, 1, 1])
+
+
+def has_settled(status: CleanerStatus, records: int) -> bool:
+    """Whether so many records were taken, and nothing of the ingress is unread or held."""
+    ingress = status.ingress
+    is_read = ingress is not None and ingress.partitions > 0 and not ingress.lag
+    is_counted = status.counters.get("ingress_settled", 0) == records
+    return is_read and is_counted and status.ingress_slot is None
 
 
 def wait_for_group(kafka: KafkaBroker, cluster_id: str, offsets: list[int]) -> None:
