@@ -49,19 +49,23 @@ def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> Non
 
 
 def test_after_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
+    epoch = service.status().leader.epoch
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         handle = client.produce(topic, b"v", delay=timedelta(milliseconds=200))
         reader.wait_for(1)
-        # The node learns of deliveries within a tenth of a second.
-        too_late = {CancelOutcome.TOO_LATE, CancelOutcome.ALREADY_DELIVERED}
-        answers = [client.cancel(handle).outcome]
-        while answers[-1] is not CancelOutcome.ALREADY_DELIVERED:
-            assert len(answers) < 1_000
+        answers: list[CancelOutcome] = []
+
+        def is_known() -> bool:
             answers.append(client.cancel(handle).outcome)
-        assert set(answers) <= too_late
+            return answers[-1] is CancelOutcome.ALREADY_DELIVERED
+
+        wait_until("the node learns of the delivery", is_known)
+        assert set(answers) <= {CancelOutcome.TOO_LATE, CancelOutcome.ALREADY_DELIVERED}
         stored = client.get(handle)
         assert stored is not None
-        assert stored.state is MessageState.DELIVERED
+        # A later leader knows only that it is done.
+        is_later = service.status().leader.epoch > epoch
+        assert stored.state is (MessageState.DONE if is_later else MessageState.DELIVERED)
 
 
 def test_near_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
@@ -158,18 +162,23 @@ def test_a_committed_half_is_delivered_at_once_and_another_is_asked_about(
         assert first.value() == b"committed"
         assert first.timestamp()[1] < committed.deliver_at_ms - 2_000, "not at the end of its hold"
         assert not any(name.startswith("dw-half") for name, _ in headers_of(first))
-        asked.wait_for(2)
-        assert asked.messages[-1].value() == b"left"
-        assert dict(headers_of(asked.messages[-1]))["dw-half-topic"] == topic.encode()
+        wait_until("its group is asked", lambda: b"left" in asked_about(asked, topic))
         question = pb.GetMessageRequest(message=name_of(left))
-        states = [stub.GetMessage(question).message.state]
-        while states[-1] == pb.MESSAGE_STATE_HELD:  # the node learns of the letter soon after
-            assert len(states) < 1_000
-            states.append(stub.GetMessage(question).message.state)
-        assert states[-1] == pb.MESSAGE_STATE_ASKED
+
+        def state() -> pb.MessageState.ValueType:
+            return stub.GetMessage(question).message.state
+
+        wait_until("the node learns of the letter", lambda: state() != pb.MESSAGE_STATE_HELD)
+        assert state() == pb.MESSAGE_STATE_ASKED
         (late,) = stub.Commit(pb.CommitRequest(halves=[half_ref(left)])).results
         assert late.outcome == pb.COMMIT_OUTCOME_LEFT_TO_CHECK
         assert len(reader.read_to_end()) == 1
+
+
+def asked_about(letters: CommittedReader, topic: str) -> set[bytes | None]:
+    """The halves for a topic about which groups were asked: other tests have theirs."""
+    found = letters.read_to_end()
+    return {m.value() for m in found if dict(headers_of(m))["dw-half-topic"] == topic.encode()}
 
 
 def test_a_half_with_a_delay_is_delivered_at_its_due(
@@ -177,12 +186,12 @@ def test_a_half_with_a_delay_is_delivered_at_its_due(
 ) -> None:
     """By the SDK. What its block raises leaves it to the check, and a rollback drops it."""
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
-        with client.begin(topic, b"delayed", group="shop", hold="9s", delay="2s") as delayed:
+        with client.begin(topic, b"delayed", group="shop", hold="9s", delay="5s") as delayed:
             own_due = dict(decode_headers(delayed.message.encoded_headers))["dw-half-deliver-at"]
         assert delayed.outcome is CommitOutcome.COMMITTED
         with client.begin(topic, b"gone", group="shop", hold="9s") as gone:
             gone.rollback()
-        with pytest.raises(KeyError), client.begin(topic, b"left", group="shop", hold="100ms"):
+        with pytest.raises(KeyError), client.begin(topic, b"left", group="shop", hold="3s"):
             raise KeyError
         reader.wait_for(1)
         (record,) = reader.messages
