@@ -12,33 +12,27 @@ from delaywheel.message import Handle
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 from local.loopback.kafka import KafkaBroker
+from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader
 from support.services.service import wait_until
-from support.services.trio import Trio
+from support.services.trio import Trio, send
 
 pytestmark = pytest.mark.kafka
 
 HOLD_MS = 9_500
 
 
-def begun(stub: DelayWheelStub, topic: str) -> pb.HalfRef:
+def begun(node: Node, topic: str) -> pb.HalfRef:
     """Begins a half at a node, and returns what it is committed by."""
-
-    def accepted() -> pb.HalfRef | None:
-        message = pb.DelayedMessage(
-            id=uuid.uuid4().bytes,
-            topic=topic,
-            headers=[pb.Header(name="dw-half", value=b"shop")],
-            deliver_at_ms=time.time_ns() // 1_000_000 + HOLD_MS,
-        )
-        (result,) = stub.DelayProduce(pb.DelayProduceRequest(messages=[message])).results
-        if result.error.reason:
-            assert result.error.reason == "HALVES_NOT_READY"
-            return None
-        wheel = Handle.parse(result.handle).wheel
-        return pb.HalfRef(id=message.id, due_ms=message.deliver_at_ms, wheel=wheel)
-
-    return wait_until("all nodes know halves", accepted)
+    message = pb.DelayedMessage(
+        id=uuid.uuid4().bytes,
+        topic=topic,
+        headers=[pb.Header(name="dw-half", value=b"shop")],
+        deliver_at_ms=time.time_ns() // 1_000_000 + HOLD_MS,
+    )
+    (handle,) = send(node, message)  # again until all nodes know halves
+    wheel = Handle.parse(handle).wheel
+    return pb.HalfRef(id=message.id, due_ms=message.deliver_at_ms, wheel=wheel)
 
 
 def states(stub: DelayWheelStub, half: pb.HalfRef) -> tuple[str, set[str]]:
@@ -59,8 +53,8 @@ def test_a_commit_goes_to_the_node_that_has_the_half(
         grpc.insecure_channel(second.address) as other,
         CommittedReader(kafka.address, topic) as reader,
     ):
-        half = begun(DelayWheelStub(one), topic)
-        begun(DelayWheelStub(other), topic)  # that node knows by now, too; nobody commits this one
+        begun(second, topic)  # that node knows halves then; nobody commits this one
+        half = begun(first, topic)
         held = "MESSAGE_STATE_HELD"
         assert states(DelayWheelStub(one), half) == (held, {held})
         (result,) = DelayWheelStub(other).Commit(pb.CommitRequest(halves=[half])).results
