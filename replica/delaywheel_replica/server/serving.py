@@ -34,10 +34,10 @@ from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.access.faults import exposed_ports
 from delaywheel_replica.server.access.spending import TopicRoom, topic_rooms
 from delaywheel_replica.server.certificates import NodeCertificates
+from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import CancelMany, Cancels
 from delaywheel_replica.server.changing.decided_dues import DecidedDues
 from delaywheel_replica.server.changing.finder import MessageFinder
-from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.id_checks import IdChecks
 from delaywheel_replica.server.changing.moving import keep_moving

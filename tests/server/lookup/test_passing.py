@@ -23,9 +23,9 @@ from delaywheel_replica.peers.states import (
     PeerState,
 )
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
+from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.cancels import Cancels
 from delaywheel_replica.server.changing.finder import MessageFinder
-from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import (
     CALLS_AT_ONCE,
     PassedChanges,

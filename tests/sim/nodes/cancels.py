@@ -2,8 +2,8 @@
 
 Cancels are carried out as `core/leader/cancel.py` decides.
 
-As `delaywheel_replica.server.changing.gathering` does it, without threads and batches: what waits
-for committed progress is looked at with every status of the cleaner, in the same order.
+As `delaywheel_replica.server.changing.cancel_groups` does it, without threads and batches: what
+waits for committed progress is looked at with every status of the cleaner, in the same order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cancels: messages that a call names, or that a search finds, whichever node is asked.
 
-The leader's node decides (gathering.py), each message on its own; another node passes them on to it
-(passed_on.py).
+The leader's node decides (cancel_groups.py), each message on its own; another node passes them on
+to it (passed_on.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,8 +21,8 @@ from delaywheel_replica.server.changing.awaited import (
     parsed,
     within_s_of,
 )
+from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.finder import MessageFinder
-from delaywheel_replica.server.changing.gathering import CancelGroups
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.pending import Answered, Decided
 from delaywheel_replica.server.changing.permission import in_order, judged

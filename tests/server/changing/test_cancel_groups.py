@@ -19,14 +19,14 @@ from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
-from delaywheel_replica.server.changing import gathering
+from delaywheel_replica.server.changing import cancel_groups
 from delaywheel_replica.server.changing.awaited import (
     SWEPT_AT_LEAST,
     AwaitedCall,
     Waiters,
     within_s_of,
 )
-from delaywheel_replica.server.changing.gathering import CancelGroups
+from delaywheel_replica.server.changing.cancel_groups import CancelGroups
 from delaywheel_replica.server.changing.pending import (
     Answered,
     Decided,
@@ -191,8 +191,8 @@ async def test_batches_begin_apart_so_that_single_cancels_share_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each costs two looks and a group, however few cancels it has; many do not wait."""
-    monkeypatch.setattr(gathering, "BATCHES_APART_S", 3_600)
-    monkeypatch.setattr(gathering, "_WORTH_A_BATCH", 4)
+    monkeypatch.setattr(cancel_groups, "BATCHES_APART_S", 3_600)
+    monkeypatch.setattr(cancel_groups, "_WORTH_A_BATCH", 4)
     site = Site()
     site.goes_on.set()
     async with site.serving() as groups:
@@ -339,7 +339,7 @@ async def test_what_a_defect_leaves_in_the_table_is_answered_and_can_be_asked_fo
     site = Site()
     site.goes_on.set()
     for bound in ("WAIT_S", "LEFT_BEHIND_S", "QUEUED_S"):
-        monkeypatch.setattr(gathering, bound, 0.05)
+        monkeypatch.setattr(cancel_groups, bound, 0.05)
 
     def broken(*_: object, **__: object) -> None:
         raise KeyError("injected")
@@ -419,7 +419,7 @@ async def test_nothing_is_done_for_callers_who_are_gone() -> None:
 async def test_too_many_are_refused_and_told_when_to_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "QUEUED_AT_MOST", 3)
+    monkeypatch.setattr(cancel_groups, "QUEUED_AT_MOST", 3)
     site = Site()
     async with site.serving() as groups:
         first = asyncio.create_task(groups.cancel([named(0)], 9))
@@ -441,7 +441,7 @@ async def test_too_many_are_refused_and_told_when_to_come_again(
 async def test_a_queue_that_does_not_move_takes_nothing_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gathering, "QUEUED_S", 0.05)
+    monkeypatch.setattr(cancel_groups, "QUEUED_S", 0.05)
     site = Site()
     async with site.serving() as groups:
         first = asyncio.create_task(groups.cancel([named(0)], 9))
