@@ -114,15 +114,17 @@ class RescheduleWritten:
     cancel: tuple[WheelId, int] | None
 
 
+def mark_begin(key: MessageKey) -> bytes:
+    """The bytes with which every mark of a message begins."""
+    id_, due_ms = key
+    content = id_ + due_ms.to_bytes(_DUE_BYTES, "big")
+    return blake2b(content, digest_size=MARK_HASH_BYTES, person=b"rescheduled").digest()
+
+
 def mark_of(key: MessageKey, record: Reschedule) -> bytes:
     """Returns the 16 bytes that accompany the cancel of a rescheduled message."""
     given = (record.set_backs << _DUE_BITS) + record.to_ms
-    return _hash(key) + given.to_bytes(_DUE_BYTES, "big")
-
-
-def mark_begin(key: MessageKey) -> bytes:
-    """The bytes with which every mark of a message begins."""
-    return _hash(key)
+    return mark_begin(key) + given.to_bytes(_DUE_BYTES, "big")
 
 
 def marked_due(key: MessageKey, ids: Iterable[bytes]) -> GivenDue | None:
@@ -131,7 +133,7 @@ def marked_due(key: MessageKey, ids: Iterable[bytes]) -> GivenDue | None:
     A due that passed before its copy was there leaves a mark too: the message was given another due
     then.
     """
-    begin = _hash(key)
+    begin = mark_begin(key)
     marks = (int.from_bytes(id_[MARK_HASH_BYTES:], "big") for id_ in ids if id_.startswith(begin))
     newest = max(marks, default=None)
     return None if newest is None else GivenDue(*divmod(newest, 1 << _DUE_BITS))
@@ -146,9 +148,3 @@ def known_due_ms(record: Reschedule | None, marked: GivenDue | None) -> int | No
     recorded = None if record is None or is_lost else GivenDue(record.set_backs, record.to_ms)
     newest = max((given for given in (recorded, marked) if given is not None), default=None)
     return None if newest is None else newest.due_ms
-
-
-def _hash(key: MessageKey) -> bytes:
-    id_, due_ms = key
-    content = id_ + due_ms.to_bytes(_DUE_BYTES, "big")
-    return blake2b(content, digest_size=MARK_HASH_BYTES, person=b"rescheduled").digest()

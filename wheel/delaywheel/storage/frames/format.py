@@ -1,6 +1,7 @@
 """The bytes of frames, as docs/FORMAT.md shows them; rows.py has those of index rows.
 
-decoding.py reads many frames at once, and unlisted.py and checking.py what they need of headers.
+decoding.py reads many frames at once, and places.py, unlisted.py and checking.py what they need of
+headers.
 
 A frame is what one group commit adds to one slot file:
 

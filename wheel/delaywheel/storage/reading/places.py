@@ -21,6 +21,8 @@ A hole in the index does not show which slot is missing a frame. Which rows are 
 the table's head and from the rows behind it, each of which is checked once; see unlisted.py.
 """
 
+import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -42,7 +44,13 @@ from delaywheel.storage.files.slot_table import (
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File, is_medium_error
 from delaywheel.storage.folder.steps import Steps, finish
-from delaywheel.storage.frames.format import FrameDamaged, index_rows_of_headers
+from delaywheel.storage.frames.checking import are_foreign
+from delaywheel.storage.frames.format import (
+    HEADER,
+    HEADER_LENGTH_BYTES,
+    FrameDamaged,
+    index_rows_of_headers,
+)
 from delaywheel.storage.frames.rows import (
     INDEX_ROW,
     Places,
@@ -50,10 +58,18 @@ from delaywheel.storage.frames.rows import (
     is_hole,
     row_counts,
 )
-from delaywheel.storage.reading.unlisted import walk_together, with_unlisted
+from delaywheel.storage.reading.unlisted import with_unlisted
 
 # A table further behind than this is still being made: the index is scanned instead.
 _ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT
+
+# Bytes to read at once: few if the next header lies beyond what was read, twice as many each time
+# that small frames lie close together.
+_LEAST_PIECE_BYTES = 4 * 1024
+_PIECE_BYTES = 256 * 1024
+
+_length_of = struct.Struct("<I").unpack_from
+_LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
 
 _NO_ENTRY = np.zeros(1, ENTRY)[0]
 _NO_PLACES: Places = np.empty(0, np.int64), np.empty(0, INDEX_ROW)
@@ -261,7 +277,7 @@ class SlotPlaces:
     def _walk(self, file: File, slot: int, last_seq: int) -> Places:
         """Returns seqs and rows of a file's frames, up to one that is being written."""
         seqs, rows = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
-        for offsets, headers in walk_together(file, self._wheel, slot, file.size()):
+        for offsets, headers in _headers(file, self._wheel, slot):
             found = headers["seq"].astype(np.int64)
             later = found > last_seq
             end = int(later.argmax()) if later.any() else len(later)
@@ -270,6 +286,54 @@ class SlotPlaces:
             if end < len(later):
                 break
         return np.concatenate(seqs), np.concatenate(rows)
+
+
+def _headers(
+    file: File, wheel: WheelId, slot: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """Yields the frames that lie in a file from byte 0 on: offsets and headers, several at a time.
+
+    Ends at the first place where no frame of this wheel and slot begins, or where one would not
+    fit. Only headers are read: nothing proves that a frame, or even its header, is good.
+
+    Raises:
+        OSError: The medium reported an error.
+    """
+    begin, end, piece_bytes = 0, file.size(), _LEAST_PIECE_BYTES
+    while begin + HEADER_LENGTH_BYTES <= end:
+        piece = file.read_at(min(piece_bytes, end - begin), begin)
+        places, after = _chain(piece, end - begin)
+        if not places:
+            return
+        offsets = np.array(places, np.int64)
+        headers = np.frombuffer(
+            b"".join([piece[place : place + HEADER_LENGTH_BYTES] for place in places]), HEADER
+        )
+        wrong = are_foreign(headers, wheel, slot)
+        good = int(wrong.argmax()) if wrong.any() else len(wrong)
+        if good:
+            yield offsets[:good] + begin, headers[:good]
+        if good < len(wrong) or after is None:
+            return
+        is_dense = len(places) > 1
+        piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_dense else _LEAST_PIECE_BYTES
+        begin += after
+
+
+def _chain(piece: bytes, available_bytes: int) -> tuple[list[int], int | None]:
+    """Follows headers by their lengths; returns where they lie, and where the next one does.
+
+    None: the last one states an impossible length, and is not among them.
+    """
+    places: list[int] = []
+    at, last = 0, len(piece) - HEADER_LENGTH_BYTES
+    while at <= last:
+        (length,) = _length_of(piece, at + _LENGTH_AT)
+        if length < HEADER_LENGTH_BYTES or length > available_bytes - at:
+            return places, None
+        places.append(at)
+        at += length
+    return places, at
 
 
 class _Returned(NamedTuple):

@@ -25,7 +25,6 @@ To find such frames, all slot files of the wheel are searched. That takes long; 
 each hole, by the reader that needs to know. Files that could not be read are searched again.
 """
 
-import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,9 +37,7 @@ from delaywheel.seqset import SeqSet
 from delaywheel.storage.files.slot_table import UNIT_BYTES
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
-from delaywheel.storage.frames.checking import are_foreign
 from delaywheel.storage.frames.format import (
-    HEADER,
     HEADER_LENGTH_BYTES,
     MAGIC,
     FrameDamaged,
@@ -55,9 +52,6 @@ from delaywheel.storage.frames.rows import INDEX_ROW, Places
 # that small frames lie close together.
 _LEAST_PIECE_BYTES = 4 * 1024
 _PIECE_BYTES = 64 * 1024
-_DENSE_PIECE_BYTES = 256 * 1024  # where many headers are examined together
-_length_of = struct.Struct("<I").unpack_from
-_LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
 _SEARCHED_BYTES = 1024 * 1024
 
 
@@ -91,51 +85,6 @@ def walk_headers(
             return
         yield offset, header
         offset += header.length_bytes
-
-
-def walk_together(
-    file: File, wheel: WheelId, slot: int, end: int
-) -> Iterator[tuple[NDArray[np.int64], NDArray[Any]]]:
-    """Yields the same from byte 0 on, several at a time: offsets and headers (``format.HEADER``).
-
-    Raises:
-        OSError: The medium reported an error.
-    """
-    begin, piece_bytes = 0, _LEAST_PIECE_BYTES
-    while begin + HEADER_LENGTH_BYTES <= end:
-        piece = file.read_at(min(piece_bytes, end - begin), begin)
-        places, after = _chain(piece, end - begin)
-        if not places:
-            return
-        offsets = np.array(places, np.int64)
-        headers = np.frombuffer(
-            b"".join([piece[place : place + HEADER_LENGTH_BYTES] for place in places]), HEADER
-        )
-        wrong = are_foreign(headers, wheel, slot)
-        good = int(wrong.argmax()) if wrong.any() else len(wrong)
-        if good:
-            yield offsets[:good] + begin, headers[:good]
-        if good < len(wrong) or after is None:
-            return
-        is_dense = len(places) > 1
-        piece_bytes = min(2 * piece_bytes, _DENSE_PIECE_BYTES) if is_dense else _LEAST_PIECE_BYTES
-        begin += after
-
-
-def _chain(piece: bytes, available_bytes: int) -> tuple[list[int], int | None]:
-    """Follows headers by their lengths; returns where they lie, and where the next one does.
-
-    None: the last one states an impossible length, and is not among them.
-    """
-    places: list[int] = []
-    at, last = 0, len(piece) - HEADER_LENGTH_BYTES
-    while at <= last:
-        (length,) = _length_of(piece, at + _LENGTH_AT)
-        if length < HEADER_LENGTH_BYTES or length > available_bytes - at:
-            return places, None
-        places.append(at)
-        at += length
-    return places, at
 
 
 def with_unlisted(
