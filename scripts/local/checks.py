@@ -43,8 +43,8 @@ NODES = "tests/e2e"
 """Where the tests of real nodes are."""
 ONE_NODE = f"{NODES}/one_node"
 """Half of them: these share one."""
-SCRIPTS = "tests/scripts"
-"""What runs here starts brokers of its own."""
+SCRIPTS = ("tests/scripts/test_chaos_whole.py", "tests/scripts/test_demo_whole.py")
+"""These start brokers of their own."""
 SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
 """All tests that need Spark: it is started once, for these."""
 SIMULATION = "tests/sim"
@@ -60,7 +60,7 @@ CORE = ("tests/core", "tests/consumer", "tests/wheel")
 CONSUMERS = ("tests/consumer", "tests/client/testing")
 """Consumers on a broker; groups have the same names in both."""
 CLEANER = "tests/cleaner"
-KAFKA = ("tests/audit/kafka", "tests/cli", "tests/local", "tests/wheel")
+KAFKA = ("tests/audit/kafka", "tests/cli", "tests/local", "tests/wheel/deadletters")
 """Where other tests of a broker are: to collect all would take seconds."""
 SHARING = 6
 """How many steps share the broker."""
@@ -140,7 +140,7 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
     pytest = (*_PYTEST, "-m", "(kafka or spark)" + and_not_slow)
     without = (*_PYTEST, "-m", _NEITHER + and_not_slow)
     # All of these are slow, and pytest fails if it has nothing to do.
-    slow = () if fast else (Step("pytest scripts", (*pytest, SCRIPTS)),)
+    slow = () if fast else (Step("pytest scripts", (*pytest, *SCRIPTS)),)
     nodes, consumers, one_node, kafka, spark, cleaner = (
         ("env", f"{BROKER_VARIABLE}={listener}", *pytest) for listener in listeners
     )
