@@ -19,7 +19,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import TransactionSta
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
 from support.kafka.proxy import KafkaProxy
-from support.kafka.read_committed import create_topic, delete_topic, read_all
+from support.kafka.read_committed import create_topic, delete_topic, read_all, wait_decided
 
 pytestmark = pytest.mark.kafka
 
@@ -300,7 +300,9 @@ def test_a_connection_that_breaks_under_a_produce_ends_the_candidacy_and_doubles
     assert values(kafka, topic, 1) == [b"once"]
 
 
-def test_the_control_topic_is_read_to_its_last_stable_offset(settings: KafkaSettings) -> None:
+def test_the_control_topic_is_read_to_its_last_stable_offset(
+    kafka: KafkaBroker, settings: KafkaSettings
+) -> None:
     producers = inited(settings)
     reader = ControlReader(settings)
 
@@ -308,6 +310,7 @@ def test_the_control_topic_is_read_to_its_last_stable_offset(settings: KafkaSett
         producers.begin(0)
         record = Record(settings.names.control, key, value, [], partition=0)
         assert producers.commit(0, record, PATIENT_MS).verdict is TransactionState.COMMITTED
+        wait_decided(kafka.address, settings.names.control)
 
     try:
         commit(b"a", b"1")

@@ -14,9 +14,10 @@ from delaywheel.deadletters import (
     dead_letter_topic,
     undecided_topic,
 )
+from delaywheel.deadletters.marks import MARKS_SUFFIX
 from local.loopback.kafka import KafkaBroker
 from support.clients.command import Command, Ended
-from support.kafka.read_committed import create_topic, read_all
+from support.kafka.read_committed import create_topic, read_all, wait_decided
 
 pytestmark = pytest.mark.kafka
 
@@ -49,7 +50,10 @@ class Dead:
 
     def __call__(self, *arguments: str) -> Ended:
         where = ("--kafka", self.address, "--cluster", self.cluster)
-        return self._command("dead", *arguments, *where)
+        ended = self._command("dead", *arguments, *where)
+        if "--execute" in arguments and ended.code == 0:  # the next command is to see it
+            wait_decided(self.address, f"{dead_letter_topic(self.cluster)}{MARKS_SUFFIX}")
+        return ended
 
     def arrived(self, at_least: int) -> list[bytes | None]:
         return [

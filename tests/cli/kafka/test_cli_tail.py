@@ -19,7 +19,7 @@ from local.loopback.kafka import KafkaBroker
 from support.clients.command import Command
 from support.clients.fake_service import answer
 from support.clients.scripted_node import ScriptedNode, describe_cluster
-from support.kafka.read_committed import CommittedReader, create_topic
+from support.kafka.read_committed import create_topic, wait_decided
 
 pytestmark = pytest.mark.kafka
 
@@ -58,6 +58,7 @@ class Topic:
             )
         assert producer.flush(30) == 0
         producer.abort_transaction(30) if abort else producer.commit_transaction(30)
+        wait_decided(self.kafka, self.name, partitions=2)
 
 
 @pytest.fixture
@@ -135,8 +136,6 @@ def test_the_last_ones_are_found_behind_ends_of_transactions(
 def test_from_now_on_without_a_word_about_kafka(topic: Topic, node: ScriptedNode) -> None:
     """The node says which Kafka; what was there is not shown; Ctrl-C is a good end."""
     topic.send([b"before"])
-    with CommittedReader(topic.kafka, topic.name, partitions=2) as reader:
-        reader.wait_for(1)  # a commit is decided before the end that readers see passes it
     described: pb.DescribeClusterResponse = describe_cluster()
     described.kafka = topic.kafka
     node.describe = answer(described)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import time
 from typing import Self, cast
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AdminClient,
     AlterConfigOpType,
@@ -57,6 +64,22 @@ def _wait_taken(client: AdminClient, topic: str, partitions: int) -> None:
             client.list_topics(timeout=PATIENCE_S)  # else it asks by what it knew before
         else:
             return
+
+
+def wait_decided(bootstrap: str, topic: str, *, partitions: int = 1) -> None:
+    """Waits until no transaction is open in a topic: it is committed before readers see it."""
+    client = AdminClient({"bootstrap.servers": bootstrap})
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    wanted = {TopicPartition(topic, number): latest for number in range(partitions)}
+
+    def ends(isolation: IsolationLevel) -> list[int]:
+        found = client.list_offsets(wanted, isolation_level=isolation)
+        return [found[each].result().offset for each in wanted]
+
+    deadline = time.monotonic() + PATIENCE_S
+    while ends(IsolationLevel.READ_COMMITTED) != ends(IsolationLevel.READ_UNCOMMITTED):
+        assert time.monotonic() < deadline, f"a transaction stays open in {topic}"
+        time.sleep(0.02)
 
 
 def set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:
