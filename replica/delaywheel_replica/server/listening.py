@@ -223,7 +223,7 @@ def _options(config: Config, connections: int) -> list[tuple[str, int]]:
         ("grpc.server.max_pending_requests", _PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
         # Nor after half a minute: a call is ours to answer until its caller gives up.
-        ("grpc.server.max_unrequested_time_in_server", _UNBEGUN_S),
+        ("grpc.server_max_unrequested_time_in_server", _UNBEGUN_S),
         # A connection counts from its first byte: one that never speaks TLS has this long.
         ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         # Each needs a descriptor, and the wheel needs descriptors more.

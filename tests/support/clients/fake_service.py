@@ -294,7 +294,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
             self._pool,
             options=(
                 ("grpc.so_reuseport", 0),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ),
         )
         pb_grpc.add_DelayWheelServicer_to_server(self, server)
