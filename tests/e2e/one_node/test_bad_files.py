@@ -35,7 +35,7 @@ def test_a_slot_file_that_cannot_be_read_is_reported_and_waited_for(
         path.symlink_to(UNREADABLE)
         wait_until("it is known to be missing", lambda: report(service).missing_frames == 1)
         wait_until("it is late", lambda: service.status().lateness_ms > 1_000)
-        assert LACKS in service.run_cli("status", check=False).stdout
+        wait_until("it is said", lambda: LACKS in service.run_cli("status", check=False).stdout)
         path.unlink()
         beside.rename(path)
         reader.wait_for(1)

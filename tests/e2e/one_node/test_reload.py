@@ -36,9 +36,11 @@ class Settings:
 
 @pytest.fixture
 def settings(service: Service) -> Iterator[Settings]:
-    made = Settings(service)
+    made, levels = Settings(service), service.status().levels
     yield made
     made.reload(made.before, "settings reloaded ")
+    # The supervisor says so, which tells the others.
+    wait_until("the server has them, too", lambda: service.status().levels == levels)
 
 
 def test_levels_and_what_is_logged(service: Service, settings: Settings, topic: str) -> None:
