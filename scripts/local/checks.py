@@ -149,11 +149,12 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
         Step("pytest consumers", (*consumers, *CONSUMERS)),
         Step("pytest one node", (*one_node, ONE_NODE)),
         Step("pytest kafka", (*kafka, *KAFKA, *_ignored(*SPARK))),
+        # What computes a whole core is not to be alone at the end.
+        *slow,
         Step("pytest spark", (*spark, *SPARK)),
         Step("pytest cleaner", (*cleaner, CLEANER)),
         Step("pytest serving", (*without, SERVING)),
         Step("pytest secured", (*without, *SECURED)),
-        *slow,
     )
 
 

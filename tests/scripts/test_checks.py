@@ -257,11 +257,11 @@ def test_steps_of_the_project(tmp_path: Path) -> None:
         "pytest consumers",
         "pytest one node",
         "pytest kafka",
+        "pytest scripts",
         "pytest spark",
         "pytest cleaner",
         "pytest serving",
         "pytest secured",
-        "pytest scripts",
     ]
     assert [step.name for step in computing.steps] == [
         "ruff check",
