@@ -10,13 +10,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Message
-from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 from structlog.testing import capture_logs
 
 from delaywheel_replica.cleaner.delivery import bisection, troubles
@@ -26,7 +19,13 @@ from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World, sent
 from support.due.wheels import Sent, Wheels
 from support.kafka.proxy import KafkaProxy
-from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, read_all
+from support.kafka.read_committed import (
+    CommittedReader,
+    create_topic,
+    delete_topic,
+    read_all,
+    set_topic,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -288,21 +287,13 @@ def test_a_topic_for_letters_that_becomes_compacted_is_named_and_nothing_dies_fo
     kafka: KafkaBroker, world: World, good: str, cluster_id: str
 ) -> None:
     names = KafkaNames(cluster_id)
-    configure(kafka, names.dead, "cleanup.policy", "compact")
+    set_topic(kafka.address, names.dead, "cleanup.policy", "compact")
     lost = sent(f"missing-{cluster_id}", 500, b"without a key")
     rows = [sent(good, 500 + n, b"%d" % n) for n in range(20)]
     world.server.write([lost, *rows])
     world.wait_for("it is named", lambda s: f"{names.dead} has cleanup" in (s.kafka_error or ""))
-    configure(kafka, names.dead, "cleanup.policy", "delete")
+    set_topic(kafka.address, names.dead, "cleanup.policy", "delete")
     wait_done(world, [lost, *rows])
     world.wait_for("all is well", lambda s: s.kafka_error is None)
     assert reasons(dead_letters(kafka, cluster_id, 1)) == [b"TOPIC_MISSING"]
     assert len(read_all(kafka.address, good, at_least=20)) == 20
-
-
-def configure(kafka: KafkaBroker, topic: str, name: str, value: str) -> None:
-    """Sets one configuration entry of a topic."""
-    entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
-    admin = AdminClient({"bootstrap.servers": kafka.address})
-    admin.incremental_alter_configs([resource])[resource].result()

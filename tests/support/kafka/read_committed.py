@@ -83,11 +83,16 @@ def wait_decided(bootstrap: str, topic: str, *, partitions: int = 1) -> None:
 
 
 def set_topic(bootstrap: str, topic: str, name: str, value: str) -> None:
-    """Changes one setting of a topic."""
+    """Changes one setting of a topic, and waits until the broker shows it."""
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     wanted = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     client = AdminClient({"bootstrap.servers": bootstrap})
     client.incremental_alter_configs([wanted])[wanted].result()
+    asked = ConfigResource(ResourceType.TOPIC, topic)
+    deadline = time.monotonic() + PATIENCE_S
+    while client.describe_configs([asked])[asked].result()[name].value != value:
+        assert time.monotonic() < deadline, f"{topic} does not get {name}={value}"
+        time.sleep(0.02)
 
 
 def delete_topic(bootstrap: str, topic: str) -> None:

@@ -32,6 +32,7 @@ from support.kafka.read_committed import (
     headers_of,
     read_all,
     set_topic,
+    wait_decided,
 )
 
 pytestmark = pytest.mark.kafka
@@ -186,6 +187,7 @@ def test_dropped_letters_are_not_replayed(letters: Letters) -> None:
     with letters.open() as dead:
         assert dead.drop(Selection(reason="EXPIRED"), limit=4).done == 4
         assert dead.replay(Selection()).done == 16
+        wait_decided(letters.address, f"{letters.name}-marks")  # to count waits for no commit
         (expired, missing) = dead.count().rows()
     assert expired[1:] == ("EXPIRED", 0, 6, 4)
     assert missing[1:] == ("TOPIC_MISSING", 0, 10, 0)
