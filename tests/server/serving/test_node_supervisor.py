@@ -68,11 +68,13 @@ def short(*arguments, **options):
     return start(*arguments, **options)
 node.subprocess.Popen = short
 """
+# On a busy machine a start may take longer than a short life, and a stop than a second node waits.
 SUPERVISOR = """
 import json, sys
 from pathlib import Path
-from delaywheel_replica.node import Supervisor
-sys.exit(Supervisor(Path(sys.argv[1]), json.loads(sys.argv[2])).run())
+from delaywheel_replica import node
+node._SHORT_LIFE_S = node._LOCK_WAIT_S = 600
+sys.exit(node.Supervisor(Path(sys.argv[1]), json.loads(sys.argv[2])).run())
 """
 
 
