@@ -45,6 +45,20 @@ def silent_in_a_later_step(script: Script) -> None:
     script.until_ms = 24_000
 
 
+@TOPICS(r"kafka_down", r"topic_trouble", r"init .* epoch 1", r"delivers")
+def late_after_an_outage(script: Script) -> None:
+    """Four topics answer no trial for some seconds after Kafka is back; they are waited for."""
+    down_ms = 5_500 + script.random.randrange(15_000)
+    script.do(6_000, "kafka_down", ms=down_ms)
+    for topic in MORE_TOPICS[:4]:
+        late_ms = script.about(500, 2_500)
+        script.do(6_000, "topic_trouble", topic=topic, trouble="late", ms=down_ms + late_ms)
+    for at_ms in range(4_000, down_ms + 14_000, 500):
+        script.send(script.about(at_ms), "abc", delay_ms=400, topic="orders")
+        script.send(script.about(at_ms), "abc", delay_ms=400, topic=MORE_TOPICS[at_ms // 500 % 4])
+    script.until_ms = down_ms + 16_000
+
+
 @TOPICS(r"topic_trouble", r"init .* epoch 1", r"dead letter", r"delivers")
 def shrunk_at_a_due(script: Script) -> None:
     """A leader fails with a topic; only the next one hears from Kafka that it takes nothing."""

@@ -5,6 +5,7 @@
 | LEADERLESS | a partition has no leader | is not answered |
 | SHRUNK | fewer replicas in sync than `min.insync.replicas` | is not answered: the client retries |
 | SILENT | all is well | is not answered |
+| LATE | the same, after an outage | is not answered for some seconds more |
 | DENIED | not authorized | is refused, and its transaction can only be aborted |
 | MISSING | there is no such topic | the same |
 | COMPACTED | it is compacted | is refused as well if a record has no key |
@@ -25,6 +26,7 @@ class TopicTrouble(StrEnum):
     LEADERLESS = "leaderless"
     SHRUNK = "shrunk"
     SILENT = "silent"
+    LATE = "late"
     DENIED = "denied"
     MISSING = "missing"
     COMPACTED = "compacted"

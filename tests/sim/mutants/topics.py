@@ -11,8 +11,15 @@ from delaywheel_replica.cleaner.delivery.bisection import Trial, TrialResult, _L
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
-from delaywheel_replica.cleaner.delivery.troubles import Allowance, Troubles, sample_of, spread
+from delaywheel_replica.cleaner.delivery.troubles import (
+    PATIENCE_S,
+    Allowance,
+    Troubles,
+    sample_of,
+    spread,
+)
 from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.core.protocol.progress import Progress
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 
@@ -57,6 +64,16 @@ def new_leaders_look_at_their_first_step() -> list[Patch]:
         return set() if self._searched else real(self, rows, names, now)
 
     return [instead(DeadLetters, "_suspected", suspected)]
+
+
+def outages_are_failures() -> list[Patch]:
+    real = DeadLetters.begin_term
+
+    def begin_term(self: DeadLetters, progress: Progress | None) -> None:
+        real(self, progress)
+        self._lost_s = PATIENCE_S
+
+    return [instead(DeadLetters, "begin_term", begin_term)]
 
 
 def failures_cost_nothing() -> list[Patch]:
@@ -129,6 +146,12 @@ TOPICS = {
         new_leaders_look_at_their_first_step,
         "held up the others",
         ("silent_in_a_later_step",),
+    ),
+    "outages are failures": Mutant(
+        "a topic that is late after an outage pays for it, and is given up at once",
+        outages_are_failures,
+        "which is well",
+        ("late_after_an_outage",),
     ),
     "failures cost nothing": Mutant(
         "the wait for a topic begins when it is found, whatever others have waited until then",

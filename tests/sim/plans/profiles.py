@@ -34,6 +34,8 @@ from sim.plans.stage import Draw, Stage
 
 NAMES = ("a", "b", "c", "d", "e")
 HOUR_MS = 3_600_000
+TROUBLES = tuple(trouble for trouble in TopicTrouble if trouble is not TopicTrouble.LATE)
+"""Of single topics, while Kafka is there."""
 FOLDERS = ("", "/slots", "/wheels", "/table", ".1", "ledger")
 """Parts of the paths of folders."""
 
@@ -334,7 +336,7 @@ def _ledger_away(stage: Stage) -> list[Action]:
 
 
 def _topic_trouble(stage: Stage) -> list[Action]:
-    topic, trouble = stage.random.choice(TOPICS), stage.random.choice(tuple(TopicTrouble))
+    topic, trouble = stage.random.choice(TOPICS), stage.random.choice(TROUBLES)
     arguments: dict[str, Any] = {"topic": topic, "ms": stage.ms(100, 20_000)}
     if stage.random.random() < 0.25:
         trouble, arguments["partition"] = TopicTrouble.SILENT, stage.random.randrange(2)

@@ -84,6 +84,7 @@ FOUND = {
     "silent_topics",
     "one_silent_topic",
     "silent_in_a_later_step",
+    "late_after_an_outage",
     "shrunk_at_a_due",
     "one_silent_partition",
     "refused_outcomes",

@@ -53,8 +53,6 @@ FRESH_S = 2.0
 ANSWER_S = 1.0
 OVERDUE_S = 2.0
 """A transaction that is not answered does not fail sooner."""
-OUTAGE_S = 30.0
-"""What has waited for longer waited for more than a failed transaction and an election."""
 SEARCH_PAUSE_S = 1.0
 """Between searches that could not be done."""
 LOOK_AHEAD_S = 0.5
@@ -207,7 +205,7 @@ class DeadLetters:
         self._probe: Future[Findings] | None = None
         self._suspects: set[str] = set()
         self._searched: set[str] = set()
-        self._term_at = self._planned_at = self._failed_at = float("-inf")
+        self._term_at = self._planned_at = float("-inf")
         self._lost_s = 0.0
         self._look_up: set[str] = set()
         self._search_after = 0.0
@@ -234,9 +232,8 @@ class DeadLetters:
         self._suspects |= self._troubles.begin_term(now)
         self._searched.clear()
         self._term_at = self._planned_at = now
-        self._failed_at = float("-inf")
         behind_s = 0.0 if progress is None else (self._wall_ms() - progress.due_ms) / 1000
-        self._lost_s = min(behind_s, PATIENCE_S) if 0 <= behind_s <= OUTAGE_S else 0.0
+        self._lost_s = behind_s if 0 <= behind_s < PATIENCE_S else 0.0
         self._search = self._probe = None
         self._unknown.clear()
         self._doubtful.clear()
@@ -248,7 +245,7 @@ class DeadLetters:
     def failed(self, rows: DueRows) -> None:
         """Notes that a transaction with these messages failed: culprits are searched for."""
         self._suspects |= rows.topic_names()
-        self._failed_at = self._planned_at
+        self._lost_s = 0.0
         self._topics.ask(rows.topic_names())
 
     def committed(self) -> None:
@@ -320,7 +317,7 @@ class DeadLetters:
             known_bad = {n for n, topic in topics.items() if topic.state is not TopicState.PRESENT}
             if any(self._troubles.cause(name) is not None for name in known_bad):
                 since = self._lost_since(now)
-                if now - since < PATIENCE_S:  # an outage costs more, and topics come back after it
+                if now - since < PATIENCE_S:  # else Kafka was away: topics come back in turn
                     self._allowance.charge(since, now)
             self._begin_search(rows, suspects - known_bad)
         while self._search is not None:
@@ -339,19 +336,19 @@ class DeadLetters:
         if now - self._term_at < RECENT_S:
             term_ms = self._wall_ms() - (now - self._term_at) * 1000
             overdue = rows.expected_ms < term_ms - OVERDUE_S * 1000
-            if overdue.any():
-                suspected |= rows.take(overdue).topic_names() - self._searched
+            numbers = np.unique(rows.topic_numbers[overdue]).tolist()
+            suspected |= {rows.topics[number] for number in numbers} - self._searched
         return suspected
 
     def _lost_since(self, now: float) -> float:
         """Returns since when a failed transaction, an election and the search have cost time.
 
         Time in which others went through is no such cost, nor that before a failure in this term,
-        or before a term that has gone well for so long. Nor is an outage: after one topics answer
-        late, and a trial waits for less time than a transaction.
+        or before a term that has gone well for so long. Nor is what took `PATIENCE_S` or more: one
+        failure and an election take less, so Kafka was away, and topics answer late after that.
         """
         lost_s = self._lost_s if now - self._term_at < RECENT_S else 0.0
-        return max(self._failed_at, self._planned_at - lost_s)
+        return self._planned_at - lost_s
 
     def _begin_search(self, rows: DueRows, names: set[str]) -> None:
         """Searches these topics, except those known to be in trouble."""
