@@ -30,7 +30,7 @@ from delaywheel.deadletters.selection import EVERYTHING
 from delaywheel.deadletters.writing import LetterWriter
 from delaywheel.transactional import Outgoing
 from local.loopback.kafka import KafkaBroker
-from support.kafka.read_committed import create_topic, read_all
+from support.kafka.read_committed import create_topic, read_all, wait_decided
 
 pytestmark = pytest.mark.kafka
 
@@ -56,10 +56,12 @@ class Letters:
         assert producer.flush(PATIENCE_S) == 0
 
     def states(self) -> dict[str, LetterState]:
+        wait_decided(self._address, f"{self.name}-marks")
         with DeadLetterTopic(self.name, self.client) as topic:
             return {letter.reason: state for letter, state in topic.letters()}
 
     def arrived(self) -> Counter[bytes | None]:
+        wait_decided(self._address, self.orders)
         return Counter(message.value() for message in read_all(self._address, self.orders))
 
     def handled(self, handlers: dict[str, LetterHandler], until: str) -> list[str]:
