@@ -13,7 +13,8 @@ from local import proto
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     copy = tmp_path / "proto"
-    shutil.copytree(proto.SOURCE_ROOT, copy)
+    # Where others put what they compile, a file may be gone before it is copied.
+    shutil.copytree(proto.SOURCE_ROOT, copy, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(proto, "SOURCE_ROOT", copy)
     return copy
 

@@ -72,7 +72,10 @@ def folder(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Path:
     topics = (f"{cluster_id}-orders", f"{cluster_id}-bills")
     make(MESSAGES, tmp_path / "ledger", kafka.address, cluster=cluster_id, topics=topics)
     write_settings(tmp_path, cluster_id, kafka.address)
-    shutil.copytree(ROOT / "scripts" / "delaywheel_audit", tmp_path / "scripts/delaywheel_audit")
+    # Where others put what they compile, a file may be gone before it is copied.
+    unsteady = shutil.ignore_patterns("__pycache__")
+    audit = Path("scripts/delaywheel_audit")
+    shutil.copytree(ROOT / audit, tmp_path / audit, ignore=unsteady)
     return tmp_path
 
 
