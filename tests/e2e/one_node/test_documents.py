@@ -24,7 +24,7 @@ from delaywheel_replica.config_sources import load_config
 from local.loopback.cluster import argument_parser
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import CommittedReader
-from support.services.service import Service, wait_until
+from support.services.service import AGAIN, Service, wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -70,7 +70,10 @@ def blocks(document: str, language: str, holding: str = "") -> list[str]:
 
 @pytest.fixture
 def shell(service: Service, tmp_path: Path) -> Callable[[str], str]:
-    """Runs commands in a separate folder, as a user of this clone would; returns their output."""
+    """Runs commands in a separate folder, as a user of this clone would; returns their output.
+
+    Again, where they end as one does that found no leader in time.
+    """
     (tmp_path / "bin").mkdir()
     for name, content in (("grpcurl", GRPCURL), ("go", "#!/bin/sh\n")):
         (tmp_path / "bin" / name).write_text(content)
@@ -78,7 +81,7 @@ def shell(service: Service, tmp_path: Path) -> Callable[[str], str]:
     path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "DELAYWHEEL_SERVER": service.address}
 
-    def run(commands: str) -> str:
+    def ended(commands: str) -> subprocess.CompletedProcess[str] | None:
         done = subprocess.run(
             ["bash", "-eu", "-c", commands.replace(HERE, service.address)],
             env=environment,
@@ -88,7 +91,11 @@ def shell(service: Service, tmp_path: Path) -> Callable[[str], str]:
             check=False,
             timeout=100,
         )
-        assert done.returncode == 0, (commands, done.stdout, done.stderr)
+        return None if done.returncode in AGAIN else done
+
+    def run(commands: str) -> str:
+        done = wait_until("commands are answered", lambda: ended(commands), timeout_s=200)
+        assert done.returncode == 0, f"{commands}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     return run
@@ -121,7 +128,7 @@ def test_what_the_cluster_prints_can_be_pasted(
 ) -> None:
     wait_until("it has said so", lambda: "Ctrl-C ends everything" in service.said())
     lines = [line for line in service.said().splitlines() if line.startswith("  ")]
-    assert "leader" in shell("\n".join(lines))
+    wait_until("a leader is shown", lambda: "leader" in shell("\n".join(lines)))
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/CLIENTS.md"])

@@ -69,7 +69,7 @@ class Example:
             check=False,
             timeout=TOOLCHAIN_S,
         )
-        assert done.returncode == 0, (done.stdout[-4_000:], done.stderr[-4_000:])
+        assert done.returncode == 0, f"{done.stdout[-4_000:]}\n{done.stderr[-4_000:]}"
 
     def needs(self, *programs: str) -> None:
         """Skips the test where one of these is not installed."""
