@@ -36,7 +36,7 @@ def test_every_message_is_accounted_for_across_two_disturbances(tmp_path: Path) 
     read_until(chaos, "messages a second")
     [folder] = cluster_folders() - before
     assert processes_below(folder)
-    reported, _ = chaos.communicate(timeout=360)
+    reported, _ = chaos.communicate(timeout=560)
     assert chaos.returncode == 0, reported
     assert_nothing_is_left(folder)
     assert "exactly once" in reported
