@@ -105,6 +105,7 @@ def test_who_is_kept_out_is_told_why(
     assert_kept_out("does not accept this program's certificate", node, others)
     assert_kept_out("it has expired", node, expired)
     assert_kept_out("signed by nobody whom tls.ca names", node, Tls(other.file, cert, key))
+    assert_kept_out("by no public authority: give tls.ca", node, Tls())
 
 
 def test_files_that_somebody_is_writing_only_fail_the_attempt(

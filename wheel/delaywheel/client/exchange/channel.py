@@ -267,7 +267,7 @@ def tls_fault(address: str, tls: Tls | None, timeout_s: float) -> str | None:
             # and gRPC's servers do not say why.
             return None if line.recv(1) else _inferred(tls)
     except ssl.SSLError as error:
-        return None if tls is None else _tls_problem(host, error)
+        return None if tls is None else _tls_problem(host, tls, error)
     except (OSError, ValueError):  # nothing is reached: gRPC's own words say it
         return None
 
@@ -311,27 +311,29 @@ def _inferred(tls: Tls) -> str:
     )
 
 
-def _tls_problem(host: str, error: ssl.SSLError) -> str | None:
+def _tls_problem(host: str, tls: Tls, error: ssl.SSLError) -> str | None:
     if isinstance(error, ssl.SSLEOFError):
         return None
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _refusal_of_node(host, error)
+        return _refusal_of_node(host, tls, error)
     if _NO_TLS.search(str(error)):
         return "what listens there does not speak TLS: connect without it"
     return f"no TLS connection: {error.reason or error}"
 
 
-def _refusal_of_node(host: str, error: ssl.SSLCertVerificationError) -> str:
+def _refusal_of_node(host: str, tls: Tls, error: ssl.SSLCertVerificationError) -> str:
     match error.verify_code:
         case 62 | 64:  # X509_V_ERR_HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
             return f"the node's certificate is not for {host}: {error.verify_message}"
         case 9 | 10:  # X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED
             return f"the node's certificate is out of date: {error.verify_message}"
         case 18 | 19 | 20 | 21:  # X509_V_ERR_…_SELF_SIGNED_…, …_UNABLE_TO_…
-            return (
-                "the node's certificate is signed by nobody whom tls.ca names:"
-                f" {error.verify_message}"
+            signed = (
+                "by no public authority: give tls.ca, or --tls-ca"
+                if tls.ca is None
+                else "by nobody whom tls.ca names"
             )
+            return f"the node's certificate is signed {signed} ({error.verify_message})"
     return f"the node's certificate is not accepted: {error.verify_message}"
 
 
