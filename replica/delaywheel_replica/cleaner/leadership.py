@@ -101,6 +101,7 @@ class Leadership:
 
     Attributes:
         tallies: Counts of what this process committed.
+        asked_s: When the server last asked for a commit, by the monotonic clock.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class Leadership:
         self._fills: Mapping[WheelId, int] = {}
         self._floor_wait: FloorWait | None = None
         self._commit_wanted = False
+        self.asked_s = float("-inf")
         self._replacements: dict[str, str] = {}
         self._set_back_from: int | None = None
         self._stop_by: float | None = None
@@ -190,6 +192,7 @@ class Leadership:
 
     def commit_soon(self) -> None:
         """Requests an early commit."""
+        self.asked_s = self._clock.monotonic()
         self._commit_wanted = True
 
     def replace(self, node: str, storage: str) -> None:
@@ -213,12 +216,14 @@ class Leadership:
 
     def reschedule(self, proposal: RescheduleProposal) -> None:
         """Notes a request for another due; callers repeat it until it is decided."""
+        self.asked_s = self._clock.monotonic()
         if self._election.phase in IN_TERM and len(self._proposals) < MOST_RESCHEDULES:
             self._proposals[proposal.key] = proposal
             self._commit_wanted = True
 
     def rescheduled(self, written: RescheduleWritten) -> None:
         """Notes frames that express a decision; callers repeat it until the record is gone."""
+        self.asked_s = self._clock.monotonic()
         if self._election.phase in IN_TERM and len(self._written_reschedules) < MOST_RESCHEDULES:
             self._written_reschedules[written.key] = written
             self._commit_wanted = True

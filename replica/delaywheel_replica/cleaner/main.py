@@ -296,7 +296,6 @@ class Cleaner:
     def _take(self, message: LinkMessage) -> None:
         match message:
             case CommitSoon():
-                self._row_news.note_request(self._clock.monotonic())
                 self._leadership.commit_soon()
             case AskTopic():
                 self._topics.ask_for_caller(message.name)
@@ -307,10 +306,8 @@ class Cleaner:
             case SetBack():
                 self._leadership.set_back(message.set_backs)
             case RescheduleProposal():
-                self._row_news.note_request(self._clock.monotonic())
                 self._leadership.reschedule(message)
             case RescheduleWritten():
-                self._row_news.note_request(self._clock.monotonic())
                 self._leadership.rescheduled(message)
             case StopRequested():
                 self._leadership.stop()
@@ -320,7 +317,8 @@ class Cleaner:
     def _write_row(self, *, now: bool = False) -> None:
         """Writes the row if something has changed (row_keeper.py)."""
         view = self._leadership.view()
-        is_time, is_new = self._row_news.look(view, self._clock.monotonic())
+        now_s, asked_s = self._clock.monotonic(), self._leadership.asked_s
+        is_time, is_new = self._row_news.look(view, now_s, asked_s=asked_s)
         if not (now or is_time):
             return
         leads = view.role is Role.LEADING

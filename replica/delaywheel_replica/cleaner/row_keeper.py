@@ -134,22 +134,23 @@ class RowNews:
         self._urgent: View | None = None  # what of it is reported at once
         self._reported_s = 0.0
         self._is_new = False
-        self._requested_s = -PROMPT_S
-
-    def note_request(self, now_s: float) -> None:
-        """Notes a request for a commit."""
-        self._requested_s = now_s
 
     def wait_s(self, now_s: float) -> float:
         """Returns how long there will be nothing to report unless something changes."""
         after_s = ROW_S if self._is_new else QUIET_ROW_S
         return max(0.0, self._reported_s + after_s - now_s)
 
-    def look(self, view: View, now_s: float) -> tuple[bool, bool]:
-        """Returns whether to write the status now, and whether anything besides lateness is new."""
+    def look(self, view: View, now_s: float, *, asked_s: float) -> tuple[bool, bool]:
+        """Returns whether to write the status now, and whether anything besides lateness is new.
+
+        Args:
+            view: What it would say.
+            now_s: The monotonic clock.
+            asked_s: When somebody last asked for a commit.
+        """
         is_new = view != self._reported
         age_s = now_s - self._reported_s
-        is_prompt = now_s - self._requested_s < PROMPT_S
+        is_prompt = now_s - asked_s < PROMPT_S
         is_time = age_s >= QUIET_ROW_S or (
             is_new and (age_s >= ROW_S or is_prompt or _urgent_part(view) != self._urgent)
         )

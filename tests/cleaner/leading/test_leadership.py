@@ -7,7 +7,7 @@ of closing, and Kafka's own are tested elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,8 @@ from delaywheel_replica.core.protocol.control import (
     progress_record,
 )
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer
+from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from sim.kafka.log import TOMBSTONE_US
@@ -498,6 +500,26 @@ def test_what_was_unregistered_in_a_term_does_not_come_back_after_it(place: Plac
     lose_term(place)
     assert A1 not in place.view.state.wheels
     place.never(lambda: bool(place.view.fences), for_s=2)
+
+
+# --- what callers wait for
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        Leadership.commit_soon,
+        lambda each: each.reschedule(RescheduleProposal((bytes(16), 1), 2, Position(A1, 1, 0))),
+        lambda each: each.rescheduled(RescheduleWritten((bytes(16), 1), 2, (A1, 1), None)),
+    ],
+    ids=["commit soon", "reschedule", "rescheduled"],
+)
+def test_each_request_is_an_ask_for_a_commit(
+    place: Place, ask: Callable[[Leadership], None]
+) -> None:
+    assert place.leadership.asked_s == float("-inf")
+    ask(place.leadership)
+    assert place.leadership.asked_s == place.clock.monotonic()
 
 
 def lose_term(place: Place) -> None:

@@ -99,6 +99,7 @@ class Sayings:
     def __init__(self) -> None:
         self.news = RowNews()
         self.now_s = 100.0
+        self.asked_s = 0.0
         self.due_ms = 0
         self.role = Role.LEADING
         self.written: list[bool] = []
@@ -110,7 +111,7 @@ class Sayings:
         self.due_ms += commits
         state = ControlState(progress=Progress(due_ms=self.due_ms, position=None))
         view = View(self.role, 1, None, state, 0, late_ms, None)
-        writes, is_new = self.news.look(view, self.now_s)
+        writes, is_new = self.news.look(view, self.now_s, asked_s=self.asked_s)
         if writes:
             self.written.append(is_new)
         return writes
@@ -132,7 +133,7 @@ def test_after_a_request_for_a_commit_each_is_reported_at_once_for_a_while(
     said: Sayings,
 ) -> None:
     assert not said.run_once(0.01, commits=True)
-    said.news.note_request(said.now_s)
+    said.asked_s = said.now_s
     assert said.run_once(0.001), "what was committed meanwhile too"
     assert not said.run_once(0.001), "nothing is new"
     assert said.run_once(0.001, commits=True)

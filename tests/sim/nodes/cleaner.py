@@ -168,7 +168,6 @@ class SimCleaner:
 
     def commit_soon(self) -> None:
         """Called when a caller waits for a commit."""
-        self._row_news.note_request(self.monotonic())
         self.leadership.commit_soon()
         self._signal.set()
 
@@ -238,7 +237,7 @@ class SimCleaner:
     def _write_row(self) -> None:
         """Sends the server the cleaner's current status."""
         view, now_ms = self.leadership.view(), self.monotonic_ms()
-        is_time, _ = self._row_news.look(view, self.monotonic())
+        is_time, _ = self._row_news.look(view, self.monotonic(), asked_s=self.leadership.asked_s)
         if not is_time:
             return
         self._world.checks.reports(self.node, view)
