@@ -26,7 +26,12 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from local.loopback.kafka import KafkaBroker
 from support.consumer.killed import Consumers, check_histories, still_away
 from support.consumer.plan import Plan
-from support.kafka.read_committed import CommittedReader, create_topic, delete_topic
+from support.kafka.read_committed import (
+    CommittedReader,
+    create_topic,
+    delete_topic,
+    wait_decided,
+)
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -126,6 +131,7 @@ def test_each_history_is_its_plans(
         (f"{topic}-retry-{plan.group}", retries),
         (f"{topic}-dead-{plan.group}", deaths),
     ):
+        wait_decided(kafka.address, name, partitions=PARTITIONS)
         with CommittedReader(kafka.address, name, partitions=PARTITIONS) as reader:
             assert len(reader.read_to_end()) == count
     check_writes(kafka, plan, sent)
@@ -161,6 +167,7 @@ def test_keys_keep_their_order(kafka: KafkaBroker, cluster: str, tmp_path: Path)
 
 def check_writes(kafka: KafkaBroker, plan: Plan, sent: int) -> None:
     """Each handler has written once, if its record ended as done by that."""
+    wait_decided(kafka.address, plan.written, partitions=PARTITIONS)
     with CommittedReader(kafka.address, plan.written, partitions=PARTITIONS) as reader:
         assert sorted(one.value() or b"" for one in reader.read_to_end()) == plan.writes(sent)
 
@@ -236,9 +243,9 @@ def test_records_of_a_topic_that_is_recreated_are_handled(
             time.sleep(0.2)
         wait_until_passed(kafka, plan, [f"{plan.topic}-retry-{plan.group}"])
         remaking.restart_stopped()
-    with CommittedReader(
-        kafka.address, f"{plan.topic}-dead-{plan.group}", partitions=PARTITIONS
-    ) as reader:
+    letters = f"{plan.topic}-dead-{plan.group}"
+    wait_decided(kafka.address, letters, partitions=PARTITIONS)
+    with CommittedReader(kafka.address, letters, partitions=PARTITIONS) as reader:
         dead = sorted(int(message.value() or b"") for message in reader.read_to_end())
     assert dead == sorted(set(dead))
     assert {number for number in wanted if plan.dies(number)} <= set(dead)

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from client.testing.worlds import PATIENCE_S
 from delaywheel.consumer import AsyncRetryConsumer, ReceivedMessage, RetryConsumer
 from delaywheel.testing import MemoryConsumer, MemoryService
-from support.kafka.read_committed import headers_of, read_all
+from support.kafka.read_committed import headers_of, read_all, wait_decided
 
 GROUP = "billing"
 AnyConsumer: TypeAlias = RetryConsumer | MemoryConsumer
@@ -112,7 +112,9 @@ class RealSite:
     def letters(self, consumer: AnyConsumer) -> list[Letter]:
         assert isinstance(consumer, RetryConsumer)
         assert consumer.flush()
-        records = read_all(self._kafka, f"{self.topic}-dead-{GROUP}")
+        dead = f"{self.topic}-dead-{GROUP}"
+        wait_decided(self._kafka, dead)
+        records = read_all(self._kafka, dead)
         return [_letter(record.value(), headers_of(record)) for record in records]
 
     def run(self, handle: Coroutine, number: int, **options: Any) -> list[ReceivedMessage]:
