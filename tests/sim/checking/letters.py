@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from delaywheel_replica.cleaner.candidacy import LOOK_AT_HALVES_S
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.troubles import LAST_PROBE_S
-from sim.kafka.topic_troubles import TopicTrouble
+from sim.kafka.topic_troubles import LASTING, TopicTrouble
 from sim.machine.clocks import true_wall_ms
 from sim.machine.scheduler import US_PER_MS, US_PER_S
 from sim.plans.plan import Action
@@ -25,8 +25,6 @@ REPORTED_LATE_US = 15 * US_PER_S
 """Kafka's answer may be two seconds old, and a commit may take nine."""
 PROBED_LATE_US = round((LAST_PROBE_S + 15) * US_PER_S)
 """Troubles that only probes find are reported later."""
-_TROUBLES = tuple(trouble for trouble in TopicTrouble if trouble is not TopicTrouble.LATE)
-"""A topic that is late after an outage is well again before it is given up."""
 _BY_KAFKA = (TopicTrouble.LEADERLESS, TopicTrouble.SHRUNK, TopicTrouble.DENIED)
 _REFUSING = ("refused_batch", "lost_request", "lost_reply")
 """Faults that make trials err: no topic is to blame, and only one of its requests is lost."""
@@ -85,7 +83,7 @@ def _is_justified(world: World, topic: str, reason: DeadReason, key: bytes | Non
     if reason is not DeadReason.TOPIC_UNAVAILABLE:
         return False
     reported = troubles.lately(topic, _BY_KAFKA, now_us - REPORTED_LATE_US)
-    return reported or troubles.lately(topic, _TROUBLES, now_us - PROBED_LATE_US)
+    return reported or troubles.lately(topic, LASTING, now_us - PROBED_LATE_US)
 
 
 def _faults(world: World) -> Iterator[str]:

@@ -45,6 +45,10 @@ class TopicTrouble(StrEnum):
         return self is TopicTrouble.COMPACTED and key is not None
 
 
+LASTING = tuple(trouble for trouble in TopicTrouble if trouble is not TopicTrouble.LATE)
+"""A topic in one of these may be given up; one that is late is well again before that."""
+
+
 @dataclass(slots=True)
 class Spell:
     """One trouble of a topic, or of one of its partitions, from its beginning to its end."""

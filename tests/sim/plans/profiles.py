@@ -14,7 +14,7 @@ from delaywheel.ttl import TTL_HEADER
 from sim.checking.book import TOPICS
 from sim.checking.ingress_book import OTHER_TTL_HEADER
 from sim.halves.plans import halves
-from sim.kafka.topic_troubles import TopicTrouble
+from sim.kafka.topic_troubles import LASTING, TopicTrouble
 from sim.machine.network import Quality
 from sim.plans import ingress
 from sim.plans.changes import changes
@@ -34,8 +34,6 @@ from sim.plans.stage import Draw, Stage
 
 NAMES = ("a", "b", "c", "d", "e")
 HOUR_MS = 3_600_000
-TROUBLES = tuple(trouble for trouble in TopicTrouble if trouble is not TopicTrouble.LATE)
-"""Of single topics, while Kafka is there."""
 FOLDERS = ("", "/slots", "/wheels", "/table", ".1", "ledger")
 """Parts of the paths of folders."""
 
@@ -336,7 +334,7 @@ def _ledger_away(stage: Stage) -> list[Action]:
 
 
 def _topic_trouble(stage: Stage) -> list[Action]:
-    topic, trouble = stage.random.choice(TOPICS), stage.random.choice(TROUBLES)
+    topic, trouble = stage.random.choice(TOPICS), stage.random.choice(LASTING)
     arguments: dict[str, Any] = {"topic": topic, "ms": stage.ms(100, 20_000)}
     if stage.random.random() < 0.25:
         trouble, arguments["partition"] = TopicTrouble.SILENT, stage.random.randrange(2)

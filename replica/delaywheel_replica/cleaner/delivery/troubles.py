@@ -18,9 +18,9 @@ Two clocks bound the waiting:
   `RECENT_S`, so one that comes and goes is waited for once.
 * All topics together have an allowance of `PATIENCE_S`, which is regained within `REGAIN_S`. What
   failed transactions, elections and searches cost before a topic was found, by a search or in
-  Kafka's answers, is taken from it. So however many are in trouble, and whenever each begins,
-  others are held up for 5 s, and from then on 5 s a minute at most, beside the time that it takes
-  to find a topic.
+  Kafka's answers, is taken from it; not what passed before a term if it was `PATIENCE_S` or more,
+  as after an outage. So however many are in trouble, and whenever each begins, others are held up
+  for 5 s, and from then on 5 s a minute at most, beside the time that it takes to find a topic.
 
 When either is used up, the messages of a topic in trouble are dead letters. Only trials of this
 term make dead letters: another leader may have mended the trouble meanwhile. Of the troubles of an
