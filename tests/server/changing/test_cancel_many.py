@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -43,10 +43,6 @@ def asked(key: bytes, **fields: Any) -> pb.CancelManyRequest:
     return pb.CancelManyRequest(filter=pb.Filter(topic="orders", key=key), **fields)
 
 
-def outcomes(answer: pb.CancelManyResponse) -> dict[str, int]:
-    return {result.handle: result.outcome for result in answer.results}
-
-
 def take_everything(server: ServerProcess) -> None:
     """Commits a progress that covers everything written."""
     wheels = server.describe().wheels
@@ -64,13 +60,43 @@ def take_until_answered(server: ServerProcess, waiting: Any) -> None:
     wait_until("it is answered", answered)
 
 
+def taken(server: ServerProcess, request: pb.CancelManyRequest) -> pb.CancelManyResponse:
+    """The answer to a call that waits for progress."""
+    waiting = server.stub.CancelMany.future(request, timeout=20)
+    take_until_answered(server, waiting)
+    answer: pb.CancelManyResponse = waiting.result()
+    return answer
+
+
+def all_pages(
+    request: pb.CancelManyRequest, call: Callable[[pb.CancelManyRequest], pb.CancelManyResponse]
+) -> list[pb.CancelManyResponse]:
+    """Asks page by page: each ends after two seconds of reading, whatever it has found by then."""
+    answers = [call(request)]
+    while token := answers[-1].next_page_token:
+        request.page_token = token
+        answers.append(call(request))
+    return answers
+
+
+def outcomes(*answers: pb.CancelManyResponse) -> dict[str, int]:
+    return {result.handle: result.outcome for answer in answers for result in answer.results}
+
+
+def were_cancelled_before(answers: Iterable[pb.CancelManyResponse]) -> set[bool]:
+    return {result.cancelled_before for answer in answers for result in answer.results}
+
+
 def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess) -> None:
+    def at_once(request: pb.CancelManyRequest) -> pb.CancelManyResponse:
+        answer: pb.CancelManyResponse = server.stub.CancelMany(request, timeout=20)
+        return answer
+
     later = now_ms() + 60_000
     handles = produce(server, b"all", *(later + 700 * number for number in range(6)))
     others = produce(server, b"others", later)
-    dry = server.stub.CancelMany(asked(b"all", dry_run=True), timeout=20)
-    assert outcomes(dry) == dict.fromkeys(handles, pb.CANCEL_OUTCOME_UNSPECIFIED)
-    assert not dry.next_page_token
+    dry = all_pages(asked(b"all", dry_run=True), at_once)
+    assert outcomes(*dry) == dict.fromkeys(handles, pb.CANCEL_OUTCOME_UNSPECIFIED)
     before = server.cleaner.received.count(CommitSoon())
     waiting = server.stub.CancelMany.future(asked(b"all"), timeout=20)
     wait_until(
@@ -78,15 +104,19 @@ def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess)
     )
     assert not waiting.done()
     take_until_answered(server, waiting)
+    answers = [waiting.result()]
+    if token := answers[0].next_page_token:
+        request = asked(b"all", page_token=token)
+        answers += all_pages(request, lambda request: taken(server, request))
     cancelled = dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
-    assert outcomes(waiting.result()) == cancelled
-    assert not any(row.cancelled_before for row in waiting.result().results)
+    assert outcomes(*answers) == cancelled
+    assert were_cancelled_before(answers) == {False}
     # A caller that did not get the answer retries: the same, and nothing more is written.
     seqs = {wheel.wheel: wheel.applied_seq for wheel in server.describe().wheels}
-    again = server.stub.CancelMany(asked(b"all"), timeout=20)
-    assert outcomes(again) == cancelled
-    assert all(row.cancelled_before for row in again.results)
-    assert outcomes(server.stub.CancelMany(asked(b"all", dry_run=True), timeout=20)) == cancelled
+    again = all_pages(asked(b"all"), at_once)
+    assert outcomes(*again) == cancelled
+    assert were_cancelled_before(again) == {True}
+    assert outcomes(*all_pages(asked(b"all", dry_run=True), at_once)) == cancelled
     assert {wheel.wheel: wheel.applied_seq for wheel in server.describe().wheels} == seqs
     state = pb.GetMessageRequest(message=pb.MessageRef(handle=others[0]))
     assert server.stub.GetMessage(state).message.state == pb.MESSAGE_STATE_PENDING
@@ -94,17 +124,9 @@ def test_what_is_found_is_cancelled_once_progress_says_so(server: ServerProcess)
 
 def test_a_page_holds_so_many_and_the_next_one_the_others(server: ServerProcess) -> None:
     handles = produce(server, b"pages", *(now_ms() + 90_000 + 900 * n for n in range(5)))
-    request, reported = asked(b"pages", limit=2), dict[str, int]()
-    while True:
-        waiting = server.stub.CancelMany.future(request, timeout=20)
-        take_until_answered(server, waiting)
-        answer = waiting.result()
-        assert len(answer.results) <= 2
-        reported |= outcomes(answer)
-        request.page_token = answer.next_page_token
-        if not answer.next_page_token:
-            break
-    assert reported == dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
+    answers = all_pages(asked(b"pages", limit=2), lambda request: taken(server, request))
+    assert all(len(answer.results) <= 2 for answer in answers)
+    assert outcomes(*answers) == dict.fromkeys(handles, pb.CANCEL_OUTCOME_CANCELLED)
 
 
 def test_what_is_due_at_once_is_too_late(server: ServerProcess) -> None:
