@@ -90,6 +90,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
     made.node.start(prepare=prepare)
     try:
+        made.node.wait_spare()  # its wheel is open by then
         yield made
     finally:
         made.node.kill()
@@ -237,7 +238,8 @@ def test_connections_that_never_finish_hurt_neither_callers_nor_health(site: Sit
         for _, call, _ in calls:
             call()
         ratios: dict[str, list[float]] = {name: [] for name, *_ in calls}
-        for _ in range(3):
+        # Where they hurt, they do so each time; on a busy machine, either half is slow by chance.
+        for _ in range(10):
             calm = {name: p99_ms(call, count) for name, call, count in calls}
             with connections_that_never_finish(address, HOSTILE):
                 beside = {name: p99_ms(call, count) for name, call, count in calls}
