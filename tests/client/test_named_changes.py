@@ -185,13 +185,13 @@ async def test_without_a_leader_it_is_known_in_the_end_that_nothing_was_cancelle
     async def cancel(address: str) -> None:
         if is_async:
             async with AsyncClient(address) as aio:
-                await aio.cancel(handle(0), timeout=0.5)
+                await aio.cancel(handle(0), timeout=3)
         else:
             with Client(address) as client:
-                client.cancel(handle(0), timeout=0.5)
+                client.cancel(handle(0), timeout=3)
 
     # When its time is over no attempt is under way, of which nothing would be known.
-    refused = [abort(Reason.NO_LEADER, delay_s=5.0)] * 99
+    refused = [abort(Reason.NO_LEADER, delay_s=30.0)] * 99
     with FakeService(*refused) as service, pytest.raises(TimedOutError, match="NO_LEADER") as why:
         await cancel(service.address)
     assert why.value.outcome_known
