@@ -212,7 +212,6 @@ class FakeService(pb_grpc.DelayWheelServicer):
     ) -> pb.DelayProduceResponse:
         with self._lock:
             self.produced.append(request)
-        self.reached.set()
         return self._behave(request, context, self.otherwise)  # type: ignore[no-any-return]
 
     def DelayProduceStream(self, request_iterator: Any, context: Any) -> Any:
@@ -287,6 +286,8 @@ class FakeService(pb_grpc.DelayWheelServicer):
     def _behave(self, request: object, context: grpc.ServicerContext, otherwise: Behaviour) -> Any:
         with self._lock:
             behaviour = self.script.popleft() if self.script else otherwise
+        if isinstance(request, pb.DelayProduceRequest):
+            self.reached.set()  # the next one, which may come now, behaves as the next
         return behaviour(self, request, context)
 
     def _new_server(self) -> grpc.Server:
