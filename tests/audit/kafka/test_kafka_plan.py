@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel_audit.kafka import read
 from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
 from delaywheel_audit.kafka.plan import MAX_SLICES, Plan, Range, TopicPlan
 from delaywheel_audit.kafka.source import pin
@@ -220,7 +221,10 @@ def test_ranges_that_kafka_does_not_have(
 
 
 @pytest.mark.kafka
-def test_sizes_are_learnt_from_a_few_records(topic: MakeTopic) -> None:
+def test_sizes_are_learnt_from_a_few_records(
+    topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read, "_SAMPLE_S", 60.0)  # for a busy machine
     made = topic()
     made.produce([b"x" * 1000] * 300, key=b"y" * 200, headers=[("h", b"z" * 300), ("n", None)])
     plan = made.plan()

@@ -254,7 +254,8 @@ def test_a_kafka_without_brokers_ends_no_process(cluster_id: str) -> None:
         )
         with checking:
             assert checking.stdout is not None
-            assert checking.stdout.readline().startswith("Checked(")
+            # A broker that has just started may not answer in time.
+            assert any(line.startswith("Checked(") for line in checking.stdout)
             take_off_the_list(broker)
             is_reported = any("fenced all brokers" in line for line in checking.stdout)
             checking.kill()

@@ -114,9 +114,10 @@ def test_a_restart_delivers_what_was_pending_once(
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
         world.wait_leading()
         before = [sent(topic, 100 + 10 * n, b"%d" % n) for n in range(20)]
-        later = [sent(topic, 6_000, b"later")]
-        world.server.write(before + later)
+        world.server.write(before)
         assert len(arrived(kafka, topic, before)) == 20
+        later = [sent(topic, 4_000, b"later")]
+        world.server.write(later)
         world.stop()
         assert any(record.closed_at is not None for record in world.status.wheels.values())
     with World(kafka.address, wheels.data, cluster_id, wheels) as world:
@@ -309,7 +310,7 @@ def test_a_control_topic_that_goes_while_the_node_runs_is_refused(
         refused = world.wait_for(
             "refused", lambda s: "knows of none above 0" in (s.kafka_error or "")
         )
-        assert refused.role is Role.STANDBY
+        assert refused.role in {Role.STANDBY, Role.CANDIDATE}  # it tries again
         # Marks alone were committed, so no floor passes anything.
         keys = {message.key() for message in read_all(kafka.address, control, at_least=2)}
         assert keys == {b"leader/0", b"leader/1"}
