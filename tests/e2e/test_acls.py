@@ -219,7 +219,7 @@ def test_an_outcomes_topic_that_is_closed_is_named_and_no_message_dies_for_it(
     rights: Rights, node: Node, reader: CommittedReader
 ) -> None:
     """Transactions with an outcome fail, and the guards of the searches that follow as well."""
-    soon = timedelta(seconds=6)  # time to cancel one and deny its outcome, which is due with it
+    soon = timedelta(seconds=10)  # time to cancel one and deny its outcome, which is due with it
     with Client(node.address) as client:
         withdrawn = client.produce(ORDERS, b"withdrawn", delay=soon)
         assert client.cancel(withdrawn).outcome is CancelOutcome.CANCELLED

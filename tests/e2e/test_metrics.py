@@ -87,7 +87,8 @@ def test_messages_are_followed_from_acceptance_to_their_topic(
     with service.client() as client:
         for _ in range(5):
             client.produce(topic, b"soon", delay=timedelta(milliseconds=200))
-        gone = client.produce(topic, b"gone", delay=timedelta(seconds=6))
+        # A cancel waits for a leader, which a busy machine may have to elect first.
+        gone = client.produce(topic, b"gone", delay=timedelta(seconds=10))
         assert client.cancel(gone).outcome is CancelOutcome.CANCELLED
         client.produce(topic, b"later", delay=timedelta(hours=1.5))
         done = {"forwarded_messages_total": 5, "cancelled_messages_total": 1}
