@@ -105,14 +105,17 @@ def test_topics_that_stop_forwarding_or_make_dead_letters(
 
 
 class MakesNone:
-    """A Kafka without topics, and without the right to make any."""
+    """A Kafka that knows no topics, and makes none: for lack of a right, say."""
+
+    def __init__(self, code: int = KafkaError.TOPIC_AUTHORIZATION_FAILED) -> None:
+        self._code = code
 
     def describe_topics(self, topics: Any, **_: Any) -> Mapping[str, Future[Any]]:
         names = (topics.topic_names, KafkaError.UNKNOWN_TOPIC_OR_PART)
         return self._failed(*names)
 
     def create_topics(self, new: list[NewTopic], **_: Any) -> Mapping[str, Future[Any]]:
-        return self._failed([each.topic for each in new], KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        return self._failed([each.topic for each in new], self._code)
 
     def _failed(self, names: Iterable[str], code: int) -> Mapping[str, Future[Any]]:
         failed: Future[Any] = Future()
@@ -134,6 +137,19 @@ def test_a_missing_halves_topic_is_no_fault() -> None:
         f"topic {names.dead}": ("fault", text),
         f"topic {names.halves}": ("warning", text),
     }
+
+
+def test_a_topic_that_was_just_made_is_not_called_missing() -> None:
+    """The broker that is asked may not know it yet, when the controller does."""
+    config = SimpleNamespace(
+        kafka_settings=KafkaSettings(KafkaNames("c"), {}), taken_topics=(), create_topics=True
+    )
+    kafka = cast("AdminClient", MakesNone(KafkaError.TOPIC_ALREADY_EXISTS))
+    items = {
+        item.what: item for item in topic_items(kafka, cast("Config", config), ["new"], brokers=1)
+    }
+    new = items["topic new"]
+    assert (new.level, new.advice) == ("warning", "check again")
 
 
 def test_clocks_are_compared_by_what_a_leader_wrote(

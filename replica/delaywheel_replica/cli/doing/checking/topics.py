@@ -111,8 +111,11 @@ def _absent(
     try:
         tried.result()
     except KafkaException as exception:
-        if exception.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        code = exception.args[0].code()
+        if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             return fault(what, "it is missing, and may not be created", "grant Create on it")
+        if code == KafkaError.TOPIC_ALREADY_EXISTS:
+            return warning(what, "it is new, and not every broker knows it yet", "check again")
         return fault(what, f"it is missing: {exception.args[0].str()}", "create it by hand")
     return ok(what, "missing, and will be created")
 
