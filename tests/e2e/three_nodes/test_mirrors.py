@@ -8,11 +8,10 @@ from functools import partial
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from local.loopback.cluster import described
 from local.loopback.kafka import KafkaBroker
 from local.loopback.node import Node
 from support.kafka.read_committed import CommittedReader
-from support.services.trio import Trio, cancelled, row, send, slot_file
+from support.services.trio import Trio, cancelled, in_sync_changes, row, send, slot_file
 
 pytestmark = pytest.mark.kafka
 
@@ -40,14 +39,6 @@ def are_identical(trio: Trio, origin: Node, topic: str) -> bool:
     # A node that is paused for a second is no longer waited for: nothing else excuses it.
     trio.wait("others were in sync then", lambda: in_sync_changes(origin) > changes)
     return False
-
-
-def in_sync_changes(node: Node) -> int:
-    """How often the set of members that a node waits for has changed."""
-    seen = described(node.address, details=True)
-    assert seen is not None
-    (own,) = (member for member in seen.members if member.node == node.id)
-    return own.report.in_sync_changes
 
 
 def test_the_same_id_to_another_node_before_and_after_delivery(

@@ -252,6 +252,13 @@ class Trio:
         return "\n".join(f"== {node.log}\n{node.log_tail()}" for node in self.nodes)
 
 
+def in_sync_changes(node: Node) -> int:
+    """How often the set of members that a node waits for has changed."""
+    seen = wait_until(f"{node.id} answers", lambda: described(node.address, details=True))
+    (own,) = (member for member in seen.members if member.node == node.id)
+    return own.report.in_sync_changes
+
+
 def slot_file(node: Node, handle: str) -> bytes:
     """A node's messages in the wheel and second of a handle; empty: none."""
     wheel, slot, _ = handle.split(":")
