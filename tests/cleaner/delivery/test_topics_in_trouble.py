@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.cleaner.delivery.bisection import Findings
+from delaywheel_replica.cleaner.delivery.bisection import Findings, name_of
 from delaywheel_replica.cleaner.delivery.dead_letters import (
     FRESH_S,
     OVERDUE_S,
@@ -47,6 +47,7 @@ class Kafka:
         topics: what Kafka would answer; a topic that is not here is not answered for.
         answers: whether it answers at all; if not, what it said last is known.
         silent: topics that a search finds to take nothing; None: searches do not end.
+        refusal: of each message that a search tries; empty: none is refused.
     """
 
     def __init__(self, topics: Mapping[str, Topic]) -> None:
@@ -55,6 +56,7 @@ class Kafka:
         self.answers = True
         self.answered_at = self.now
         self.silent: set[str] | None = set()
+        self.refusal = ""
         self.asked: list[str] = []
         self.searched: list[set[str]] = []
         self.everywhere: list[Mapping[str, int]] = []
@@ -84,7 +86,8 @@ class Kafka:
         self.searched.append(names)
         if self.silent is not None:
             stuck = dict.fromkeys(names & self.silent, "_TIMED_OUT: no answer")
-            future.set_result(Findings(unavailable=stuck, tried=names))
+            refused = {name_of(row): self.refusal for row in rows} if self.refusal else {}
+            future.set_result(Findings(unavailable=stuck, refused=refused, tried=names))
         return future
 
 
@@ -426,6 +429,16 @@ def test_an_old_answer_condemns_nothing(state: TopicState) -> None:
     assert kafka.asked == ["a"]
     kafka.topics["a"], kafka.answers = PRESENT, True
     assert fates(kafka, judging, rows) == (1, [])
+
+
+def test_a_message_that_a_search_found_has_the_reason_that_its_topic_gives() -> None:
+    """Kafka calls a record without a key invalid, and no more."""
+    kafka = Kafka({"compacted": replace(PRESENT, limits=replace(LIMITS, needs_key=True))})
+    judging, rows = judge(kafka), overdue(kafka, "compacted")
+    kafka.refusal = "INVALID_RECORD: the broker refused it"
+    judging.begin_term(kafka.progress(before_s=3))
+    assert fates(kafka, judging, rows) == (0, [DeadReason.KEY_MISSING])
+    assert kafka.searched == [{"compacted"}]
 
 
 def test_a_partition_added_since_is_asked_for_before_a_message_is_condemned() -> None:

@@ -467,7 +467,8 @@ class DeadLetters:
             if limit < self._batch_size_bytes:
                 batch_limits[name] = limit
         if self._guilty:
-            unsuited |= self._found_guilty(rows)
+            # Kafka refuses what is unsuited without saying why.
+            unsuited = self._found_guilty(rows) | unsuited
         for row, verdict in sorted(unsuited.items()):
             if good[row]:
                 good[row] = False
