@@ -260,14 +260,17 @@ def test_a_halves_topic_that_is_closed_stops_halves_alone_and_nothing_is_decided
         rights.give_back(ResourceType.TOPIC, NAMES.halves)
         with DeadLetterTopic(NAMES.dead, {"bootstrap.servers": rights.address}) as letters:
             assert letters.replay(Selection(reason="HALVES_UNAVAILABLE")).done == 1
-        letters_about = [
-            dict(headers_of(each))["dw-id"] for each in read_all(rights.address, NAMES.halves)
-        ]
         # A half of another test is there if its rollback came too late.
-        assert letters_about.count(asked.id.hex().encode()) == 1
-        assert committed.id.hex().encode() not in letters_about
+        wait_until("the replay is visible", lambda: asked_about(rights).count(asked.id) == 1)
+        assert committed.id not in asked_about(rights)
         wait_until("halves are taken", lambda: told(node).state is ClusterState.OK, timeout_s=60)
         begun(b"last").rollback()
+
+
+def asked_about(rights: Rights) -> list[bytes]:
+    """The ids of the halves whose groups were asked."""
+    letters = read_all(rights.address, NAMES.halves)
+    return [bytes.fromhex((dict(headers_of(each))["dw-id"] or b"").decode()) for each in letters]
 
 
 def told(node: Node) -> ClusterVerdict:
