@@ -376,8 +376,8 @@ def test_a_topic_that_fails_while_a_leader_catches_up_has_its_whole_patience(
 ) -> None:
     kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
     judging = judge(kafka)
-    judging.begin_term(kafka.progress(600))
-    good, both = overdue(kafka, "good", by_s=600), overdue(kafka, "good", "bad", by_s=600)
+    judging.begin_term(kafka.progress(4))
+    good, both = overdue(kafka, "good", by_s=4), overdue(kafka, "good", "bad", by_s=4)
     assert held_s(kafka, judging, silent_after_s, lambda _: both if came_before else good) == 0
     kafka.silent = {"bad"}
     judging.failed(both)
@@ -389,10 +389,10 @@ def test_a_topic_of_an_earlier_failure_that_comes_up_late_has_its_own_patience()
     kafka = Kafka(dict.fromkeys(["good", "bad"], PRESENT))
     kafka.silent = {"bad"}
     judging = judge(kafka)
-    good, both = overdue(kafka, "good", by_s=600), overdue(kafka, "good", "bad", by_s=600)
+    good, both = overdue(kafka, "good", by_s=4), overdue(kafka, "good", "bad", by_s=4)
     judging.plan(good)
     judging.failed(both)
-    judging.begin_term(kafka.progress(600))
+    judging.begin_term(kafka.progress(4))
     assert held_s(kafka, judging, 2 * RECENT_S, lambda _: good) == 0
     held = held_s(kafka, judging, 10, lambda _: both)
     assert kafka.searched[1] == {"bad"}
@@ -414,6 +414,18 @@ def test_what_a_failure_cost_counts_if_kafka_says_by_then_that_a_topic_takes_not
     held = held_s(kafka, judging, 10, lambda _: rows)
     assert patience_s - 2 * ITERATION_S <= held <= patience_s + ITERATION_S
     assert kafka.searched == [{"good"}]
+
+
+def test_a_transaction_that_took_as_long_as_an_outage_costs_topics_nothing() -> None:
+    kafka = Kafka({"good": PRESENT, "bad": PRESENT})
+    judging, rows = judge(kafka), rows_of("good", "bad")
+    judging.begin_term(kafka.progress())
+    assert fates(kafka, judging, rows) == (2, [])
+    kafka.now += PATIENCE_S
+    judging.failed(rows)
+    kafka.topics["bad"] = replace(PRESENT, state=TopicState.SHRUNK)
+    held = held_s(kafka, judging, 10, lambda _: rows)
+    assert PATIENCE_S - 2 * ITERATION_S <= held <= PATIENCE_S + ITERATION_S
 
 
 @pytest.mark.parametrize("state", [TopicState.MISSING, TopicState.ILLEGAL, TopicState.LEADERLESS])
