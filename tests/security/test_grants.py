@@ -446,6 +446,7 @@ def test_quotas_bound_what_a_principal_sends_and_what_a_topic_holds(site: Site) 
     """Another principal is not hurt; the SDK waits as it is told, and whoami shows the quotas."""
     metered, sent = site.stub("metered"), pb.DelayProduceRequest()
     sent.messages.extend(message("bills", 100 + number) for number in range(6))
+    assert refusal(metered, sent) is None, "more at once than is saved up, if anything is"
     # While the machine pauses, what was spent is earned again: it is tried until it is too much.
     failure = wait_until("more is refused", lambda: refusal(metered, sent))
     assert failure.reason == "QUOTA_EXCEEDED"

@@ -66,6 +66,7 @@ class Consumers:
         self._plan = plan
         self._folder = folder
         self._processes: list[Forked] = []
+        self._said_before: dict[int, int] = {}  # how long a log was when its last process started
 
     def __enter__(self) -> Self:
         self._processes = [self._start(number) for number in range(3)]
@@ -102,11 +103,13 @@ class Consumers:
         return [n for n, process in enumerate(self._processes) if process.poll() is not None]
 
     def _last_words(self, number: int) -> str:
-        return self._log(number).read_text(errors="replace")[-2_000:]
+        said = self._log(number).read_bytes()[self._said_before[number] :]
+        return said.decode(errors="replace")[-2_000:]
 
     def _log(self, number: int) -> Path:
         return self._folder / f"consumer-{number}.log"
 
     def _start(self, number: int) -> Forked:
-        arguments = (json.dumps(asdict(self._plan)), f"c{number}")
-        return fork_program("consumer", arguments, log=self._log(number))
+        arguments, log = (json.dumps(asdict(self._plan)), f"c{number}"), self._log(number)
+        self._said_before[number] = log.stat().st_size if log.exists() else 0
+        return fork_program("consumer", arguments, log=log)
