@@ -72,7 +72,7 @@ _REAPER = (sys.executable, "-S", str(Path(__file__).parent / "loopback" / "reape
 _PYTEST = (sys.executable, "-m", "pytest")
 _NEITHER = "not kafka and not spark"
 _COUNT = re.compile(r"(\d+) (passed|failed|error|skipped|xfailed)")
-_OF_AN_ERROR = re.compile(r"(E  |>  |(FAILED|ERROR) |_+ .+ _+$|\S+:\d+: )")
+_OF_AN_ERROR = re.compile(r"(E  |>  |(FAILED|ERROR)[ :]|_+ .+ _+$|\S+:\d+: )")
 """How pytest begins lines on a failed test: error, statement, summary, its name, place."""
 KEPT_LINES = 60
 """Of each failed step, for the end."""
@@ -97,7 +97,7 @@ class Done:
         cpu_s: What it computed, with all processes that it started.
         code: What it exited with.
         summary: What pytest ended with.
-        errors: Its last lines, of pytest those on failed tests.
+        errors: Its last lines, of pytest those on failed tests if it came to its end.
     """
 
     name: str
@@ -272,15 +272,15 @@ class Lane:
     def _follow(self, step: Step) -> tuple[str, Sequence[str]]:
         assert self._process is not None
         assert self._process.stdout is not None
-        summary, errors = "", deque[str](maxlen=KEPT_LINES)
-        of_pytest = step.name.startswith("pytest")
+        summary, last, errors = "", deque[str](maxlen=KEPT_LINES), deque[str](maxlen=KEPT_LINES)
         with self._process.stdout as output:
             for line in output:
                 print(f"{step.name} | {line}", end="", flush=True)
                 summary = line if _SUMMARY.match(line) else summary
-                if not of_pytest or _OF_AN_ERROR.match(line):
+                last.append(line)
+                if _OF_AN_ERROR.match(line):
                     errors.append(line)
-        return summary, errors
+        return summary, errors if summary else last
 
     def _reap(self) -> tuple[int, float]:
         """Returns exit code and CPU seconds; the pid is not reused before this call."""

@@ -87,11 +87,14 @@ def test_what_failed_stands_once_more_at_the_end(
         capfd,
         [Step("pytest it", test)],
         [Step("ruff", python("for n in range(100): print('line', n)\nexit(1)"))],
+        [Step("pytest dies", python("print('Fatal error', flush=True)\nimport os\nos.abort()"))],
         [Step("fine", python("print('nothing to say')"))],
     )
     end = lines[lines.index("=== pytest it failed") : lines.index("=== steps")]
     ruff = end.index("=== ruff failed")
-    assert end[ruff + 1 : -1] == [f"line {n}" for n in range(40, 100)]
+    dies = end.index("=== pytest dies failed")
+    assert end[ruff + 1 : dies - 1] == [f"line {n}" for n in range(40, 100)]
+    assert end[dies + 1 : -1] == ["Fatal error"]
     assert ">       assert 1 + 1 == 3, 'a reason'" in end[:ruff]
     assert "E       AssertionError: a reason" in end[:ruff]
     assert any(line.startswith("FAILED") and "test_the_sum" in line for line in end[:ruff])
