@@ -110,6 +110,22 @@ def zeroed_index_alone(script: Script) -> None:
     script.until_ms = 16_000
 
 
+@MEDIA(r"a +zeros in \d+\.slot", r"reports lost", r"a +zeros in index", r"delivers m\d+ a\.1")
+def zeroed_index_behind_a_gap(script: Script) -> None:
+    """Frames of the only node lie behind zeros in a slot file, and their rows turn into zeros, too.
+
+    A walk from the file's beginning does not arrive at them, and the index does not know them.
+    """
+    script.cluster("a", 1)
+    for at_ms in range(1_500, 6_000, 100):
+        script.send(at_ms, "a", delay_ms=9_500 - at_ms)
+    at_ms = script.about(6_100)
+    script.do(at_ms, "zeroed", node="a", what="slot", choice=script.about(50, 50))
+    script.do(at_ms + 50, "absence", node="a", ms=300)
+    script.do(at_ms + 900, "zeroed", node="a", what="index", choice=script.about(50, 50))
+    script.until_ms = 16_000
+
+
 @MEDIA(r"a +no content of index\.", r"server died", r"closes a\.2 at", r"kafka +delivers m\d+ a\.2")
 def counted_while_unreadable(script: Script) -> None:
     """The slot table of the only node's wheel counts rows while the medium does not return them.

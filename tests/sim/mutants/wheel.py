@@ -21,8 +21,10 @@ from delaywheel.storage.folder.steps import Steps
 from delaywheel.storage.frames import rows
 from delaywheel.storage.frames.bundle import FrameBundle, FrameCopy
 from delaywheel.storage.frames.rows import INDEX_ROW, Places
+from delaywheel.storage.reading import places
 from delaywheel.storage.reading.places import SlotPlaces
 from delaywheel.storage.reading.reader import DamagedFrame
+from delaywheel.storage.reading.unlisted import with_unlisted
 from delaywheel.storage.reading.unreadable_rows import UnreadableRows
 from delaywheel.storage.recovery import found_rows, recover
 from delaywheel.storage.writing import mirror, restoring
@@ -48,9 +50,16 @@ def trusts_the_file() -> list[Patch]:
             file = self._disk.open_read(layout.slot_path(self._folder, slot))
         except FileNotFoundError:
             return _NOTHING
-        return self._walk(file, slot, last_seq)
+        return self._walk(file, slot, last_seq)[0]
 
     return [instead(SlotPlaces, "_walked", walked)]
+
+
+def walks_end_at_gaps() -> list[Patch]:
+    def listed_or_next(*arguments: Any) -> Places:
+        return with_unlisted(*arguments[:-1])
+
+    return [instead(places, "with_unlisted", listed_or_next)]
 
 
 def ignores_rows_behind_the_table() -> list[Patch]:
@@ -304,6 +313,12 @@ WHEEL: dict[str, Mutant] = {
         trusts_the_file,
         "progress is ahead|never delivered|pending",
         ("deleted_copy", "bad_copy", "deleted_slot"),
+    ),
+    "a second ends at a gap": Mutant(
+        "the frame of a hole is not sought behind what is no frame in a slot's file",
+        walks_end_at_gaps,
+        "progress is ahead|never delivered",
+        ("zeroed_index_behind_a_gap",),
     ),
     "a second is what the slot table counts": Mutant(
         "frames whose rows came after the last refresh are passed over",

@@ -99,6 +99,7 @@ FOUND = {
     "segment_gone_alone",
     "segment_gone_unreadable",
     "zeroed_index_alone",
+    "zeroed_index_behind_a_gap",
     "counted_while_unreadable",
     "restored_later",
     "worn_rows",

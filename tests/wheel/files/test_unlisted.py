@@ -124,6 +124,18 @@ def test_whose_frames_lie_in_a_slot_file_are_no_holes(rows: Sequence[int]) -> No
     assert holes(disk) == {2, 4, 6} & set(rows)
 
 
+@pytest.mark.parametrize("rows", [(2, 4, 6), (2, 6)])
+def test_frames_of_holes_are_read_behind_what_is_no_frame(rows: Sequence[int]) -> None:
+    """A walk from the file's beginning does not arrive there."""
+    disk = SimulatedDisk()
+    reported = written(disk, 6)
+    for seq in rows:
+        flip(disk, seq, SLOT_BIT + 5)
+    disk.flip_bit(layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1), 0)
+    assert read(disk, BASE_SLOT + 1) == {2: None, 4: reported[4], 6: reported[6]}
+    assert holes(disk) == {2}
+
+
 def test_rows_that_were_written_again_are_no_holes_any_more() -> None:
     disk = SimulatedDisk()
     written(disk, 6)
@@ -142,7 +154,7 @@ def test_rows_that_came_back_after_a_second_was_read_are_told_of_once() -> None:
     disk = SimulatedDisk()
     written(disk, 6)
     slot = layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1)
-    disk.set_content(slot, bytes(len(disk.content(slot))))
+    disk.delete(slot)
     reader = WheelReader(disk, DATA, WHEEL)
     disk.failing_reads = "index.", errno.EIO
     assert not list(reader.slot_frames(BASE_SLOT + 1, 6))

@@ -11,6 +11,7 @@ as many as the entry counts                          ascending; the last with th
                                                      and end
 those behind                                         what the index rows behind the table say
 behind those, up to the last row of the index        none
+behind those, while the index has holes              nothing but later frames
 ===================================================  =============================================
 
 If anything differs, everything is read again, since it may have changed meanwhile; then the
@@ -169,8 +170,9 @@ class SlotPlaces:
     def scanned(self, slot: int, last_seq: int) -> Places:
         """Returns a slot's frames by scanning the index, corrected by what lies in the file."""
         seqs, rows = rows_of_slots(self._disk, self._folder, np.array([slot]), last_seq)
+        holes = find_holes(self._disk, self._folder, 1, last_seq)
         path = layout.slot_path(self._folder, slot)
-        return with_unlisted(self._disk, path, self._wheel, slot, (seqs, rows), last_seq)
+        return with_unlisted(self._disk, path, self._wheel, slot, (seqs, rows), last_seq, holes)
 
     def slots(self, from_slot: int, to_slot: int, last_seq: int) -> NDArray[np.int64]:
         """Returns the slots in [from_slot, to_slot) that index rows refer to, ascending."""
@@ -253,7 +255,7 @@ class SlotPlaces:
         try:
             file = self._disk.open_read(layout.slot_path(self._folder, slot))
             try:
-                seqs, rows = self._walk(file, slot, max(last_seq, entry_seq))
+                (seqs, rows), is_whole = self._walk(file, slot, max(last_seq, entry_seq))
             finally:
                 file.close()
         except FileNotFoundError:
@@ -263,7 +265,9 @@ class SlotPlaces:
             if isinstance(error, OSError) and not is_medium_error(error):
                 raise
             return None
-        if len(seqs) != counted + len(behind_seqs) or not (np.diff(seqs) > 0).all():
+        may_lack = not is_whole and bool(self.holes(last_seq))  # behind what ended the walk
+        is_as_many = len(seqs) == counted + len(behind_seqs)
+        if may_lack or not is_as_many or not (np.diff(seqs) > 0).all():
             return None
         if counted and (seqs[counted - 1], _end(rows[counted - 1])) != (
             entry_seq,
@@ -274,9 +278,13 @@ class SlotPlaces:
         is_same = is_same and rows[counted:].tobytes() == behind_rows.tobytes()
         return (seqs, rows) if is_same else None
 
-    def _walk(self, file: File, slot: int, last_seq: int) -> Places:
-        """Returns seqs and rows of a file's frames, up to one that is being written."""
+    def _walk(self, file: File, slot: int, last_seq: int) -> tuple[Places, bool]:
+        """Returns seqs and rows of a file's frames, up to one that is being written.
+
+        Also returns whether the walk ended at such a frame, or with the file.
+        """
         seqs, rows = [np.empty(0, np.int64)], [np.empty(0, INDEX_ROW)]
+        is_later = False
         for offsets, headers in _headers(file, self._wheel, slot):
             found = headers["seq"].astype(np.int64)
             later = found > last_seq
@@ -284,8 +292,11 @@ class SlotPlaces:
             seqs.append(found[:end])
             rows.append(index_rows_of_headers(headers[:end], offsets[:end]))
             if end < len(later):
+                is_later = True
                 break
-        return np.concatenate(seqs), np.concatenate(rows)
+        places = np.concatenate(seqs), np.concatenate(rows)
+        walked_bytes = _end(places[1][-1]) if len(places[1]) else 0
+        return places, is_later or walked_bytes == file.size()
 
 
 def _headers(

@@ -13,6 +13,7 @@ right.
 | between rows, or behind the last | a good frame, not a later one | a frame whose row is wrong |
 | between rows | anything else | the place of a frame that is missing here |
 | behind the last | a later frame, or a torn one | being written |
+| either, behind anything else | the good frame of a hole | a frame whose row is wrong |
 
 A row that is a hole may be of any second, so no second is known to be complete while there is one:
 
@@ -33,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
-from delaywheel.seqset import SeqSet
+from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel.storage.files.slot_table import UNIT_BYTES
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import Disk, File
@@ -88,13 +89,20 @@ def walk_headers(
 
 
 def with_unlisted(
-    disk: Disk, path: Path, wheel: WheelId, slot: int, listed: Places, up_to_seq: int
+    disk: Disk,
+    path: Path,
+    wheel: WheelId,
+    slot: int,
+    listed: Places,
+    up_to_seq: int,
+    holes: SeqSet = NO_SEQS,
 ) -> Places:
     """Returns the frames that the index lists for a slot, corrected by what lies in its file.
 
     Args:
         listed: The frames according to the index, up to `up_to_seq`.
         up_to_seq: Later frames are ignored.
+        holes: Frames that count wherever in the file they lie.
     """
     try:
         file = disk.open_read(path)
@@ -104,6 +112,8 @@ def with_unlisted(
         found: dict[int, bytes] = {}
         for part in _uncovered(listed[1], file.size()):
             found.update(_frames(file, wheel, slot, part, up_to_seq))
+        if missing := holes - SeqSet.of(found):
+            found.update(_rows_in(file, wheel, slot, missing))
     except OSError:
         return listed
     finally:
