@@ -136,6 +136,27 @@ def test_frames_of_holes_are_read_behind_what_is_no_frame(rows: Sequence[int]) -
     assert holes(disk) == {2}
 
 
+@pytest.mark.parametrize("is_deleted", [True, False])
+def test_the_frame_of_a_hole_that_goes_bad_after_it_was_found_is_missing(
+    *, is_deleted: bool
+) -> None:
+    disk = SimulatedDisk()
+    written(disk, 6)
+    for seq in (2, 4, 6):
+        flip(disk, seq, SLOT_BIT + 5)
+    reader = WheelReader(disk, DATA, WHEEL)
+    assert not reader.holes(6, NO_SEQS)
+    slot = layout.slot_path(layout.wheel_folder(DATA, WHEEL), BASE_SLOT + 1)
+    if is_deleted:
+        disk.delete(slot)
+    else:
+        disk.set_content(slot, bytes(len(disk.content(slot))))
+    found = list(reader.slot_frames(BASE_SLOT + 1, 6))
+    assert [(type(frame), frame.seq) for frame in found] == [(DamagedFrame, n) for n in (2, 4, 6)]
+    assert set(reader.holes(6, NO_SEQS)) == {2, 4, 6}
+    reader.close()
+
+
 def test_rows_that_were_written_again_are_no_holes_any_more() -> None:
     disk = SimulatedDisk()
     written(disk, 6)

@@ -55,7 +55,7 @@ from delaywheel.storage.reading.decoding import (
     decode_together,
 )
 from delaywheel.storage.reading.passing_over import PassedSecond, passing_over
-from delaywheel.storage.reading.places import SlotPlaces
+from delaywheel.storage.reading.places import SlotPlaces, Stated
 from delaywheel.storage.reading.unlisted import lying_in_files
 
 # Frames close together are read at once, up to this many and this many bytes; a larger one is read
@@ -129,9 +129,10 @@ class WheelReader:
         self._folder = layout.wheel_folder(data, wheel)
         self._index = IndexReader(disk, self._folder, opened=opened)
         self._places = SlotPlaces(disk, self._folder, wheel, self._index)
-        # Holes that were searched in slot files, those of them that were found there, and the slots
-        # whose files could not be read then.
-        self._searched = self._lying = NO_SEQS
+        # Holes that were searched in slot files, those of them that were found there, by slot, and
+        # the slots whose files could not be read then.
+        self._searched = NO_SEQS
+        self._lying: dict[int, SeqSet] = {}
         self._unread: list[int] = []
         self.wheel = wheel
 
@@ -340,8 +341,7 @@ class WheelReader:
             # Some were filled. What was read of the index before does not have these rows, and in a
             # slot file they may lie behind a gap, where no walk from its beginning arrives.
             self._places.forget()
-            self._searched -= holes - still
-            self._lying -= holes - still
+            self._search_again(holes - still)
         return still
 
     def lying_nowhere(self, seqs: SeqSet) -> tuple[SeqSet, int]:
@@ -349,18 +349,38 @@ class WheelReader:
 
         Also returns the greatest slot whose file cannot be read; -1: there is none.
         """
-        new, old = seqs - self._searched, (seqs & self._searched) - self._lying
+        new, old = seqs - self._searched, self._without_lying(seqs & self._searched)
         if old and self._unread:
             self._search(old, self._unread)
         if new:
             self._search(new, list_slots(self._disk, self._folder))
             self._searched |= new
-        return seqs - self._lying, max(self._unread, default=-1)
+        return self._without_lying(seqs), max(self._unread, default=-1)
 
     def _search(self, seqs: SeqSet, slots: Iterable[int]) -> None:
-        lying, unread = lying_in_files(self._disk, self._folder, self.wheel, seqs, slots)
-        self._lying |= lying
-        self._unread = unread
+        found, self._unread = lying_in_files(self._disk, self._folder, self.wheel, seqs, slots)
+        for slot, lying in found.items():
+            self._lying[slot] = self._lying.get(slot, NO_SEQS) | lying
+
+    def _without_lying(self, seqs: SeqSet) -> SeqSet:
+        for lying in self._lying.values():
+            seqs -= lying
+        return seqs
+
+    def _search_again(self, seqs: SeqSet) -> None:
+        """Forgets where frames were found, if they were searched."""
+        self._searched -= seqs
+        left = {slot: lying - seqs for slot, lying in self._lying.items()}
+        self._lying = {slot: lying for slot, lying in left.items() if lying}
+
+    def _quick(self, slot: int, last_seq: int) -> Places | None:
+        return None if slot in self._lying else self._places.quick(slot, last_seq)
+
+    def _scanned(self, slot: int, last_seq: int) -> Places:
+        places = self._places.scanned(slot, last_seq)
+        if lying := self._lying.get(slot):
+            self._search_again(lying - SeqSet.of(places[0].tolist()))
+        return places
 
     def slot_frames(
         self,
@@ -429,10 +449,14 @@ class WheelReader:
             self._folder,
             self.wheel,
             slots,
-            lambda some: self._places.stated(some, self.last_seq()),
+            self._stated,
             up_to_seq=up_to_seq,
             may_hold=may_hold,
         )
+
+    def _stated(self, slots: NDArray[np.int64]) -> Stated:
+        said = self._places.stated(slots, self.last_seq())
+        return said._replace(is_known=said.is_known & ~np.isin(slots, [*self._lying]))
 
     def _of_slot(
         self,
@@ -443,7 +467,7 @@ class WheelReader:
         seqs_of: Callable[[Any], list[int]],
     ) -> Iterator[_Read | DamagedFrame]:
         last_seq = self.last_seq()
-        places = self._places.quick(slot, last_seq)
+        places = self._quick(slot, last_seq)
         good: list[int] = []
         if places is not None:
             for found in read(slot, asked.of(places)):
@@ -453,7 +477,7 @@ class WheelReader:
                 yield found
             else:
                 return
-        seqs, rows = asked.of(self._places.scanned(slot, last_seq))
+        seqs, rows = asked.of(self._scanned(slot, last_seq))
         rest = ~np.isin(seqs, good)
         yield from read(slot, (seqs[rest], rows[rest]))
         yield from self._recheck_holes(asked.from_seq, min(asked.up_to_seq, last_seq), lost)
@@ -471,7 +495,7 @@ class WheelReader:
     def slot_places(self, slot: int) -> Places:
         """Returns seqs and rows of a slot's frames, as `slot_frames` finds them, unread."""
         last_seq = self.last_seq()
-        return self._places.quick(slot, last_seq) or self._places.scanned(slot, last_seq)
+        return self._quick(slot, last_seq) or self._scanned(slot, last_seq)
 
     def _slot_frames(self, slot: int, places: Places) -> Iterator[Frame | DamagedFrame]:
         seqs, rows = places

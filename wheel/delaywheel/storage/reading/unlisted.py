@@ -23,7 +23,8 @@ A row that is a hole may be of any second, so no second is known to be complete 
 | lies nowhere | missing, possibly from any second that is read |
 
 To find such frames, all slot files of the wheel are searched. That takes long; it is done once for
-each hole, by the reader that needs to know. Files that could not be read are searched again.
+each hole, by the reader that needs to know. Files that could not be read are searched again, and so
+is a frame that is not there any more when its second is read.
 """
 
 from collections.abc import Iterable, Iterator
@@ -164,21 +165,25 @@ def _merged(listed: Places, found: dict[int, bytes]) -> Places:
 
 def lying_in_files(
     disk: Disk, folder: Path, wheel: WheelId, seqs: SeqSet, slots: Iterable[int]
-) -> tuple[SeqSet, list[int]]:
-    """Returns which of these frames lie intact in the files of some slots, at any place.
+) -> tuple[dict[int, SeqSet], list[int]]:
+    """Returns by slot which of these frames lie intact in the files of some slots, at any place.
 
     Also returns the slots whose files could not be read.
     """
-    found: set[int] = set()
+    found: dict[int, SeqSet] = {}
     unread: list[int] = []
     for slot in slots:
         try:
-            found.update(rows_in_file(disk, folder, wheel, slot, seqs))
+            lying = SeqSet.of(rows_in_file(disk, folder, wheel, slot, seqs))
         except OSError:
             unread.append(slot)
-        if len(found) == len(seqs):
+            continue
+        if lying:
+            found[slot] = lying
+            seqs -= lying
+        if not seqs:
             break
-    return SeqSet.of(found), unread
+    return found, unread
 
 
 def rows_in_file(
