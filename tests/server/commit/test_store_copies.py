@@ -748,6 +748,21 @@ def test_a_wheel_whose_identity_is_damaged_gets_it_from_where_it_is_registered()
         assert store.unverified == frozenset()
 
 
+def test_what_a_wheel_without_identity_has_may_lie_in_the_page_cache_alone() -> None:
+    """When it was written is not known: to have been read says nothing of the medium."""
+    disk = SimulatedDisk()
+    opened(disk).mirror(CARD, bundled(written_elsewhere()))
+    disk.set_content(layout.meta_path(layout.wheel_folder(DATA, WHEEL)), bytes(99))
+    disk.restart()
+    record = WheelRecord(MEMBERS, 2, BASE_SLOT)
+    held = finish(looked_into(disk).verifying(WHEEL, record))
+    assert (held.applied, held.missing) == (5, NO_SEQS)
+    disk.lose_unsynced()
+    disk.restart()
+    held = finish(looked_into(disk, "boot-2").verifying(WHEEL, record))
+    assert held.missing == SeqSet([(1, held.applied)])
+
+
 def test_a_start_waits_a_minute_for_what_says_where_a_wheel_ends() -> None:
     disk = SimulatedDisk()
     opened(disk).mirror(CARD, bundled(written_elsewhere()))

@@ -192,11 +192,13 @@ class Copies:
         yield from syncing_names(self.disk, self.data)
         meta = load_meta(self.disk, self.data, wheel)
         os_crashed = meta.boot != self.boot
+        may_be_cached = meta.boot in {"", self.boot}  # of an identity that was lost, it is unknown
         recovered = yield from recovering(
             self.disk,
             self.data,
             wheel,
             os_crashed=os_crashed,
+            may_be_cached=may_be_cached,
             floor=self.floor,
             must_read=must_read,
         )
@@ -223,7 +225,7 @@ class Copies:
             dial=self.dial,
             table_rows=self.table_rows,
         )
-        if is_doubtful and not os_crashed:
+        if is_doubtful and may_be_cached:
             copy.doubt_medium()
         if self.sync_groups:
             copy.sync()  # it is unknown whether what was written last was synced

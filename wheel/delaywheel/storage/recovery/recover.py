@@ -107,13 +107,16 @@ def recovering(
     wheel: WheelId,
     *,
     os_crashed: bool,
+    may_be_cached: bool = False,
     floor: int = 0,
     must_read: bool = False,
 ) -> Steps[Recovered]:
     """Makes a wheel's index and slot files agree; it must have no writer.
 
     Args:
-        os_crashed: The machine was restarted since the wheel was written.
+        os_crashed: The machine was restarted since the wheel was written, or may have been.
+        may_be_cached: A process of this boot may have written it: what is read may lie in the page
+            cache alone. So it is unless ``os_crashed``.
         floor: Slots below are finished; their deleted files are not damage.
         must_read: Do not conclude where the wheel ends from slot files that the medium does not
             return.
@@ -177,8 +180,8 @@ def recovering(
     for seqs in restored.by_slot.values():
         missing -= seqs
     if os_crashed or checkpoint is None or lost_seq is not None:
-        # Unless the machine has crashed, what was read may lie in the page cache alone.
-        seq = last_seq if os_crashed else min(known.seq, last_seq)
+        is_synced = os_crashed and not may_be_cached
+        seq = last_seq if is_synced else min(known.seq, last_seq)
         recorded = Checkpoint(seq, missing.within(1, seq), known.first_segment)
         save_checkpoint(disk, folder, recorded)
         yield
