@@ -161,7 +161,7 @@ def test_each_node_counts_what_it_takes_itself(cluster: Cluster) -> None:
     def exhaust(node: str) -> None:
         shop = cluster.stub(node, "shop")
         wait_until("it takes messages", lambda: sent(shop, *["orders"] * 5) == ["ok"] * 5)
-        # Again until it is too much: while the machine pauses, all of it is earned anew.
+        # Until it is refused: during a pause of the machine, the whole quota may come back.
         wait_until("no more", lambda: BEYOND in sent(shop, *["orders"] * 5)[0])
 
     exhaust("n2")

@@ -39,7 +39,7 @@ def settings(service: Service) -> Iterator[Settings]:
     made, levels = Settings(service), service.status().levels
     yield made
     made.reload(made.before, "settings reloaded ")
-    # The supervisor says so, which tells the others.
+    # The log line is the supervisor's; the server hears of the settings from it.
     wait_until("the server has them, too", lambda: service.status().levels == levels)
 
 

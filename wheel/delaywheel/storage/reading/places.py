@@ -59,14 +59,12 @@ from delaywheel.storage.frames.rows import (
     is_hole,
     row_counts,
 )
-from delaywheel.storage.reading.unlisted import with_unlisted
+from delaywheel.storage.reading.unlisted import LEAST_PIECE_BYTES, with_unlisted
 
 # A table further behind than this is still being made: the index is scanned instead.
 _ROWS_BEHIND_AT_MOST = 8 * ROWS_PER_SEGMENT
 
-# Bytes to read at once: few if the next header lies beyond what was read, twice as many each time
-# that small frames lie close together.
-_LEAST_PIECE_BYTES = 4 * 1024
+# Bytes to read at once at most; as in unlisted.py, few at first.
 _PIECE_BYTES = 256 * 1024
 
 _length_of = struct.Struct("<I").unpack_from
@@ -310,7 +308,7 @@ def _headers(
     Raises:
         OSError: The medium reported an error.
     """
-    begin, end, piece_bytes = 0, file.size(), _LEAST_PIECE_BYTES
+    begin, end, piece_bytes = 0, file.size(), LEAST_PIECE_BYTES
     while begin + HEADER_LENGTH_BYTES <= end:
         piece = file.read_at(min(piece_bytes, end - begin), begin)
         places, after = _chain(piece, end - begin)
@@ -327,7 +325,7 @@ def _headers(
         if good < len(wrong) or after is None:
             return
         is_dense = len(places) > 1
-        piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_dense else _LEAST_PIECE_BYTES
+        piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_dense else LEAST_PIECE_BYTES
         begin += after
 
 

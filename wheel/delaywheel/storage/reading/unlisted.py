@@ -13,7 +13,7 @@ right.
 | between rows, or behind the last | a good frame, not a later one | a frame whose row is wrong |
 | between rows | anything else | the place of a frame that is missing here |
 | behind the last | a later frame, or a torn one | being written |
-| either, behind anything else | the good frame of a hole | a frame whose row is wrong |
+| either, further on | the good frame of a hole | a frame whose row is wrong |
 
 A row that is a hole may be of any second, so no second is known to be complete while there is one:
 
@@ -52,7 +52,7 @@ from delaywheel.storage.frames.rows import INDEX_ROW, Places
 
 # Bytes to read at once: few if the next header lies beyond what was read, twice as many each time
 # that small frames lie close together.
-_LEAST_PIECE_BYTES = 4 * 1024
+LEAST_PIECE_BYTES = 4 * 1024
 _PIECE_BYTES = 64 * 1024
 _SEARCHED_BYTES = 1024 * 1024
 
@@ -68,13 +68,13 @@ def walk_headers(
     Raises:
         OSError: The medium reported an error.
     """
-    piece, piece_begin, piece_bytes = memoryview(b""), begin, _LEAST_PIECE_BYTES
+    piece, piece_begin, piece_bytes = memoryview(b""), begin, LEAST_PIECE_BYTES
     offset, wheel_hash = begin, wheel.hash64
     while offset + HEADER_LENGTH_BYTES <= end:
         at = offset - piece_begin
         if at + HEADER_LENGTH_BYTES > len(piece):
             is_close = 0 < at <= len(piece)
-            piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_close else _LEAST_PIECE_BYTES
+            piece_bytes = min(2 * piece_bytes, _PIECE_BYTES) if is_close else LEAST_PIECE_BYTES
             piece = memoryview(file.read_at(min(piece_bytes, end - offset), offset))
             piece_begin, at = offset, 0
         try:

@@ -116,7 +116,7 @@ def recovering(
     Args:
         os_crashed: The machine was restarted since the wheel was written, or may have been.
         may_be_cached: A process of this boot may have written it: what is read may lie in the page
-            cache alone. So it is unless ``os_crashed``.
+            cache alone. Implied unless ``os_crashed``.
         floor: Slots below are finished; their deleted files are not damage.
         must_read: Do not conclude where the wheel ends from slot files that the medium does not
             return.
