@@ -144,20 +144,21 @@ class DelayWheelService:
     async def _get(self, request: pb.GetMessageRequest, context: CallContext) -> pb.StoredMessage:
         """Returns a message.
 
-        The leader's node knows best what became of a finished message, and which one a handle means
-        where a message was rescheduled within its second.
+        The leader's node knows best what became of a finished message, whether a cancel counts, and
+        which message a handle means where one was rescheduled within its second.
         """
+        is_doubtful = is_undecided = False
         try:
             got = await self._queries.get_message(reference_of(request.message))
-            message, is_doubtful = got.message, got.is_doubtful
+            message, is_doubtful, is_undecided = got.message, got.is_doubtful, got.is_undecided
         except RequestRefusedError as error:
             answered = None
             if error.refusal.reason is Reason.HANDLE_AMBIGUOUS:
                 answered = await self._ask_leader(request.message, context)
             if answered is None:
                 raise
-            message, is_doubtful = answered, False
-        if message.state == pb.MESSAGE_STATE_DONE:
+            message = answered
+        if is_undecided or message.state == pb.MESSAGE_STATE_DONE:
             answered = await self._ask_leader(request.message, context)
             if answered is not None:
                 message.state, message.dead_reason = answered.state, answered.dead_reason

@@ -441,6 +441,27 @@ async def test_a_cancel_that_came_too_late_makes_no_delivered_message_cancelled(
     assert states == {pb.MESSAGE_STATE_CANCELLED if is_cancelled else pb.MESSAGE_STATE_DONE}
 
 
+@pytest.mark.parametrize(("seq", "is_cancelled"), [(None, False), (1, False), (2, True)])
+async def test_a_cancel_that_does_not_count_yet_cancels_nothing(
+    site: Site, seq: int | None, *, is_cancelled: bool
+) -> None:
+    """A step may yet take the message without it; the leader's node knows whether it has."""
+    site.write(A1, sent(LATE_MS))
+    cancel = Columns.of_cancels(
+        np.array([LATE_MS], dtype=np.int64), np.frombuffer(ID, dtype=np.uint8).reshape(1, -1)
+    )
+    with site.opened(A1) as own:
+        own.append(cancel, kind=Kind.CANCELS, accepted_at_ms=1)
+    if seq is not None:
+        site.progress, site.transactions = Progress(EARLY_MS - 9, None, {A1: seq}), 1
+        site.know()
+    got = await site.queries.get_message(Reference(BASE_SLOT, ID, LATE_MS))
+    page = await site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT))
+    expected = pb.MESSAGE_STATE_CANCELLED if is_cancelled else pb.MESSAGE_STATE_PENDING
+    assert {got.message.state, page.messages[0].state} == {expected}
+    assert got.is_undecided is not is_cancelled
+
+
 async def pages_of(site: Site) -> list[list[bytes]]:
     """The ids of a second's messages, page by page."""
     request, pages = pb.GetSlotRequest(slot=BASE_SLOT, page_size=4), []
@@ -475,6 +496,8 @@ async def test_a_page_reads_no_more_of_a_second_than_it_needs(
         return content
 
     monkeypatch.setattr(SimulatedFile, "read_at", counted)
+    site.progress = Progress(BASE_SLOT * 1000 - 1, None, {A1: 90})
+    site.know()
     first = await site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT, page_size=4))
     assert [each.id for each in first.messages] == [each.id for each in big[:4]]
     states = [each.state for each in first.messages]

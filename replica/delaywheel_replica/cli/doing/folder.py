@@ -31,6 +31,7 @@ from delaywheel_replica.server.lookup.batches import in_batches
 from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.scan import Scanner
 from delaywheel_replica.server.lookup.stored import (
+    is_cancelled,
     listed_half_state,
     progress_message,
     rows_after,
@@ -154,7 +155,9 @@ def slot_messages(data: Path, slot: int, *, with_content: bool) -> Iterator[pb.S
                 frame,
                 row,
                 progress,
-                cancelled=bool(batch.named_by(Kind.CANCELS, key)),
+                cancelled=is_cancelled(
+                    history, progress, frame, row, batch.named_by(Kind.CANCELS, key)
+                ),
                 with_content=with_content,
                 half=None if half is None else listed_half_state(half, progress, history),
             )

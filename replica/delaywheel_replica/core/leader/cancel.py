@@ -187,7 +187,7 @@ def after_writing(view: CancelView) -> CancelDecision:
         return CancelDecision.WAIT
     if view.rescheduled:
         return CancelDecision.RESCHEDULED
-    if any(cancel.seq <= progress.seq(cancel.wheel) for cancel in view.cancels):
+    if progress.counts(view.cancels):
         if _is_to_come(view, progress) or _was_to_come(view):
             is_sure = view.current and view.readable
             return CancelDecision.CANCELLED if is_sure else CancelDecision.WAIT

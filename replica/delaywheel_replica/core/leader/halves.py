@@ -130,12 +130,8 @@ def ends(rows: HalfRows, before: Progress, after: Progress) -> dict[Position, Ha
 
 
 def _end(rows: HalfRows, after: Progress) -> HalfEnd:
-    if _counts(rows.cancels, after):
+    if after.counts(rows.cancels):
         return HalfEnd.CANCELLED
-    if _counts(rows.commits | rows.releases, after):
+    if after.counts(rows.commits | rows.releases):
         return HalfEnd.FORWARDED
     return HalfEnd.ASKED
-
-
-def _counts(rows: Iterable[Position], progress: Progress) -> bool:
-    return any(row.seq <= progress.seq(row.wheel) for row in rows)

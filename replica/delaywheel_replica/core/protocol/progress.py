@@ -13,7 +13,7 @@ Invariants, all in `violations`: nothing decreases but w, and that only in this 
 one millisecond is being split; a wheel leaves V only when it is unregistered.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final, Self
@@ -96,6 +96,10 @@ class Done:
     def seq(self, wheel: WheelId) -> int:
         """Returns V of one wheel: the seq up to which it is done."""
         return self.seqs.get(wheel, 0)
+
+    def counts(self, rows: Iterable[Position]) -> bool:
+        """Whether one of these rows, which name messages, is accounted for."""
+        return any(row.seq <= self.seq(row.wheel) for row in rows)
 
     def includes(self, due_ms: int, position: Position) -> bool:
         """Whether the message at this place, with this due, is done."""

@@ -60,6 +60,27 @@ class ProgressHistory:
             self._seen = [*old, *self._seen[half + 1 :]]
             self._seqs = sum(_weight(each.progress) for each in self._seen)
 
+    def is_cancelled(
+        self,
+        progress: Progress | None,
+        due_ms: int,
+        copies: Collection[Position],
+        cancels: Collection[Position],
+    ) -> bool | None:
+        """Whether a cancel of a message counts, or counted when it was taken.
+
+        Args:
+            progress: What is committed.
+
+        Returns:
+            None: it is done, and what counted then is not known here.
+        """
+        if not cancels or progress is None:
+            return False
+        if any(progress.covers(due_ms, copy) for copy in copies):
+            return self.did_count(due_ms, copies, cancels)
+        return progress.counts(cancels)
+
     def did_count(
         self,
         due_ms: int,
@@ -88,18 +109,14 @@ class ProgressHistory:
         at = bisect_left(seen, 1, key=done_by)
         if at == len(seen):
             return None
-        if not _counts(seen[at].progress, naming):
+        if not seen[at].progress.counts(naming):
             return False
         if at == 0:
             return None
         before = seen[at - 1].progress
         if due_ms <= max(before.last_due_ms, before.ahead_ms or 0):
             return None  # another copy may have been taken before
-        return True if seen[at].follows or _counts(before, naming) else None
-
-
-def _counts(progress: Progress, rows: Iterable[Position]) -> bool:
-    return any(row.seq <= progress.seq(row.wheel) for row in rows)
+        return True if seen[at].follows or before.counts(naming) else None
 
 
 def _weight(progress: Progress) -> int:

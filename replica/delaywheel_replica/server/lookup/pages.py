@@ -25,7 +25,12 @@ from delaywheel_replica.server.lookup.batches import in_batches
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.scan import Scanner
-from delaywheel_replica.server.lookup.stored import listed_half_state, rows_after, stored_message
+from delaywheel_replica.server.lookup.stored import (
+    is_cancelled,
+    listed_half_state,
+    rows_after,
+    stored_message,
+)
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 PAGE_DEFAULT: Final = 100
@@ -110,7 +115,7 @@ class SlotPages:
                     frame,
                     row,
                     progress,
-                    cancelled=self._is_cancelled(frame, row, cancels, progress),
+                    cancelled=is_cancelled(self._history, progress, frame, row, cancels),
                     with_content=request.with_content,
                     fates=self._fates,
                     half=None if half is None else listed_half_state(half, progress, self._history),
@@ -143,19 +148,6 @@ class SlotPages:
             for frame, row, key in batch.rows()
         )
         return _Reading(rows, 0.0)
-
-    def _is_cancelled(
-        self,
-        frame: Frame,
-        row: int,
-        cancels: Collection[Position],
-        progress: Progress | None,
-    ) -> bool:
-        """Whether a message is cancelled, as far as known: one that is done may be delivered."""
-        due_ms, place = int(frame.columns.due_ms[row]), Position(frame.wheel, frame.seq, row)
-        if not cancels or progress is None or not progress.covers(due_ms, place):
-            return bool(cancels)
-        return self._history.did_count(due_ms, [place], cancels) is True
 
     def _keep(self, key: tuple[int, str], reading: _Reading) -> None:
         now_s = time.monotonic()

@@ -44,15 +44,25 @@ from delaywheel_replica.server.node.refusals import RequestRefusedError
 _SLOTS_AT_MOST: Final = 10_000
 # How many of the messages that a handle may mean are named.
 _DUES_NAMED: Final = 5
+_NOT_DONE: Final = frozenset(
+    {pb.MESSAGE_STATE_PENDING, pb.MESSAGE_STATE_HELD, pb.MESSAGE_STATE_COMMITTED}
+)
 _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
 class MessageAnswer:
-    """A message, and whether a cancel of it may have come in time although it is given as done."""
+    """A message, as far as this node knows.
+
+    Attributes:
+        message: The message.
+        is_doubtful: A cancel of it may have come in time although it is given as done.
+        is_undecided: It is given as not done; a cancel of it lies here that does not count yet.
+    """
 
     message: pb.StoredMessage
     is_doubtful: bool
+    is_undecided: bool
 
 
 class _Scope(NamedTuple):
@@ -286,11 +296,11 @@ class Queries:
         is_done = progress is not None and any(
             progress.covers(due_ms, copy) for copy in found.copies
         )
-        is_cancelled: bool | None = bool(found.cancels) or moved_ms is not None
-        if is_done and is_cancelled and moved_ms is None:
-            is_cancelled = self._history.did_count(due_ms, found.copies, found.cancels)
-            if not found.complete:  # a cancel may lie in what is not here
-                is_cancelled = is_cancelled or None
+        is_cancelled = moved_ms is not None or self._history.is_cancelled(
+            progress, due_ms, found.copies, found.cancels
+        )
+        if is_done and found.cancels and not found.complete:
+            is_cancelled = is_cancelled or None  # a cancel may lie in what is not here
         half = self._half_state(found, progress) if is_half(frame.columns, place.row) else None
         message = stored_message(
             frame,
@@ -309,7 +319,8 @@ class Queries:
         was_taken = message.state == pb.MESSAGE_STATE_DONE and not is_doubtful
         if was_taken or message.state == pb.MESSAGE_STATE_DELIVERED:
             message.state = self._end_of(message, found)
-        return MessageAnswer(message, is_doubtful=is_doubtful)
+        is_undecided = message.state in _NOT_DONE and bool(found.cancels)
+        return MessageAnswer(message, is_doubtful=is_doubtful, is_undecided=is_undecided)
 
     def _end_of(self, message: pb.StoredMessage, found: Found) -> "pb.MessageState.ValueType":
         """What became of a message that was forwarded, or is a dead letter."""

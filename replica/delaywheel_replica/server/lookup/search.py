@@ -383,8 +383,8 @@ def _matches(
         if key in seen:
             continue
         at = Position(frame.wheel, frame.seq, row)
-        is_cancelled = bool(batch.named_by(Kind.CANCELS, key))
-        if not asked.with_cancelled and (is_cancelled or key in held.rescheduled):
+        cancels = batch.named_by(Kind.CANCELS, key)
+        if not asked.with_cancelled and (cancels or key in held.rescheduled):
             continue
         if held.progress is not None and held.progress.covers(int(frame.columns.due_ms[row]), at):
             continue
@@ -392,14 +392,14 @@ def _matches(
         if half is not None:
             if held.progress is not None and is_released(at, half.releases, held.progress):
                 continue
-            state = half_state(half, None, _NO_HISTORY)
+            state = half_state(half, held.progress, _NO_HISTORY)
         seen.add(key)
         yield (
             stored_message(
                 frame,
                 row,
                 held.progress,
-                cancelled=is_cancelled,
+                cancelled=held.progress is not None and held.progress.counts(cancels),
                 with_content=asked.with_content,
                 half=state,
             ),

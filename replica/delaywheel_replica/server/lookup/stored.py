@@ -1,6 +1,6 @@
 """Builds protocol messages from what lies in slot files: for answers and the command line."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from delaywheel.storage.frames.format import Frame
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -43,7 +43,7 @@ def stored_message(
         frame: The frame that contains it.
         row: Its row there.
         progress: The committed progress, as far as known.
-        cancelled: A cancel frame of its slot names it.
+        cancelled: A cancel of it counts.
         with_content: Include key, value and headers.
         fates: What is known of messages that are done.
         half: The state of a half, as `half_state` has it; None: the message is none.
@@ -82,6 +82,19 @@ def stored_message(
     return message
 
 
+def is_cancelled(
+    history: ProgressHistory,
+    progress: Progress | None,
+    frame: Frame,
+    row: int,
+    cancels: Collection[Position],
+) -> bool:
+    """Whether a message is cancelled, as far as known: one that is done may be delivered."""
+    place = Position(frame.wheel, frame.seq, row)
+    due_ms = int(frame.columns.due_ms[row])
+    return history.is_cancelled(progress, due_ms, [place], cancels) is True
+
+
 def half_state(
     rows: HalfRows, progress: Progress | None, history: ProgressHistory
 ) -> "pb.MessageState.ValueType":
@@ -91,7 +104,7 @@ def half_state(
 
     | the half | its state |
     |---|---|
-    | is not done; a cancel names it | ROLLED_BACK |
+    | is not done; a cancel counts: the next step would not forward it | ROLLED_BACK |
     | is not done; a commit or release names it | COMMITTED |
     | is not done; neither | HELD |
     | is done; a cancel counted | ROLLED_BACK |
@@ -102,7 +115,7 @@ def half_state(
     """
     decided = rows.commits | rows.releases
     if progress is None or not any(is_done(rows, copy, progress) for copy in rows.copies):
-        if rows.cancels:
+        if progress is not None and progress.counts(rows.cancels):
             return pb.MESSAGE_STATE_ROLLED_BACK
         return pb.MESSAGE_STATE_COMMITTED if decided else pb.MESSAGE_STATE_HELD
     cancelled, committed = (
