@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from delaywheel.consumer import AsyncRetryConsumer, Middleware, RetryConsumer
-from delaywheel.consumer.rules.middleware import wrapped
 from delaywheel.testing import MemoryConsumer, MemoryService
 
 Call = Callable[[Any], Any]
@@ -84,10 +83,6 @@ def test_what_it_does_not_pass_on_is_done() -> None:
         consuming = consumer(service, lambda _, __: None)
         consuming.run(fails)
         assert consuming.counts.done == 1
-
-
-def test_without_any_the_handler_stays_what_it_is() -> None:
-    assert wrapped(nothing, ()) is nothing
 
 
 def nothing(_: object) -> None:

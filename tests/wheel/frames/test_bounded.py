@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from delaywheel.bounded import BoundedTable
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames import format as wheel_format
+from delaywheel.storage.frames.bounded import BoundedTable
 from delaywheel.storage.frames.encode import FRAME_TOPICS, encode_group
 from delaywheel.storage.frames.format import decode_frame
 from delaywheel.storage.frames.kinds import Kind

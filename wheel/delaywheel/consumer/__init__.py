@@ -44,6 +44,7 @@ from delaywheel.consumer.rules.topics import GroupTopic
 from delaywheel.consumer.sync import RetryConsumer
 from delaywheel.consumer.watching.events import ConsumerEvents
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
+from delaywheel.functions import FunctionKindError
 
 __all__ = [
     "AskedHalf",
@@ -59,6 +60,7 @@ __all__ = [
     "Counts",
     "DeadLetterReason",
     "ExponentialBackoff",
+    "FunctionKindError",
     "GroupTopic",
     "HalfChecker",
     "HandlerCancelledError",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 from typing import Self, TypeVar, Unpack
@@ -11,12 +13,13 @@ from typing import Self, TypeVar, Unpack
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.message import HandlerCancelledError, ReceivedMessage
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.rules.middleware import check_middleware, wrapped
+from delaywheel.consumer.rules.middleware import check_middleware, wrapped_awaited
 from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
 from delaywheel.consumer.sync import WAIT_S, BaseConsumer
 from delaywheel.levels import Duration, length_ms
 
 _T = TypeVar("_T")
+_LOG = logging.getLogger("delaywheel.consumer")
 
 
 async def await_handler(
@@ -36,6 +39,25 @@ async def await_handler(
         if task is not None and task.cancelling():
             raise
         raise HandlerCancelledError("the handler awaited what was cancelled elsewhere") from error
+
+
+@asynccontextmanager
+async def handler_tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Has a group for the tasks of handlers; what one raises ends the others, and is raised.
+
+    Raises:
+        BaseException: What the first has raised; what others raised beside it is logged.
+    """
+    raised: Sequence[BaseException] = ()
+    try:
+        async with asyncio.TaskGroup() as handlers:
+            yield handlers
+    except BaseExceptionGroup as group:
+        raised = group.exceptions
+    for other in raised[1:]:
+        _LOG.error("another handler has raised, too", exc_info=other)
+    if raised:
+        raise raised[0]
 
 
 class AwaitedConsumer(BaseConsumer):
@@ -115,7 +137,7 @@ class AwaitedConsumer(BaseConsumer):
                 free += 1
                 freed.set()
 
-        async with asyncio.TaskGroup() as handlers:
+        async with handler_tasks() as handlers:
             while not self._engine.has_ended:
                 if not free:
                     freed.clear()
@@ -184,10 +206,10 @@ class AsyncRetryConsumer(AwaitedConsumer):
         wait: Duration = "100ms",
     ) -> None:
         """See `RetryConsumer.run_batches`."""
-        handle = wrapped(handle, self._settings.middleware)
+        called = wrapped_awaited(handle, self._settings.middleware)
         async for batch in self.batches(most, wait=wait):
             async with batch:
-                await handle(batch)
+                await called(batch)
 
     async def run(
         self, handle: Callable[[ReceivedMessage], Awaitable[object]], *, concurrency: int = 1
@@ -196,10 +218,11 @@ class AsyncRetryConsumer(AwaitedConsumer):
 
         Raises:
             ValueError: `concurrency` is below 1.
+            TypeError: The handler is no coroutine function.
             Exception: An exception from a handler that means neither retry nor dead; the other
                 handlers are cancelled, and their messages delivered again.
         """
-        await self._run(wrapped(handle, self._settings.middleware), concurrency)
+        await self._run(wrapped_awaited(handle, self._settings.middleware), concurrency)
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """Returns the next message; None if none came in time, or none will come."""

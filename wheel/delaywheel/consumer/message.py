@@ -12,6 +12,7 @@ from delaywheel.consumer.leaving import UnreadableError, leave_one
 from delaywheel.consumer.records import Partition, Place, RecordHeaders, Trip, Writes, error_text
 from delaywheel.consumer.rules.deserializers import Field, FieldContext, may_pass
 from delaywheel.errors import DelaywheelError
+from delaywheel.functions import check_begun, check_plain
 from delaywheel.levels import Duration
 from delaywheel.message import Headers, Message
 from delaywheel.record_headers import last_of
@@ -310,6 +311,7 @@ class ReceivedMessage:
 
         Raises:
             UnreadableError: It cannot be read.
+            FunctionKindError: The deserializer has returned what is still to run.
             Exception: It cannot be read now: the schema registry does not answer.
         """
         return self.value if self.value is None else self._read("value", self.value)
@@ -332,6 +334,7 @@ class ReceivedMessage:
                 if may_pass(error):
                     raise
                 raise UnreadableError(f"the {field}: {error_text(error)}", self) from error
+            check_begun(deserializer, read)
             self._objects[field] = read
         return self._objects[field]
 
@@ -351,6 +354,8 @@ class ReceivedMessage:
         Only for a record that is not settled by then; at once if it is not ours now. What it
         raises is logged.
         """
+        if call is not None:
+            check_plain("on_lost", call)
         self._on_lost = call
         if not self.is_ours:
             self.tell_lost()
@@ -360,7 +365,7 @@ class ReceivedMessage:
         call, self._on_lost = self._on_lost, None
         if call is not None:
             try:
-                call()
+                check_begun(call, call())
             except Exception:  # noqa: BLE001 - it is the caller's
                 _LOG.exception("what %r was to call when it was lost", self)
 

@@ -12,7 +12,7 @@ from delaywheel.consumer.rules.middleware import Middleware
 from delaywheel.consumer.rules.routing import Route
 from delaywheel.consumer.rules.subscription import Subscription, TopicNames
 from delaywheel.consumer.rules.topics import GroupTopic, digest
-from delaywheel.consumer.watching.events import ConsumerEvents
+from delaywheel.consumer.watching.events import ConsumerEvents, check_events
 from delaywheel.levels import Duration, length_ms
 from delaywheel.ttl import TTL_HEADER
 
@@ -216,7 +216,8 @@ def read_settings(
 
     Raises:
         ValueError: A setting is invalid; RoutePatternError, for a pattern, is one.
-        TypeError: An unknown option, or something other than exception classes.
+        TypeError: An unknown option, something other than exception classes, or a function that has
+            to be awaited.
     """
     unknown = sorted(set(options) - set(Options.__annotations__))
     if unknown:
@@ -235,6 +236,8 @@ def read_settings(
     most, timeout = options.get("max_deliveries", 3), options.get("handler_timeout")
     retry_for, jitter = options.get("retry_for"), options.get("jitter", 0.0)
     waits = options.get("wait_for_rights")
+    if (events := options.get("events")) is not None:
+        check_events(events)
     if not 0 <= jitter <= 1:
         raise ValueError(f"jitter={jitter}: from 0 to 1")
     if expired not in ("skip", "dead"):
@@ -285,7 +288,7 @@ def read_settings(
         max_held=_positive("max_held", options.get("max_held", 50_000)),
         wait_for_rights_ms=None if waits is None else length_ms(waits),
         create_topics=options.get("create_topics", True),
-        events=options.get("events"),
+        events=events,
         rebalances=_rebalances(options),
         instance=options.get("instance"),
         kafka=kafka,

@@ -217,6 +217,7 @@ class RetryConsumer(ThreadedConsumer):
 
         Raises:
             ValueError: `concurrency` is below 1.
+            TypeError: The handler is a coroutine function.
             BaseException: An exception from a handler that means neither retry nor dead; handlers
                 that have begun are waited for.
         """

@@ -7,7 +7,6 @@ once. With `ordered`, a record that comes back is known by its place of origin, 
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections import Counter, defaultdict, deque
 from collections.abc import (
@@ -24,7 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 from delaywheel import ingress
-from delaywheel.consumer.aio import await_handler
+from delaywheel.consumer.aio import await_handler, handler_tasks
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.block import RecordBlock, RecordRun, with_writes, write
 from delaywheel.consumer.book import Counts
@@ -41,9 +40,10 @@ from delaywheel.consumer.order import KeyOrder
 from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Incoming, Partition, Place, fetched_of
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
-from delaywheel.consumer.rules.middleware import check_middleware, is_coroutine_function, wrapped
+from delaywheel.consumer.rules.middleware import check_middleware, wrapped, wrapped_awaited
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
+from delaywheel.functions import is_coroutine_function
 from delaywheel.ingress import HalfAnswer
 from delaywheel.levels import Duration
 from delaywheel.message import Message
@@ -132,15 +132,15 @@ class MemoryConsumer(Desk):
         Raises:
             ValueError: `concurrency` is below 1.
             TypeError: The middleware is not awaited, and the handler is, or the reverse.
-            ExceptionGroup: Exceptions from coroutines that mean neither retry nor dead.
+            BaseException: What a handler raised that means neither retry nor dead.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: at least 1")
         middleware, is_awaited = self._settings.middleware, is_coroutine_function(handle)
         check_middleware(middleware, is_awaited=is_awaited)
-        handle = wrapped(handle, middleware)
         if is_awaited:
-            return self._run(handle, concurrency)
+            return self._run(wrapped_awaited(handle, middleware), concurrency)
+        handle = wrapped(handle, middleware)
         for message in self:
             with message:
                 handle(message)
@@ -155,7 +155,7 @@ class MemoryConsumer(Desk):
                 await await_handler(handle, message)
 
         while some := list(islice(self, concurrency)):
-            async with asyncio.TaskGroup() as handlers:
+            async with handler_tasks() as handlers:
                 for message in some:
                     handlers.create_task(one(message))
 
@@ -181,14 +181,29 @@ class MemoryConsumer(Desk):
         return self._service.now_ms
 
     def run_batches(
-        self, handle: Callable[[Batch], object], most: int = 100, *, wait: Duration = "100ms"
-    ) -> None:
-        """Handles each batch within `with batch`; otherwise like `batches`."""
-        check_middleware(self._settings.middleware, is_awaited=False)
-        handle = wrapped(handle, self._settings.middleware)
+        self, handle: Callable[[Batch], Any], most: int = 100, *, wait: Duration = "100ms"
+    ) -> Awaitable[None] | None:
+        """Handles each batch within its block; otherwise like `batches`, and returns as `run`.
+
+        Raises:
+            TypeError: The middleware is not awaited, and the handler is, or the reverse.
+        """
+        middleware, is_awaited = self._settings.middleware, is_coroutine_function(handle)
+        check_middleware(middleware, is_awaited=is_awaited)
+        if is_awaited:
+            return self._run_batches(wrapped_awaited(handle, middleware), most, wait)
+        handle = wrapped(handle, middleware)
         for batch in self.batches(most, wait=wait):
             with batch:
                 handle(batch)
+        return None
+
+    async def _run_batches(
+        self, handle: Callable[[Batch], Awaitable[object]], most: int, wait: Duration
+    ) -> None:
+        for batch in self.batches(most, wait=wait):
+            async with batch:
+                await handle(batch)
 
     @property
     def counts(self) -> Counts:

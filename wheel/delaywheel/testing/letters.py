@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from delaywheel.client.transport.port import finished
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
-from delaywheel.deadletters.handling.consumer import LetterHandler, is_coroutine_function
+from delaywheel.deadletters.handling.consumer import LetterHandler, checked_decision
 from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.settling import KEEP, Decision, Replay
+from delaywheel.functions import check_plain, is_coroutine_function
 from delaywheel.testing.consuming import MemoryConsumer
 from delaywheel.testing.rows import SentMessage
 from delaywheel.transactional import Outgoing
@@ -46,6 +46,13 @@ class MemoryDeadLetterConsumer:
         otherwise: LetterHandler | AsyncLetterHandler | None,
         attempts: int,
     ) -> None:
+        given = [*handlers.values(), *([] if otherwise is None else [otherwise])]
+        self._is_awaited = any(map(is_coroutine_function, given))
+        for handle in given:
+            if not self._is_awaited:
+                check_plain("handler", handle)
+            elif not is_coroutine_function(handle):
+                raise TypeError(f"{handle!r}: not a coroutine function, and others are")
         self._service = service
         self._consumer = consumer
         self._handlers = dict(handlers)
@@ -73,9 +80,8 @@ class MemoryDeadLetterConsumer:
             What is to be awaited, if handlers are coroutine functions, as with
             `AsyncDeadLetterConsumer`. None: all were handled.
         """
-        handlers = [*self._handlers.values(), self._otherwise]
         running = self._run()
-        if any(one is not None and is_coroutine_function(one) for one in handlers):
+        if self._is_awaited:
             return running
         finished(running)
         return None
@@ -83,14 +89,16 @@ class MemoryDeadLetterConsumer:
     async def _run(self) -> None:
         for letter, of_topic in self._letters():
             handle = self._handler(letter)
+            if handle is None:
+                self._decide(letter, of_topic, KEEP)
+                continue
             for _ in range(self._attempts):
                 try:
-                    decision = handle(letter)
-                    decision = await decision if isawaitable(decision) else decision
+                    decision = await handle(letter) if self._is_awaited else handle(letter)
                 except Exception:  # noqa: BLE001 - it is the program's
                     self._failed(letter)
                 else:
-                    self._decide(letter, of_topic, decision)
+                    self._decide(letter, of_topic, checked_decision(handle, decision))
                     break
 
     def _letters(self) -> Iterator[tuple[Letter, str]]:
@@ -112,14 +120,13 @@ class MemoryDeadLetterConsumer:
                 return letter.completed(its)
         return letter
 
-    def _handler(self, letter: Letter) -> Callable[[Letter], Any]:
-        return self._handlers.get(letter.reason, self._otherwise) or (lambda _: None)
+    def _handler(self, letter: Letter) -> Callable[[Letter], Any] | None:
+        return self._handlers.get(letter.reason, self._otherwise)
 
     def _failed(self, letter: Letter) -> None:
         _LOG.warning("the handler of %s failed", letter.place, exc_info=True)
 
-    def _decide(self, letter: Letter, of_topic: str, decision: Decision | None) -> None:
-        decision = decision or KEEP
+    def _decide(self, letter: Letter, of_topic: str, decision: Decision) -> None:
         if isinstance(decision, Replay):
             record = letter.again(of_topic, to=decision.to, as_new=decision.as_new)
             self._service.append(

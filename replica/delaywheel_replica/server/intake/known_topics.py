@@ -35,10 +35,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.bounded import BoundedTable
 from delaywheel.identity import is_topic_name
 from delaywheel.reasons import Reason
 from delaywheel.storage.folder.disk import Disk
+from delaywheel.storage.frames.bounded import BoundedTable
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
 from delaywheel_replica.link import AskTopic, TopicInfo, Topics
 from delaywheel_replica.process.logs import get_logger

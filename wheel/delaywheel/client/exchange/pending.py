@@ -16,6 +16,7 @@ from typing import Final
 from grpc import StatusCode
 
 from delaywheel.errors import CallFailedError, TimedOutError
+from delaywheel.functions import check_plain
 from delaywheel.message import Handle, Message, Result
 
 _log = logging.getLogger("delaywheel")
@@ -209,7 +210,11 @@ class PendingResult:
         """Calls back with the result on the client's own thread or loop: do not block there.
 
         A callback does not wait: the message may gather with others for `Queue.linger`.
+
+        Raises:
+            TypeError: It has to be awaited, or is no function.
         """
+        check_plain("callback", callback)
         number = self._number
         self._batch.watch(lambda results: callback(results[number]))
 

@@ -27,6 +27,7 @@ from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.settings import GroupOptions
 from delaywheel.consumer.sync import ThreadedConsumer
+from delaywheel.functions import check_awaited, check_ended, check_plain
 from delaywheel.ingress import ingress_topic
 from delaywheel.transactions import HalfVerdict
 
@@ -35,8 +36,9 @@ def answer(letter: ReceivedMessage, verdict: object, to: str) -> None:
     """Settles a letter as its check says; a committed message goes to the ingress topic `to`.
 
     Raises:
-        TypeError: That is no `HalfVerdict`.
+        TypeError: That is no `HalfVerdict`; FunctionKindError, if it is still to run.
     """
+    check_ended("the check", verdict)
     if verdict is HalfVerdict.COMMIT:
         letter.desk.forward(letter, committed_record(letter, to))
     elif verdict is HalfVerdict.ROLLBACK:
@@ -64,6 +66,7 @@ class HalfChecker(ThreadedConsumer, ABC):
 
     Raises:
         ValueError: An argument is invalid.
+        TypeError: `check` is a coroutine function.
         ConsumerError: Raised by `run`: why the consumer has stopped.
 
     Example:
@@ -87,6 +90,7 @@ class HalfChecker(ThreadedConsumer, ABC):
         cluster: str,
         **options: Unpack[GroupOptions],
     ) -> None:
+        check_plain("check", self.check)
         super().__init__(checker_settings(group, bootstrap, cluster, options))
         self._ingress_topic: Final = ingress_topic(cluster)
         self.options: Final = options
@@ -137,6 +141,7 @@ class AsyncHalfChecker(AwaitedConsumer, ABC):
         cluster: str,
         **options: Unpack[GroupOptions],
     ) -> None:
+        check_awaited("check", self.check)
         super().__init__(checker_settings(group, bootstrap, cluster, options))
         self._ingress_topic: Final = ingress_topic(cluster)
         self.options: Final = options

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from delaywheel.consumer.message import ReceivedMessage
+from delaywheel.functions import check_plain
 from delaywheel.levels import Duration, length_ms
 
 Failure: TypeAlias = BaseException | str | None
@@ -101,7 +102,7 @@ def delays_of(given: Backoff) -> Delays:
 
     Raises:
         ValueError: A text is not a duration.
-        TypeError: It is a single text, or not a back-off.
+        TypeError: It is a single text, or not a back-off, or a function that has to be awaited.
     """
     if isinstance(given, str):
         raise TypeError(f"retry={given!r}: give a list of delays, such as ({given!r},)")
@@ -109,6 +110,7 @@ def delays_of(given: Backoff) -> Delays:
         longest_ms = max((given.delay_ms(n + 1) or 0 for n in range(given.retries)), default=0)
         return Delays(lambda message, _: given.delay_ms(message.attempt), longest_ms)
     if callable(given):
+        check_plain("retry", given)
         return Delays(_chosen_by(given), is_chosen=True)
     levels_ms = tuple(length_ms(delay) for delay in given)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from delaywheel.consumer.records import RecordHeaders, causes
-from delaywheel.consumer.rules.middleware import is_coroutine_function
+from delaywheel.functions import check_plain
 
 Deserializer: TypeAlias = Callable[[bytes, Any], object]
 Field: TypeAlias = Literal["key", "value"]
@@ -61,13 +61,7 @@ def deserializers_of(given: Mapping[Field, Deserializer | None]) -> dict[Field, 
     for field, deserializer in given.items():
         if deserializer is None:
             continue
-        if not callable(deserializer):
-            raise TypeError(f"{field}_deserializer={deserializer!r}: not a function")
-        if is_coroutine_function(deserializer):
-            raise TypeError(
-                f"{field}_deserializer={deserializer!r}: it has to be awaited; give a plain"
-                " function, or await this one in the handler"
-            )
+        check_plain(f"{field}_deserializer", deserializer)
         found[field] = deserializer
     return found
 

@@ -9,28 +9,90 @@
 
 The first of a list is the outermost. An exception that leaves it counts as the handler's; if it
 does not call `call_next`, and returns, the message is done. For coroutines it is a coroutine
-function, and awaits `call_next`.
+function, and awaits `call_next`. What returns without having run is an error: see `functions.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from inspect import iscoroutinefunction
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, TypeAlias
+
+from delaywheel.functions import (
+    FunctionKindError,
+    check_awaited,
+    check_ended,
+    check_plain,
+    is_coroutine_function,
+)
 
 Handler: TypeAlias = Callable[[Any], Any]
 Middleware: TypeAlias = Callable[[Any, Handler], Any]
 
 
 def wrapped(handle: Handler, middleware: Sequence[Middleware]) -> Handler:
-    """Returns a handler with all middleware around it."""
+    """Returns a handler with all middleware around it.
+
+    Raises:
+        TypeError: It is no function, or has to be awaited.
+    """
+    check_plain("handle", handle)
+    called = _ended(handle)
     for one in reversed(middleware):
-        handle = _around(one, handle)
-    return handle
+        called = _ended(one, called)
+    return called
 
 
-def _around(one: Middleware, call_next: Handler) -> Handler:
-    return lambda message: one(message, call_next)
+def _ended(function: Callable[..., object], *beside: object) -> Handler:
+    def call(message: object) -> object:
+        result = function(message, *beside)
+        if result is not None:
+            check_ended(function, result)
+        return result
+
+    return call
+
+
+def wrapped_awaited(
+    handle: Callable[[Any], Awaitable[object]], middleware: Sequence[Middleware]
+) -> Callable[[Any], Coroutine[Any, Any, object]]:
+    """Returns a coroutine function with all middleware around it.
+
+    Raises:
+        TypeError: It is no coroutine function.
+    """
+    check_awaited("handle", handle)
+
+    async def alone(message: Any) -> object:
+        result = await handle(message)
+        check_ended(handle, result)
+        return result
+
+    called: Callable[[Any], Coroutine[Any, Any, object]] = alone
+    for one in reversed(middleware):
+        called = _awaited_around(one, called)
+    return called
+
+
+def _awaited_around(
+    one: Middleware, call_next: Callable[[Any], Coroutine[Any, Any, object]]
+) -> Callable[[Any], Coroutine[Any, Any, object]]:
+    async def call(message: object) -> object:
+        begun: list[Coroutine[Any, Any, object]] = []
+
+        def note(next_message: object) -> Coroutine[Any, Any, object]:
+            begun.append(call_next(next_message))
+            return begun[-1]
+
+        result = await one(message, note)
+        if any(getcoroutinestate(each) == CORO_CREATED for each in begun):
+            for each in begun:
+                each.close()
+            raise FunctionKindError(f"middleware {one!r} does not await what call_next returns")
+        check_ended(one, result)
+        return result
+
+    return call
 
 
 def check_middleware(middleware: Sequence[Middleware], *, is_awaited: bool) -> None:
@@ -45,9 +107,5 @@ def check_middleware(middleware: Sequence[Middleware], *, is_awaited: bool) -> N
         if is_coroutine_function(one) is not is_awaited:
             kind = "a coroutine function" if is_awaited else "a plain function"
             raise TypeError(f"middleware {one!r}: {kind} is needed around these handlers")
-
-
-def is_coroutine_function(function: Callable[..., object]) -> bool:
-    """Whether the result of a function, or of an object that can be called, is to be awaited."""
-    called = getattr(type(function), "__call__", None)  # noqa: B004 - is it a coroutine function?
-    return iscoroutinefunction(function) or iscoroutinefunction(called)
+        if not is_awaited:
+            check_plain("middleware", one)

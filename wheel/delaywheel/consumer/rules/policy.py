@@ -4,6 +4,7 @@
 |---|---|---|
 | ended, or said done | any | done |
 | raised UnreadableError | any | dead, UNREADABLE |
+| raised FunctionKindError: it is not of the kind that is called | any | none |
 | raised one of `dead_on` | any | dead, NOT_RETRIABLE |
 | raised one of `retry_on`, or said retry | yes | retried, after its back-off's delay |
 | raised one of `retry_on`, or said retry | no | dead, ATTEMPTS_EXHAUSTED |
@@ -71,6 +72,7 @@ from delaywheel.consumer.rules.backoff import Delays, Failure, with_jitter
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.errors import MessageInvalidError
+from delaywheel.functions import FunctionKindError
 from delaywheel.ingress import (
     HEADER_BYTES,
     HEADERS_MOST,
@@ -157,6 +159,8 @@ class Policy:
 
     def meaning(self, error: Exception) -> Literal["retry", "dead"] | None:
         """Returns the outcome that a handler's exception calls for; None if it must be raised."""
+        if isinstance(error, FunctionKindError):
+            return None
         if isinstance(error, (UnreadableError, *self._settings.dead_on)):
             return "dead"
         return "retry" if isinstance(error, self._settings.retry_on) else None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from delaywheel.consumer.book import Cut
 from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
 from delaywheel.consumer.records import Partition
+from delaywheel.functions import check_begun, check_plain
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -53,6 +54,17 @@ class ConsumerEvents:
 
 SettledMessages = list[tuple[ReceivedMessage, Settlement]]
 """Records with their committed outcomes."""
+
+
+def check_events(events: ConsumerEvents) -> None:
+    """Checks that its methods are plain functions.
+
+    Raises:
+        TypeError: One has to be awaited.
+    """
+    for name in vars(ConsumerEvents):
+        if not name.startswith("_"):
+            check_plain(f"events.{name}", getattr(events, name))
 
 
 class EventCalls:
@@ -104,9 +116,9 @@ class EventCalls:
             self._call(self._events.revoked, partitions)
 
     @staticmethod
-    def _call(event: Callable[..., None], *given: object) -> None:
+    def _call(event: Callable[..., object], *given: object) -> None:
         try:
-            event(*given)
+            check_begun(event, event(*given))
         except Exception:  # noqa: BLE001 - it is the program's
             _LOG.exception("an event of the program")
 

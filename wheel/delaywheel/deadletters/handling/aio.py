@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, TypeAlias
 
-from delaywheel.deadletters.handling.consumer import DeadLetterConsumer, is_coroutine_function
+from delaywheel.deadletters.handling.consumer import DeadLetterConsumer
 from delaywheel.deadletters.handling.figures import LetterFigures
 from delaywheel.deadletters.letter import Letter
 from delaywheel.deadletters.settling import Decision
+from delaywheel.functions import is_coroutine_function
 from delaywheel.levels import Duration
 
 AsyncLetterHandler: TypeAlias = Callable[[Letter], Awaitable[Decision | None]]

@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from inspect import iscoroutinefunction
 from typing import Any, Final, Self, TypeAlias
 
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
@@ -29,6 +28,7 @@ from delaywheel.deadletters.marks import LetterState, Marks
 from delaywheel.deadletters.selection import EVERYTHING
 from delaywheel.deadletters.settling import KEEP, Decision, Drop, Keep, Replay, Settling
 from delaywheel.deadletters.topic import DeadLetterTopic, OffsetRanges
+from delaywheel.functions import check_ended, check_plain, is_coroutine_function
 from delaywheel.levels import Duration, length_ms
 
 _LOG = logging.getLogger("delaywheel.deadletters")
@@ -79,6 +79,7 @@ class DeadLetterConsumer:
         for handle in [*handlers.values(), *([] if otherwise is None else [otherwise])]:
             if is_coroutine_function(handle):
                 raise TypeError(f"{handle!r}: a coroutine function; use AsyncDeadLetterConsumer")
+            check_plain("handler", handle)
         self._topic = DeadLetterTopic(topic, client)
         self._handlers = dict(handlers)
         self._otherwise = otherwise
@@ -236,11 +237,7 @@ class DeadLetterConsumer:
                 if self._is_stopping:
                     return None
             else:
-                if decision is None:
-                    return KEEP
-                if isinstance(decision, Replay | Drop | Keep):
-                    return decision
-                raise TypeError(f"{handler!r} returned {decision!r}: REPLAY, DROP or KEEP")
+                return checked_decision(handler, decision)
         raise AssertionError("the last delay is None")
 
     def _rest(self, seconds: float) -> None:
@@ -249,10 +246,18 @@ class DeadLetterConsumer:
             time.sleep(min(left_s, _SLICE_S))
 
 
-def is_coroutine_function(handle: Callable[..., object]) -> bool:
-    """Whether the decision of a function, or of an object that can be called, is to be awaited."""
-    called = getattr(type(handle), "__call__", None)  # noqa: B004 - is it a coroutine function?
-    return iscoroutinefunction(handle) or iscoroutinefunction(called)
+def checked_decision(handler: Callable[..., object], decision: object) -> Decision:
+    """Returns what a handler has decided; None counts as `KEEP`.
+
+    Raises:
+        TypeError: It is no decision; FunctionKindError, if it is still to run.
+    """
+    check_ended(handler, decision)
+    if decision is None:
+        return KEEP
+    if isinstance(decision, Replay | Drop | Keep):
+        return decision
+    raise TypeError(f"{handler!r} returned {decision!r}: REPLAY, DROP or KEEP")
 
 
 def _ends(bounds: OffsetRanges) -> dict[int, int]:

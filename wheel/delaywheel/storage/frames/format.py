@@ -24,9 +24,9 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from delaywheel.bounded import BoundedTable
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import Buffer
+from delaywheel.storage.frames.bounded import BoundedTable
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel.storage.frames.kinds import FIRST_VERSIONS, Kind
 from delaywheel.storage.frames.rows import INDEX_ROW, MOST_ROWS, index_row, index_rows
