@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, Res
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cleaner.kafka.brokers import (
+    VERIFICATION,
     check_brokers,
     control_warnings,
     ensure_topics,
@@ -203,6 +204,44 @@ def test_whatever_kafka_has_against_the_halves_topic_keeps_no_node_from_leading(
     for code in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
         with pytest.raises(KafkaException):
             told(code)
+
+
+class Brokers:
+    """Brokers that are asked for their settings one in each call, as the client demands it."""
+
+    def __init__(self, **answers: int | str) -> None:
+        self.answers = answers
+
+    def describe_configs(
+        self, brokers: list[ConfigResource], **_: Any
+    ) -> dict[ConfigResource, Future[Any]]:
+        (broker,) = brokers
+        answer = self.answers[f"b{broker.name}"]
+        if isinstance(answer, int):
+            return {broker: _failed(answer)}
+        future: Future[Any] = Future()
+        future.set_result({VERIFICATION: SimpleNamespace(value=answer)})
+        return {broker: future}
+
+    def checked(self) -> tuple[str, ...]:
+        return check_brokers(cast("AdminClient", self), [int(name[1:]) for name in self.answers])
+
+
+def test_each_of_many_brokers_is_checked() -> None:
+    assert Brokers(b1="true", b2="true", b3="true").checked() == ()
+    with pytest.raises(LeadingRefused, match="broker 3"):
+        Brokers(b1="true", b2="true", b3="false").checked()
+
+
+def test_a_broker_that_was_killed_keeps_no_node_from_leading_on_the_others() -> None:
+    """Kafka names it among its brokers until its session is over."""
+    silent = KafkaError._TIMED_OUT
+    (warning,) = Brokers(b1=silent, b2="true").checked()
+    assert "broker 1" in warning
+    with pytest.raises(KafkaException):
+        Brokers(b1=silent, b2=silent).checked()
+    with pytest.raises(LeadingRefused, match="DescribeConfigs"):
+        Brokers(b1=silent, b2=KafkaError.CLUSTER_AUTHORIZATION_FAILED).checked()
 
 
 @pytest.mark.kafka

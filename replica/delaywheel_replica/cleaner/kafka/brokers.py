@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,22 +118,50 @@ def brokers_of(
     return [known[broker_id] for broker_id in sorted(known)]
 
 
-def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> None:
-    """Refuses brokers before Kafka 3.6, whose logs a late produce could leave hanging."""
-    wanted = [ConfigResource(ResourceType.BROKER, str(broker)) for broker in brokers]
-    for resource, future in admin.describe_configs(wanted, request_timeout=CALL_S).items():
+def ask_brokers(
+    admin: AdminClient, brokers: Iterable[int], *, timeout_s: float
+) -> dict[int, Future[Mapping[str, Any]]]:
+    """Asks each broker for its settings, all at once: the client takes one broker a call."""
+    return {
+        broker: admin.describe_configs(
+            [ConfigResource(ResourceType.BROKER, str(broker))], request_timeout=timeout_s
+        ).popitem()[1]
+        for broker in brokers
+    }
+
+
+def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> tuple[str, ...]:
+    """Refuses brokers before Kafka 3.6, whose logs a late produce could leave hanging.
+
+    Returns:
+        A warning for each broker that does not answer though another does. Kafka names a killed one
+        until its session is over, and no candidacy may wait for that.
+
+    Raises:
+        LeadingRefused: A broker does not do, or may not be asked.
+        KafkaException: None answers.
+    """
+    silent: dict[int, KafkaException] = {}
+    asked = ask_brokers(admin, brokers, timeout_s=ANSWER_S)
+    for broker, future in asked.items():
         try:
             config = future.result()
         except KafkaException as error:
-            if error_of(error).code() != KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            if error_of(error).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+                raise LeadingRefused(
+                    "not allowed to read the brokers' configuration: grant DescribeConfigs on the"
+                    f" cluster, so that {VERIFICATION} can be checked"
+                ) from error
+            if not is_passing(error):
                 raise
-            raise LeadingRefused(
-                "not allowed to read the brokers' configuration: grant DescribeConfigs on the"
-                f" cluster, so that {VERIFICATION} can be checked"
-            ) from error
-        objection = broker_objection(resource.name, config)
+            silent[broker] = error
+            continue
+        objection = broker_objection(str(broker), config)
         if objection is not None:
             raise LeadingRefused(objection)
+    if silent.keys() == asked.keys():
+        raise next(iter(silent.values()))
+    return tuple(f"broker {broker} does not answer: it is not checked" for broker in silent)
 
 
 def broker_objection(broker: str, config: Mapping[str, Any]) -> str | None:
@@ -329,7 +358,7 @@ def _refused(
                 yield topic, f"topic {topic.name} {why}{topic.otherwise}"
             elif error_of(error).code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 continue  # another node was quicker
-            elif topic.is_needed or _is_passing(error):
+            elif topic.is_needed or is_passing(error):
                 raise
             else:
                 why = f"is missing, and Kafka does not make it ({error_of(error).str()}): make it"
@@ -383,7 +412,7 @@ def topic_objections(
         )
 
 
-def _is_passing(error: KafkaException) -> bool:
+def is_passing(error: KafkaException) -> bool:
     """Whether the same call may succeed soon; else Kafka has answered it."""
     cause = error_of(error)
     return bool(cause.retriable()) or int(cause.code()) < 0  # the client's own: no answer

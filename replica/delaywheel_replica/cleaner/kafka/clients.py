@@ -62,7 +62,7 @@ class KafkaClients:
         self._admin.poll(0)  # logs what the client has reported meanwhile
         try:
             brokers = brokers_of(self._admin, self._settings.names.control)
-            check_brokers(self._admin, (broker.id for broker in brokers))
+            silent = check_brokers(self._admin, [broker.id for broker in brokers])
             halves_objection = ensure_topics(
                 self._admin,
                 self._settings,
@@ -78,7 +78,7 @@ class KafkaClients:
             )
         except KafkaException as exception:
             raise KafkaAway(error_of(exception).str()) from exception
-        return Checked(warnings, halves_objection, self._settings.halves)
+        return Checked(silent + warnings, halves_objection, self._settings.halves)
 
     def topic_id(self, name: str) -> str | None:
         """Returns Kafka's id of a topic; None: it is missing, or this node may not see it.

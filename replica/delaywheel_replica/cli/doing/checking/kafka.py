@@ -17,12 +17,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
     AclOperation,
     AdminClient,
     BrokerMetadata,
-    ConfigResource,
     OffsetSpec,
-    ResourceType,
 )
 
-from delaywheel_replica.cleaner.kafka.brokers import ANSWER_S, broker_objection, brokers_of
+from delaywheel_replica.cleaner.kafka.brokers import (
+    ANSWER_S,
+    ask_brokers,
+    broker_objection,
+    brokers_of,
+    is_passing,
+)
 from delaywheel_replica.cli.doing.checking.items import (
     CheckedItem,
     CheckLevel,
@@ -150,17 +154,20 @@ def _away(
 
 
 def _brokers(admin: AdminClient, brokers: Sequence[BrokerMetadata]) -> Iterator[CheckedItem]:
-    wanted = [ConfigResource(ResourceType.BROKER, str(broker.id)) for broker in brokers]
-    described = admin.describe_configs(wanted, request_timeout=CALL_S)
-    for broker, future in zip(brokers, described.values(), strict=True):
+    asked = ask_brokers(admin, [broker.id for broker in brokers], timeout_s=_AWAY_S)
+    for broker in brokers:
         what, at = f"broker {broker.id}", f"{broker.host}:{broker.port}"
         try:
-            config = future.result()
+            config = asked[broker.id].result()
         except KafkaException as exception:
-            if exception.args[0].code() != KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            if exception.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+                text = f"{at}: not allowed to read its configuration"
+                yield fault(what, text, "grant DescribeConfigs on the cluster")
+            elif len(brokers) > 1 and is_passing(exception):
+                text = f"{at} does not answer ({exception.args[0].str()})"
+                yield fault(what, text, "start it, or see that this machine reaches that address")
+            else:
                 raise
-            text = f"{at}: not allowed to read its configuration"
-            yield fault(what, text, "grant DescribeConfigs on the cluster")
             continue
         objection = broker_objection(str(broker.id), config)
         yield fault_of(what, objection) if objection else ok(what, f"{at}, {release(config)}")
