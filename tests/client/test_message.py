@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel import (
+    DELIVERED_HEADERS,
     AsyncClient,
     Client,
     DelaywheelError,
@@ -90,6 +91,20 @@ def test_an_id_may_be_bytes_or_a_uuid(given_id: uuid.UUID | bytes) -> None:
     assert Message("t", b"", delay=HALF_HOUR, id=given_id).id == (7).to_bytes(16, "big")
 
 
+DELIVERED = [(name, b"1") for name in sorted(DELIVERED_HEADERS)]
+LETTER = [("dw-dead-reason", b"POISON"), ("dw-dead-origin", b"orders/0/1")]
+
+
+@pytest.mark.parametrize("added", [DELIVERED, LETTER, [*DELIVERED, *LETTER]])
+def test_what_was_delivered_is_passed_on_without_what_the_service_has_added(
+    added: list[tuple[str, bytes]],
+) -> None:
+    own = (("trace", b"1"), ("dw-retry-attempt", b"2"), ("trace", None))
+    message = Message("t", b"", delay=HALF_HOUR, headers=[*own[:1], *added, *own[1:]])
+    assert message.headers == own
+    assert decode_headers(message.encoded_headers) == list(own)
+
+
 @pytest.mark.parametrize(
     ("reason", "parts"),
     [
@@ -106,6 +121,8 @@ def test_an_id_may_be_bytes_or_a_uuid(given_id: uuid.UUID | bytes) -> None:
         (Reason.TOPIC_INVALID, {"delay": HALF_HOUR, "topic": "a\n"}),
         (Reason.TOPIC_INVALID, {"delay": HALF_HOUR, "topic": "a" * 250}),
         (Reason.HEADER_RESERVED, {"delay": HALF_HOUR, "headers": {"dw-id": b""}}),
+        (Reason.HEADER_RESERVED, {"delay": HALF_HOUR, "headers": [*DELIVERED, ("dw-x", b"")]}),
+        (Reason.HEADER_RESERVED, {"delay": HALF_HOUR, "headers": [*DELIVERED, ("dw-dead-x", b"")]}),
         (Reason.HEADER_INVALID, {"delay": HALF_HOUR, "headers": [("", b"")]}),
         (Reason.HEADER_INVALID, {"delay": HALF_HOUR, "headers": [("\ud800", b"")]}),
         (Reason.HEADER_INVALID, {"delay": HALF_HOUR, "headers": [("a\0b", b"")]}),

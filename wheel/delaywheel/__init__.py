@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     )
     from delaywheel.message import Handle, Message, Result
     from delaywheel.reasons import Reason
+    from delaywheel.record_headers import DELIVERED_HEADERS
 
 __all__ = [
+    "DELIVERED_HEADERS",
     "AsyncClient",
     "CallFailedError",
     "CancelOutcome",
@@ -95,6 +97,7 @@ _HOMES = {
     ),
     "message": ("Handle", "Message", "Result"),
     "reasons": ("Reason",),
+    "record_headers": ("DELIVERED_HEADERS",),
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -25,7 +25,14 @@ from delaywheel.headers import encode_headers
 from delaywheel.identity import is_topic_name
 from delaywheel.levels import Duration, length_ms
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import RESERVED_PREFIX, is_reserved
+from delaywheel.record_headers import (
+    DEAD_PREFIX,
+    DEAD_REASON,
+    DELIVERED_BY,
+    DELIVERED_HEADERS,
+    RESERVED_PREFIX,
+    is_reserved,
+)
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 """A mapping, or pairs if order and duplicates matter; a value of None is Kafka's null."""
@@ -104,7 +111,8 @@ class Message:
         topic: The Kafka topic.
         value: Bytes, or None for a null (Kafka's tombstone).
         key: Bytes or None.
-        headers: Name and value pairs, as given.
+        headers: Name and value pairs, as given; of a message that was delivered before, without
+            `DELIVERED_HEADERS` and what begins with `dw-dead-`.
         id: 16 bytes; by default a UUIDv7. Give your own only if you can also give the same due
             again: messages are delivered once per (id, due).
         has_own_id: Whether you gave it: then the service looks for an earlier message with this id
@@ -355,7 +363,9 @@ def checked_bytes(what: str, content: object) -> bytes | None:
 
 
 def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
+    """Returns headers as pairs, without what the service has put there when it delivered them."""
     pairs = tuple(headers.items() if isinstance(headers, Mapping) else headers)
+    reserved: set[str] = set()
     for pair in pairs:
         try:
             name, value = pair
@@ -365,16 +375,27 @@ def _header_pairs(headers: Headers) -> tuple[tuple[str, bytes | None], ...]:
         if not isinstance(name, str):
             raise TypeError(f"a header's name must be str, not {type(name).__name__}")
         if is_reserved(name):
-            raise MessageInvalidError(
-                Reason.HEADER_RESERVED, f"header {name!r}: {RESERVED_PREFIX!r} is the service's own"
-            )
+            reserved.add(name)
         if not name or "\0" in name or not _is_utf8(name):
             raise MessageInvalidError(
                 Reason.HEADER_INVALID,
                 f"header {name!r}: empty, with U+0000, or not encodable in UTF-8",
             )
         checked_bytes(f"the value of header {name!r}", value)
-    return pairs
+    if not reserved:
+        return pairs
+    _check_passed_on(reserved)
+    return tuple(pair for pair in pairs if pair[0] not in reserved)
+
+
+def _check_passed_on(names: set[str]) -> None:
+    """Checks that these are of a message that was delivered, or of a letter: no sender's own."""
+    known = DELIVERED_HEADERS if DELIVERED_BY in names else frozenset()
+    for name in sorted(names - known):
+        if DEAD_REASON not in names or not name.startswith(DEAD_PREFIX):
+            raise MessageInvalidError(
+                Reason.HEADER_RESERVED, f"header {name!r}: {RESERVED_PREFIX!r} is the service's own"
+            )
 
 
 def _is_utf8(text: str) -> bool:

@@ -27,6 +27,8 @@ RETRY_LAST_ERROR: Final = "dw-retry-last-error"
 
 DEAD_PREFIX: Final = "dw-dead-"
 """What a dead letter says about itself."""
+DEAD_REASON: Final = "dw-dead-reason"
+"""Which every dead letter has."""
 OMITTED_HEADER: Final = "dw-dead-omitted"
 """What a dead letter lacks, as its topic takes no more: one of `OMISSIONS`, with commas."""
 
@@ -47,7 +49,10 @@ so perhaps before its due, the end of its hold."""
 DELIVERED_HEADERS: Final = frozenset(
     {"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded", COMMITTED}
 )
-"""What a delivered message has of the service's own."""
+"""What a delivered message has of the service's own; a letter has names with `DEAD_PREFIX`, too.
+Whoever sends it again by a client that is not delaywheel's leaves these out."""
+DELIVERED_BY: Final = "dw-wheel"
+"""The one of them that every delivered message has, and a sender's own message has not."""
 
 LONGEST_GROUP_BYTES: Final = 200
 """The longest value of `HALF_GROUP`."""

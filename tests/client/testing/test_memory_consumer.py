@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from delaywheel import DELIVERED_HEADERS
 from delaywheel.consumer import BatchItemError, ConsumerError
 from delaywheel.testing import MemoryService
 
@@ -129,3 +130,26 @@ def test_what_a_stopped_batch_had_put_back_comes_once() -> None:
             batch[2].nack()
             raise BatchItemError(batch[0]) from ConnectionError("the bank does not answer")
         assert sorted(message.value or b"" for message in consumer) == [b"2", b"3"]
+
+
+def test_what_was_delivered_is_passed_on_with_its_headers() -> None:
+    with MemoryService() as service, service.client() as client:
+        consumer = service.consumer("orders", group="billing", retry=("1s",))
+        client.produce("orders", b"v", delay="1s", headers={"trace": b"7"})
+        for attempt in (1, 2):
+            (record,) = service.advance("1s")
+            for message in consumer:
+                assert message.headers[0] == ("trace", b"7")
+                assert {name for name, _ in message.headers[1:]} <= DELIVERED_HEADERS
+                assert message.header("dw-id") == record.id.hex().encode() or attempt == 2
+                with message:
+                    message.produce("bills", b"now", headers=message.headers)
+                    message.produce("later", b"later", headers=message.headers, after="1s")
+                    client.produce("elsewhere", b"w", headers=message.headers, delay="1h")
+                    if attempt == 1:
+                        raise OSError("down")
+        assert consumer.counts.done == 1
+        assert [one.headers for one in consumer.produced] == [[("trace", b"7")]]
+        (later,) = service.advance("1s")
+        assert later.headers == (("trace", b"7"),)
+        assert [name for name, _ in later.added] == ["dw-id", "dw-due", "dw-accepted", "dw-wheel"]

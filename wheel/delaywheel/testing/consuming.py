@@ -284,7 +284,8 @@ class MemoryConsumer(Desk):
 
     def _message(self, record: DeliveredRecord) -> ReceivedMessage:
         place = Place(record.topic, record.partition or 0, record.offset, record.timestamp_ms)
-        [fetched] = fetched_of([Incoming(place, record.key, record.value, list(record.headers))])
+        headers = [*record.headers, *record.added]
+        [fetched] = fetched_of([Incoming(place, record.key, record.value, headers)])
         is_retry = record.topic in self._settings.topics.retry_topics
         message = RecordBlock(self, fetched, is_retry=is_retry).message(0)
         self._open_lane(Partition(message.origin.topic, message.origin.partition))

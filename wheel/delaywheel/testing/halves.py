@@ -8,6 +8,7 @@ from typing import Final
 from delaywheel.ingress import halves_topic
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
+    DELIVERED_BY,
     GROUP_NAME,
     HALF_DELIVER_AT,
     HALF_GROUP,
@@ -17,7 +18,7 @@ from delaywheel.record_headers import (
     LONGEST_HOLD_MS,
     is_reserved,
 )
-from delaywheel.testing.rows import SentMessage
+from delaywheel.testing.rows import OwnHeaders, SentMessage
 
 CLUSTER: Final = "memory"
 COMMIT_BEFORE_MS: Final = 100
@@ -54,15 +55,22 @@ def committed_message(sent: SentMessage, now_ms: int) -> SentMessage:
     return sent._replace(headers=own, due_ms=due_ms)
 
 
+def delivery_headers(sent: SentMessage, accepted_ms: int, wheel: str) -> OwnHeaders:
+    """Returns what the service adds to each message."""
+    return (
+        ("dw-id", sent.id.hex().encode()),
+        ("dw-due", b"%d" % sent.due_ms),
+        ("dw-accepted", b"%d" % accepted_ms),
+        (DELIVERED_BY, wheel.encode()),
+    )
+
+
 def letter_of(sent: SentMessage, accepted_ms: int, wheel: str) -> SentMessage:
     """Returns the letter that asks about a half: docs/PROTOCOL.md."""
     ours = dict(sent.headers)
     told: list[tuple[str, bytes | None]] = [
         *((name, value) for name, value in sent.headers if not is_reserved(name)),
-        ("dw-id", sent.id.hex().encode()),
-        ("dw-due", b"%d" % sent.due_ms),
-        ("dw-accepted", b"%d" % accepted_ms),
-        ("dw-wheel", wheel.encode()),
+        *delivery_headers(sent, accepted_ms, wheel),
         (HALF_GROUP, ours[HALF_GROUP]),
         (HALF_TOPIC, sent.topic.encode()),
         (HALF_DELIVER_AT, ours.get(HALF_DELIVER_AT) or b"%d" % (sent.due_ms + 1)),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from delaywheel.headers import HEADER_LENGTHS, decode_headers
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+OwnHeaders: TypeAlias = tuple[tuple[str, bytes | None], ...]
 
 
 class SentMessage(NamedTuple):
@@ -18,7 +20,7 @@ class SentMessage(NamedTuple):
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
+    headers: OwnHeaders
     partition: int | None
     timestamp_ms: int | None
 

@@ -23,15 +23,16 @@ from typing import Final, NamedTuple
 
 from delaywheel.ingress import HalfAnswer
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import LONGEST_HOLD_MS, longest_half_bytes
+from delaywheel.record_headers import COMMITTED, LONGEST_HOLD_MS, longest_half_bytes
 from delaywheel.testing.halves import (
     COMMIT_BEFORE_MS,
     committed_message,
+    delivery_headers,
     half_refusal,
     is_half,
     letter_of,
 )
-from delaywheel.testing.rows import SentMessage
+from delaywheel.testing.rows import OwnHeaders, SentMessage
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 WHEEL: Final = "memory.1"
@@ -56,18 +57,20 @@ class DeliveredRecord(NamedTuple):
         delivered_ms: When it appeared: the due, or when it was sent, if that was later.
         offset: The how manieth of its topic, from 0.
         partition: As the sender asked for; None: its key would decide.
+        added: The service's own headers, which follow in Kafka: `DELIVERED_HEADERS`.
     """
 
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
+    headers: OwnHeaders
     id: bytes
     due_ms: int
     delivered_ms: int
     timestamp_ms: int
     partition: int | None
     offset: int
+    added: OwnHeaders = ()
 
 
 @dataclass(slots=True)
@@ -204,7 +207,8 @@ class MemoryStore:
             if message.due_ms > self.now_ms:
                 self.take_in(message)
             else:
-                kept.offset = self.append(message)
+                committed = (COMMITTED, b"%d" % self.now_ms)
+                kept.offset = self.append(message, (*self._added(kept), committed))
         return pb.COMMIT_OUTCOME_COMMITTED
 
     def reschedule(self, ref: pb.MessageRef, to_ms: int) -> pb.MessageRescheduled:
@@ -305,7 +309,7 @@ class MemoryStore:
             kept.is_asked = True
             self.append(letter_of(sent, kept.accepted_ms, WHEEL))
         else:
-            kept.offset = self.append(sent)
+            kept.offset = self.append(sent, self._added(kept))
 
     def answered(self, id_: bytes, due_ms: int, answer: HalfAnswer) -> None:
         """Notes what a group has answered about a half."""
@@ -313,7 +317,13 @@ class MemoryStore:
         if kept is not None:
             kept.answer = answer
 
-    def append(self, sent: SentMessage) -> int:
+    def _added(self, kept: Kept) -> OwnHeaders:
+        added = delivery_headers(kept.sent, kept.accepted_ms, WHEEL)
+        if kept.sent.timestamp_ms is None:
+            return added
+        return (*added, ("dw-forwarded", b"%d" % self.now_ms))
+
+    def append(self, sent: SentMessage, added: OwnHeaders = ()) -> int:
         """Has a record appear in its topic now; returns its offset there."""
         offset = self._offsets[sent.topic]
         self._offsets[sent.topic] += 1
@@ -329,6 +339,7 @@ class MemoryStore:
                 self.now_ms if sent.timestamp_ms is None else sent.timestamp_ms,
                 sent.partition,
                 offset,
+                added,
             )
         )
         return offset
