@@ -122,12 +122,11 @@ def ask_brokers(
     admin: AdminClient, brokers: Iterable[int], *, timeout_s: float
 ) -> dict[int, Future[Mapping[str, Any]]]:
     """Asks each broker for its settings, all at once: the client takes one broker a call."""
-    return {
-        broker: admin.describe_configs(
-            [ConfigResource(ResourceType.BROKER, str(broker))], request_timeout=timeout_s
-        ).popitem()[1]
-        for broker in brokers
-    }
+    asked: dict[int, Future[Mapping[str, Any]]] = {}
+    for broker in brokers:
+        wanted = ConfigResource(ResourceType.BROKER, str(broker))
+        asked[broker] = admin.describe_configs([wanted], request_timeout=timeout_s)[wanted]
+    return asked
 
 
 def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> tuple[str, ...]:
