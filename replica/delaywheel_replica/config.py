@@ -295,6 +295,7 @@ class Config:
                 takes_answers=KafkaNames(self.cluster_id).ingress not in self.ingress_destinations,
             ),
             halves=self.takes_halves,
+            node=self.node_id,
         )
 
     @property

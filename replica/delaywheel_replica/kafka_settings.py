@@ -145,6 +145,18 @@ class KafkaSettings:
     """Whether half messages are wanted: then their topic is one of ours."""
     ingress_limits: IngressLimits | None = None
     """What is taken from ingress topics: said beside the offsets of their group."""
+    node: str = ""
+    """The node whose clients these are; empty: they are a command's."""
+
+    def named(self, purpose: str) -> dict[str, str]:
+        """Returns the `client.id` that quotas, metrics and logs of brokers know a client by.
+
+        Example:
+            >>> KafkaSettings(KafkaNames("a"), {}, node="n1").named("leader")
+            {'client.id': 'delaywheel-a-n1-leader'}
+        """
+        parts = ("delaywheel", self.names.cluster_id, self.node, purpose)
+        return {"client.id": "-".join(part for part in parts if part)}
 
     @property
     def compresses(self) -> bool:
@@ -179,9 +191,12 @@ class KafkaSettings:
             )
         return None
 
-    def producer(self, transactional_id: str, *, log_level: int = 4) -> dict[str, Any]:
+    def producer(
+        self, transactional_id: str, *, purpose: str = "leader", log_level: int = 4
+    ) -> dict[str, Any]:
         """Returns the settings of a transactional producer, which never retries."""
         return {
+            **self.named(purpose),
             "log_level": log_level,
             "linger.ms": 5,  # a flush does not wait for it; without it, batches stay small
             # Messages without a key go to one partition of their topic for so long: for as long as
@@ -193,9 +208,10 @@ class KafkaSettings:
             "message.max.bytes": max(self.max_record_bytes, MAX_REQUEST_BYTES),
         }
 
-    def consumer(self) -> dict[str, Any]:
+    def consumer(self, purpose: str = "control") -> dict[str, Any]:
         """Returns the settings of the control topic's reader, which is in no group."""
         return {
+            **self.named(purpose),
             "log_level": 3,
             "fetch.wait.max.ms": 500,
             **self.client,
@@ -209,19 +225,20 @@ class KafkaSettings:
     def ingress_consumer(self) -> dict[str, Any]:
         """Returns the settings of the ingress topics' reader, which never joins its group."""
         return {
-            **self.consumer(),
+            **self.consumer("ingress"),
             "group.id": self.names.ingress_group,
             "fetch.wait.max.ms": 100,
             "queued.max.messages.kbytes": INGRESS_FETCHED_KBYTES,
             "enable.partition.eof": False,
         }
 
-    def admin(self) -> dict[str, Any]:
+    def admin(self, purpose: str = "admin") -> dict[str, Any]:
         """Returns the settings of a client that asks about topics and creates ours.
 
         To ask about a topic never makes it: with the broker's settings it would not be ours.
         """
-        return {"log_level": 3, **self.client, "allow.auto.create.topics": False}
+        own = {**self.named(purpose), "log_level": 3}
+        return {**own, **self.client, "allow.auto.create.topics": False}
 
 
 def refused(client: Iterable[str]) -> list[str]:

@@ -128,6 +128,7 @@ class Cleaner:
             lambda number: TransactionalProducer(
                 settings,
                 settings.names.trial_id(number),
+                purpose="trial",
                 log_level=2,  # quiet: trials are meant to fail
             ),
             settings.names.outcomes,

@@ -167,7 +167,7 @@ class UnansweredLetters:
         """Returns how far a group has read each partition; a client of the group must ask that."""
         client = self._members.get(group)
         if client is None:
-            settings = self._settings.consumer() | {"group.id": group}
+            settings = self._settings.consumer("halves") | {"group.id": group}
             client = self._members[group] = Consumer(settings, logger=LOGGER)
         places = client.committed(self._places, timeout=_ANSWER_S)
         for place in places:
@@ -226,7 +226,7 @@ class UnansweredLetters:
 
     def _begin(self) -> Consumer | None:
         """Makes the consumer; None: there is no such topic yet."""
-        settings = self._settings.consumer() | {
+        settings = self._settings.consumer("halves") | {
             "queued.max.messages.kbytes": 4_096,
             "auto.offset.reset": "earliest",  # what was deleted before it was read is passed over
         }

@@ -52,11 +52,12 @@ class ClientSettings:
 
     def admin(self) -> dict[str, Any]:
         """Returns the settings of a client that asks about topics."""
-        return {"log_level": 0, **self.values}
+        return {"client.id": "delaywheel-audit", "log_level": 0, **self.values}
 
     def consumer(self) -> dict[str, Any]:
         """Returns the settings of a client that reads committed records from given offsets."""
         return {
+            "client.id": "delaywheel-audit",
             "log_level": 0,
             "check.crcs": True,
             # An end of a partition is reported this late.

@@ -340,3 +340,20 @@ def test_what_the_log_says_at_the_start_is_what_differs_from_the_defaults() -> N
     said = config.shown_changes()
     assert said.keys() == {"flush", "members", "kafka"}
     assert "x" not in said["kafka"].values()
+
+
+def test_brokers_can_tell_our_clients_apart_unless_the_operator_names_them() -> None:
+    settings = load().kafka_settings
+    made = [
+        settings.producer("id"),
+        settings.producer("id", purpose="trial"),
+        settings.consumer(),
+        settings.ingress_consumer(),
+        settings.admin(),
+    ]
+    assert [each["client.id"] for each in made] == [
+        *("delaywheel-c-n1-leader", "delaywheel-c-n1-trial", "delaywheel-c-n1-control"),
+        *("delaywheel-c-n1-ingress", "delaywheel-c-n1-admin"),
+    ]
+    named = load(**{"kafka.client.id": "mine"}).kafka_settings
+    assert {named.producer("id")["client.id"], named.consumer()["client.id"]} == {"mine"}

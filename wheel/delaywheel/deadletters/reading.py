@@ -44,6 +44,7 @@ class TopicReader:
         self._timeout_s = timeout_s
         self._consumer = Consumer(
             {
+                "client.id": f"delaywheel-letters-{topic}",
                 "log_level": 0,
                 "queued.max.messages.kbytes": 16_384,
                 "fetch.wait.max.ms": 100,

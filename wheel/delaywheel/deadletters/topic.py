@@ -87,7 +87,9 @@ class DeadLetterTopic:
         self._marks_name = f"{topic}{MARKS_SUFFIX}"
         self._client = dict(client)
         self._timeout_s = timeout_s
-        self._admin = AdminClient({"log_level": 0, **self._client})
+        self._admin = AdminClient(
+            {"client.id": f"delaywheel-letters-{topic}", "log_level": 0, **self._client}
+        )
         self._reader = TopicReader(self._client, topic, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:

@@ -69,6 +69,7 @@ class LetterWriter:
         self._marks_topic = marks_topic
         self._producer = Producer(
             {
+                "client.id": f"delaywheel-letters-{topic}",
                 "log_level": 0,
                 "linger.ms": 5,
                 **client,

@@ -153,7 +153,7 @@ class PlaceFinder:
         if not search.is_wanted:
             return
         if self._consumer is None:
-            self._consumer = Consumer(self._settings.consumer() | _CLIENT, logger=LOGGER)
+            self._consumer = Consumer(self._settings.consumer("places") | _CLIENT, logger=LOGGER)
         search.run(self._consumer)
         self._consumer.unassign()
 

@@ -86,9 +86,17 @@ class TransactionalProducer:
             has seen it, by the monotonic clock. For any thread.
     """
 
-    def __init__(self, settings: KafkaSettings, transactional_id: str, *, log_level: int) -> None:
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        transactional_id: str,
+        *,
+        purpose: str = "leader",
+        log_level: int,
+    ) -> None:
         self._producer = Producer(
-            settings.producer(transactional_id, log_level=log_level), logger=LOGGER
+            settings.producer(transactional_id, purpose=purpose, log_level=log_level),
+            logger=LOGGER,
         )
         self._failed: KafkaCallEnd | None = None
         self._abortable = False

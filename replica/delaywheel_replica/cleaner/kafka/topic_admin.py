@@ -54,7 +54,7 @@ class KafkaTopicAdmin:
 
     def __init__(self, settings: KafkaSettings) -> None:
         """Connects when first asked."""
-        self._admin = AdminClient(settings.admin(), logger=LOGGER)
+        self._admin = AdminClient(settings.admin("topics"), logger=LOGGER)
         # How many partitions of each topic were seen to be led.
         self._served: dict[str, int] = {}
 

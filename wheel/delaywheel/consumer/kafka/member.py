@@ -441,7 +441,9 @@ class KafkaBroker:
         return self._admin
 
     def _client(self) -> dict[str, Any]:
+        purpose = "checker" if self._settings.asks_about_halves else "consumer"
         return {
+            "client.id": f"delaywheel-{purpose}-{self._settings.group}",
             "log_level": 3,
             **self._settings.kafka,
             "bootstrap.servers": self._settings.bootstrap,

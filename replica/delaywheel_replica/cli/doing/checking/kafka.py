@@ -109,7 +109,7 @@ def kafka_items(config: Config, topics: Sequence[str]) -> Iterator[CheckedItem]:
     """
     settings = config.kafka_settings
     objections = _Objections()
-    client: dict[str, Any] = {**settings.admin(), "log_level": 0, "error_cb": objections}
+    client: dict[str, Any] = {**settings.admin("check"), "log_level": 0, "error_cb": objections}
     admin = AdminClient(client)
     try:
         brokers = _answer(admin, settings.names.control, objections)
@@ -202,7 +202,7 @@ def _transactional_id(settings: KafkaSettings) -> CheckedItem:
     """Opens a transactional producer, as a node that is to lead does."""
     prefix = f"delaywheel-{settings.names.cluster_id}-"
     what = "transactional ids"
-    producer = Producer(settings.producer(f"{prefix}check"), logger=_SILENT)
+    producer = Producer(settings.producer(f"{prefix}check", purpose="check"), logger=_SILENT)
     try:
         producer.init_transactions(CALL_S)
     except KafkaException as exception:

@@ -37,6 +37,7 @@ def tail(
     try:
         consumer = Consumer(
             {
+                "client.id": "delaywheel-tail",
                 "log_level": 0,
                 "queued.max.messages.kbytes": 16_384,
                 "fetch.wait.max.ms": 100,

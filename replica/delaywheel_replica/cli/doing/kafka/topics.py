@@ -58,7 +58,7 @@ def create(
 def _client(where: KafkaOptions) -> AdminClient:
     access = kafka_access(where)
     try:
-        return AdminClient({**access.client, "log_level": 0})
+        return AdminClient({"client.id": "delaywheel-topics", **access.client, "log_level": 0})
     except KafkaException as exception:
         raise settings_failure(exception) from exception
 
