@@ -8,7 +8,9 @@ what happens                what follows
 ==========================  ================================================================
 the cleaner ends            it is restarted, later with each short life
 the server ends             the cleaner is killed, both are restarted, as above
-five short lives in a row   everything ends, exit code 1
+five starts in a row fail   everything ends, exit code 1: a start has failed if the child ended
+                            within ten seconds, and before it was ready. Whatever ends one that was
+                            ready does not count, or whoever can do that could end the node
 exit code 78 of a child     everything ends, exit code 78: a restart would fail in the same way
 a child cannot be started   as if it had ended at once: the machine may be short of something
 the data folder cannot be   exit code 78 if the setting is wrong (no permission, not a folder,
@@ -40,7 +42,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -64,8 +66,9 @@ from delaywheel_replica.reload import Reload
 _LOCK_WAIT_S: Final = 10.0
 _STOP_WAIT_S: Final = 30.0
 _SHORT_LIFE_S: Final = 10.0
-_SHORT_LIVES: Final = 5
+_FAILED_STARTS: Final = 5
 _FIRST_BACKOFF_S: Final = 0.1
+_BACKOFF_AT_MOST_S: Final = 1.6
 
 # The data folder is not what the settings require: no restart changes that.
 _WRONG_FOLDER: Final = frozenset(
@@ -133,18 +136,36 @@ def main() -> int:
         return EXIT_HOPELESS if is_wrong else 1
 
 
+class _Ready:
+    """The pipe through which a child reports that it is ready, the server with its address."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe()
+        self._text = b""
+
+    def read(self) -> list[str]:
+        """Returns what was reported since the last call; waits for nothing."""
+        if not select.select([self.read_fd], [], [], 0)[0]:
+            return []
+        *lines, self._text = (self._text + os.read(self.read_fd, 4096)).split(b"\n")
+        return [line.decode() for line in lines]
+
+
 @dataclass(slots=True)
 class _Child:
     """One of the two processes, over all its restarts."""
 
     name: str
     link: socket.socket
+    ready: _Ready = field(default_factory=_Ready)
+    is_ready: bool = False
     process: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
     started_at: float = 0.0
     # When the next life begins, while there is no process.
     start_at: float = 0.0
     short_lives: int = 0
+    failed_starts: int = 0
 
     @property
     def pid(self) -> int | None:
@@ -161,15 +182,6 @@ class _Stop:
     killed: bool = False
 
 
-@dataclass(slots=True)
-class _Ready:
-    """The pipe through which the server reports its address."""
-
-    read_fd: int
-    write_fd: int
-    text: bytes = b""
-
-
 class Supervisor:
     """Runs the processes of one node in the foreground."""
 
@@ -180,7 +192,6 @@ class Supervisor:
         self._server = _Child("server", server_link)
         self._cleaner = _Child("cleaner", cleaner_link)
         self._children = (self._server, self._cleaner)
-        self._ready = _Ready(*os.pipe())
         self._row_fd = os.memfd_create("server.row")
         # The write end is never given away: it closes when this process ends.
         self._life_read, self._life_write = os.pipe()
@@ -193,7 +204,6 @@ class Supervisor:
         self._stop: _Stop | None = None
         # Where the server listens or last listened: it tries to use the same address again.
         self._address: str | None = None
-        self._is_ready = False
         self._lock_fd = -1
 
     def run(self) -> int:
@@ -251,10 +261,9 @@ class Supervisor:
             ROW_FD_VARIABLE: self._row_fd,
             SETTINGS_FD_VARIABLE: self._reload.settings_fd,
             STDERR_FD_VARIABLE: self._stderr_fd,
+            READY_FD_VARIABLE: child.ready.write_fd,
         }
-        if child is self._server:
-            inherited[READY_FD_VARIABLE] = self._ready.write_fd
-            self._is_ready = False
+        child.is_ready = False
         environment = {
             **ALLOCATOR,
             **({} if child is self._server else CLEANER_ALLOCATOR),
@@ -294,8 +303,8 @@ class Supervisor:
         ready = self._readable(running)
         for output in self._outputs.values():
             output.pass_on()
-        if self._ready.read_fd in ready:
-            self._read_address()
+        for child in self._children:
+            self._read_ready(child)
         # In the order of the children: when the server ends, the cleaner is killed.
         for pidfd, child in running.items():
             if pidfd in ready and child.process is not None:
@@ -311,7 +320,8 @@ class Supervisor:
         """Waits until something has come, or until there is something to do."""
         poll = select.poll()
         outputs = (output.read_fd for output in self._outputs.values())
-        for waited in (self._signals.fileno(), self._ready.read_fd, *pidfds, *outputs):
+        reports = (child.ready.read_fd for child in self._children)
+        for waited in (self._signals.fileno(), *reports, *pidfds, *outputs):
             poll.register(waited, select.POLLIN)
         if self._reload.pidfd >= 0:
             poll.register(self._reload.pidfd, select.POLLIN)
@@ -327,11 +337,13 @@ class Supervisor:
             return None
         return max(0, int((min(times) - time.monotonic()) * 1000) + 1)
 
-    def _read_address(self) -> None:
-        self._ready.text += os.read(self._ready.read_fd, 4096)
-        *lines, self._ready.text = self._ready.text.split(b"\n")
-        if lines:
-            self._address, self._is_ready = lines[-1].decode(), True
+    def _read_ready(self, child: _Child) -> None:
+        reported = child.ready.read()
+        if not reported:
+            return
+        child.is_ready, child.failed_starts = True, 0
+        if child is self._server:
+            self._address = reported[-1]
             self._write_run_file()
 
     # --- ends
@@ -355,22 +367,25 @@ class Supervisor:
         if child is self._server and self._cleaner.process is not None:
             self._cleaner.process.kill()
             self._reap(self._cleaner)
+            self._cleaner.ready.read()  # of that life
             self._cleaner.start_at = 0.0
         self._start_later(child)
         self._write_run_file()
 
     def _start_later(self, child: _Child) -> None:
         now = time.monotonic()
-        if now - child.started_at >= _SHORT_LIFE_S:
-            child.short_lives = 0
-        child.short_lives += 1
-        if child.short_lives >= _SHORT_LIVES:
-            why = f"{_SHORT_LIVES} short lives in a row"
+        is_short = now - child.started_at < _SHORT_LIFE_S
+        child.short_lives = child.short_lives + 1 if is_short else 1
+        if not child.is_ready:
+            child.failed_starts = child.failed_starts + 1 if is_short else 1
+        if child.failed_starts >= _FAILED_STARTS:
+            why = f"{_FAILED_STARTS} starts in a row failed"
             self._log.say("node ends", "error", child=child.name, reason=why)
             self._give_up(1)
             return
         # The first restart is immediate: most deaths have nothing to do with the start.
-        backoff_s = _FIRST_BACKOFF_S * 2 ** (child.short_lives - 2)
+        doubled_s = _FIRST_BACKOFF_S * 2 ** min(child.short_lives - 2, 10)
+        backoff_s = min(doubled_s, _BACKOFF_AT_MOST_S)
         child.start_at = now + (backoff_s if child.short_lives > 1 else 0)
 
     def _give_up(self, exit_code: int) -> None:
@@ -460,7 +475,7 @@ class Supervisor:
             "pid": os.getpid(),
             "server_pid": self._server.pid,
             "cleaner_pid": self._cleaner.pid,
-            "address": self._address if self._server.process and self._is_ready else None,
+            "address": self._address if self._server.process and self._server.is_ready else None,
         }
         temporary = self._run_file.with_suffix(".tmp")
         try:

@@ -75,7 +75,11 @@ from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.process.defects import end_with_any_thread
 from delaywheel_replica.process.descriptors import raise_descriptor_limit
 from delaywheel_replica.process.garbage import exit_at_once, keep_modules
-from delaywheel_replica.process.inheritance import exit_with_supervisor, take_hangups
+from delaywheel_replica.process.inheritance import (
+    exit_with_supervisor,
+    report_ready,
+    take_hangups,
+)
 from delaywheel_replica.process.logs import get_logger, set_level, set_up_logging
 from delaywheel_replica.row_places import server_row_path
 
@@ -195,6 +199,7 @@ class Cleaner:
 
     def run(self) -> None:
         """Runs one iteration after another until the node stops."""
+        is_ready = False
         while True:
             self._read_server()
             self._take_levels()
@@ -203,6 +208,9 @@ class Cleaner:
             self._letter_news.report()
             self._places.report()
             self._write_row()
+            if not is_ready:
+                report_ready()
+                is_ready = True
             if self._leadership.phase is ElectionPhase.STOPPED:
                 return
             wait_s = min(wait_s, self._row_news.wait_s(self._clock.monotonic()))

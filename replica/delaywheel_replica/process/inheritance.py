@@ -34,7 +34,7 @@ STDERR_FD_VARIABLE: Final = "DELAYWHEEL_STDERR_FD"
 """The node's standard error, for a child's log: its own is a pipe of the supervisor's."""
 
 READY_FD_VARIABLE: Final = "DELAYWHEEL_READY_FD"
-"""A pipe to the supervisor: the server writes its address there once it accepts calls."""
+"""A pipe to the supervisor: a child writes a line there once it does its work."""
 
 ADDRESS_VARIABLE: Final = "DELAYWHEEL_ADDRESS"
 """Where the server listened before its restart: it tries to use the same port again."""
@@ -70,8 +70,12 @@ def exit_with_supervisor() -> None:
     threading.Thread(target=_wait_and_exit, args=(descriptor,), name="life", daemon=True).start()
 
 
-def report_ready(address: str) -> None:
-    """Reports to the supervisor, if there is one, where this server accepts calls."""
+def report_ready(address: str = "") -> None:
+    """Reports to the supervisor, if there is one, that this process does its work.
+
+    Args:
+        address: Where the server accepts calls; empty: it is the cleaner.
+    """
     descriptor = os.environ.get(READY_FD_VARIABLE)
     if descriptor is not None:
         os.write(int(descriptor), f"{address}\n".encode())

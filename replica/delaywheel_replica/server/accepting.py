@@ -5,8 +5,12 @@ one (grpcio 1.85, `AioServer._server_main_loop`). Between the two lie a wake-up 
 thread, and some six passes of the event loop. Here several are asked for, and the main loop gets
 those that have come one by one, each two passes after the one before.
 
-It also says when that main loop has ended by itself: a call whose path is not UTF-8 does that
-(grpcio 1.85), and `wait_for_termination` goes on while any call is under way.
+Calls of methods that nobody has are answered here. gRPC's main loop decodes their path, and one
+that is not UTF-8 ends it (grpcio 1.85): one request of 138 bytes, from anybody. So that loop never
+gets one; all that is decoded there are names of our own methods.
+
+It also says when that main loop has ended by itself: `wait_for_termination` goes on while any call
+is under way.
 
 A call that comes at the very moment of a stop may be lost in gRPC's core, with a plain server too
 (grpcio 1.85: 3 of 170 stops on a busy machine): the stop then takes its whole grace period, and
@@ -15,7 +19,7 @@ the caller hears UNAVAILABLE.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -60,8 +64,13 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
         self._lines: Final[dict[bytes | None, _Line]] = {}
         self._calls_at_once = CALLS_AT_ONCE
         self._error: BaseException | None = None
+        self._tasks: Final[set[asyncio.Task[None]]] = set()
 
     def _make_request_call_future(self, method: bytes | None) -> "asyncio.Future[Any]":
+        if method is None:
+            for _ in range(CALLS_AT_ONCE):
+                self._run(self._answer_unknown())
+            return self._running_loop.create_future()  # until gRPC cancels it
         line = self._lines.setdefault(method, _Line())
         while line.asked < self._calls_at_once:
             line.asked += 1
@@ -71,6 +80,26 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
             return line.come.popleft()
         line.waiting = self._running_loop.create_future()
         return line.waiting
+
+    async def _answer_unknown(self) -> None:
+        """Has gRPC answer calls of unknown methods, by a name that no caller chose."""
+        nothing, name = cygrpc._MethodResolver([], {}), ""  # noqa: SLF001 - gRPC's own
+        while self._calls_at_once > 1:
+            try:
+                call = await self._request_call()
+            except cygrpc._RequestCallError:  # noqa: SLF001 - the server stops
+                continue
+            answer = cygrpc._handle_rpc(  # noqa: SLF001
+                name, nothing, (), call, self._running_loop, concurrency_exceeded=False
+            )
+            self._run(
+                cygrpc._schedule_rpc_coro(answer, call, self._running_loop, name)  # noqa: SLF001
+            )
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._running_loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def shutdown(self, grace: float | None) -> None:
         self._calls_at_once = 1

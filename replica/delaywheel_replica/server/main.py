@@ -71,7 +71,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         asyncio.run(_serve(config))
-    except (NodeFolderError, MetaTooNew, NodeIdTakenError) as error:
+    except (NodeFolderError, MetaTooNew) as error:
         _log.error("cannot start", error=str(error))
         return EXIT_HOPELESS
     except (AccessFileError, CertificateError, ListenError, PeerListenError) as error:
@@ -79,9 +79,6 @@ def main() -> int:
         # After a restart, the previous process may still hold the port while it ends; and a file
         # that was in order when the node started may be in the middle of being replaced.
         return 1 if ADDRESS_VARIABLE in os.environ else EXIT_HOPELESS
-    except CallsEndedError as error:
-        _log.error("ends", error=str(error))
-        return 1
     return 0
 
 
@@ -94,7 +91,11 @@ async def _serve(config: Config) -> None:
     descriptors = share_out(raise_descriptor_limit(), open_files=config.open_files)
     _log.info("descriptors", connections=descriptors.connections, files=descriptors.slot_files)
     server = Server(config, Link.inherited(), descriptors)
-    await server.run(stop)
+    try:
+        await server.run(stop)
+    except (CallsEndedError, NodeIdTakenError) as error:
+        _log.error("ends at once", error=str(error))
+        exit_at_once(EXIT_HOPELESS if isinstance(error, NodeIdTakenError) else 1)
 
 
 if __name__ == "__main__":

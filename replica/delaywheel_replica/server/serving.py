@@ -173,7 +173,8 @@ class Server:
         self._audit = Audit(config.node_id, has_grants=self._access.is_limited)
         self._link = link
         self._descriptors = descriptors
-        self._draining = self._has_twin = self._takes_no_calls = False
+        self._draining = False
+        self._ends_at_once: CallsEndedError | NodeIdTakenError | None = None
         disk, data = PosixDisk(), config.data_dir
         self._boot_id = read_boot_id(data)
         cleaner_row = CleanerRow(data / "cleaner.row", self._boot_id)
@@ -446,6 +447,9 @@ class Server:
     async def run(self, stop: asyncio.Event) -> None:
         """Serves until ``stop`` is set, then ends cleanly.
 
+        What it raises ends the process without more ado: the supervisor knows of no stop, and would
+        start again the cleaner that a drain tells to end.
+
         Raises:
             ListenError: The address cannot be listened on.
             PeerListenError: The address for peers cannot.
@@ -480,13 +484,12 @@ class Server:
             report_ready(bound)
             _log.info("serving", address=bound, node=self._config.node_id)
             await stop.wait()
-            await self._drain()
+            if self._ends_at_once is None:
+                await self._drain()
             for task in background:
                 task.cancel()
-        if self._has_twin:
-            raise NodeIdTakenError(self._config.node_id)
-        if self._takes_no_calls:
-            raise CallsEndedError("gRPC's server has ended by itself")
+        if self._ends_at_once is not None:
+            raise self._ends_at_once
 
     def _join_peers(self) -> None:
         config = self._config
@@ -529,18 +532,15 @@ class Server:
                 continue
             since_s = since_s or time.monotonic()
             if time.monotonic() - since_s >= _TWIN_S:
-                self._has_twin = True
+                self._ends_at_once = NodeIdTakenError(self._config.node_id)
                 stop.set()
                 return
 
     async def _watch_calls(self, stop: asyncio.Event) -> None:
-        """Ends a process that takes no more calls, so that another one does.
-
-        A call whose path is not UTF-8 ends gRPC's server (grpcio 1.85, `_server_main_loop`).
-        """
+        """Ends a process that takes no more calls, so that another one does."""
         await self._listener.until_ended()
         if not self._draining:
-            self._takes_no_calls = True
+            self._ends_at_once = CallsEndedError("gRPC's server has ended by itself")
             stop.set()
 
     async def _watch_access(self) -> None:
@@ -592,11 +592,19 @@ class Server:
             await asyncio.wait_for(self._outside.left.wait(), _LEAVING_S)
 
     async def _stop_cleaner(self) -> None:
-        """Repeats Stop until the cleaner exits; the link drops messages when full."""
-        while not self._hearing.ended.is_set():
+        """Repeats Stop until the cleaner exits; the link drops messages when full.
+
+        One that runs in its place was started by a supervisor that has nothing to end.
+        """
+        asked = self._cleaner_pid()
+        while not self._hearing.ended.is_set() and self._cleaner_pid() == asked:
             self._link.send(StopRequested())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hearing.ended.wait(), _STOP_AGAIN_S)
+
+    def _cleaner_pid(self) -> int | None:
+        status = self._view.cleaner.status
+        return None if status is None else status.pid
 
     async def _answer_waiting(self) -> None:
         """Answers requests that still wait for information on a topic."""

@@ -58,16 +58,39 @@ def test_a_server_that_stops_begins_what_has_come(caplog: pytest.LogCaptureFixtu
     assert not caplog.records
 
 
+@pytest.mark.parametrize("path", ["/test/Unknown", b"/test/\xff"])
+def test_calls_of_unknown_methods_are_answered_whatever_their_path(path: Any) -> None:
+    """One that is not UTF-8 would end gRPC's main loop."""
+
+    async def calls() -> None:
+        served = _Served()
+        served.goes_on.set()
+        await served.server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
+            unknown: Any = channel.unary_unary(path)
+            answers = [unknown(b"x", timeout=60) for _ in range(CALLS)]
+            assert {await answer.code() for answer in answers} == {grpc.StatusCode.UNIMPLEMENTED}
+            echo: Any = channel.unary_unary("/test/Echo")
+            assert await echo(b"x", timeout=60) == b"x"
+        assert not served.has_ended.is_set()
+        await served.server.stop(GRACE_S)
+
+    asyncio.run(calls())
+
+
 def test_a_server_whose_main_loop_has_crashed_says_so_and_stops() -> None:
     async def crashes() -> None:
         served = _Served()
         await served.server.start()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{served.port}") as channel:
             echo: Any = channel.unary_unary("/test/Echo")
-            path: Any = b"/test/\xff"  # not UTF-8, which ends gRPC's main loop
-            malformed: Any = channel.unary_unary(path)
-            calls = [asyncio.ensure_future(each(b"x")) for each in (echo, malformed) * CALLS]
+            calls = [asyncio.ensure_future(echo(b"x")) for _ in range(CALLS)]
             async with asyncio.timeout(60):
+                while not served.begun:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+                failed = asyncio.get_running_loop().create_future()
+                failed.set_exception(RuntimeError("as if gRPC's core had failed"))
+                served.server._server._lines[b"/test/Echo"].pass_on(failed)
                 await served.has_ended.wait()
                 await served.server.stop(None)
             await asyncio.gather(*calls, return_exceptions=True)

@@ -43,8 +43,12 @@ def ask(*_):
 signal.signal(signal.SIGTERM, ask)
 if name == "server":
     report_ready(f"127.0.0.1:{1000 + len((folder / 'server.lives').read_text().splitlines())}")
+else:
+    report_ready()
 while True:
     time.sleep(0.01)
+    if does == "fail once ready":
+        os.abort()
     if does != "obey":
         continue
     if name == "cleaner" and (folder / "drained").exists():
@@ -231,6 +235,19 @@ def test_what_does_not_live_ends_the_node(node: Node, name: str) -> None:
     assert node.process.wait(60) == 1
     assert len(node.lives(name)) == 5
     assert not any(is_alive(pid) for each in ("server", "cleaner") for pid in node.lives(each))
+
+
+@pytest.mark.parametrize("name", ["server", "cleaner"])
+def test_whatever_ends_a_process_that_was_ready_does_not_end_the_node(
+    node: Node, name: str
+) -> None:
+    node.report(name, "fail once ready")
+    node.start()
+    wait_until("more lives than failed starts may be", lambda: len(node.lives(name)) > 5)
+    assert node.process.poll() is None
+    node.report(name, "obey")
+    node.up()
+    assert node.end() == 0
 
 
 def test_what_is_hopeless_is_not_tried_again(node: Node) -> None:

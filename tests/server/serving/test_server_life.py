@@ -25,7 +25,7 @@ from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.control import unregister_records
 from delaywheel_replica.core.protocol.heartbeat import WheelHeartbeat
-from delaywheel_replica.link import AskTopic
+from delaywheel_replica.link import AskTopic, StopRequested
 from delaywheel_replica.server import serving
 from support.server.server_process import ServerProcess, wait_until
 from support.wheels.wheels import mark_wheel
@@ -216,6 +216,26 @@ def test_a_clean_stop_without_a_cleaner_ends_all_the_same(server: ServerProcess)
     assert time.monotonic() - started < CLEANER_STOP_S, "it waited for one that is gone"
 
 
+_CALLS_END = """
+import asyncio, sys
+from delaywheel_replica.server.listening import GrpcListener
+from delaywheel_replica.server.main import main
+async def until_ended(_):
+    await asyncio.sleep(1)
+GrpcListener.until_ended = until_ended
+sys.exit(main())
+"""
+
+
+def test_a_server_whose_grpc_has_ended_ends_without_telling_its_cleaner(tmp_path: Path) -> None:
+    """The supervisor, which knows of no stop, would start the cleaner again and again."""
+    server = ServerProcess(tmp_path / "n1")
+    server.program = "-c", _CALLS_END
+    with server:
+        assert server.process.wait(60) == 1
+        assert StopRequested() not in server.cleaner.received
+
+
 def test_a_fence_is_durable_before_it_is_answered_and_ends_the_wheel(
     server: ServerProcess,
 ) -> None:
@@ -396,20 +416,6 @@ def test_the_supervisors_end_ends_it(server: ServerProcess) -> None:
     os.close(server.life_write)
     server.life_write = -1
     assert server.process.wait(60) == 111
-
-
-def test_a_server_that_takes_no_more_calls_ends_so_that_another_one_does(
-    server: ServerProcess,
-) -> None:
-    assert server.address is not None
-    with grpc.insecure_channel(server.address) as channel:
-        path: Any = b"/test/\xff"  # not UTF-8, which ends gRPC's main loop
-        malformed: Any = channel.unary_unary(path)
-        with pytest.raises(grpc.RpcError):
-            malformed(b"", timeout=60)
-    assert server.process.wait(60) == 1
-    server.start()
-    server.wait_accepting()
 
 
 def test_the_progress_that_is_committed_is_reported(server: ServerProcess) -> None:
