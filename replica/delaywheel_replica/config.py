@@ -28,7 +28,7 @@ from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, reloaded
 _MIB = 1024 * 1024
 _WEEK_HOURS = 7 * 24
 
-_PRINCIPAL_FROM: Final[tuple[Literal["uri", "dns", "cn"], ...]] = ("uri", "dns", "cn")
+_PRINCIPAL_FROM: Final[tuple[Literal["uri", "dns", "cn"], ...]] = ("uri", "dns")
 
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})")
 # File systems of pyarrow.
@@ -112,7 +112,7 @@ class Config:
             certificate: for those with tokens, where `tls_client_ca` is set. Callers reach it at
             the host of `advertised`. Never port 0
         principal_from: which name in a certificate is its holder's, the first of these kinds that
-            it has: `"uri"`, `"dns"`, `"cn"`
+            it has: `"uri"`, `"dns"`, `"cn"`, the common name, which authorities check less
         insecure: other machines may reach `listen` without TLS and `grants`, and the port for
             peers without `peer_tls = "required"`: whoever reaches them may do everything, or
             pretend to be a node. Said in the log and in the status

@@ -7,12 +7,22 @@ from typing import Final
 
 HIDDEN: Final = "********"
 
-_SECRET = re.compile(r"password|secret|token|jaas|ssl\.key\.pem|sasl\.oauthbearer\.config")
+_HARMLESS = re.compile(
+    r"(socket|broker|metadata|topic|queued?|message|batch|compression|fetch|linger|reconnect|retry"
+    r"|api|connections|statistics|log|enable|check|allow|auto|session|heartbeat|max|receive"
+    r"|isolation|group|transaction|transactional|request|delivery|sticky)(\.[a-z]+)+"
+    r"|acks|retries|partitioner|debug|log_level|bootstrap\.servers|security\.protocol"
+    r"|client\.(id|rack|dns\.lookup)|sasl\.(mechanisms?|username)"
+    r"|sasl\.oauthbearer\.(method|client\.id|scope)"
+    r"|sasl\.kerberos\.(service\.name|principal|keytab|min\.time\.before\.relogin)"
+    r"|(ssl|https)\.(ca|certificate|crl|key|keystore|truststore)\.location"
+    r"|ssl\.(cipher\.suites|curves\.list|sigalgs\.list|endpoint\.identification\.algorithm)"
+)
 
 
 def is_secret(name: str) -> bool:
-    """Whether the value of a Kafka client setting must not be shown."""
-    return _SECRET.search(name.lower()) is not None
+    """Whether the value of a Kafka client setting must not be shown: all but what is harmless."""
+    return _HARMLESS.fullmatch(name.lower()) is None
 
 
 def shown(uri: str) -> str:

@@ -16,6 +16,7 @@ a child cannot be started   as if it had ended at once: the machine may be short
 the data folder cannot be   exit code 78 if the setting is wrong (no permission, not a folder,
 used                        or read-only); exit code 1 for any other cause: a later start may
                             succeed
+everybody may use it        exit code 78: pending messages are in it
 SIGTERM, SIGINT             the server gets SIGTERM and drains, the cleaner ends, the server ends
 a second such signal        everything is killed
 SIGHUP                      the settings are reread (reload.py), and those that can be are adopted;
@@ -60,6 +61,7 @@ from delaywheel_replica.process.inheritance import (
     SOURCES_VARIABLE,
     STDERR_FD_VARIABLE,
 )
+from delaywheel_replica.process.open_files import is_open, open_to_all
 from delaywheel_replica.process.plain_log import ChildOutput, PlainLog
 from delaywheel_replica.reload import Reload
 
@@ -69,6 +71,8 @@ _SHORT_LIFE_S: Final = 10.0
 _FAILED_STARTS: Final = 5
 _FIRST_BACKOFF_S: Final = 0.1
 _BACKOFF_AT_MOST_S: Final = 1.6
+_UMASK: Final = 0o027
+"""Of all processes of the node: messages lie in its files as they were sent."""
 
 # The data folder is not what the settings require: no restart changes that.
 _WRONG_FOLDER: Final = frozenset(
@@ -121,7 +125,11 @@ def main() -> int:
         return EXIT_HOPELESS
     data = Path(settings["data_dir"])
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        os.umask(_UMASK)
+        data.mkdir(mode=0o750, parents=True, exist_ok=True)
+        if is_open(data):
+            log.say("cannot start", "error", error=open_to_all(data), data_dir=data)
+            return EXIT_HOPELESS
         return Supervisor(data).run()
     except NodeInUseError as error:
         log.say("cannot start", "error", error=str(error), data_dir=data)

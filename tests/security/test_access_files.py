@@ -12,11 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel_replica.config import Config
 from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.access.files import WatchedFile
 from delaywheel_replica.server.access.grants import Grants
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.tokens import parse_tokens
+from delaywheel_replica.server.node.refusals import RequestRefusedError
+from support.peers.authority import Authority
 
 _PIECES = st.text("ab.\n", max_size=4)
 
@@ -49,17 +53,64 @@ def test_principals_with_the_same_grants_share_what_is_known_of_topics() -> None
     """Millions of names, each with thousands of topics, would fill the memory."""
     grants = Grants.parse(b"""
 [[grant]]
-who = ["shop-*"]
+who = ["token:shop-*"]
 may = ["produce"]
 topics = ["orders*"]
 [[grant]]
-who = ["shop-1"]
+who = ["token:shop-1"]
 may = ["change"]
 """)
-    assert grants.rights_of("shop-2") is grants.rights_of("shop-3")
-    assert grants.rights_of("shop-1").may(Right.CHANGE, "bills")
-    assert not grants.rights_of("shop-2").may(Right.CHANGE, "bills")
-    assert grants.rights_of("bakery").are_none
+    assert grants.rights_of("token:shop-2") is grants.rights_of("token:shop-3")
+    assert grants.rights_of("token:shop-1").may(Right.CHANGE, "bills")
+    assert not grants.rights_of("token:shop-2").may(Right.CHANGE, "bills")
+    assert grants.rights_of("token:bakery").are_none
+
+
+@pytest.mark.parametrize("has_grants", [False, True])
+@pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer t0ken"),)])
+def test_who_shows_a_certificate_is_out_once_it_has_expired(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    metadata: tuple[tuple[str, str], ...],
+    *,
+    has_grants: bool,
+) -> None:
+    """On connections that are open, and where TLS took up an earlier one without a look."""
+    authority = Authority(tmp_path, "callers")
+    cert, _ = authority.sign("shop", "shop.example.org", days=1)
+    grants, tokens = tmp_path / "grants.toml", tmp_path / "tokens.toml"
+    for file in (grants, tokens):
+        file.touch(0o600)
+    grants.write_text('[[grant]]\nwho = ["*"]\nmay = ["produce"]\n')
+    tokens.write_text(f'{sha256(b"t0ken").hexdigest()} = "shop"\n')
+    access = Access(
+        Config(
+            cluster_id="c",
+            node_id="n",
+            data_dir=tmp_path,
+            kafka={},
+            tls_client_ca=authority.file,
+            grants=grants if has_grants else None,
+            tokens=tokens if has_grants else None,
+        )
+    )
+
+    class Call:
+        def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+            return metadata
+
+        def auth_context(self) -> dict[str, list[bytes]]:
+            shown = cert.read_bytes().partition(b"-----END CERTIFICATE-----\n")
+            return {"x509_pem_cert": [b"".join(shown[:2])], "peer_dns": [b"shop.example.org"]}
+
+    on_a_stream = access.admit("DelayProduceStream", Call())
+    assert on_a_stream.rights.may(Right.PRODUCE, "orders")
+    tomorrow_s = time.time() + 86_400
+    monkeypatch.setattr(time, "time", lambda: tomorrow_s)
+    with pytest.raises(RequestRefusedError, match="CERTIFICATE_EXPIRED"):
+        access.admit("DelayProduce", Call())
+    with pytest.raises(RequestRefusedError, match="CERTIFICATE_EXPIRED"):
+        on_a_stream.rights.may(Right.PRODUCE, "orders")
 
 
 def test_a_token_has_one_owner() -> None:

@@ -34,38 +34,38 @@ Answer = TypeVar("Answer")
 
 GRANTS = """
 [[grant]]
-who = ["admin.*"]
+who = ["dns:admin.*"]
 may = ["produce", "change", "inspect", "read", "operate"]
 
 [[grant]]
-who = ["shop.example.org", "token-shop"]
+who = ["dns:shop.example.org", "token:token-shop"]
 may = ["produce", "change", "inspect"]
 topics = ["orders*"]
 
 [[grant]]
-who = ["viewer.example.org"]
+who = ["dns:viewer.example.org"]
 may = ["inspect"]
 
 [[grant]]
-who = ["reader.example.org"]
+who = ["dns:reader.example.org"]
 may = ["read"]
 topics = ["orders"]
 
 [[grant]]
-who = ["sender.example.org"]
+who = ["dns:sender.example.org"]
 may = ["produce", "change"]
 topics = ["orders"]
 
 [[grant]]
-who = ["ops.example.org"]
+who = ["dns:ops.example.org"]
 may = ["operate"]
 
 [[grant]]
-who = ["metered.example.org"]
+who = ["dns:metered.example.org"]
 may = ["produce", "change"]
 
 [[quota]]
-who = ["metered.example.org"]
+who = ["dns:metered.example.org"]
 messages_per_second = 4
 questions_per_second = 1
 in_flight_bytes = 1_000_000
@@ -323,7 +323,7 @@ TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = 
     ),
     "WhoAmI": (
         lambda stub: stub.WhoAmI(pb.WhoAmIRequest(), timeout=9).principal,
-        tuple(f"{who}.example.org" for who in WHO),
+        tuple(f"dns:{who}.example.org" for who in WHO),
     ),
 }
 
@@ -541,14 +541,14 @@ def test_nobody_passes_for_a_node(site: Site) -> None:
 
 
 def test_a_certificate_is_known_by_its_first_name_in_order_of_kinds(site: Site) -> None:
-    """URI before DNS before common name: the default of `principal_from`."""
+    """URI before DNS; a common name is none, whatever it reads like: `principal_from` as it is."""
     uri, dns, common_name = "spiffe://shop.example/eu", "eu.example.org", "eu common"
     for number, (names, principal) in enumerate(
         (
-            ({"uri": uri, "dns": dns, "common_name": common_name}, uri),
-            ({"dns": dns, "common_name": common_name}, dns),
-            ({"uri": uri}, uri),
-            ({"common_name": common_name}, common_name),
+            ({"uri": uri, "dns": dns, "common_name": common_name}, f"uri:{uri}"),
+            ({"dns": dns, "common_name": common_name}, f"dns:{dns}"),
+            ({"uri": uri}, f"uri:{uri}"),
+            ({"common_name": uri}, "anonymous"),
             ({}, "anonymous"),
         )
     ):
@@ -570,7 +570,7 @@ def test_a_token_says_who_calls(site: Site) -> None:
         who = site.stub("admin").WhoAmI
         return told(lambda: who(pb.WhoAmIRequest(), timeout=9, metadata=metadata).principal)
 
-    assert answer("t0ken") == "token-shop"
+    assert answer("t0ken") == "token:token-shop"
     assert answer("other") == "TOKEN_UNKNOWN"
     assert answer("") == "TOKEN_UNKNOWN"
 
@@ -616,7 +616,7 @@ def test_a_token_that_others_may_read_is_not_shown(
 def test_grants_and_tokens_that_change_count_at_once(site: Site) -> None:
     """Also on a stream that is open; a file that is not in order changes nothing."""
     site.put(site.tokens, f'{sha256(b"late").hexdigest()} = "late"\n')
-    site.put(site.grants, GRANTS + '[[grant]]\nwho = ["late"]\nmay = ["produce"]\n')
+    site.put(site.grants, GRANTS + '[[grant]]\nwho = ["token:late"]\nmay = ["produce"]\n')
     metadata = (("authorization", "Bearer late"),)
     sending = True
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trustme
@@ -346,3 +348,10 @@ def test_which_grants_a_node_has_is_told_to_its_peers() -> None:
         b.wait("it is heard", told)
         assert a.state("n2").access == "other"
         assert b.broken == []
+
+
+def test_a_connection_lasts_no_longer_than_the_certificate_of_the_other_side() -> None:
+    security = PeerSecurity(REQUIRED, None)
+    channel = cast("Channel", SimpleNamespace(cipher=SimpleNamespace(left_s=60.0)))
+    for is_dialled in (False, True):
+        assert security.ends_s(channel, is_dialled=is_dialled) - time.monotonic() <= 60

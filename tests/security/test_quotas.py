@@ -13,11 +13,11 @@ from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 QUOTAS = b"""
 [[quota]]
-who = ["shop-1"]
+who = ["token:shop-1"]
 messages_per_second = 5
 
 [[quota]]
-who = ["shop-*"]
+who = ["token:shop-*"]
 messages_per_second = 100
 bytes_per_second = 1_000
 
@@ -38,9 +38,9 @@ def spent(spending: Spending, quota: Quota, messages: int, now_s: float, *, size
 
 def test_the_first_quota_that_names_somebody_counts() -> None:
     quotas = Grants.parse(QUOTAS).quotas
-    assert quotas.of("shop-1") == Quota(messages_per_second=5)
-    assert quotas.of("shop-2") == Quota(messages_per_second=100, bytes_per_second=1_000)
-    assert quotas.of("billing") is None
+    assert quotas.of("token:shop-1") == Quota(messages_per_second=5)
+    assert quotas.of("token:shop-2") == Quota(messages_per_second=100, bytes_per_second=1_000)
+    assert quotas.of("token:billing") is None
     assert quotas.of_topic("orders.eu") == TopicQuota(pending_messages=7)
     assert quotas.of_topic("others") is None
 
@@ -48,12 +48,15 @@ def test_the_first_quota_that_names_somebody_counts() -> None:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        ('[[quota]]\nwho = ["a"]', "give one of messages_per_second"),
-        ('[[quota]]\nwho = ["a"]\nmessages_per_second = 0', "whole number of 1 or more"),
-        ('[[quota]]\nwho = ["a"]\nbytes_per_second = true', "whole number of 1 or more"),
-        (f'[[quota]]\nwho = ["a"]\nbytes_per_second = {1 << 63}', r"below 2\^63"),
+        ('[[quota]]\nwho = ["token:a"]', "give one of messages_per_second"),
+        ('[[quota]]\nwho = ["token:a"]\nmessages_per_second = 0', "whole number of 1 or more"),
+        ('[[quota]]\nwho = ["token:a"]\nbytes_per_second = true', "whole number of 1 or more"),
+        (f'[[quota]]\nwho = ["token:a"]\nbytes_per_second = {1 << 63}', r"below 2\^63"),
         ("[[quota]]\nmessages_per_second = 1", "who must be a list"),
-        ('[[quota]]\nwho = ["a"]\nmessage_per_second = 1', "mean messages_per_second"),
+        ('[[quota]]\nwho = ["a"]\nmessages_per_second = 1', "'a' begins with no kind of name"),
+        ('[[quota]]\nwho = ["*a"]\nmessages_per_second = 1', "begins with no kind of name"),
+        ('[[quota]]\nwho = ["spiffe://a"]\nmessages_per_second = 1', "uri:, dns:, cn:, token:"),
+        ('[[quota]]\nwho = ["token:a"]\nmessage_per_second = 1', "mean messages_per_second"),
         ('[[topic_quota]]\nwho = ["a"]\npending_bytes = 1', "there is no who"),
         ('[quota]\nwho = ["a"]', "two brackets"),
         ('[[quotas]]\nwho = ["a"]', "mean quota"),

@@ -22,16 +22,16 @@ from support.server.server_process import CHANNEL_OPTIONS, ServerProcess, wait_t
 NODES = ("n1", "n2", "n3")
 GRANTS = """
 [[grant]]
-who = ["127.0.0.1", "admin.*"]
+who = ["dns:127.0.0.1", "dns:admin.*"]
 may = ["produce", "change", "inspect", "read", "operate"]
 
 [[grant]]
-who = ["shop.*"]
+who = ["dns:shop.*"]
 may = ["produce", "change", "inspect"]
 topics = ["orders"]
 
 [[quota]]
-who = ["shop.*"]
+who = ["dns:shop.*"]
 messages_per_second = 3
 """
 DUE_MS = (time.time_ns() // 1_000_000_000 + 3_600) * 1_000

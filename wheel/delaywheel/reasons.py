@@ -381,6 +381,12 @@ class Reason(StrEnum):
         _FINAL,
         "Give a token whose SHA-256 is in the node's file `tokens`.",
     )
+    CERTIFICATE_EXPIRED = (
+        "CERTIFICATE_EXPIRED",
+        StatusCode.UNAUTHENTICATED,
+        _FINAL,
+        "Show a new certificate: the one of this connection is no longer valid.",
+    )
     NODE_UNPROVEN = (
         "NODE_UNPROVEN",
         _UNAVAILABLE,

@@ -2482,7 +2482,9 @@ class WhoAmIResponse(_message.Message):
     unlimited: _builtins.bool
     """The node has no grants: whoever reaches it may do everything, and it asks nobody for a name."""
     principal: _builtins.str
-    """"anonymous": the caller shows neither a certificate nor a token."""
+    """Begins with the kind of name ("uri:", "dns:", "cn:", "token:"); "anonymous": the caller shows
+    neither a token nor a certificate that has a name.
+    """
     shown_by: _builtins.str
     """What shows it: "certificate", "token" or "nothing"."""
     @_builtins.property

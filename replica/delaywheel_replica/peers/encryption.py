@@ -18,9 +18,10 @@ so there are no session tickets. A message is encrypted when it is written, not 
 heartbeats that wait are replaced. What is encrypted and not yet taken by the kernel is bounded by
 `_AT_ONCE_BYTES`, and goes before everything else.
 
-A stream with TLS lasts an hour at most, as callers' connections do: what was revoked is out by
-then. The side that dialled opens another in its place somewhat sooner, each stream at a time of its
-own, and closes it when that is open, or refused; the other side ends it if that does not happen.
+A stream with TLS lasts an hour at most, as callers' connections do, and no longer than the other
+side's certificate: what was revoked is out by then. The side that dialled opens another in its
+place somewhat sooner, each stream at a time of its own, and closes it when that is open, or
+refused; the other side ends it if that does not happen.
 """
 
 from __future__ import annotations
@@ -110,6 +111,12 @@ class Cipher:
         return [name for kind, name in names if kind in {"DNS", "IP Address"}]
 
     @property
+    def left_s(self) -> float:
+        """For how long the other side's certificate is still valid."""
+        certificate: dict[str, Any] = dict(self._session.getpeercert() or {})
+        return ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()
+
+    @property
     def has_unsent(self) -> bool:
         """Whether encrypted bytes wait for room."""
         return bool(self._unsent)
@@ -193,7 +200,7 @@ class PeerSecurity:
         if channel.cipher is None:
             return inf
         age_s = self._max_age_s * (1 if is_dialled else random.uniform(0.5, 0.75))  # noqa: S311
-        return time.monotonic() + age_s
+        return time.monotonic() + min(age_s, channel.cipher.left_s)
 
     def dialled(self, dial: Callable[[], Channel], address: str) -> Channel:
         """Returns a new connection to an address, encrypted if it is to be.

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import ssl
-import stat
 import time
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -33,6 +32,7 @@ from delaywheel_replica.config import Config
 from delaywheel_replica.peers.encryption import is_named
 from delaywheel_replica.peers.sockets import host_of
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.process.open_files import is_open, open_to_all
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -227,6 +227,11 @@ def _made_context(certificates: Certificates, role: _Role) -> ssl.SSLContext:
         file.write(certificates.key + b"\n" + certificates.chain)
         file.flush()
         context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
+    if not dials:
+        # Each connection begins with a handshake, in which certificates are looked at. (And of
+        # peers, the side that dialled takes anything that comes for the end.)
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
     if role is _Role.HTTP:
         return context
     assert certificates.node_ca is not None
@@ -235,8 +240,6 @@ def _made_context(certificates: Certificates, role: _Role) -> ssl.SSLContext:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # whoever is named is trusted, as in gRPC
     # It takes ASCII alone, and comments between certificates may be anything.
     context.load_verify_locations(cadata=certificates.node_ca.decode("ascii", "ignore"))
-    if role is _Role.DIALLED:
-        context.num_tickets = 0  # the side that dialled takes anything that comes for the end
     return context
 
 
@@ -315,8 +318,8 @@ def _certificates(name: str, path: Path) -> tuple[bytes, list[Certificate]]:
 def _content(name: str, path: Path, *, is_secret: bool = False) -> bytes:
     try:
         with path.open("rb") as file:
-            if is_secret and stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IRWXO:
-                raise CertificateError(f"{name} {path}: everybody may use it: chmod o= {path}")
+            if is_secret and is_open(file.fileno()):
+                raise CertificateError(f"{name} {path}: {open_to_all(path)}")
             return file.read()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()

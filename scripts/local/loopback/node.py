@@ -64,7 +64,7 @@ class Node:
 
     def configure(self, settings: Mapping[str, Any]) -> None:
         """Writes the configuration file; None unsets a setting."""
-        self.data.mkdir(parents=True, exist_ok=True)
+        self.data.mkdir(0o750, parents=True, exist_ok=True)
         own = {
             "node_id": self.id,
             "listen": self.address,

@@ -16,7 +16,7 @@ _REQUEST: Final = (
 )
 _GRANTS: Final = """
 [[grant]]
-who = ["localhost"]
+who = ["dns:localhost"]
 may = ["produce", "change", "inspect", "read", "operate"]
 
 [[quota]]

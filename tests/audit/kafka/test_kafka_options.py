@@ -152,7 +152,7 @@ def test_secrets_are_in_no_text() -> None:
 )
 def test_what_is_a_secret_here_is_one_everywhere(name: str) -> None:
     assert kafka_options.is_secret(name) == hiding.is_secret(name)
-    assert (kafka_options._SECRET, kafka_options.HIDDEN) == (hiding._SECRET, hiding.HIDDEN)
+    assert (kafka_options._HARMLESS, kafka_options.HIDDEN) == (hiding._HARMLESS, hiding.HIDDEN)
 
 
 def test_what_executors_import_needs_none_of_the_other_packages() -> None:

@@ -61,7 +61,7 @@ def known(tmp_path: Path, asked: Asked) -> KnownTopics:
 
 
 async def refused(known: KnownTopics, batch: RequestBatch) -> dict[int, Reason]:
-    known.judge(batch, await known.find_out(known.doubtful(batch)))
+    known.judge(batch, await known.find_out(known.doubtful(batch), "caller"))
     return {row: refusal.reason for row, refusal in batch.refusals.items()}
 
 
@@ -150,7 +150,7 @@ async def test_who_invents_names_is_refused_and_nobody_else(
     known: KnownTopics, asked: Asked
 ) -> None:
     known.learn(Topics({"there": TopicInfo(1, None)}, checked_at_ms=NOW_MS))
-    most = topics_module.ASKED_AT_MOST
+    most = topics_module.ASKED_AT_MOST // 2
     invented = [f"x{number}" for number in range(most)]
     first = asyncio.ensure_future(refused(known, batch(*invented)))
     await asyncio.sleep(0)
@@ -207,3 +207,16 @@ async def test_a_cache_that_the_medium_does_not_return_is_none(tmp_path: Path) -
     path.mkdir()  # reading it fails, with an OSError that is not FileNotFoundError
     known = KnownTopics(PosixDisk(), path, ask=lambda _: False, refuses_absent=True)
     assert await refused(known, batch("a")) == {}
+
+
+async def test_who_invents_names_leaves_room_for_those_of_others(
+    known: KnownTopics, asked: Asked
+) -> None:
+    most = topics_module.ASKED_AT_MOST // 2
+    invented = [f"no-{number}" for number in range(most + 10)]
+    asking = asyncio.create_task(known.find_out(invented, "stranger"))
+    await asyncio.sleep(0)
+    assert await known.find_out(["of-another"], "another") == set()
+    assert asked.names[-1] == "of-another"
+    assert await asking == set(invented[most:])
+    assert await known.find_out(["later"], "stranger") == set(), "those are settled"

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from delaywheel.headers import encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.intake.validate import IntakeRules, RequestBatch
+from delaywheel_replica.server.access.spending import TopicRoom
+from delaywheel_replica.server.intake.validate import IntakeRules, RequestBatch, refuse_without_room
 from delaywheel_replica.server.intake.validate import decode as decode_bytes
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 from support.wheels.messages import Message, columns_of, messages_of
@@ -384,6 +385,31 @@ def test_a_refusal_informs_programs_and_people() -> None:
     assert (error.code, error.reason) == (3, "TOPIC_INVALID")
     assert Reason.TOPIC_INVALID.advice in error.message
     assert not error.HasField("retry_delay_ms")
+
+
+def test_a_topic_that_is_named_often_is_one() -> None:
+    """Else its quota would be as many."""
+    named = column_request(
+        [Message(NOW_MS, number.to_bytes(16, "big"), "orders", None, b"v") for number in range(8)],
+        topics=["orders", "bills", "orders", "orders"],
+        topic_numbers=np.array([0, 1, 2, 3, 0, 1, 2, 3], "<u4").tobytes(),
+    )
+    batch = decode(named, RULES, now_ms=NOW_MS)
+    assert batch.columns.topics == ("orders", "bills")
+    assert batch.columns.topic_numbers.tolist() == [0, 1, 0, 0, 0, 1, 0, 0]
+    rooms = {"orders": TopicRoom(4, 1 << 40)}
+    refuse_without_room(batch, rooms.get)
+    assert sorted(batch.refusals) == [6, 7]
+
+
+@pytest.mark.parametrize("room", [TopicRoom(2, 1 << 40), TopicRoom(1 << 40, 2)])
+def test_what_is_refused_takes_no_room_of_others(room: TopicRoom) -> None:
+    old, good = row(deliver_at_ms=NOW_MS - 60_000), row()
+    batch = decoded(old, old, good, old, good, good)
+    refuse_without_room(batch, {"orders": room}.get)
+    reasons = [batch.refusals[number].reason for number in sorted(batch.refusals)]
+    assert sorted(batch.refusals) == [0, 1, 3, 5]
+    assert reasons == [Reason.DUE_TOO_OLD] * 3 + [Reason.QUOTA_EXCEEDED]
 
 
 def test_a_topics_messages_are_found_without_a_pass_for_each() -> None:

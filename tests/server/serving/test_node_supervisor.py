@@ -28,12 +28,12 @@ from delaywheel_replica.process.inheritance import exit_with_supervisor, report_
 from delaywheel_replica.link import Link
 
 name, folder = sys.argv[1], Path(sys.argv[2])
+with (folder / f"{name}.lives").open("a") as lives:
+    lives.write(f"{os.getpid()} {os.environ.get('DELAYWHEEL_ADDRESS')}\\n")
 does = (folder / f"{name}.does").read_text()
 if does != "outlive":
     exit_with_supervisor()
 link = Link.inherited()
-with (folder / f"{name}.lives").open("a") as lives:
-    lives.write(f"{os.getpid()} {os.environ.get('DELAYWHEEL_ADDRESS')}\\n")
 if does.startswith("exit"):
     sys.exit(int(does.split()[1]))
 asked = []
@@ -130,6 +130,14 @@ class Node:
     def end(self, number: signal.Signals = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(60)
+
+
+@pytest.fixture(autouse=True)
+def umask() -> Iterator[None]:
+    """`main` sets that of this process; here none is set before."""
+    earlier = os.umask(0)
+    yield
+    os.umask(earlier)
 
 
 @pytest.fixture
@@ -246,6 +254,8 @@ def test_whatever_ends_a_process_that_was_ready_does_not_end_the_node(
     wait_until("more lives than failed starts may be", lambda: len(node.lives(name)) > 5)
     assert node.process.poll() is None
     node.report(name, "obey")
+    lives = len(node.lives(name))
+    wait_until("one that obeys", lambda: len(node.lives(name)) > lives)
     node.up()
     assert node.end() == 0
 
@@ -460,3 +470,32 @@ def test_a_file_in_place_of_the_folder_is_called_that(
         monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"data_dir": str(data)}))
         assert main() == 78
         assert "it is no folder" in capfd.readouterr().err
+
+
+def test_a_folder_that_everybody_may_use_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Pending messages lie in it as they were sent."""
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(0o751)
+    monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"data_dir": str(data)}))
+    assert main() == 78
+    assert f"everybody may use it: chmod o= {data}" in capfd.readouterr().err
+
+
+def test_nobody_else_may_use_what_a_node_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own folder, and what any of its processes makes, whatever the shell's umask is."""
+
+    def run(_: Supervisor) -> int:
+        made = "from pathlib import Path; Path('file').touch(); Path('folder').mkdir()"
+        return subprocess.run([sys.executable, "-c", made], cwd=data, check=False).returncode
+
+    data = tmp_path / "data"
+    monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"data_dir": str(data)}))
+    monkeypatch.setattr(Supervisor, "run", run)
+    assert main() == 0
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (data, *data.iterdir())}
+    assert modes == {"data": 0o750, "file": 0o640, "folder": 0o750}

@@ -22,6 +22,7 @@ from delaywheel_replica.cli.printing.text import say
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_faults import Fault
 from delaywheel_replica.hiding import HIDDEN
+from delaywheel_replica.process.open_files import is_open, open_to_all
 
 
 def check(
@@ -53,6 +54,8 @@ def _data_folder(config: Config) -> Iterator[Fault]:
             fault = f"{folder} is not a folder"
         elif not os.access(folder, os.W_OK | os.X_OK):
             fault = f"{folder} cannot be written by this user"
+        elif folder == config.data_dir and is_open(folder):
+            fault = open_to_all(folder)
         else:
             return
     except OSError as error:

@@ -3,20 +3,25 @@
 | the call shows | the caller is |
 |---|---|
 | the secret of this process (`dw-passed`) | a node, which has judged its own caller: may do all |
-| a bearer token (`authorization`) | the name that `tokens` has for it; TOKEN_UNKNOWN without one |
-| a certificate | its first name of the kinds in `principal_from`, in that order |
+| a bearer token (`authorization`) | `token:` and its owner in `tokens`; TOKEN_UNKNOWN without |
+| a certificate | its first name of the kinds in `principal_from`, in that order, as `uri:NAME` |
 | none of these | `anonymous` |
 
 Without `grants` everybody may do everything, and nothing is looked at but the secret.
 
 Rights are looked up when they are asked for: a stream is open for long, and what was granted, or a
-token, may be gone since it began.
+token, may be gone since it began. So may the certificate of its connection: TLS looks at that when
+a connection is made, and gRPC takes up earlier ones (session tickets) without a look. Here every
+call is refused once it has expired, whatever it shows besides.
 """
 
 import hmac
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from hashlib import sha256
+from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
 from delaywheel.reasons import Reason
@@ -37,6 +42,7 @@ _BEARER: Final = "bearer "
 _PROPERTIES: Final = {"uri": "peer_uri", "dns": "peer_dns", "cn": "x509_common_name"}
 """What gRPC calls the kinds of names in a certificate."""
 _CERTIFICATE: Final = "x509_pem_cert"
+_CERTIFICATES_AT_MOST: Final = 4_096
 
 
 class Shown(Protocol):
@@ -70,7 +76,7 @@ class Caller:
         has_certificate: Whether their connection shows one, whatever they are known by.
     """
 
-    __slots__ = ("_purse", "_rights", "has_certificate", "how", "principal")
+    __slots__ = ("_expires_s", "_purse", "_rights", "has_certificate", "how", "principal")
 
     def __init__(
         self,
@@ -80,8 +86,10 @@ class Caller:
         *,
         has_certificate: bool = False,
         purse: Purse | None = None,
+        expires_s: float = inf,
     ) -> None:
         self._purse: Final = purse
+        self._expires_s: Final = expires_s
         self.principal: Final = principal
         self.has_certificate: Final = has_certificate
         self.how: Final = how
@@ -97,8 +105,10 @@ class Caller:
         """What they may do now.
 
         Raises:
-            RequestRefusedError: TOKEN_UNKNOWN: the token is no longer known.
+            RequestRefusedError: TOKEN_UNKNOWN: the token is no longer known; CERTIFICATE_EXPIRED.
         """
+        if time.time() >= self._expires_s:
+            raise RequestRefusedError(Reason.CERTIFICATE_EXPIRED)
         return self._rights()
 
     @property
@@ -208,7 +218,8 @@ class Access:
         self.spending: Final = Spending()
         """What principals have taken of their quotas."""
         self._purse: Final = Purse(self._quotas, self.spending)
-        self._kinds: Final = [_PROPERTIES[kind] for kind in config.principal_from]
+        self._asks_for_certificates: Final = config.tls_client_ca is not None
+        self._kinds: Final = {kind: _PROPERTIES[kind] for kind in config.principal_from}
 
     @property
     def refused(self) -> str | None:
@@ -251,10 +262,11 @@ class Access:
             shown: What it shows.
 
         Raises:
-            RequestRefusedError: FORBIDDEN, TOKEN_UNKNOWN, NODE_UNPROVEN.
+            RequestRefusedError: FORBIDDEN, TOKEN_UNKNOWN, NODE_UNPROVEN, CERTIFICATE_EXPIRED.
         """
         need = NEEDS[call]
-        if self._grants is None and not need.by_nodes:
+        is_named = self._grants is not None or self._asks_for_certificates
+        if not is_named and not need.by_nodes:
             return ANYBODY
         caller = self._caller_of(shown, by_nodes=need.by_nodes)
         rights = caller.rights
@@ -268,34 +280,38 @@ class Access:
 
     def _caller_of(self, shown: Shown, *, by_nodes: bool) -> Caller:
         metadata = dict(shown.invocation_metadata() or ())
+        names = shown.auth_context() if self._asks_for_certificates or self._grants else {}
+        expires_s = min(map(_expires_s, names.get(_CERTIFICATE, ())), default=inf)
+        if time.time() >= expires_s:
+            raise RequestRefusedError(Reason.CERTIFICATE_EXPIRED)
         if by_nodes and PASSED in metadata:
             if hmac.compare_digest(_text(metadata[PASSED]), self._shown_by_nodes):
                 return A_NODE
             if self._grants is not None:
                 raise RequestRefusedError(Reason.NODE_UNPROVEN)
         if self._grants is None:
-            return ANYBODY
-        names = shown.auth_context()
+            return Caller(None, "nothing", _everything, expires_s=expires_s)
         has_certificate = _CERTIFICATE in names
         authorization = _text(metadata.get("authorization", ""))
         if authorization[: len(_BEARER)].lower() == _BEARER:
             token = authorization[len(_BEARER) :].strip()
-            return self._token_holder(token, has_certificate=has_certificate)
-        for kind in self._kinds:
-            for name in filter(None, names.get(kind, ())):
-                return self._named(name.decode(errors="replace"), "certificate")
-        return self._named(ANONYMOUS, "nothing")
+            return self._token_holder(token, expires_s, has_certificate=has_certificate)
+        for kind, its_property in self._kinds.items():
+            for name in filter(None, names.get(its_property, ())):
+                principal = f"{kind}:{name.decode(errors='replace')}"
+                return self._named(principal, "certificate", expires_s)
+        return self._named(ANONYMOUS, "nothing", expires_s)
 
-    def _named(self, principal: str, how: str) -> Caller:
+    def _named(self, principal: str, how: str, expires_s: float) -> Caller:
         grants = self._grants
         assert grants is not None
 
         def rights() -> Rights:
             return grants.current.rights_of(principal)
 
-        return Caller(principal, how, rights, purse=self._purse)
+        return Caller(principal, how, rights, purse=self._purse, expires_s=expires_s)
 
-    def _token_holder(self, token: str, *, has_certificate: bool) -> Caller:
+    def _token_holder(self, token: str, expires_s: float, *, has_certificate: bool) -> Caller:
         digest = digest_of(token)
 
         def name() -> str:
@@ -303,7 +319,7 @@ class Access:
             holder = known.get(digest or "")
             if holder is None:
                 raise RequestRefusedError(Reason.TOKEN_UNKNOWN)
-            return holder
+            return f"token:{holder}"
 
         grants = self._grants
         assert grants is not None
@@ -313,7 +329,19 @@ class Access:
             lambda: grants.current.rights_of(name()),
             has_certificate=has_certificate,
             purse=self._purse,
+            expires_s=expires_s,
         )
+
+
+@lru_cache(_CERTIFICATES_AT_MOST)
+def _expires_s(certificate: bytes) -> float:
+    """Returns when a certificate expires, in Unix seconds; one that cannot be read has expired."""
+    from cryptography import x509  # noqa: PLC0415 - without TLS it is not there
+
+    try:
+        return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
+    except ValueError:
+        return -inf
 
 
 def _forbidden(caller: Caller, text: str) -> RequestRefusedError:

@@ -7,8 +7,6 @@
 | cannot be read | refused, exit code 78 | the same, and it is tried again each second |
 """
 
-import os
-import stat
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from delaywheel.client.exchange.channel import WatchedFiles
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.process.open_files import is_open, open_to_all
 
 _MOST_BYTES: Final = 16 << 20
 _Content = TypeVar("_Content")
@@ -94,9 +93,8 @@ def read_file(name: str, path: Path, parse: Callable[[bytes], _Content]) -> File
     """Reads a file once; see `WatchedFile`."""
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & stat.S_IRWXO:
-                raise AccessFileError(f"{name} {path}: everybody may use it: chmod o= {path}")
+            if is_open(file.fileno()):
+                raise AccessFileError(f"{name} {path}: {open_to_all(path)}")
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise AccessFileError(f"{name} {path}: more than {_MOST_BYTES:,} bytes")

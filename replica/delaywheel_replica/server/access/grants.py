@@ -2,9 +2,9 @@
 
 ```toml
 [[grant]]
-who = ["spiffe://shop/*", "billing"]     # principals; `*` in a name stands for any characters
+who = ["uri:spiffe://shop/*", "token:billing"]   # principals; `*` stands for any characters
 may = ["produce", "change", "inspect"]
-topics = ["orders.*"]                    # all topics, if it is left out
+topics = ["orders.*"]                            # all topics, if it is left out
 ```
 
 Whoever is named in no grant may do nothing. `*` means everybody who shows a certificate or a token;
@@ -18,7 +18,14 @@ from typing import Any, Final, Self
 from delaywheel_replica.patterns import Pattern, did_you_mean
 from delaywheel_replica.server.access.quotas import Quotas
 from delaywheel_replica.server.access.rights import Granted, Right, Rights
-from delaywheel_replica.server.access.tables import checked, is_meant, patterns, tables_of, texts
+from delaywheel_replica.server.access.tables import (
+    checked,
+    is_meant,
+    patterns,
+    principals,
+    tables_of,
+    texts,
+)
 
 _FIELDS: Final = ("who", "may", "topics")
 _PRINCIPALS_AT_MOST: Final = 4_096
@@ -74,7 +81,7 @@ class Grants:
 def _grant(number: int, table: Any) -> tuple[tuple[Pattern, ...], Granted]:
     what = f"grant {number}"
     fields = checked(what, table, _FIELDS)
-    who, may = patterns(what, "who", fields), texts(what, "may", fields)
+    who, may = principals(what, fields), texts(what, "may", fields)
     topics = patterns(what, "topics", fields) if "topics" in fields else (Pattern("*"),)
     known = [right.value for right in Right]
     for name in may:

@@ -2,7 +2,7 @@
 
 ```toml
 [[quota]]
-who = ["billing"]                # each principal by itself; the first quota that names it counts
+who = ["token:billing"]          # each principal by itself; the first quota that names it counts
 messages_per_second = 500
 bytes_per_second = 1_000_000
 questions_per_second = 20
@@ -21,7 +21,13 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self
 
 from delaywheel_replica.patterns import Pattern
-from delaywheel_replica.server.access.tables import checked, is_meant, patterns, tables_of
+from delaywheel_replica.server.access.tables import (
+    checked,
+    is_meant,
+    patterns,
+    principals,
+    tables_of,
+)
 
 _MOST: Final = (1 << 63) - 1
 """What an answer can show."""
@@ -107,7 +113,7 @@ class Quotas:
 
 def _quota(what: str, table: Any) -> tuple[tuple[Pattern, ...], Quota]:
     fields = checked(what, table, ("who", *Quota._fields))
-    return patterns(what, "who", fields), Quota(**_numbers(what, fields, Quota._fields))
+    return principals(what, fields), Quota(**_numbers(what, fields, Quota._fields))
 
 
 def _topic_quota(what: str, table: Any) -> tuple[tuple[Pattern, ...], TopicQuota]:

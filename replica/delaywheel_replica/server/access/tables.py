@@ -7,6 +7,8 @@ from delaywheel_replica.patterns import Pattern, did_you_mean
 
 ANONYMOUS: Final = "anonymous"
 """The name of callers who show none."""
+KINDS: Final = ("uri", "dns", "cn", "token")
+"""What the names of all others begin with, and a colon: how they are shown."""
 
 
 def tables_of(document: dict[str, Any], name: str) -> list[Any]:
@@ -52,6 +54,23 @@ def texts(what: str, name: str, table: dict[str, Any]) -> list[str]:
 def patterns(what: str, name: str, table: dict[str, Any]) -> tuple[Pattern, ...]:
     """Returns the patterns of a field; see `texts`."""
     return tuple(map(Pattern, texts(what, name, table)))
+
+
+def principals(what: str, table: dict[str, Any]) -> tuple[Pattern, ...]:
+    """Returns the patterns of `who`; see `texts`.
+
+    Raises:
+        ValueError: One says no kind: a common name may read like a URI.
+    """
+    names = texts(what, "who", table)
+    for name in names:
+        kind, colon, _ = name.partition(":")
+        if name not in ("*", ANONYMOUS) and not (colon and kind in KINDS):
+            known = ", ".join(f"{kind}:" for kind in KINDS)
+            raise ValueError(
+                f"{what}: who: {name!r} begins with no kind of name: {known} (or is *, {ANONYMOUS})"
+            )
+    return tuple(map(Pattern, names))
 
 
 def is_meant(who: Iterable[Pattern], principal: str) -> bool:

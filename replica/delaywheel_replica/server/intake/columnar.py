@@ -56,6 +56,7 @@ def decode_columns(request: bytes, outline: Outline) -> Columns:
         raise RequestRefusedError(Reason.REQUEST_MALFORMED, "A length of headers below 0")
     if int(topic_numbers.max()) >= len(outline.topics):
         raise RequestRefusedError(Reason.REQUEST_MALFORMED, "A topic number without a topic")
+    topics, topic_numbers = _topics(request, outline, topic_numbers)
     lengths_bytes = content_lengths(key_lengths, value_lengths, headers_lengths)
     starts = content_starts(lengths_bytes)
     end = int(starts[-1] + lengths_bytes[-1])
@@ -66,7 +67,7 @@ def decode_columns(request: bytes, outline: Outline) -> Columns:
     return Columns(
         due_ms=packed.column("due_ms", np.int64),
         ids=packed.column("ids", np.uint8, each=ID_LENGTH_BYTES).reshape(messages, ID_LENGTH_BYTES),
-        topics=tuple(_text(request, span) for span in outline.topics),
+        topics=topics,
         topic_numbers=topic_numbers,
         key_lengths=key_lengths,
         value_lengths=value_lengths,
@@ -76,6 +77,20 @@ def decode_columns(request: bytes, outline: Outline) -> Columns:
         blob=blob,
         starts=starts,
     ).compacted()
+
+
+def _topics(
+    request: bytes, outline: Outline, numbers: NDArray[np.uint32]
+) -> tuple[tuple[str, ...], NDArray[np.uint32]]:
+    """Returns the topics, each once, and the number of each message's among them.
+
+    What is decided by topic (rights, quotas) is decided once for each, however often it is named.
+    """
+    named = [_text(request, span) for span in outline.topics]
+    places = {topic: place for place, topic in enumerate(dict.fromkeys(named))}
+    if len(places) < len(named):
+        numbers = np.array([places[topic] for topic in named], np.uint32)[numbers]
+    return tuple(places), numbers
 
 
 def rows_to_check(request: bytes, outline: Outline) -> NDArray[np.intp]:

@@ -16,9 +16,10 @@ nothing                no report, or an old one of absence       the cleaner is 
                                                                  unless it says "absent" in time
 =====================  ========================================  ===============================
 
-The cleaner is asked for ``ASKED_AT_MOST`` names at a time. While that many wait for its answer,
-messages for further unknown names are refused with BACKPRESSURE: callers that invent names overload
-neither the cleaner nor Kafka.
+The cleaner is asked for ``ASKED_AT_MOST`` names at a time, and of a principal (or a connection
+without a name) for no more than are left to others. While that many wait for its answer, messages
+for further unknown names are refused with BACKPRESSURE: callers that invent names overload neither
+the cleaner nor Kafka, nor take the room of others.
 
 A request may have thousands of topics, so it may be judged on any thread; only the loop's thread
 asks the cleaner.
@@ -27,7 +28,8 @@ asks the cleaner.
 import asyncio
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,7 +57,8 @@ _PRESENT_BYTES: Final = 16 << 20
 _ENTRY_BYTES: Final = 300
 _NO_BOUND: Final = 1 << 62
 _UNASKED: Final = Refusal(
-    Reason.BACKPRESSURE, f"Kafka is being asked about {ASKED_AT_MOST} unknown topics"
+    Reason.BACKPRESSURE,
+    f"Kafka is being asked about {ASKED_AT_MOST} unknown topics, or half as many of this caller",
 )
 
 _log = get_logger(__name__)
@@ -93,8 +96,9 @@ class KnownTopics:
         self._absent_ms = BoundedTable[str, int](_ABSENT_BYTES)
         for name, info in _load(disk, path).items():
             self._keep(name, _KnownTopic(info, None))
-        # Topic -> the number of the question that the cleaner has not answered yet.
-        self._asked: dict[str, object] = {}
+        # Topic -> the question that the cleaner has not answered yet.
+        self._asked: dict[str, _Question] = {}
+        self._asked_of: Counter[Hashable] = Counter()
         self._waiters: set[_Waiter] = set()
         self._unsaved = False
 
@@ -108,16 +112,21 @@ class KnownTopics:
         names = [batch.columns.topics[number] for number in sorted(numbers)]
         return [name for name in names if is_topic_name(name) and not self._is_absent(name)]
 
-    async def find_out(self, names: Iterable[str]) -> Collection[str]:
-        """Waits briefly for the cleaner's answers; returns topics that could not be asked about."""
-        waiting: dict[str, object] = {}
+    async def find_out(self, names: Iterable[str], sharer: Hashable) -> Collection[str]:
+        """Waits briefly for the cleaner's answers; returns topics that could not be asked about.
+
+        Args:
+            sharer: Who wants to know.
+        """
+        waiting: dict[str, _Question] = {}
         unasked = set()
         for name in names:
             question = self._asked.get(name)
-            if question is None and len(self._asked) >= ASKED_AT_MOST:
+            if question is None and not self._may_ask(sharer):
                 unasked.add(name)
             elif question is None and self._ask(AskTopic(name)):
-                question = self._asked[name] = object()
+                question = self._asked[name] = _Question(sharer)
+                self._asked_of[sharer] += 1
             if question is not None:
                 waiting[name] = question
         if waiting:
@@ -125,6 +134,9 @@ class KnownTopics:
         # Other callers that wait for these get no answer either; the next caller asks again.
         self._settle([name for name, asked in waiting.items() if self._asked.get(name) is asked])
         return unasked
+
+    def _may_ask(self, sharer: Hashable) -> bool:
+        return self._asked_of[sharer] < ASKED_AT_MOST - len(self._asked)
 
     async def _wait(self, names: set[str]) -> None:
         """Waits briefly until all of these are settled."""
@@ -198,11 +210,24 @@ class KnownTopics:
         for each caller, would hold up the loop when the answers come.
         """
         for name in names:
-            self._asked.pop(name, None)
+            if (question := self._asked.pop(name, None)) is not None:
+                self._asked_of[question.sharer] -= 1
+        self._asked_of = +self._asked_of
         for waiter in self._waiters:
             waiter.names.difference_update(names)
             if not waiter.names and not waiter.settled.done():
                 waiter.settled.set_result(None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Question:
+    """What the cleaner was asked.
+
+    Attributes:
+        sharer: Who wanted to know first.
+    """
+
+    sharer: Hashable
 
 
 @dataclass(frozen=True, slots=True, eq=False)

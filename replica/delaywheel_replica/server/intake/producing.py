@@ -196,11 +196,11 @@ class Producing:
             del request
             batch, doubtful = await decoding
             if doubtful:
-                unasked = await stages.topics.find_out(doubtful)
+                unasked = await stages.topics.find_out(doubtful, origin.sharer)
                 await self._done(is_small, partial(self._judge, batch, unasked))
             if len(batch.to_check):
                 await stages.check_ids(batch)
-                await self._done(is_small, batch.accept)
+                await self._done(is_small, partial(self._accept, batch))
             wheel: WheelId | None = None
             if len(batch.accepted):
                 answer = stages.writing.submit(batch.accepted)
@@ -221,8 +221,6 @@ class Producing:
         refused = refuse_forbidden(batch, caller)
         if refused:
             stages.audit.refused("DelayProduce", address, next(iter(refused.values())))
-        if (room_in := stages.topic_rooms()) is not None:
-            refuse_without_room(batch, room_in)
         doubtful = [name for name in stages.topics.doubtful(batch) if name not in refused]
         if not doubtful:
             self._judge(batch, ())
@@ -232,7 +230,13 @@ class Producing:
         """Judges decoded messages. For any thread."""
         self._stages.topics.judge(batch, unasked)
         if not len(batch.to_check):  # else once the earlier ones were looked for
-            batch.accept()
+            self._accept(batch)
+
+    def _accept(self, batch: RequestBatch) -> None:
+        """Accepts what is not refused, as far as its topics have room. For any thread."""
+        if (room_in := self._stages.topic_rooms()) is not None:
+            refuse_without_room(batch, room_in)
+        batch.accept()
 
     async def _done(self, is_small: bool, work: Callable[[], _Made]) -> _Made:
         """Does some work here or, if it may take long, on the thread."""

@@ -123,6 +123,13 @@ class RequestBatch:
         for row in np.asarray(rows).tolist():
             self.refusals.setdefault(row, refusal)
 
+    def unrefused(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Returns those of some rows that are not refused so far."""
+        if not self.refusals:
+            return rows
+        is_good = np.fromiter((row not in self.refusals for row in rows.tolist()), np.bool_)
+        return rows[is_good]
+
     @cached_property
     def lengths_bytes(self) -> NDArray[np.int64]:
         """The length of key, value and headers of each message together."""
@@ -334,9 +341,8 @@ def _check_topic_names(batch: RequestBatch, own_topics: frozenset[str]) -> None:
         batch.refuse(invalid, Refusal(Reason.TOPIC_INVALID))
     for number, topic in enumerate(columns.topics):
         if topic in own_topics or is_reserved_topic(topic):
-            ours = np.flatnonzero(columns.topic_numbers == number)
             text = f"{topic} belongs to the service or to Kafka"
-            batch.refuse(ours, Refusal(Reason.TOPIC_INVALID, text))
+            batch.refuse(batch.rows_for(number), Refusal(Reason.TOPIC_INVALID, text))
 
 
 def refuse_forbidden(batch: RequestBatch, caller: Caller) -> Mapping[str, Refusal]:
@@ -359,13 +365,14 @@ def refuse_forbidden(batch: RequestBatch, caller: Caller) -> Mapping[str, Refusa
 def refuse_without_room(batch: RequestBatch, room_in: Callable[[str], TopicRoom | None]) -> None:
     """Refuses messages beyond what may be pending in their topics: the first that fit are taken.
 
-    What is being written meanwhile is not counted yet, so a topic may get that much more.
+    The last judgement: a message that is refused takes no room of others. What is being written
+    meanwhile is not counted yet, so a topic may get that much more.
     """
     for number, topic in enumerate(batch.columns.topics):
         room = room_in(topic)
         if room is None:
             continue
-        rows = batch.rows_for(number)
+        rows = batch.unrefused(batch.rows_for(number))
         if len(rows) > room.messages:
             batch.refuse(rows[max(0, room.messages) :], _no_room(topic, "messages"))
         beyond = np.cumsum(batch.lengths_bytes[rows]) > room.length_bytes
