@@ -1,6 +1,7 @@
-"""A real one-node Apache Kafka broker on loopback: for tests, the demo and the benchmark.
+"""A real Apache Kafka broker on loopback: for tests, the demo and the benchmark.
 
-Where its jars and Java come from is in kafka_jars.py.
+It is the only one of its Kafka, or one of several (brokers.py). Where its jars and Java come from
+is in kafka_jars.py.
 
 A broker has two client listeners: the plain one (`address`) and a *proxied* one, which advertises
 `proxy_address` to clients. Nothing listens there until a test puts a proxy in between (it forwards
@@ -30,6 +31,7 @@ import time
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -52,7 +54,8 @@ JVM_VARIABLE = "DELAYWHEEL_BROKER_JVM"
 """The environment variable for other options of the broker's JVM, for whatever starts one."""
 JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData"
 SESSION_MS = 30_000
-"""How long a broker may be silent and still leads: a busy machine stops it for seconds."""
+"""How long a broker alone may be silent: a busy machine stops it for seconds. Others could lead in
+the place of one of several: these have Kafka's own time, as people's brokers do."""
 RESTART_SESSION_MS = 2_000
 """After it was killed: its old registration is in the way of its start for this long."""
 
@@ -108,14 +111,39 @@ def _claims() -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """What each broker knows of all brokers of its Kafka.
+
+    Attributes:
+        cluster_id: Of this Kafka.
+        controller_ports: Where each is a controller, from broker 1 on.
+    """
+
+    cluster_id: str
+    controller_ports: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.controller_ports)
+
+    @property
+    def copies(self) -> int:
+        """The replication factor of every topic that is made without one."""
+        return min(3, self.size)
+
+
 class KafkaBroker:
-    """One broker and controller in one JVM, in a session of its own (Ctrl-C does not reach it).
+    """A broker and controller in one JVM, in a session of its own (Ctrl-C does not reach it).
 
     It dies with the *thread* that starts it (the kernel's parent-death signal), so start it from
     one that lives as long as the broker should. Data, ports and cluster id outlast `stop`, `kill`
     and `start` again; a folder of the broker's own is removed at the end of the `with` block.
 
     Attributes:
+        number: Its id, from 1 on.
+        version: Of Kafka, which the next start takes.
         proxy_port: Where a proxy listens.
         proxied_port: Where it forwards to.
         log_path: What the broker prints.
@@ -129,6 +157,9 @@ class KafkaBroker:
         heap: str = "768m",
         settings: Mapping[str, str] | None = None,
         archive_to: Path | None = None,
+        number: int = 1,
+        quorum: Quorum | None = None,
+        version: str = KAFKA_VERSION,
     ) -> None:
         """Prepares a broker; nothing runs before `start`.
 
@@ -138,6 +169,9 @@ class KafkaBroker:
             heap: The JVM's greatest heap, as for `-Xmx`.
             settings: Broker settings on top of the defaults.
             archive_to: Where a clean stop leaves an archive of the classes that were loaded.
+            number: Its id, from 1 on.
+            quorum: The brokers of its Kafka; None: it is the only one.
+            version: Of Kafka.
         """
         self._own_folder = folder is None
         self.folder = folder or Path(tempfile.mkdtemp(prefix="delaywheel-kafka-"))
@@ -146,9 +180,12 @@ class KafkaBroker:
         self._heap = heap
         self._settings = dict(settings or {})
         self._archive_to = archive_to
+        self.number = number
+        self.version = version
         free = free_ports(4)
         self._port = port or free[0]
-        self._controller_port, self.proxied_port, self.proxy_port = free[1:]
+        self.proxied_port, self.proxy_port = free[1:3]
+        self._quorum = quorum or Quorum(new_id(), (free[3],))
         self._process: subprocess.Popen[bytes] | None = None
         self._was_killed = False
 
@@ -172,6 +209,11 @@ class KafkaBroker:
         """Whether the JVM lives."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def has_died(self) -> bool:
+        """Whether it ended although nobody stopped it."""
+        return self._process is not None and self._process.poll() is not None
+
     def __enter__(self) -> Self:
         try:
             self.start()
@@ -184,7 +226,12 @@ class KafkaBroker:
         self.close()
 
     def start(self) -> None:
-        """Starts the broker and returns when it accepts connections."""
+        """Starts the broker and returns when it serves clients."""
+        self.begin()
+        self.wait_until_ready()
+
+    def begin(self) -> None:
+        """Starts the broker, which serves clients once it has found a majority of all."""
         if self.running:
             raise KafkaError("the broker is running already")
         config = self.folder / "server.properties"
@@ -193,7 +240,6 @@ class KafkaBroker:
             self._format(config)
         java = self._java(f"-Xmx{self._heap}", *(self._archive_made() or self._archive_in_use()))
         self._process = start_child([*java, "kafka.Kafka", str(config)], log=self.log_path)
-        self._wait_until_ready()
 
     def stop(self) -> None:
         """Asks the broker to shut down cleanly; kills it if that takes too long."""
@@ -247,37 +293,36 @@ class KafkaBroker:
     def _properties(self) -> dict[str, str]:
         host = "127.0.0.1"
         plain, proxied = f"PLAINTEXT://{host}", f"PROXIED://{host}"
-        controller = f"{host}:{self._controller_port}"
+        controllers = [f"{host}:{port}" for port in self._quorum.controller_ports]
+        voters = (f"{number}@{each}" for number, each in enumerate(controllers, 1))
+        copies, partitions = str(self._quorum.copies), str(max(4, 2 * self._quorum.size))
+        insync = str(max(1, self._quorum.copies - 1))
         return {
             "process.roles": "broker,controller",
-            "node.id": "1",
-            "controller.quorum.voters": f"1@{controller}",
+            "node.id": str(self.number),
+            "controller.quorum.voters": ",".join(voters),
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
             "listener.security.protocol.map": ",".join(
                 f"{name}:PLAINTEXT" for name in ("PLAINTEXT", "PROXIED", "CONTROLLER")
             ),
             "listeners": f"{plain}:{self._port},{proxied}:{self.proxied_port},"
-            f"CONTROLLER://{controller}",
+            f"CONTROLLER://{controllers[self.number - 1]}",
             "advertised.listeners": f"{plain}:{self._port},{proxied}:{self.proxy_port}",
             "log.dirs": str(self.folder / "data"),
-            "broker.session.timeout.ms": str(
-                RESTART_SESSION_MS if self._was_killed else SESSION_MS
-            ),
-            "broker.heartbeat.interval.ms": "500" if self._was_killed else "2000",
+            **(self._alone() if self._quorum.size == 1 else {}),
             # Each thread wakes up some times a second, and nobody has more than two cores for it.
             "num.network.threads": "1",
             "num.io.threads": "2",
             "group.coordinator.threads": "1",
             "share.coordinator.threads": "1",
-            # No record twice a second that says only that time passes: at rest it was two thirds
-            # of what the broker computes. It is of use to controllers that follow another.
-            "metadata.max.idle.interval.ms": "0",
-            "offsets.topic.replication.factor": "1",
-            "offsets.topic.num.partitions": "4",
-            "transaction.state.log.replication.factor": "1",
-            "transaction.state.log.min.isr": "1",
-            "transaction.state.log.num.partitions": "4",
+            "default.replication.factor": copies,
+            "min.insync.replicas": insync,
+            "offsets.topic.replication.factor": copies,
+            "offsets.topic.num.partitions": partitions,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": insync,
+            "transaction.state.log.num.partitions": partitions,
             "group.initial.rebalance.delay.ms": "0",
             "group.consumer.min.session.timeout.ms": "6000",
             "group.consumer.session.timeout.ms": "10000",
@@ -291,8 +336,20 @@ class KafkaBroker:
             **self._settings,
         }
 
+    def _alone(self) -> dict[str, str]:
+        """Returns the settings of a broker that no other one watches."""
+        return {
+            "broker.session.timeout.ms": str(
+                RESTART_SESSION_MS if self._was_killed else SESSION_MS
+            ),
+            "broker.heartbeat.interval.ms": "500" if self._was_killed else "2000",
+            # No record twice a second that says only that time passes: at rest it was two thirds
+            # of what the broker computes. It is of use to controllers that follow another.
+            "metadata.max.idle.interval.ms": "0",
+        }
+
     def _java(self, *options: str) -> list[str]:
-        jars = fetch_kafka()
+        jars = fetch_kafka(self.version)
         logging = "-Dorg.slf4j.simpleLogger."
         return [
             *(find_java(), *os.environ.get(JVM_VARIABLE, JVM_OPTIONS).split(), *options),
@@ -307,28 +364,34 @@ class KafkaBroker:
     def _archive_in_use(self) -> list[str]:
         if self._archive_to:
             return []
-        fetch_kafka()
-        archive = class_archive(f"kafka-{KAFKA_VERSION}", _archive_classes)
+        fetch_kafka(self.version)
+        archive = class_archive(f"kafka-{self.version}", self._archive_classes)
         return [f"-XX:SharedArchiveFile={archive}"] if archive else []
+
+    def _archive_classes(self, archive: Path) -> None:
+        with KafkaBroker(archive_to=archive, version=self.version):
+            pass  # once it answers it has loaded what most of a start is spent on
 
     def _format(self, config: Path) -> None:
         """Prepares an empty folder as Kafka's own tool does, which starts a JVM for that.
 
         The tool's result is the same for each of our brokers, except for the ids; so it runs once.
         """
-        checkpoint = cache_folder() / f"kafka-{KAFKA_VERSION}-{BOOTSTRAP}"
+        checkpoint = cache_folder() / f"kafka-{self.version}-{BOOTSTRAP}"
         data = self.folder / "data"
         if checkpoint.exists():
             data.mkdir(exist_ok=True)
             shutil.copyfile(checkpoint, data / BOOTSTRAP)
-            ids = {"cluster.id": _new_id(), "directory.id": _new_id(), "node.id": 1, "version": 1}
+            ids = {"cluster.id": self._quorum.cluster_id, "directory.id": new_id()}
+            ids |= {"node.id": str(self.number), "version": "1"}
             written = "".join(f"{name}={value}\n" for name, value in ids.items())
             (data / "meta.properties").write_text(written)
             return
         done = subprocess.run(
             [
                 *self._java("-Xmx256m", "-XX:TieredStopAtLevel=1", *self._archive_in_use()),
-                *("kafka.tools.StorageTool", "format", "-t", _new_id(), "-c", str(config)),
+                *("kafka.tools.StorageTool", "format"),
+                *("-t", self._quorum.cluster_id, "-c", str(config)),
             ],
             capture_output=True,
             text=True,
@@ -340,7 +403,12 @@ class KafkaBroker:
         shutil.copyfile(data / BOOTSTRAP, half)
         half.rename(checkpoint)
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Waits until a broker that was begun serves clients.
+
+        Raises:
+            KafkaError: It ended, or it does not within its time.
+        """
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _answers(self.address):
             code = self._running().poll()
@@ -353,7 +421,7 @@ class KafkaBroker:
             raise KafkaError(f"the broker {why}; its log ends with:\n{tail}")
 
 
-def _new_id() -> str:
+def new_id() -> str:
     """Returns an id as Kafka writes them; its tools take a dash at the beginning for an option."""
     written = "-"
     while written.startswith("-"):
@@ -361,13 +429,8 @@ def _new_id() -> str:
     return written
 
 
-def _archive_classes(archive: Path) -> None:
-    with KafkaBroker(archive_to=archive):
-        pass  # once it answers it has loaded what most of a start is spent on
-
-
 def _answers(address: str) -> bool:
-    """Whether the broker at this address answers a request for metadata."""
+    """Whether the broker at this address answers a request for metadata, and takes part."""
     host, port = address.rsplit(":", 1)
     try:
         socket.create_connection((host, int(port)), timeout=1).close()
@@ -381,7 +444,8 @@ def _answers(address: str) -> bool:
         {"bootstrap.servers": address, "log_level": 0, "log.connection.close": False}
     )
     try:
-        return bool(client.list_topics(timeout=2).brokers)
+        known = client.list_topics(timeout=2).brokers.values()
+        return (host, int(port)) in {(broker.host, broker.port) for broker in known}
     except KafkaException:
         return False
 

@@ -25,17 +25,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-KAFKA_VERSION = "4.1.1"
+VERSION_VARIABLE = "DELAYWHEEL_KAFKA_VERSION"
+"""The environment variable for another version of Kafka, for whatever starts a broker."""
+KAFKA_VERSION = os.environ.get(VERSION_VARIABLE, "4.1.1")
 SCALA_VERSION = "2.13"
 JAVA_VERSIONS = range(17, 26)
 IVY_VERSION = "2.5.3"
 _IVY_OF_DEBIAN = Path("/usr/share/java/ivy.jar")
 
 # Kafka logs through SLF4J 1.7 and brings no backend for it: without one it says nothing.
-_WANTED = (
-    ("org.apache.kafka", f"kafka_{SCALA_VERSION}", KAFKA_VERSION),
-    ("org.slf4j", "slf4j-simple", "1.7.36"),
-)
+_KAFKA = ("org.apache.kafka", f"kafka_{SCALA_VERSION}")
+_LOGGING = ("org.slf4j", "slf4j-simple", "1.7.36")
 
 
 class KafkaError(RuntimeError):
@@ -70,12 +70,12 @@ def _java_version(java: str) -> str:
     return version[1]
 
 
-def fetch_kafka() -> Path:
+def fetch_kafka(version: str = KAFKA_VERSION) -> Path:
     """Returns the folder of Kafka's jars; downloads them on first use."""
-    jars = cache_folder() / f"kafka-{KAFKA_VERSION}"
+    jars = cache_folder() / f"kafka-{version}"
     with locked("kafka.lock"):
         if not jars.is_dir():
-            _download(jars, cache_folder())
+            _download(version, jars, cache_folder())
     return jars
 
 
@@ -111,13 +111,13 @@ def locked(name: str) -> Iterator[None]:
         yield
 
 
-def _download(jars: Path, cache: Path) -> None:
+def _download(kafka: str, jars: Path, cache: Path) -> None:
     """Downloads to a temporary folder and renames it, so that no partial download is used."""
-    print(f"fetching Apache Kafka {KAFKA_VERSION} (43 MB) into {cache}", file=sys.stderr)
+    print(f"fetching Apache Kafka {kafka} (43 MB) into {cache}", file=sys.stderr)
     ivy = ivy_jar(cache)
     half = jars.with_name(jars.name + ".half")
     shutil.rmtree(half, ignore_errors=True)
-    for organisation, module, version in _WANTED:
+    for organisation, module, version in ((*_KAFKA, kafka), _LOGGING):
         command = [
             *(find_java(), "-jar", str(ivy), "-cache", str(cache / "ivy")),
             *("-dependency", organisation, module, version, "-confs", "default", "-retrieve"),
