@@ -80,7 +80,8 @@ def run(options: argparse.Namespace) -> bool:
             "ledger_uri": str(folder / LEDGER),
             "ledger_seal_seconds": LEDGER_SEAL_SECONDS,
         }
-        with view, staged(view, nodes=options.nodes, settings=settings) as stage:
+        sizes = {"nodes": options.nodes, "brokers": options.brokers}
+        with view, staged(view, **sizes, settings=settings) as stage:
             ended = play(stage, options)
             view.note("sending a message that has expired, and replaying its dead letter, twice")
             replayed = replay_one(stage.cluster, CLUSTER_ID)
@@ -103,6 +104,7 @@ def argument_parser() -> argparse.ArgumentParser:
         "that each becomes visible in Kafka once, not early, byte for byte.",
     )
     parser.add_argument("--nodes", type=int, default=3, help="how many (default: 3)")
+    parser.add_argument("--brokers", type=int, default=1, help="how many (default: 1)")
     parser.add_argument("--messages", type=int, default=20_000, help="how many (default: 20000)")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="their dues lie within (default: 20)"
@@ -123,8 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the demo; returns 0 only if both counts agree and every promise was kept."""
     parser = argument_parser()
     options = parser.parse_args(arguments)
-    if options.messages < 1 or options.seconds <= 0 or options.nodes < 1:
-        parser.error("--messages, --seconds and --nodes must be above 0")
+    if min(options.messages, options.nodes, options.brokers) < 1 or options.seconds <= 0:
+        parser.error("--messages, --seconds, --nodes and --brokers must be above 0")
     if options.output and options.output.is_dir() and any(options.output.iterdir()):
         parser.error(f"--output: {options.output} is not empty")
     interrupt_on_signals()

@@ -64,9 +64,10 @@ def test_burst_is_due_in_one_moment() -> None:
 
 
 def test_all_means_so_many_of_each_kind() -> None:
-    mixed = order_of(["all"], 20, random.Random(1))
+    mixed = order_of(["all"], 20, random.Random(1), brokers=3)
     assert {how: mixed.count(how) for how in How} == dict.fromkeys(How, 20)
     assert mixed != sorted(mixed)
+    assert How.LEADERS not in order_of(["all"], 20, random.Random(1)), "one broker leads all"
     assert order_of(["node", "node"], 2, random.Random(1)) == [How.NODE, How.NODE]
 
 

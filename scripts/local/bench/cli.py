@@ -39,6 +39,7 @@ def argument_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("workload", nargs="*", help="see below; each has its own cluster")
     parser.add_argument("--nodes", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--brokers", type=int, default=1, metavar="N", help="default: 1")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how many (default: 5)")
     parser.add_argument(
         "--seconds", type=float, help="of each part of a round (default: 20; with --short: 5)"
@@ -70,8 +71,9 @@ def _parsed(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, list[s
     if unknown := [name for name in names if name not in WORKLOADS]:
         parser.error(f"no such workload: {', '.join(unknown)}")
     options = options_of(asked)
-    if min(asked.nodes, options.rounds, options.seconds, asked.cadence_ms) <= 0:
-        parser.error("--nodes, --rounds, --seconds and --cadence-ms must be above 0")
+    given = (asked.nodes, asked.brokers, options.rounds, options.seconds, asked.cadence_ms)
+    if min(given) <= 0:
+        parser.error("--nodes, --brokers, --rounds, --seconds and --cadence-ms must be above 0")
     if asked.secure and not all(isinstance(WORKLOADS[name].kind, Steady) for name in names):
         parser.error("--secure is for workloads at a steady rate")
     return asked, names
@@ -91,10 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for name in names:
             for nodes in WORKLOADS[name].nodes or (asked.nodes,):
-                figures = _measure(
-                    name, nodes, asked.cadence_ms / 1000, options, is_secure=asked.secure
-                )
-                document["workloads"].append(figures)
+                document["workloads"].append(_measure(name, nodes, asked, options))
     except KeyboardInterrupt:
         code = 130
     except (ClusterError, KafkaError) as error:
@@ -122,19 +121,18 @@ def options_of(asked: argparse.Namespace) -> Options:
     )
 
 
-def _measure(
-    name: str, nodes: int, cadence_s: float, options: Options, *, is_secure: bool
-) -> dict[str, Any]:
+def _measure(name: str, nodes: int, asked: argparse.Namespace, options: Options) -> dict[str, Any]:
     workload = WORKLOADS[name]
-    _say(f"{name}: {workload.description}; {nodes} node(s)")
+    _say(f"{name}: {workload.description}; {nodes} node(s), {asked.brokers} broker(s)")
     with Stand(
         nodes,
         workload.span_s,
-        cadence_s,
+        asked.cadence_ms / 1000,
         _say,
+        brokers=asked.brokers,
         topics=workload.topics,
         programs=workload.senders.programs,
-        is_secure=is_secure,
+        is_secure=asked.secure,
         has_halves=isinstance(workload.kind, Halves),
     ) as stand:
         runner = Runner(stand, options, _say, topics=workload.topics)
@@ -144,7 +142,8 @@ def _measure(
         "name": name,
         "description": workload.description,
         "nodes": nodes,
-        "is_secure": is_secure,
+        "brokers": asked.brokers,
+        "is_secure": asked.secure,
         "pending": workload.pending,
         "warmth_ms": warmth_ms,
         **measured,

@@ -97,7 +97,8 @@ class Runner:
 
         def window(seconds: float) -> float:
             part = self._stand.do("floor", self._job(_WARM_RATE_PER_S, seconds, AT_ONCE_MS))
-            return part.used["broker"].cpu_s * 1000 / max(1, part.sent.transactions)
+            brokers = [used.cpu_s for name, used in part.used.items() if name.startswith("broker")]
+            return sum(brokers) * 1000 / max(1, part.sent.transactions)
 
         return warm_up(window, self._say)
 

@@ -75,11 +75,11 @@ class Stand:
     """The whole stand; a context manager.
 
     Attributes:
-        cluster: Broker and nodes.
-        secured: Nodes with mutual TLS and grants on the same broker; None: there are none.
+        cluster: Brokers and nodes.
+        secured: Nodes with mutual TLS and grants on the same Kafka; None: there are none.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is an option of the script
         self,
         nodes: int,
         span_s: int,
@@ -88,11 +88,12 @@ class Stand:
         *,
         topics: Topics,
         programs: int,
+        brokers: int = 1,
         is_secure: bool = False,
         has_halves: bool = False,
     ) -> None:
         self._settings = {"cluster_id": CLUSTER_ID, "span_seconds": span_s, "halves": has_halves}
-        self.cluster = LocalCluster(nodes=nodes, settings=self._settings, say=say)
+        self.cluster = LocalCluster(nodes=nodes, brokers=brokers, settings=self._settings, say=say)
         self.secured: LocalCluster | None = None
         self._is_secure, self._say = is_secure, say
         self._cadence_s = cadence_s
@@ -148,7 +149,10 @@ class Stand:
         return self.secured if kind == "secure" and self.secured is not None else self.cluster
 
     def pids(self) -> dict[str, int]:
-        """Returns all process ids by name: `n1 server`, `broker`, `sender ours`, `consumer`."""
+        """Returns all process ids by name: `n1 server`, `broker`, `sender ours`, `consumer`.
+
+        Several brokers are `broker 1` and so on.
+        """
         clusters = [("", self.cluster), *([(SECURE, self.secured)] if self.secured else [])]
         found = {
             f"{prefix}{node.id} {name}": pid
@@ -157,8 +161,9 @@ class Stand:
             for name, key in (("server", "server_pid"), ("cleaner", "cleaner_pid"), ("node", "pid"))
             if (pid := node.row()[key]) is not None
         }
-        if self.cluster.broker_pid is not None:
-            found["broker"] = self.cluster.broker_pid
+        brokers = self.cluster.broker_pids
+        for number, pid in brokers.items():
+            found["broker" + f" {number}" * (len(brokers) > 1)] = pid
         senders = {
             _sender_name(kind) + f" {number + 1}" * (len(programs) > 1): sender.pid
             for kind, programs in self._senders.items()

@@ -1,4 +1,4 @@
-"""Disturbs the leading node, or the broker that it writes to."""
+"""Disturbs the leading node, or the brokers that it writes to."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from local.stage.traffic import burst
 from local.stage.wholeness import look
 
 PAUSE_S = 5.0
+AWAY_S = 12.0
+"""How long one of several brokers is away: longer than a killed one is believed to live."""
 BURST_MESSAGES = 10_000
 BURST_AHEAD_S = 4.0
 # A transaction of the steady traffic has few messages: this many certainly belong to the burst.
@@ -37,6 +39,7 @@ class How(StrEnum):
     SERVER = "server"
     CLEANER = "cleaner"
     BROKER = "broker"
+    LEADERS = "leaders"
 
 
 KILLED = {
@@ -83,9 +86,10 @@ class Disturber:
         self._stage = stage
         self._chance = chance
         self._open = OpenTransactions(stage.cluster.kafka, TOPIC, PARTITIONS)
+        self._brokers_stopped = 0
 
     def strike(self, how: How) -> Strike:
-        """Disturbs the leader once; returns when that is over.
+        """Disturbs the leader, or its brokers, once; returns when that is over.
 
         Raises:
             ClusterError: No node leads.
@@ -96,15 +100,44 @@ class Disturber:
         if how is How.PAUSE:
             return self._pause(leader)
         at_ms = time.time() * 1000
-        if how is How.BROKER:
-            self._stage.view.note("kill -9 of the broker")
-            self._stage.cluster.kill_broker()
-            up_after_s = time.time() - at_ms / 1000
-            self._stage.view.note(f"the broker is up again after {up_after_s:.1f} s")
+        if how in (How.BROKER, How.LEADERS):
+            what = self._stop_broker() if how is How.BROKER else self._move_leaders()
             # The leader may go on, or not.
-            return Strike("broker", leader.epoch - 1, at_ms, None)
+            return Strike(what, leader.epoch - 1, at_ms, None)
         self._kill(leader.node, how)
         return Strike(leader.node.id, leader.epoch, at_ms, None)
+
+    def _stop_broker(self) -> str:
+        """Stops the next broker, and starts it again; returns its name.
+
+        Others go on without it until it is missed, and take it back before this returns.
+        """
+        brokers = self._stage.cluster.brokers
+        turn, number = divmod(self._brokers_stopped, len(brokers.each))
+        self._brokers_stopped += 1
+        broker, is_alone = brokers.each[number], len(brokers.each) == 1
+        is_killed = is_alone or turn % 2 == 1
+        name = "broker" if is_alone else f"broker {broker.number}"
+        began_s = time.monotonic()
+        self._stage.view.note(f"{'kill -9' if is_killed else 'SIGTERM'} of {name}")
+        if is_killed:
+            broker.kill()
+        else:
+            broker.stop()
+        if not is_alone:
+            self._stage.wait(AWAY_S)
+        broker.start()
+        if not is_alone:
+            brokers.wait_until_in_sync()
+        up_after_s = time.monotonic() - began_s
+        self._stage.view.note(f"{name} is up again after {up_after_s:.1f} s")
+        return name
+
+    def _move_leaders(self) -> str:
+        """Has another broker lead each partition, Kafka's own included."""
+        self._stage.view.note("moving the leaders of all partitions")
+        self._stage.cluster.brokers.move_leaders()
+        return "leaders"
 
     def _leader(self) -> _Leader:
         """Returns the leader; waits for an unexpected election to end.

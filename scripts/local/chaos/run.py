@@ -170,7 +170,7 @@ class Report:
 def play(stage: Stage, options: argparse.Namespace) -> Report:
     """Disturbs under traffic, then waits for the last messages and checks all of them."""
     chance = random.Random()  # noqa: S311 - no secret
-    hows = order_of(options.how or ["all"], options.kills, chance)
+    hows = order_of(options.how or ["all"], options.kills, chance, brokers=options.brokers)
     stage.view.note(f"{options.rate:g} messages a second; {len(hows)} disturbances of the leader")
     stage.send(steady(options.rate, chance))
     if options.cancels:
@@ -203,9 +203,13 @@ def _disturb(
     return Report(chaos.disturbances, stage.ended(), is_complete)
 
 
-def order_of(hows: Sequence[str], kills: int, chance: random.Random) -> list[How]:
+def order_of(
+    hows: Sequence[str], kills: int, chance: random.Random, *, brokers: int = 1
+) -> list[How]:
     """Returns the disturbances in mixed order."""
     kinds = list(How) if "all" in hows else [How(name) for name in dict.fromkeys(hows)]
+    if brokers == 1:
+        kinds = [kind for kind in kinds if kind is not How.LEADERS]
     mixed = [kind for kind in kinds for _ in range(kills)]
     chance.shuffle(mixed)
     return mixed
@@ -228,9 +232,12 @@ def argument_parser() -> argparse.ArgumentParser:
         choices=[*How, "all"],
         help="node: kill -9 of the leader's node; transaction: the same while many messages are "
         "being committed; pause: its processes stopped for 5 s; server, cleaner: kill -9 of that "
-        "process alone; broker: kill -9 of Kafka's; may be given again (default: all)",
+        "process alone; broker: kill -9 of Kafka's, with several of one after the other, by "
+        "SIGTERM and kill -9 in turn; leaders: each partition's is another broker, with several; "
+        "may be given again (default: all)",
     )
     parser.add_argument("--nodes", type=int, default=3, metavar="N", help="how many (default: 3)")
+    parser.add_argument("--brokers", type=int, default=1, metavar="N", help="how many (default: 1)")
     parser.add_argument(
         "--rate", type=float, default=50.0, metavar="R", help="messages a second (default: 50)"
     )
@@ -278,7 +285,8 @@ def run(options: argparse.Namespace, settings: Mapping[str, Any]) -> Report:
     settings = {**(HALVES if options.halves else {}), **settings}
     if options.audit:
         settings = {**settings_for(options.audit.absolute()), **settings}
-    with view, staged(view, nodes=options.nodes, settings=settings) as stage:
+    sizes = {"nodes": options.nodes, "brokers": options.brokers}
+    with view, staged(view, **sizes, settings=settings) as stage:
         report = play(stage, options)
         if not options.audit:
             return report
@@ -292,8 +300,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs it; 0 only if every promise was kept."""
     parser = argument_parser()
     options = parser.parse_args(arguments)
-    if options.kills < 1 or options.nodes < 1 or min(options.rate, options.calm) <= 0:
-        parser.error("--kills, --nodes, --rate and --calm must be above 0")
+    counts = (options.kills, options.nodes, options.brokers)
+    if min(counts) < 1 or min(options.rate, options.calm) <= 0:
+        parser.error("--kills, --nodes, --brokers, --rate and --calm must be above 0")
+    if options.brokers == 1 and options.how == [How.LEADERS]:
+        parser.error("--how leaders needs several --brokers")
     if options.audit and options.audit.is_dir() and any(options.audit.iterdir()):
         parser.error(f"--audit: {options.audit} is not empty")
     try:
@@ -311,7 +322,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     halves = report.halves
     if options.json:
         figures = as_json(report.disturbances, report.ended, is_complete=report.is_complete)
-        given = {"nodes": options.nodes, "rate_per_s": options.rate, "calm_s": options.calm}
+        given = {"nodes": options.nodes, "brokers": options.brokers}
+        given |= {"rate_per_s": options.rate, "calm_s": options.calm}
         figures |= {"halves": None if halves is None else asdict(halves), "clean": report.is_clean}
         options.json.write_text(json.dumps(given | figures, indent=2) + "\n")
     print_summaries(Summary.of_each(report.disturbances))

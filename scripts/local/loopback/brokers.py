@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from local.loopback.kafka import START_TIMEOUT_S, KafkaBroker, Quorum, free_ports, new_id
+from local.loopback.kafka import HEAP, START_TIMEOUT_S, KafkaBroker, Quorum, free_ports, new_id
 from local.loopback.kafka_jars import KAFKA_VERSION, KafkaError
 
 HEAP_OF_MANY = "400m"
@@ -26,7 +26,7 @@ ELECT_LEADERS, ALTER_REASSIGNMENTS = (43, 2), (45, 0)
 own arguments in the first."""
 
 Reassignments = Mapping[tuple[str, int], Sequence[int]]
-"""For topic and partition, the brokers that are to have copies; the first is the preferred leader."""
+"""For topic and partition, the brokers that are to have copies: the preferred leader first."""
 
 
 class Brokers:
@@ -64,7 +64,7 @@ class Brokers:
                 quorum=quorum,
                 settings=settings,
                 version=version,
-                **({} if count == 1 else {"heap": HEAP_OF_MANY}),
+                heap=HEAP if count == 1 else HEAP_OF_MANY,
             )
             for number in range(1, count + 1)
         )
@@ -120,6 +120,11 @@ class Brokers:
     def leaders(self) -> dict[tuple[str, int], int]:
         """Returns the leader of each partition of all topics, Kafka's own included; -1: none."""
         return {at: found.leader for at, found in self._partitions().items()}
+
+    def copies(self, topic: str) -> dict[int, list[int]]:
+        """Returns the brokers that have copies of each of a topic's partitions."""
+        found = self._partitions()
+        return {at[1]: list(one.replicas) for at, one in found.items() if at[0] == topic}
 
     def move_leaders(self) -> None:
         """Makes another broker the preferred leader of each partition, and has all elected."""

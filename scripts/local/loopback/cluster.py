@@ -1,12 +1,13 @@
-"""A whole cluster on this machine: a broker and delaywheel nodes on loopback.
+"""A whole cluster on this machine: Kafka and delaywheel nodes on loopback.
 
 Each node is what a user would run, `delaywheel serve` with a configuration file, in a session of
 its own. `watch` restarts what died and keeps the ready file current; the ports stay the same, so
-that clients find a restarted node where it was.
+that clients find a restarted node where it was. A broker that died is restarted if there are
+others: the nodes go on meanwhile.
 
 Layout of the folder:
 
-    kafka/            the broker's data and log (unless a broker is given)
+    kafka/<n>/        a broker's data and log (unless a broker is given)
     <node>/           the node's data
     <node>.toml       its configuration: `delaywheel serve --config <node>.toml` runs it by hand
     <node>.log        what its processes print
@@ -25,8 +26,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from local.loopback.brokers import Brokers
 from local.loopback.child import end_if_interrupted, interrupt_on_signals
-from local.loopback.kafka import KafkaBroker, claim_port, free_ports, write_ready_file
+from local.loopback.kafka import claim_port, free_ports, write_ready_file
 from local.loopback.kafka_jars import KafkaError
 from local.loopback.node import STOP_TIMEOUT_S, Node
 from local.loopback.secure import SecureFiles
@@ -70,7 +72,7 @@ def parse_settings(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 class LocalCluster:
-    """A broker, unless one is given, and `nodes` nodes; a context manager that ends them all.
+    """Brokers, unless one is given, and `nodes` nodes; a context manager that ends them all.
 
     Attributes:
         folder: Where everything lies.
@@ -83,6 +85,7 @@ class LocalCluster:
         self,
         *,
         nodes: int = 1,
+        brokers: int = 1,
         kafka: str | None = None,
         folder: Path | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -96,11 +99,12 @@ class LocalCluster:
 
         Args:
             nodes: How many nodes.
-            kafka: Bootstrap address of a broker that runs already.
+            brokers: How many brokers.
+            kafka: Bootstrap addresses of a Kafka that runs already, in the place of brokers.
             folder: Where data, configuration and logs go.
             settings: Settings of every node, on top of ours.
             ready_file: Where to say what runs where.
-            restart: Whether a node that died is started again.
+            restart: Whether what died is started again.
             first_port: Where the first node takes calls, the second at the next one, and so on;
                 each that is in use is replaced by another.
             is_secure: Callers and nodes speak mutual TLS, and the nodes have grants.
@@ -125,7 +129,7 @@ class LocalCluster:
             for number in range(1, nodes + 1)
         ]
         self._kafka = kafka
-        self._broker: KafkaBroker | None = None
+        self._brokers = Brokers(brokers, self.folder / "kafka") if kafka is None else None
         self._settings = dict(settings or {})
         self.secure = SecureFiles.make(self.folder) if is_secure else None
         if self.secure is not None:
@@ -137,15 +141,25 @@ class LocalCluster:
 
     @property
     def kafka(self) -> str:
-        """The broker's address."""
-        if self._kafka is None:
-            raise ClusterError("the broker is not started yet")
-        return self._kafka
+        """The brokers' addresses."""
+        return self._kafka or self.brokers.address
 
     @property
-    def broker_pid(self) -> int | None:
-        """The broker's process id; None if it was given."""
-        return self._broker.pid if self._broker is not None else None
+    def brokers(self) -> Brokers:
+        """The brokers.
+
+        Raises:
+            ClusterError: They were given.
+        """
+        if self._brokers is None:
+            raise ClusterError("the brokers are not ours")
+        return self._brokers
+
+    @property
+    def broker_pids(self) -> dict[int, int]:
+        """The process ids of the brokers that run, by their numbers; none if they were given."""
+        each = () if self._brokers is None else self._brokers.each
+        return {broker.number: broker.pid for broker in each if broker.running}
 
     def __enter__(self) -> Self:
         try:
@@ -164,16 +178,16 @@ class LocalCluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
-        if self._kafka is None:
-            self._say("starting an Apache Kafka broker")
-            self._broker = KafkaBroker(self.folder / "kafka")
-            self._broker.start()
-            self._kafka = self._broker.address
+        if self._brokers is not None:
+            count = len(self._brokers.each)
+            what = "an Apache Kafka broker" if count == 1 else f"{count} Apache Kafka brokers"
+            self._say(f"starting {what}")
+            self._brokers.start()
         for node in self.nodes:
             node.configure(self._node_settings())
             node.start()
         nodes = "a node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
-        self._say(f"starting {nodes} on Kafka at {self._kafka}")
+        self._say(f"starting {nodes} on Kafka at {self.kafka}")
         self._wait_until_up()
 
     def _node_settings(self) -> dict[str, Any]:
@@ -320,45 +334,45 @@ class LocalCluster:
             time.sleep(max(0.05, time.monotonic() - began_s))
 
     def watch(self) -> None:
-        """Checks every process once: restarts dead nodes, updates the ready file.
+        """Checks every process once: restarts what died, updates the ready file.
+
+        A broker that somebody stopped by a call stays so.
 
         Raises:
-            ClusterError: The broker is gone; nothing can continue without it.
+            ClusterError: The only broker is gone; nothing can continue without it.
         """
         end_if_interrupted()
-        if self._broker is not None and not self._broker.running:
-            raise ClusterError(f"the broker ended; see {self._broker.log_path}")
+        each = () if self._brokers is None else self._brokers.each
+        for broker in each:
+            if len(each) == 1 and broker.has_died:
+                raise ClusterError(f"the broker ended; see {broker.log_path}")
+            if self._restart and broker.restart_if_due():
+                self._say(f"broker {broker.number} ended: restarted")
         for node in self.nodes:
             code = node.exit_code
             if self._restart and node.restart_if_due():
                 self._say(f"{node.id} ended with code {code}: restarted")
         self._write_ready_file()
 
-    def kill_broker(self) -> None:
-        """Kills our broker, and starts it again on the same ports and data; blocks meanwhile.
-
-        Raises:
-            ClusterError: The broker was given.
-        """
-        if self._broker is None:
-            raise ClusterError("the broker is not ours")
-        self._broker.kill()
-        self._broker.start()
-
     def _write_ready_file(self) -> None:
-        now = {"kafka": self.kafka, "nodes": [node.row() for node in self.nodes]}
+        brokers = [{"id": number, "pid": pid} for number, pid in self.broker_pids.items()]
+        now = {
+            "kafka": self.kafka,
+            "brokers": brokers,
+            "nodes": [node.row() for node in self.nodes],
+        }
         if self._ready_file is not None and now != self._written:
             write_ready_file(self._ready_file, now)
         self._written = now
 
     def close(self) -> None:
-        """Ends every node, then the broker, since a clean stop needs Kafka."""
+        """Ends every node, then the brokers, since a clean stop needs Kafka."""
         for node in self.nodes:
             node.ask_to_stop()
         for node in self.nodes:
             node.stop()
-        if self._broker is not None:
-            self._broker.close()
+        if self._brokers is not None:
+            self._brokers.close()
 
 
 def described(
@@ -412,11 +426,18 @@ def argument_parser() -> argparse.ArgumentParser:
     """The arguments of `scripts/cluster`."""
     parser = argparse.ArgumentParser(
         prog="scripts/cluster",
-        description="Run a Kafka broker and delaywheel nodes on loopback, in the foreground.",
+        description="Run Kafka and delaywheel nodes on loopback, in the foreground.",
     )
     parser.add_argument("--nodes", type=int, default=1, metavar="N", help="how many (default: 1)")
     parser.add_argument(
-        "--kafka", metavar="ADDRESS", help="use this broker (default: start one of our own)"
+        "--brokers",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many, of one Kafka; each may be stopped: it is started again (default: 1)",
+    )
+    parser.add_argument(
+        "--kafka", metavar="ADDRESS", help="use this broker (default: start our own)"
     )
     parser.add_argument(
         "--port",
@@ -457,6 +478,7 @@ def _asked_for(options: argparse.Namespace, settings: Mapping[str, Any]) -> Loca
     """
     cluster = LocalCluster(
         nodes=options.nodes,
+        brokers=options.brokers,
         kafka=options.kafka,
         folder=options.data,
         settings=settings,
@@ -489,8 +511,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a cluster until Ctrl-C or SIGTERM."""
     parser = argument_parser()
     options = parser.parse_args(arguments)
-    if options.nodes < 1:
-        parser.error("--nodes must be at least 1")
+    if min(options.nodes, options.brokers) < 1:
+        parser.error("--nodes and --brokers must be at least 1")
+    if options.kafka and options.brokers > 1:
+        parser.error("--brokers are our own: not with --kafka")
     if options.port is not None and not 1 <= options.port <= 65_536 - options.nodes:
         parser.error("--port must be a port, with room for the other nodes behind it")
     try:

@@ -53,9 +53,12 @@ PORTS = range(20_000, 32_000)
 JVM_VARIABLE = "DELAYWHEEL_BROKER_JVM"
 """The environment variable for other options of the broker's JVM, for whatever starts one."""
 JVM_OPTIONS = "-XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData"
+HEAP = "768m"
 SESSION_MS = 30_000
 """How long a broker alone may be silent: a busy machine stops it for seconds. Others could lead in
 the place of one of several: these have Kafka's own time, as people's brokers do."""
+RESTART_EVERY_S = 5.0
+"""One that dies at once is not begun again more often."""
 RESTART_SESSION_MS = 2_000
 """After it was killed: its old registration is in the way of its start for this long."""
 
@@ -154,7 +157,7 @@ class KafkaBroker:
         folder: Path | None = None,
         *,
         port: int | None = None,
-        heap: str = "768m",
+        heap: str = HEAP,
         settings: Mapping[str, str] | None = None,
         archive_to: Path | None = None,
         number: int = 1,
@@ -187,6 +190,7 @@ class KafkaBroker:
         self.proxied_port, self.proxy_port = free[1:3]
         self._quorum = quorum or Quorum(new_id(), (free[3],))
         self._process: subprocess.Popen[bytes] | None = None
+        self._began_s = 0.0
         self._was_killed = False
 
     @property
@@ -239,7 +243,15 @@ class KafkaBroker:
         if not (self.folder / "data" / "meta.properties").exists():
             self._format(config)
         java = self._java(f"-Xmx{self._heap}", *(self._archive_made() or self._archive_in_use()))
+        self._began_s = time.monotonic()
         self._process = start_child([*java, "kafka.Kafka", str(config)], log=self.log_path)
+
+    def restart_if_due(self) -> bool:
+        """Begins anew if it died by itself, not too often; returns whether it did."""
+        if not self.has_died or time.monotonic() - self._began_s < RESTART_EVERY_S:
+            return False
+        self.begin()
+        return True
 
     def stop(self) -> None:
         """Asks the broker to shut down cleanly; kills it if that takes too long."""
@@ -445,7 +457,7 @@ def _answers(address: str) -> bool:
     )
     try:
         known = client.list_topics(timeout=2).brokers.values()
-        return (host, int(port)) in {(broker.host, broker.port) for broker in known}
+        return address in {f"{broker.host}:{broker.port}" for broker in known}
     except KafkaException:
         return False
 
@@ -464,7 +476,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--data", type=Path, help="keep data and log here (default: temporary)")
     parser.add_argument("--port", type=int, help="port for clients (default: a free one)")
-    parser.add_argument("--heap", default="768m", help="the JVM's greatest heap (default: 768m)")
+    parser.add_argument("--heap", default=HEAP, help=f"the JVM's greatest heap (default: {HEAP})")
     parser.add_argument(
         "--ready-file", type=Path, metavar="F", help='write {"kafka": ADDRESS} here when ready'
     )

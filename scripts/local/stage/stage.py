@@ -140,9 +140,11 @@ class Stage:
 
 
 @contextlib.contextmanager
-def staged(view: View, *, nodes: int, settings: Mapping[str, Any] | None = None) -> Iterator[Stage]:
+def staged(
+    view: View, *, nodes: int, brokers: int = 1, settings: Mapping[str, Any] | None = None
+) -> Iterator[Stage]:
     """Starts everything, and ends everything."""
-    with LocalCluster(nodes=nodes, settings=settings, say=view.note) as cluster:
+    with LocalCluster(nodes=nodes, brokers=brokers, settings=settings, say=view.note) as cluster:
         view.note("waiting until a node leads and every node accepts messages")
         cluster.wait_until_accepting()
         cluster.create_topic(TOPIC, PARTITIONS)
@@ -154,4 +156,4 @@ def staged(view: View, *, nodes: int, settings: Mapping[str, Any] | None = None)
             finally:
                 stage.stop_sending()
                 client.close(timeout=1)  # after an interruption nothing is waited for
-                view.note("stopping the nodes and the broker")
+                view.note("stopping the nodes and Kafka")

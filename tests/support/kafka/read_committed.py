@@ -37,7 +37,7 @@ def create_topic(
     """
     client = AdminClient({"bootstrap.servers": bootstrap})
     kept = {"retention.ms": "-1"} | (config or {})
-    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=kept)
+    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=kept)
     client.create_topics([wanted])[topic].result()
     _wait_taken(client, topic, partitions)
 
