@@ -30,10 +30,10 @@ from support.server.server_process import CHANNEL_OPTIONS, ServerProcess, wait_u
 
 GRANTS = """
 [[grant]]
-who = ["dns:sender*"]
+who = ["dns:sender*", "token:sender-t"]
 may = ["produce", "change", "inspect"]
 """
-WITH_OTHER = GRANTS + '[[grant]]\nwho = ["dns:other"]\nmay = ["produce"]\n'
+WITH_OTHER = GRANTS + '[[grant]]\nwho = ["token:other"]\nmay = ["produce"]\n'
 BATCH, EVERY_S = 40, 0.02
 HOSTILE = 1_000
 _log: Final = logging.getLogger(__name__)

@@ -67,7 +67,7 @@ def test_a_wiped_node_is_refused_until_it_is_replaced(
     pending = send(two[0], row(topic, b"kept", delay_s=600))
     trio.kill(wiped)
     wiped.data.rename(wiped.data.with_name("lost"))
-    wiped.data.mkdir()
+    wiped.data.mkdir(0o750)
     trio.start(wiped)
     trio.wait("it is known", lambda: trio.member(two[0], wiped).storage_replaced)
     refusing = trio.wait("it says why", lambda: reason_of(wiped))
