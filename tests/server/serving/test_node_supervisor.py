@@ -484,18 +484,17 @@ def test_a_folder_that_everybody_may_use_is_refused(
     assert f"everybody may use it: chmod o= {data}" in capfd.readouterr().err
 
 
-def test_nobody_else_may_use_what_a_node_writes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nobody_else_may_use_what_a_node_writes(tmp_path: Path) -> None:
     """Its own folder, and what any of its processes makes, whatever the shell's umask is."""
-
-    def run(_: Supervisor) -> int:
-        made = "from pathlib import Path; Path('file').touch(); Path('folder').mkdir()"
-        return subprocess.run([sys.executable, "-c", made], cwd=data, check=False).returncode
-
+    node = """
+import subprocess, sys
+from delaywheel_replica.node import Supervisor, main
+made = "from pathlib import Path; Path('file').touch(); Path('folder').mkdir()"
+Supervisor.run = lambda _: subprocess.run([sys.executable, "-c", made], cwd="data").returncode
+sys.exit(main())
+"""
     data = tmp_path / "data"
-    monkeypatch.setenv(RESOLVED_VARIABLE, json.dumps({"data_dir": str(data)}))
-    monkeypatch.setattr(Supervisor, "run", run)
-    assert main() == 0
+    variables = {**os.environ, RESOLVED_VARIABLE: json.dumps({"data_dir": "data"})}
+    subprocess.run([sys.executable, "-c", node], cwd=tmp_path, env=variables, check=True)
     modes = {path.name: path.stat().st_mode & 0o777 for path in (data, *data.iterdir())}
     assert modes == {"data": 0o750, "file": 0o640, "folder": 0o750}
