@@ -54,7 +54,7 @@ def test_each_line_is_a_message(command: Command, node: ScriptedNode, tmp_path: 
     described = [
         {"value": "hé", "key": "k", "headers": {"a": "1", "b": None}, "at": DUE, "id": ID.hex()},
         {"topic": "others", "value_base64": "/wA=", "headers": [["a", "1"], ["a", "2"]]},
-        {"partition": 2, "timestamp": "1700000000000", "level": "5s"},
+        {"value": None, "partition": 2, "timestamp": "1700000000000", "level": "5s"},
         {"value": None, "at": 1_900_000_000_250},
     ]
     file = written(tmp_path, "\n".join(map(json.dumps, described)))
@@ -82,10 +82,10 @@ def test_what_a_line_lacks_is_reported_with_its_number_and_the_others_go(
         "[1]",
         '{"valu": "x"}',
         '{"value": "x", "value_base64": "eA=="}',
-        '{"at": "soon"}',
-        '{"partition": "two"}',
-        '{"topic": "or ders"}',
-        '{"headers": 5}',
+        '{"value": null, "at": "soon"}',
+        '{"value": null, "partition": "two"}',
+        '{"value": null, "topic": "or ders"}',
+        '{"value": null, "headers": 5}',
         '{"value": "good too"}',
     ]
     file = written(tmp_path, "\n".join(lines))
@@ -107,13 +107,26 @@ def test_what_a_line_lacks_is_reported_with_its_number_and_the_others_go(
         (b"\xff\xfe", "not UTF-8 (byte 1): write value_base64"),
         (b'{"value": "\xff"}', "not UTF-8 (byte 12): write value_base64"),
         (b"[" * 100_000, "not a message: nested too deeply"),
-        (b'{"key": "\\ud800"}', '"\\ud800" has half of a surrogate pair: no character'),
+        (
+            b'{"value": null, "key": "\\ud800"}',
+            '"\\ud800" has half of a surrogate pair: no character',
+        ),
         (b'{"value": {"a": 1}}', '{"a": 1} is no text'),
         (b'{"value": "a", "value": "b"}', "value is given twice; headers may be a list of pairs"),
         (b'{"value_base64": "%%%"}', '"%%%" is not base64'),
-        (b'{"headers": ["a", "b"]}', 'headers are an object or a list of pairs, not ["a", "b"]'),
-        (b'{"headers": [["a", "b", "c"]]}', "headers are an object or a list of pairs, not"),
-        (b'{"at": 1.7641e12}', "1764100000000.0 is no time: a text, or Unix milliseconds"),
+        (
+            b'{"value": null, "headers": ["a", "b"]}',
+            'headers are an object or a list of pairs, not ["a", "b"]',
+        ),
+        (
+            b'{"value": null, "headers": [["a", "b", "c"]]}',
+            "headers are an object or a list of pairs, not",
+        ),
+        (b'{"key": "k"}', 'it has no value: write "value": null where there is to be none'),
+        (
+            b'{"value": null, "at": 1.7641e12}',
+            "1764100000000.0 is no time: a text, or Unix milliseconds",
+        ),
     ],
 )
 def test_a_line_that_is_no_message_is_told_what_is_wrong_with_it(

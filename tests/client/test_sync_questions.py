@@ -112,6 +112,23 @@ class TestGet:
         assert found.headers == (("a", None), ("b", b""))
         assert found.rescheduled_to_ms is None
 
+    def test_what_may_not_be_read_is_not_null(self) -> None:
+        stored = pb.StoredMessage(
+            handle=f"a.1:17:{bytes(16).hex()}", topic="t", content_withheld=True,
+            key_length_bytes=-1, value_length_bytes=7, headers_length_bytes=9,
+        )  # fmt: skip
+        response = answer(pb.GetMessageResponse(message=stored))
+        with FakeService(response) as service, Client(service.address) as client:
+            found = client.get(stored.handle)
+        assert found is not None
+        assert found.content is None
+        lengths = (found.key_length_bytes, found.value_length_bytes, found.headers_length_bytes)
+        assert lengths == (None, 7, 9)
+        for field in ("key", "value", "headers"):
+            with pytest.raises(RefusedError, match="'read' in topic t") as raised:
+                getattr(found, field)
+            assert raised.value.reason is Reason.FORBIDDEN
+
     def test_what_was_rescheduled_shows_its_due(self) -> None:
         stored = pb.StoredMessage(handle=f"a.1:17:{bytes(16).hex()}", rescheduled_to_ms=18_000)
         response = answer(pb.GetMessageResponse(message=stored))

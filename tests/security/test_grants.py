@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
@@ -194,11 +194,16 @@ def streamed(stub: rpc.DelayWheelStub, topic: str) -> str:
 
 def got(stub: rpc.DelayWheelStub, named: pb.MessageRef) -> str:
     found = stub.GetMessage(pb.GetMessageRequest(message=named), timeout=9).message
-    return f"{found.topic} {found.key.decode()}{found.value.decode()}".strip()
+    return f"{found.topic} {found.key.decode()}{content_of(found)}"
 
 
-def listed(messages: object) -> str:
-    return " ".join(sorted({f"{m.topic}:{m.value.decode()}" for m in messages}))  # type: ignore[attr-defined]
+def content_of(found: pb.StoredMessage) -> str:
+    """The value, or that it may not be read; without either the answer is an untruth."""
+    return "withheld" if found.content_withheld else found.value.decode()
+
+
+def listed(messages: Iterable[pb.StoredMessage]) -> str:
+    return " ".join(sorted({f"{m.topic}:{content_of(m)}" for m in messages}))
 
 
 def searched(stub: rpc.DelayWheelStub, **wanted: object) -> str:
@@ -256,7 +261,7 @@ F = "FORBIDDEN"
 NOT_THERE = "MESSAGE_NOT_FOUND"
 ALL = "bills:v orders:v"
 GOES_ON = "NOT_FOUND NOT_FOUND CANCEL_UNKNOWN"
-BARE = "bills: orders:"
+BARE = "bills:withheld orders:withheld"
 TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = {
     "DelayProduce": (
         lambda stub: produced(stub, "orders bills"),
@@ -269,11 +274,11 @@ TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = 
     ),
     "GetMessage, orders": (
         lambda stub: got(stub, ORDERS),
-        ("orders kv", "orders", "orders", "orders kv", F, F, F),
+        ("orders kv", "orders withheld", "orders withheld", "orders kv", F, F, F),
     ),
     "GetMessage, bills": (
         lambda stub: got(stub, BILLS),
-        ("bills kv", NOT_THERE, "bills", NOT_THERE, F, F, F),
+        ("bills kv", NOT_THERE, "bills withheld", NOT_THERE, F, F, F),
     ),
     "GetMessage, nowhere": (
         lambda stub: got(stub, NOWHERE),
@@ -281,7 +286,7 @@ TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = 
     ),
     "Search": (
         lambda stub: searched(stub, from_ms=DUE_MS),
-        (ALL, "orders:", BARE, "orders:v", F, F, F),
+        (ALL, "orders:withheld", BARE, "orders:v", F, F, F),
     ),
     "Search, by key": (
         lambda stub: searched(stub, key=b"k"),
@@ -289,9 +294,9 @@ TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = 
     ),
     "Search, bills": (
         lambda stub: searched(stub, topic="bills"),
-        ("bills:v", F, "bills:", F, F, F, F),
+        ("bills:v", F, "bills:withheld", F, F, F, F),
     ),
-    "GetSlot": (of_slot, (ALL, "orders:", BARE, "orders:v", F, F, F)),
+    "GetSlot": (of_slot, (ALL, "orders:withheld", BARE, "orders:v", F, F, F)),
     "ListSlots": (
         lambda stub: stub.ListSlots(pb.ListSlotsRequest(), timeout=9).node,
         ("n1", "n1", "n1", "n1", F, F, F),

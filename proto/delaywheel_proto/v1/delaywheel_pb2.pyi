@@ -985,6 +985,7 @@ class StoredMessage(_message.Message):
     DEAD_REASON_FIELD_NUMBER: _builtins.int
     PLACE_FIELD_NUMBER: _builtins.int
     RESCHEDULED_TO_MS_FIELD_NUMBER: _builtins.int
+    CONTENT_WITHHELD_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
     id: _builtins.bytes
     due_ms: _builtins.int
@@ -1007,6 +1008,10 @@ class StoredMessage(_message.Message):
     rescheduled_to_ms: _builtins.int
     """Only in GetMessage, and only if the message was rescheduled: its present due. It is found there
     by its id; here its state is CANCELLED.
+    """
+    content_withheld: _builtins.bool
+    """The caller may not read the content: key, value and headers are left out, which says nothing
+    about them.
     """
     @_builtins.property
     def headers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Header]: ...
@@ -1038,10 +1043,11 @@ class StoredMessage(_message.Message):
         dead_reason: _builtins.str = ...,
         place: Global___KafkaPlace | None = ...,
         rescheduled_to_ms: _builtins.int | None = ...,
+        content_withheld: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_rescheduled_to_ms", b"_rescheduled_to_ms", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "key", b"key", "partition", b"partition", "place", b"place", "rescheduled_to_ms", b"rescheduled_to_ms", "timestamp_ms", b"timestamp_ms", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_rescheduled_to_ms", b"_rescheduled_to_ms", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "accepted_at_ms", b"accepted_at_ms", "dead_reason", b"dead_reason", "due_ms", b"due_ms", "handle", b"handle", "headers", b"headers", "headers_length_bytes", b"headers_length_bytes", "id", b"id", "key", b"key", "key_length_bytes", b"key_length_bytes", "partition", b"partition", "place", b"place", "rescheduled_to_ms", b"rescheduled_to_ms", "seq", b"seq", "state", b"state", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value", "value_length_bytes", b"value_length_bytes", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_key", b"_key", "_partition", b"_partition", "_rescheduled_to_ms", b"_rescheduled_to_ms", "_timestamp_ms", b"_timestamp_ms", "_value", b"_value", "accepted_at_ms", b"accepted_at_ms", "content_withheld", b"content_withheld", "dead_reason", b"dead_reason", "due_ms", b"due_ms", "handle", b"handle", "headers", b"headers", "headers_length_bytes", b"headers_length_bytes", "id", b"id", "key", b"key", "key_length_bytes", b"key_length_bytes", "partition", b"partition", "place", b"place", "rescheduled_to_ms", b"rescheduled_to_ms", "seq", b"seq", "state", b"state", "timestamp_ms", b"timestamp_ms", "topic", b"topic", "value", b"value", "value_length_bytes", b"value_length_bytes", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__key: _TypeAlias = _typing.Literal["key"]  # noqa: Y015
     _WhichOneofArgType__key: _TypeAlias = _typing.Literal["_key", b"_key"]  # noqa: Y015

@@ -45,8 +45,9 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
         "accepted, in order, and with --ndjson an object for each line, also where it failed. All "
         "lines are sent even if whoever reads the handles ends before. A carriage return at a "
         "line's end is no part of the line; --jsonl passes over blank lines.\n\n"
-        "The fields of a line of --jsonl: topic, value or value_base64, key or key_base64, headers "
-        "(an object, or a list of pairs), one of delay, at and level, id, partition, timestamp. "
+        "The fields of a line of --jsonl: value or value_base64, which must be there, if only as "
+        "null, topic, key or key_base64, headers (an object, or a list of pairs), one of delay, at "
+        "and level, id, partition, timestamp. "
         "The options are the defaults for each line. A line with an id and an at is safe to "
         "send again.",
         """

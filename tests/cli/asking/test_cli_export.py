@@ -68,12 +68,21 @@ def test_nothing_of_a_message_is_lost(
 
 def test_a_line_that_is_of_no_export_cancels_nothing(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "lines"
-    good = {"handle": f"n1.7:1900000000:{'00' * 16}"}
+    good = {"handle": f"n1.7:1900000000:{'00' * 16}", "value": None}
     for bad in ("{}", "[]", "no json", '{"handle": "x"}'):
         file.write_text(f"{json.dumps(good)}\n{bad}\n")
         ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
         assert (ended.code, ended.out) == (2, "")
         assert "line 2 names no message of an export" in ended.err
+
+
+def test_a_line_without_its_value_cancels_nothing(command: Command, tmp_path: Path) -> None:
+    """It could not be moved: what is cancelled then would be lost."""
+    file = tmp_path / "lines"
+    file.write_text(json.dumps({"handle": f"n1.7:1900000000:{'00' * 16}", "topic": "orders"}))
+    ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
+    assert (ended.code, ended.out) == (2, "")
+    assert "line 1 has no value" in ended.err
 
 
 def test_a_cluster_that_answers_late_is_asked_again(
@@ -98,7 +107,7 @@ def test_a_cluster_that_answers_late_is_asked_again(
 
     monkeypatch.setattr(Client, "cancel_many", cancel_many)
     file = tmp_path / "lines"
-    lines = [json.dumps({"handle": str(handle), "topic": "orders"}) for handle in handles]
+    lines = [json.dumps({"handle": str(handle), "value": "v"}) for handle in handles]
     file.write_text("\n".join(lines))
     ended = command("export", "--cancel", str(file))
     assert (ended.code, ended.out) == (0, f"{lines[0]}\n")
@@ -121,7 +130,7 @@ def test_conditions_and_a_file_are_one_too_many(command: Command, tmp_path: Path
     assert (ended.code, "give no conditions" in ended.err) == (2, True)
 
 
-@pytest.mark.parametrize("line", ["{}", '{"value": "x"}'])
+@pytest.mark.parametrize("line", ['{"value": null}', '{"value": "x"}'])
 def test_a_line_without_a_topic_is_refused_where_the_command_has_none(
     command: Command, node: ScriptedNode, tmp_path: Path, line: str
 ) -> None:

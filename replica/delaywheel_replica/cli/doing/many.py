@@ -121,10 +121,6 @@ def message_of_json(line: bytes, **common: Any) -> Message | None:
     if not text:
         return None
     read = _read_json(text)
-    if not isinstance(read, dict):
-        raise TypeError("not a JSON object")
-    if unknown := read.keys() - _FIELDS.keys():
-        raise ValueError(f"no such field: {', '.join(sorted(unknown))}")
     own: dict[str, Any] = {}
     for name, value in read.items():
         if value is not None:
@@ -141,15 +137,22 @@ def message_of_json(line: bytes, **common: Any) -> Message | None:
     return Message(**{"value": None, **common, **own})
 
 
-def _read_json(text: bytes) -> Any:
+def _read_json(text: bytes) -> dict[str, Any]:
     try:
-        return json.loads(text.decode(), object_pairs_hook=_fields)
+        read = json.loads(text.decode(), object_pairs_hook=_fields)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error.msg} (character {error.pos + 1:,})") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 (byte {error.start + 1:,}): write value_base64") from None
     except RecursionError:
         raise ValueError("not a message: nested too deeply") from None
+    if not isinstance(read, dict):
+        raise TypeError("not a JSON object")
+    if unknown := read.keys() - _FIELDS.keys():
+        raise ValueError(f"no such field: {', '.join(sorted(unknown))}")
+    if not read.keys() & {"value", "value_base64"}:
+        raise ValueError('it has no value: write "value": null where there is to be none')
+    return read
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

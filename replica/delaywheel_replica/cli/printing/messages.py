@@ -33,6 +33,13 @@ def print_messages(messages: Sequence[pb.StoredMessage], *, with_content: bool, 
         note("what groups have answered is not looked for here: `delaywheel get` says it")
 
 
+def content_text(message: pb.StoredMessage, field: str) -> str:
+    """Returns the key or the value as a text; or that it may not be read."""
+    if message.content_withheld:
+        return "may not be read"
+    return bytes_text(shapes.if_set(message, field))
+
+
 def _cells(message: pb.StoredMessage, *, with_content: bool) -> list[object]:
     shape = shapes.stored_message(message, with_content=False)
     lengths = (
@@ -45,6 +52,5 @@ def _cells(message: pb.StoredMessage, *, with_content: bool) -> list[object]:
         *(sum(max(length, 0) for length in lengths), message.topic),
     ]
     if with_content:
-        cells.append(bytes_text(shapes.if_set(message, "key")))
-        cells.append(bytes_text(shapes.if_set(message, "value")))
+        cells += [content_text(message, "key"), content_text(message, "value")]
     return cells

@@ -244,7 +244,10 @@ def slot_row(row: pb.SlotRow, progress: pb.Progress) -> dict[str, Any]:
 
 
 def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, Any]:
-    """Returns one message of `delaywheel slot --json` or `delaywheel get --json`."""
+    """Returns one message of `delaywheel slot --json` or `delaywheel get --json`.
+
+    Of a message that may not be read it has `content_withheld` in place of the content.
+    """
     document: dict[str, Any] = {
         "handle": row.handle,
         "id": row.id.hex(),
@@ -264,7 +267,9 @@ def stored_message(row: pb.StoredMessage, *, with_content: bool) -> dict[str, An
         "value_length_bytes": row.value_length_bytes,
         "headers_length_bytes": row.headers_length_bytes,
     }
-    if with_content:
+    if with_content and row.content_withheld:
+        document["content_withheld"] = True
+    elif with_content:
         document["key"] = if_set(row, "key", base64_of)
         document["value"] = if_set(row, "value", base64_of)
         document["headers"] = [
@@ -291,27 +296,31 @@ def half(row: pb.StoredMessage) -> dict[str, Any] | None:
 
 
 def message_line(row: pb.StoredMessage) -> dict[str, Any]:
-    """Returns one line of `delaywheel export`, which `produce --jsonl` takes; no field is null."""
+    """Returns one line of `delaywheel export`, which `produce --jsonl` takes.
+
+    The value is in each, null or not; other fields are left out if they are not set.
+    """
     line: dict[str, Any] = {
         "handle": row.handle,
         "topic": row.topic,
         "id": row.id.hex(),
         "at": row.due_ms,
-        **_text_or_base64("key", if_set(row, "key")),
+        **(_text_or_base64("key", row.key) if row.HasField("key") else {}),
         **_text_or_base64("value", if_set(row, "value")),
-        "partition": if_set(row, "partition"),
-        "timestamp_ms": if_set(row, "timestamp_ms"),
     }
+    for name in ("partition", "timestamp_ms"):
+        if row.HasField(name):
+            line[name] = getattr(row, name)
     if row.headers:
         line["headers"] = [
             (header.name, _header_text(if_set(header, "value"))) for header in row.headers
         ]
-    return {name: value for name, value in line.items() if value is not None}
+    return line
 
 
 def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
     if content is None:
-        return {}
+        return {name: None}
     try:
         return {name: content.decode()}
     except UnicodeDecodeError:

@@ -25,6 +25,7 @@ def shown_to(caller: Caller, messages: Iterable[pb.StoredMessage]) -> list[pb.St
     shown = [message for message in messages if rights.may(Right.INSPECT, message.topic)]
     for message in shown:
         if not rights.may(Right.READ, message.topic):
+            message.content_withheld = True
             for field in _CONTENT:
                 message.ClearField(field)
     return shown

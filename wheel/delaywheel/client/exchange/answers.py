@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Self
 
-from delaywheel.errors import DelaywheelError
+from delaywheel.errors import DelaywheelError, RefusedError
 from delaywheel.message import Handle
+from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 
@@ -138,6 +139,27 @@ class KafkaPlace:
 
 
 @dataclass(frozen=True, slots=True)
+class MessageContent:
+    """What a stored message carries."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+    @classmethod
+    def of(cls, stored: pb.StoredMessage) -> Self:
+        """Converts a protocol message."""
+        return cls(
+            key=stored.key if stored.HasField("key") else None,
+            value=stored.value if stored.HasField("value") else None,
+            headers=tuple(
+                (header.name, header.value if header.HasField("value") else None)
+                for header in stored.headers
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StoredMessage:
     """A message as it is stored in the service; see `Client.get`.
 
@@ -145,6 +167,9 @@ class StoredMessage:
         seq: The number of its frame in its wheel.
         partition: None: chosen from the key when it is forwarded.
         timestamp_ms: None: the time of forwarding.
+        key_length_bytes: None: the key is null; likewise of the value.
+        content: None: the caller may not read it (the right `read`). `key`, `value` and `headers`
+            raise then, as null would be an untruth.
         dead_reason: Why it is a dead letter; None: it is not known to be one.
         place: The place of its record or dead letter; None: not asked for, or not found.
         rescheduled_to_ms: The due that it was given later; the state is then RESCHEDULED. None: it
@@ -160,9 +185,10 @@ class StoredMessage:
     topic: str
     partition: int | None
     timestamp_ms: int | None
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
+    key_length_bytes: int | None
+    value_length_bytes: int | None
+    headers_length_bytes: int
+    content: MessageContent | None
     dead_reason: str | None = None
     place: KafkaPlace | None = None
     rescheduled_to_ms: int | None = None
@@ -180,18 +206,46 @@ class StoredMessage:
             topic=stored.topic,
             partition=stored.partition if stored.HasField("partition") else None,
             timestamp_ms=stored.timestamp_ms if stored.HasField("timestamp_ms") else None,
-            key=stored.key if stored.HasField("key") else None,
-            value=stored.value if stored.HasField("value") else None,
-            headers=tuple(
-                (header.name, header.value if header.HasField("value") else None)
-                for header in stored.headers
-            ),
+            key_length_bytes=_length_of(stored.key_length_bytes),
+            value_length_bytes=_length_of(stored.value_length_bytes),
+            headers_length_bytes=stored.headers_length_bytes,
+            content=None if stored.content_withheld else MessageContent.of(stored),
             dead_reason=stored.dead_reason or None,
             place=KafkaPlace.of(stored.place) if stored.HasField("place") else None,
             rescheduled_to_ms=stored.rescheduled_to_ms
             if stored.HasField("rescheduled_to_ms")
             else None,
         )
+
+    @property
+    def key(self) -> bytes | None:
+        """The key.
+
+        Raises:
+            RefusedError: FORBIDDEN: the caller may not read messages of this topic; likewise below.
+        """
+        return self._readable.key
+
+    @property
+    def value(self) -> bytes | None:
+        """The value."""
+        return self._readable.value
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes | None], ...]:
+        """The headers, in their order."""
+        return self._readable.headers
+
+    @property
+    def _readable(self) -> MessageContent:
+        if self.content is None:
+            text = f"you have no right 'read' in topic {self.topic}: the content may not be read"
+            raise RefusedError(Reason.FORBIDDEN, text)
+        return self.content
+
+
+def _length_of(told: int) -> int | None:
+    return None if told < 0 else told
 
 
 def _state_of(stored: pb.StoredMessage) -> MessageState:

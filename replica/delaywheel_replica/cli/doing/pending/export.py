@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Unpack
 
-from delaywheel import Client, Handle
+from delaywheel import Client, Handle, Reason
 from delaywheel.client.searching import ManyCancelled
 from delaywheel.errors import DelaywheelError
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -63,6 +63,13 @@ def _list(wanted: pb.Filter, server: Nodes, timeout_s: float) -> None:
     def lines() -> Iterator[dict[str, object]]:
         nonlocal number
         for message in _patiently(looking, timeout_s):
+            if message.content_withheld:
+                text = (
+                    f"you have no right 'read' in topic {message.topic}, and a line without the"
+                    " content would send another message: export topics that you may read"
+                    " (--topic), or let the operator grant it (the file `grants`)"
+                )
+                raise CommandFailure(Reason.FORBIDDEN.name, text, ExitCode.REFUSED)
             number += 1
             yield message_line(message)
 
@@ -152,7 +159,14 @@ def _handles(first: int, lines: Sequence[bytes]) -> dict[int, Handle]:
     for place, line in enumerate(lines):
         if line.strip():
             try:
-                handles[place] = Handle.parse(json.loads(line)["handle"])
+                read = json.loads(line)
+                handles[place] = Handle.parse(read["handle"])
+                if "value" not in read and "value_base64" not in read:
+                    raise CommandFailure(
+                        "LINE_INVALID",
+                        f"line {first + place} has no value: what it names could not be moved",
+                        ExitCode.USAGE,
+                    )
             except (ValueError, TypeError, KeyError, DelaywheelError) as error:
                 text = f"line {first + place} names no message of an export"
                 raise CommandFailure("LINE_INVALID", text, ExitCode.USAGE) from error

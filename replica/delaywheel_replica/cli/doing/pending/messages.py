@@ -9,6 +9,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli import seen_names
 from delaywheel_replica.cli.asking.connection import ask
 from delaywheel_replica.cli.printing import shapes
+from delaywheel_replica.cli.printing.messages import content_text
 from delaywheel_replica.cli.printing.tables import print_facts, print_json
 from delaywheel_replica.cli.printing.text import bytes_text
 from delaywheel_replica.cli.reaching import Nodes
@@ -50,9 +51,9 @@ def get(
             ("partition", shape["partition"]),
             ("timestamp", shape["timestamp_ms"]),
             ("wheel, seq", f"{message.wheel}, {message.seq}"),
-            ("key", bytes_text(shapes.if_set(message, "key"))),
+            ("key", content_text(message, "key")),
             *headers,
-            ("value", bytes_text(shapes.if_set(message, "value"))),
+            ("value", content_text(message, "value")),
         ]
     )
 
