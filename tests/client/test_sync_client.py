@@ -348,7 +348,7 @@ class TestDues:
             with pytest.raises(MessageInvalidError, match="time zone"):
                 client.produce("t", b"", deliver_at=naive)
             with pytest.raises(MessageInvalidError, match="time zone"):
-                client.cancel(id=bytes(16), deliver_at=naive)
+                client.cancel(id=bytes(16), due=naive)
         assert not service.sent
 
 

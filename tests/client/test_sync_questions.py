@@ -1,7 +1,8 @@
 """Client.cancel and Client.get against a real gRPC server in this process."""
 
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import grpc
 import pytest
@@ -49,7 +50,7 @@ class TestCancel:
     def test_by_id_and_due(self) -> None:
         with FakeService() as service, Client(service.address) as client:
             due = datetime(2031, 1, 1, microsecond=1, tzinfo=UTC)
-            assert client.cancel(id=bytes(16), deliver_at=due).outcome is CancelOutcome.CANCELLED
+            assert client.cancel(id=bytes(16), due=due).outcome is CancelOutcome.CANCELLED
         pair = service.cancels[0].messages[0].id_and_due
         assert (pair.id, pair.due_ms) == (bytes(16), int(due.timestamp()) * 1000 + 1)
 
@@ -282,6 +283,20 @@ class TestReschedule:
         assert reported.due_ms == int(self.TO.timestamp()) * 1000
         assert reported.handle == Handle("a.1", reported.due_ms // 1000, bytes(16))
         assert service.reschedules[0].messages[0].message.handle == "a.1:17:" + "0" * 32
+
+    def test_a_delay_counts_from_now(self) -> None:
+        handle = Handle("a.1", 17, bytes(16))
+        with FakeService() as service, Client(service.address) as client:
+            began_ms = time.time_ns() // 1_000_000
+            one = client.reschedule(handle, delay="1h")
+            (many,) = client.reschedule_many([(handle, timedelta(hours=1))])
+            ended_ms = time.time_ns() // 1_000_000
+            for rescheduled_to in (one, many.unwrap()):
+                assert rescheduled_to.due_ms is not None
+                assert began_ms <= rescheduled_to.due_ms - 3_600_000 <= ended_ms + 1
+            for when in ({}, {"to": self.TO, "delay": "1h"}):
+                with pytest.raises(MessageInvalidError, match="either `to` or `delay`"):
+                    client.reschedule(handle, **when)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         "outcome", set(RescheduleOutcome) - {RescheduleOutcome.RESCHEDULED}, ids=str

@@ -184,7 +184,7 @@ class Message:
         self.made_ns: Final = clock_ns()
         self.level: Final = level
         self._absolute: Final = deliver_at is not None
-        self._due_ms = _due_ms(self.made_ns, delay, deliver_at, level)
+        self._due_ms = due_ms_of(self.made_ns, delay, deliver_at, level)
         self._due_fixed = False
 
     def __repr__(self) -> str:
@@ -438,7 +438,7 @@ def _timestamp_ms(timestamp: datetime) -> int:
     return timestamp_ms
 
 
-def _due_ms(
+def due_ms_of(
     made_ns: int, delay: Duration | None, deliver_at: datetime | None, level: str | None
 ) -> int | None:
     """Returns the due, or None for a level; exactly one of the three must be given."""

@@ -192,9 +192,15 @@ def cancel(parser: Parser) -> None:
 def reschedule(parser: Parser) -> None:
     """Adds the arguments of `reschedule`."""
     options.one_message(parser)
+    when = parser.add_argument_group("its new due (one of these)")
     parser.argument(
-        "--to", type=parse_time, required=True, metavar="TIME", help=f"the new due: {TIMES}"
+        "--delay",
+        group=when,
+        type=parse_duration,
+        metavar="LENGTH",
+        help="from now: 250ms, 30s, 1h30m",
     )
+    parser.argument("--to", group=when, type=parse_time, metavar="TIME", help=TIMES)
     options.as_json(parser)
     options.asking(parser, timeout_s=CONFIRMED_TIMEOUT_S)
 

@@ -117,7 +117,7 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
         arguments.one_message,
         examples="""
             delaywheel get "$handle"
-            delaywheel get --id 0190163d-8694-739b-8d3f-8a4d6a1f5d10 --at 2030-01-31T12:00:00Z
+            delaywheel get --id 0190163d-8694-739b-8d3f-8a4d6a1f5d10 --due 2030-01-31T12:00:00Z
             delaywheel get "$handle" --json | jq -r .value | base64 -d
         """,
     ),
@@ -164,7 +164,7 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
         "It is delivered at one of the two dues, never at both. Exit code 0 only if it has "
         "another due now. If the outcome is unknown (4), repeat the command to find out.",
         """
-            handle=$(delaywheel reschedule "$handle" --to now+2h)
+            handle=$(delaywheel reschedule "$handle" --delay 2h)
         """,
     ),
     "whoami": Command(

@@ -155,9 +155,9 @@ def one_message(parser: Parser) -> None:
         dest="message_id",
         type=parse_id,
         metavar="HEX",
-        help="without a handle: the id; needs --at",
+        help="without a handle: the id; needs --due",
     )
-    parser.argument("--at", type=parse_time, metavar="TIME", help="the due, with --id")
+    parser.argument("--due", type=parse_time, metavar="TIME", help="its due, with --id")
 
 
 def wanted(parser: Parser, *, with_id: bool = True) -> None:

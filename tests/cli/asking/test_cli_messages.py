@@ -241,8 +241,8 @@ def test_get_of_what_is_done(
 
 @pytest.mark.parametrize("at", [str(DUE_MS), "2030-03-17T17:46:40.250Z"])
 def test_message_is_named_by_id_and_due(command: Command, node: ScriptedNode, at: str) -> None:
-    command("get", "--id", ID.hex(), "--at", at)
-    command("cancel", "--id", ID.hex(), "--at", at)
+    command("get", "--id", ID.hex(), "--due", at)
+    command("cancel", "--id", ID.hex(), "--due", at)
     for ref in (node.gets[-1].message, node.cancels[-1].messages[0]):
         assert (ref.id_and_due.id, ref.id_and_due.due_ms) == (ID, DUE_MS)
 
@@ -250,7 +250,7 @@ def test_message_is_named_by_id_and_due(command: Command, node: ScriptedNode, at
 @pytest.mark.usefixtures("node")
 @pytest.mark.parametrize(
     "named",
-    [(), ("--id", ID.hex()), ("--at", str(DUE_MS)), (HANDLE, "--id", ID.hex()), ("nonsense",)],
+    [(), ("--id", ID.hex()), ("--due", str(DUE_MS)), (HANDLE, "--id", ID.hex()), ("nonsense",)],
 )
 @pytest.mark.parametrize("name", ["get", "cancel"])
 def test_message_must_be_named_in_one_way(

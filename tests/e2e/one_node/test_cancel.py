@@ -40,7 +40,7 @@ def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> Non
         assert client.cancel(gone).outcome is CancelOutcome.CANCELLED, (
             "asked again: the same answer"
         )
-        assert client.cancel(id=own_id, deliver_at=due).outcome is CancelOutcome.CANCELLED
+        assert client.cancel(id=own_id, due=due).outcome is CancelOutcome.CANCELLED
         with pytest.raises(RefusedError, match="ID_CANCELLED"):
             client.produce(topic, b"gone by id", deliver_at=due, id=own_id)
         client.produce(topic, b"stays", deliver_at=due + timedelta(milliseconds=300))
@@ -102,7 +102,7 @@ def test_near_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
 def test_unknown(service: Service) -> None:
     with service.client() as client:
         outcome = client.cancel(
-            id=uuid.uuid4().bytes, deliver_at=datetime.now(UTC) + timedelta(seconds=30)
+            id=uuid.uuid4().bytes, due=datetime.now(UTC) + timedelta(seconds=30)
         ).outcome
         assert outcome is CancelOutcome.NOT_FOUND
 

@@ -27,6 +27,7 @@ from delaywheel.client.named_changes import (
     HalfCommitted,
     half_id_and_due,
     half_reference,
+    new_due,
     rolled_back,
 )
 from delaywheel.client.operations import Operations
@@ -43,7 +44,6 @@ from delaywheel.message import (
     PastDue,
     Result,
     checked_messages,
-    unix_ms,
 )
 from delaywheel.transactions.half import (
     DEFAULT_HOLD,
@@ -208,7 +208,7 @@ class AsyncClient:
         handle: Handle | str | None = None,
         *,
         id: Id | None = None,
-        deliver_at: datetime | None = None,
+        due: datetime | None = None,
         timeout: float | None = None,
     ) -> Cancelled:
         """Cancels a pending message; see `Client.cancel`.
@@ -217,7 +217,7 @@ class AsyncClient:
         refused at once, once the first has not been answered for a second (BACKPRESSURE).
         """
         self._check_open()
-        message = message_ref(handle, id, deliver_at)
+        message = message_ref(handle, id, due)
         return await self._cancels.change(message, self._deadline_s(timeout))
 
     async def get(
@@ -225,22 +225,23 @@ class AsyncClient:
         handle: Handle | str | None = None,
         *,
         id: Id | None = None,
-        deliver_at: datetime | None = None,
+        due: datetime | None = None,
         find_place: bool = False,
         timeout: float | None = None,
     ) -> StoredMessage | None:
         """Returns a message as it is stored; see `Client.get`."""
         self._check_open()
-        message = message_ref(handle, id, deliver_at)
+        message = message_ref(handle, id, due)
         return await self._operations.get(message, timeout, find_place=find_place)
 
     async def reschedule(
         self,
         handle: Handle | str | None = None,
         *,
-        to: datetime,
+        to: datetime | None = None,
+        delay: Duration | None = None,
         id: Id | None = None,
-        deliver_at: datetime | None = None,
+        due: datetime | None = None,
         timeout: float | None = None,
     ) -> Rescheduled:
         """Gives a pending message another due; see `Client.reschedule`.
@@ -248,12 +249,12 @@ class AsyncClient:
         Reschedules that are awaited at the same time are sent together, as many as cancels.
         """
         self._check_open()
-        due = pb.NewDue(message=message_ref(handle, id, deliver_at), deliver_at_ms=unix_ms(to))
-        return await self._reschedules.change(due, self._deadline_s(timeout))
+        new = new_due(message_ref(handle, id, due), to, delay)
+        return await self._reschedules.change(new, self._deadline_s(timeout))
 
     async def reschedule_many(
         self,
-        dues: Iterable[tuple[Handle | str, datetime]],
+        dues: Iterable[tuple[Handle | str, datetime | Duration]],
         *,
         timeout: float | None = None,
     ) -> list[RescheduleResult]:

@@ -47,8 +47,15 @@ from delaywheel.client.exchange.question import OF_THE_CLUSTER
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.client.searching import ManyCancelled
 from delaywheel.client.transport.port import Method
-from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
-from delaywheel.message import Handle, unix_ms
+from delaywheel.errors import (
+    CallFailedError,
+    DelaywheelError,
+    MessageInvalidError,
+    RefusedError,
+    TimedOutError,
+)
+from delaywheel.levels import Duration
+from delaywheel.message import Handle, clock_ns, due_ms_of
 from delaywheel.reasons import Reason
 from delaywheel.transactions.half import CommitOutcome, RollbackOutcome
 from delaywheel.transactions.verdict import HalfName
@@ -424,18 +431,31 @@ def references_of(handles: Sequence[Handle]) -> list[pb.MessageRef]:
     return [pb.MessageRef(handle=str(handle)) for handle in handles]
 
 
-def new_dues(dues: Iterable[tuple[Handle | str, datetime]]) -> list[pb.NewDue]:
+def new_due(message: pb.MessageRef, to: datetime | None, delay: Duration | None) -> pb.NewDue:
+    """Returns a message with the due that it is to be given.
+
+    Raises:
+        MessageInvalidError: Both are given, or neither, or it has no time zone.
+    """
+    if (to is None) == (delay is None):
+        reason = Reason.DUE_MISSING if to is None else Reason.DUE_AMBIGUOUS
+        raise MessageInvalidError(reason, "Give the new due: either `to` or `delay`.")
+    due_ms = due_ms_of(clock_ns(), delay, to, None)
+    assert due_ms is not None  # no level is given
+    return pb.NewDue(message=message, deliver_at_ms=due_ms)
+
+
+def new_dues(dues: Iterable[tuple[Handle | str, datetime | Duration]]) -> list[pb.NewDue]:
     """Returns messages with the dues that they are to be given.
 
     Raises:
         MessageInvalidError: A handle is malformed, or a due has no time zone.
     """
     pairs = list(dues)
+    named = references_of(handles_of(handle for handle, _ in pairs))
     return [
-        pb.NewDue(message=message, deliver_at_ms=unix_ms(to))
-        for message, (_, to) in zip(
-            references_of(handles_of(handle for handle, _ in pairs)), pairs, strict=True
-        )
+        new_due(message, when, None) if isinstance(when, datetime) else new_due(message, None, when)
+        for message, (_, when) in zip(named, pairs, strict=True)
     ]
 
 

@@ -144,7 +144,7 @@ class Operations:
             raise
 
     async def reschedule_many(
-        self, dues: Iterable[tuple[Handle | str, datetime]], timeout_s: float | None
+        self, dues: Iterable[tuple[Handle | str, datetime | Duration]], timeout_s: float | None
     ) -> list[RescheduleResult]:
         """See `Client.reschedule_many`."""
         messages = new_dues(dues)

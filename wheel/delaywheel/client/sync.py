@@ -27,6 +27,7 @@ from delaywheel.client.named_changes import (
     HalfCommitted,
     half_id_and_due,
     half_reference,
+    new_due,
     rolled_back,
 )
 from delaywheel.client.operations import Operations
@@ -45,7 +46,6 @@ from delaywheel.message import (
     PastDue,
     Result,
     checked_messages,
-    unix_ms,
 )
 from delaywheel.transactions.half import (
     DEFAULT_HOLD,
@@ -307,7 +307,7 @@ class Client:
         handle: Handle | str | None = None,
         *,
         id: Id | None = None,
-        deliver_at: datetime | None = None,
+        due: datetime | None = None,
         timeout: float | None = None,
     ) -> Cancelled:
         """Cancels a pending message, named by its handle or by its id and due.
@@ -326,7 +326,7 @@ class Client:
                     ...
         """
         self._check_open()
-        message = message_ref(handle, id, deliver_at)
+        message = message_ref(handle, id, due)
         return self._cancels.change(message, self._deadline_s(timeout))
 
     def get(
@@ -334,16 +334,16 @@ class Client:
         handle: Handle | str | None = None,
         *,
         id: Id | None = None,
-        deliver_at: datetime | None = None,
+        due: datetime | None = None,
         find_place: bool = False,
         timeout: float | None = None,
     ) -> StoredMessage | None:
         """Returns a stored message; None if it was never stored, or is finished and deleted.
 
         Args:
-            handle: The message's handle; alternatively give its `id` and `deliver_at`.
+            handle: The message's handle; alternatively give its `id` and `due`.
             id: See `handle`.
-            deliver_at: See `handle`.
+            due: See `handle`.
             find_place: If the message is done, look for its record in Kafka: `StoredMessage.place`.
                 The answer may take 3 s.
             timeout: Seconds; None: the client's.
@@ -353,16 +353,17 @@ class Client:
             TimedOutError: No answer in time.
         """
         self._check_open()
-        message = message_ref(handle, id, deliver_at)
+        message = message_ref(handle, id, due)
         return finished(self._operations.get(message, timeout, find_place=find_place))
 
     def reschedule(
         self,
         handle: Handle | str | None = None,
         *,
-        to: datetime,
+        to: datetime | None = None,
+        delay: Duration | None = None,
         id: Id | None = None,
-        deliver_at: datetime | None = None,
+        due: datetime | None = None,
         timeout: float | None = None,
     ) -> Rescheduled:
         """Gives a pending message another due: it is delivered at one of the two, never at both.
@@ -371,38 +372,41 @@ class Client:
         and the handle, that it has since then.
 
         Args:
-            handle: The message's handle; alternatively give its `id` and present `deliver_at`.
+            handle: The message's handle; alternatively give its `id` and present `due`.
             to: The new due; one that has passed, or is nearer than half a second, means half a
                 second from now.
+            delay: In place of `to`: so long from now.
             id: See `handle`.
-            deliver_at: See `handle`.
+            due: See `handle`.
             timeout: Seconds for all attempts.
 
         Raises:
             RefusedError: The service refused, or RESCHEDULE_UNKNOWN: it may have an effect, ask
                 again.
-            TimedOutError: No answer in time; ask again with the same `to`.
+            TimedOutError: No answer in time; ask again with the same `to`. (What was asked for with
+                a `delay` keeps the first due that was written.)
 
         Example:
             ::
 
-                later = client.reschedule(handle, to=datetime.now(UTC) + timedelta(hours=1))
+                later = client.reschedule(handle, delay="1h")
                 client.cancel(later.handle)
         """
         self._check_open()
-        due = pb.NewDue(message=message_ref(handle, id, deliver_at), deliver_at_ms=unix_ms(to))
-        return self._reschedules.change(due, self._deadline_s(timeout))
+        new = new_due(message_ref(handle, id, due), to, delay)
+        return self._reschedules.change(new, self._deadline_s(timeout))
 
     def reschedule_many(
         self,
-        dues: Iterable[tuple[Handle | str, datetime]],
+        dues: Iterable[tuple[Handle | str, datetime | Duration]],
         *,
         timeout: float | None = None,
     ) -> list[RescheduleResult]:
         """Gives many pending messages other dues, each on its own; see `reschedule`.
 
         Args:
-            dues: The messages' handles with their new dues; 1,000 are named in one request.
+            dues: The messages' handles with their new dues, or delays from now; 1,000 are named
+                in one request.
             timeout: Seconds for all attempts.
 
         Returns:
@@ -414,8 +418,7 @@ class Client:
         Example:
             ::
 
-                later = datetime.now(UTC) + timedelta(hours=1)
-                for result in client.reschedule_many((handle, later) for handle in handles):
+                for result in client.reschedule_many((handle, "1h") for handle in handles):
                     print(result.unwrap().handle)
         """
         self._check_open()

@@ -124,28 +124,26 @@ def _read_get(response: pb.GetMessageResponse) -> StoredMessage:
     return StoredMessage.of(response.message)
 
 
-def message_ref(
-    handle: Handle | str | None, id_: Id | None, deliver_at: datetime | None
-) -> pb.MessageRef:
+def message_ref(handle: Handle | str | None, id_: Id | None, due: datetime | None) -> pb.MessageRef:
     """Builds a reference from either a handle, or id and due.
 
     Raises:
         MessageInvalidError: Both are given, or neither, or one of them is malformed.
     """
-    if handle is not None and id_ is None and deliver_at is None:
+    if handle is not None and id_ is None and due is None:
         known = handle if isinstance(handle, Handle) else Handle.parse(handle)
         return pb.MessageRef(handle=str(known))
-    if handle is None and id_ is not None and deliver_at is not None:
-        pair = pb.IdAndDue(id=checked_id(id_), due_ms=unix_ms(deliver_at))
+    if handle is None and id_ is not None and due is not None:
+        pair = pb.IdAndDue(id=checked_id(id_), due_ms=unix_ms(due))
         return pb.MessageRef(id_and_due=pair)
-    raise MessageInvalidError(Reason.HANDLE_AMBIGUOUS, _what_is_wrong(handle, id_, deliver_at))
+    raise MessageInvalidError(Reason.HANDLE_AMBIGUOUS, _what_is_wrong(handle, id_, due))
 
 
-def _what_is_wrong(handle: object, id_: object, deliver_at: object) -> str:
+def _what_is_wrong(handle: object, id_: object, due: object) -> str:
     if handle is not None:
-        return "Give a handle alone, or id and deliver_at instead of it."
+        return "Give a handle alone, or id and due instead of it."
     if id_ is not None:
-        return "Give deliver_at (--at) too: an id alone does not say in which second it lies."
-    if deliver_at is not None:
-        return "Give id too: deliver_at alone may be of many messages."
-    return "Say which message: give its handle, or its id and deliver_at (--id, --at)."
+        return "Give its due (--due) too: an id alone does not say in which second it lies."
+    if due is not None:
+        return "Give id too: due alone may be of many messages."
+    return "Say which message: give its handle, or its id and due (--id, --due)."

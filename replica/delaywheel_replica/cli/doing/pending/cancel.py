@@ -28,7 +28,7 @@ _SHOWN = 20
 def cancel(
     handle: str | None,
     *,
-    at: datetime | None,
+    due: datetime | None,
     limit: int | None,
     dry_run: bool,
     yes: bool,
@@ -41,15 +41,15 @@ def cancel(
     message_id = conditions["message_id"]
     given = {name for name, condition in conditions.items() if condition is not None}
     searched = given - {"message_id"}
-    is_one = handle is not None or at is not None
+    is_one = handle is not None or due is not None
     if (is_one and (searched or dry_run)) or not (is_one or given):
         raise CommandFailure(
             "HANDLE_AMBIGUOUS",
-            "name one message, by HANDLE or by --id and --at, or say what many have",
+            "name one message, by HANDLE or by --id and --due, or say what many have",
             ExitCode.USAGE,
         )
     if is_one:
-        _cancel_one(handle, message_id, at, as_json=as_json, server=server, timeout_s=timeout_s)
+        _cancel_one(handle, message_id, due, as_json=as_json, server=server, timeout_s=timeout_s)
         return
     many = _Many(wanted_of(**conditions), limit, server, timeout_s)
     if not yes or dry_run:
@@ -87,14 +87,14 @@ def _check(answer: pb.CancelManyResponse) -> None:
 def _cancel_one(
     handle: str | None,
     message_id: bytes | None,
-    at: datetime | None,
+    due: datetime | None,
     *,
     as_json: bool,
     server: Nodes,
     timeout_s: float,
 ) -> None:
     with Client(server.addresses, tls=server.tls, timeout=timeout_s) as client:
-        cancelled = client.cancel(handle, id=message_id, deliver_at=at)
+        cancelled = client.cancel(handle, id=message_id, due=due)
     outcome, moved_ms = cancelled.outcome, cancelled.due_ms
     if as_json:
         print_json({"outcome": outcome.value, "rescheduled_to_ms": moved_ms})

@@ -23,13 +23,13 @@ def get(
     handle: str | None,
     *,
     message_id: bytes | None,
-    at: datetime | None,
+    due: datetime | None,
     as_json: bool,
     server: Nodes,
     timeout_s: float,
 ) -> None:
     """Show one message with its content, until its second is deleted."""
-    request = pb.GetMessageRequest(message=message_ref(handle, message_id, at), find_place=True)
+    request = pb.GetMessageRequest(message=message_ref(handle, message_id, due), find_place=True)
     message = ask(server, lambda stub: stub.GetMessage(request, timeout=timeout_s)).message
     seen_names.note(server.addresses, topics=[message.topic])
     if as_json:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from delaywheel import Client, RescheduleOutcome
 from delaywheel.message import unix_ms
 from delaywheel_replica.cli.failures import CommandFailure
+from delaywheel_replica.cli.parsing import usage
 from delaywheel_replica.cli.printing.tables import print_json
 from delaywheel_replica.cli.printing.text import note, say
 from delaywheel_replica.cli.reaching import Nodes
@@ -26,15 +27,20 @@ def reschedule(
     handle: str | None,
     *,
     message_id: bytes | None,
-    at: datetime | None,
-    to: datetime,
+    due: datetime | None,
+    to: datetime | None,
+    delay: timedelta | None,
     as_json: bool,
     server: Nodes,
     timeout_s: float,
 ) -> None:
     """Gives a pending message another due; prints the message's new handle."""
+    if to is None and delay is not None:
+        to, delay = datetime.now(UTC) + delay, None
+    if to is None or delay is not None:
+        raise usage("say its new due: one of --delay and --to")
     with Client(server.addresses, tls=server.tls, timeout=timeout_s) as client:
-        answer = client.reschedule(handle, id=message_id, deliver_at=at, to=to)
+        answer = client.reschedule(handle, id=message_id, due=due, to=to)
     if as_json:
         print_json(
             {
