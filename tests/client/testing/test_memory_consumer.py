@@ -5,10 +5,12 @@ All else is in test_same_consumers.py, which runs over it and over the real one.
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from delaywheel import DELIVERED_HEADERS
-from delaywheel.consumer import BatchItemError, ConsumerError
+from delaywheel.consumer import BatchItemError, ConsumerError, ReceivedMessage
 from delaywheel.testing import MemoryService
 
 
@@ -153,3 +155,22 @@ def test_what_was_delivered_is_passed_on_with_its_headers() -> None:
         (later,) = service.advance("1s")
         assert later.headers == (("trace", b"7"),)
         assert [name for name, _ in later.added] == ["dw-id", "dw-due", "dw-accepted", "dw-wheel"]
+
+
+async def test_coroutines_handle_the_records_of_a_key_in_order() -> None:
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
+        consumer = service.consumer("orders", group="billing")
+        for value in (b"a1", b"a2", b"a3", b"b1"):
+            client.produce("orders", value, key=value[:1], delay="1s")
+        service.advance("1s")
+        ended, other_ended = list[bytes | None](), asyncio.Event()
+
+        async def handle(message: ReceivedMessage) -> None:
+            if message.value == b"b1":
+                other_ended.set()
+            await other_ended.wait()
+            ended.append(message.value)
+
+        await consumer.run(handle, concurrency=2)
+    assert [value for value in ended if value != b"b1"] == [b"a1", b"a2", b"a3"]
+    assert ended[0] in (b"a1", b"b1")

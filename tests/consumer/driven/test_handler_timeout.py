@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 
 import pytest
 
 from delaywheel.consumer import AsyncRetryConsumer, ConsumerTrouble
-from delaywheel.consumer.engine.handler_threads import HandlerThreads
 from delaywheel.consumer.message import ReceivedMessage
-from delaywheel.consumer.records import Partition
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import INGRESS, FakeKafka
 
@@ -83,37 +80,6 @@ def test_the_next_of_the_key_waits_for_the_retry_and_not_for_the_handler() -> No
             one.done()
         consumer.run_once()
     assert handled[0] == b"x"
-
-
-def test_what_waits_for_a_thread_is_not_late() -> None:
-    kafka = FakeKafka(partitions=1)
-    for number in range(5):
-        kafka._append(Partition(kafka.source, 0), b"k", b"%d" % number, [])
-    consumer = start(kafka, handler_timeout="30s")
-    while consumer.engine._book.held < 5:
-        consumer.run_once()
-    seen: list[bytes | None] = []
-    release, took = threading.Event(), threading.Event()
-
-    def handle(message: ReceivedMessage) -> None:
-        seen.append(message.value)
-        took.set()
-        release.wait(PATIENCE_S)
-
-    def run() -> None:
-        HandlerThreads(handle, 1).run(
-            consumer.engine.desk.hand_out, lambda: len(seen) == 5, consumer.engine.desk.hand_back
-        )
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert took.wait(PATIENCE_S)
-    with consumer.engine._changed:
-        late = consumer.engine._book.in_hand_since(time.monotonic() + 60)
-    assert [one.value for one in late] == [b"0"]
-    release.set()
-    thread.join(PATIENCE_S)
-    assert len(seen) == 5
 
 
 async def test_a_task_is_cancelled_and_its_record_retried() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from delaywheel.consumer import (
     AsyncRetryConsumer,
-    Batch,
     BatchItemError,
     ReceivedMessage,
     RetryConsumer,
@@ -21,8 +20,10 @@ from delaywheel.consumer.message import State
 from delaywheel.consumer.records import Partition
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka
+from support.consumer.running import RunningKafka, until
 
 PATIENCE_S = 30.0
+LANE = Partition("orders", 0)
 
 
 def filled(records: int, keys: int, **options: object) -> DrivenConsumer:
@@ -37,24 +38,30 @@ def filled(records: int, keys: int, **options: object) -> DrivenConsumer:
     return consumer
 
 
-def take_of(
-    consumer: DrivenConsumer, records: int
-) -> tuple[Callable[[int], Batch], Callable[[], bool]]:
-    taken = 0
+def run_threads(
+    consumer: DrivenConsumer,
+    handle: Callable[[ReceivedMessage], object],
+    concurrency: int,
+    records: int,
+) -> None:
+    """Has so many records handled on threads, or those before one raises what is no outcome."""
+    done = 0
 
-    def take(most: int) -> Batch:
-        nonlocal taken
-        batch = consumer.engine.desk.hand_out(most)
-        taken += len(batch)
-        return batch
+    def counted(message: ReceivedMessage) -> None:
+        nonlocal done
+        handle(message)
+        done += 1
+        if done == records:
+            consumer.engine.stop()
 
-    def has_ended() -> bool:
-        return taken >= records and not consumer.engine._book.in_hand([LANE])
+    def take() -> list[ReceivedMessage]:
+        found = consumer.engine.desk.take_turns(1)
+        if not found:
+            consumer.engine.desk.wait(0.01)
+        return found
 
-    return take, has_ended
-
-
-LANE = Partition("orders", 0)
+    HandlerThreads(counted, concurrency, take, consumer.engine.desk).run()
+    consumer.engine._state.is_stopping = False
 
 
 def test_records_of_a_key_are_handled_in_order_and_others_meanwhile() -> None:
@@ -65,16 +72,130 @@ def test_records_of_a_key_are_handled_in_order_and_others_meanwhile() -> None:
 
     def handle(message: ReceivedMessage) -> None:
         if not met.is_set() and message.key in (b"1", b"2"):
-            both.wait(PATIENCE_S)  # two keys of different threads are in hand at once
+            both.wait(PATIENCE_S)  # two keys are in hand at once
             met.set()
         seen[message.key].append(int(message.value or b""))
 
-    take, has_ended = take_of(consumer, 200)
-    HandlerThreads(handle, 4).run(take, has_ended, consumer.engine.desk.hand_back)
+    run_threads(consumer, handle, 4, 200)
     consumer.run_once()
     assert consumer.engine.counts.done == 200
     for key, numbers in seen.items():
         assert key is None or numbers == sorted(numbers)
+
+
+def hot(kafka: FakeKafka, records: int, others: int) -> None:
+    """Puts records of one key before those of others."""
+    for number in range(records + others):
+        key = b"hot" if number < records else b"%d" % number
+        kafka._append(LANE, key, b"%d" % number, [])
+
+
+def test_a_slow_key_is_parked_and_the_others_go_on() -> None:
+    kafka = FakeKafka(partitions=1)
+    hot(kafka, 60, 200)
+    consumer = start(kafka, max_deliveries=None)
+    while consumer.engine._book.held < 260:
+        consumer.run_once()
+    others, order = 0, list[bytes | None]()
+    are_over = threading.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        nonlocal others
+        if message.key == b"hot":
+            assert are_over.wait(PATIENCE_S)  # the first one holds up its key, and no other
+            order.append(message.value)
+            return
+        others += 1
+        if others == 200:
+            are_over.set()
+
+    run_threads(consumer, handle, 2, 260)
+    assert order == [b"%d" % number for number in range(60)]
+
+
+@pytest.mark.parametrize("is_incremental", [True, False])
+def test_a_rebalance_waits_for_what_runs_alone(is_incremental: bool) -> None:
+    """The handler of the first record runs; those of its key, and all others, go back at once."""
+    kafka = FakeKafka(partitions=1, is_incremental=is_incremental)
+    hot(kafka, 20, 20)
+    consumer = start(kafka, max_deliveries=None, drain="30s")
+    while consumer.engine._book.held < 40:
+        consumer.run_once()
+    begun, goes_on = threading.Event(), threading.Event()
+    handled: list[tuple[bytes | None, bool]] = []
+
+    def handle(message: ReceivedMessage) -> None:
+        handled.append((message.value, message.is_ours))
+        if message.key == b"hot":
+            begun.set()
+            assert goes_on.wait(PATIENCE_S)
+
+    running = threading.Thread(target=run_threads, args=(consumer, handle, 1, 99))
+    running.start()
+    assert begun.wait(PATIENCE_S)
+    assert consumer.engine._book.in_hand([LANE]) == 1
+    revoked = threading.Thread(target=consumer.engine._revoked, args=([LANE],))
+    revoked.start()
+    until(lambda: LANE in consumer.engine._book.paused)
+    goes_on.set()
+    revoked.join()
+    consumer.engine.stop()
+    running.join()
+    assert handled == [(b"0", True)]
+    assert consumer.engine.counts.done == 1
+    assert kafka.offsets[LANE] == 1
+    assert not consumer.engine.desk.take_turns(1)
+
+
+def test_what_is_parked_waits_in_order_when_it_is_paused() -> None:
+    kafka = FakeKafka(partitions=1)
+    hot(kafka, 5, 5)
+    consumer = start(kafka, max_deliveries=None)
+    while consumer.engine._book.held < 10:
+        consumer.run_once()
+    desk = consumer.engine.desk
+    first, *others = desk.take_turns(3)
+    assert [one.value for one in (first, *others)] == [b"0", b"5", b"6"]
+    desk.end_turn(first)  # 1 is next, and 2 to 4 are parked
+    consumer.engine.pause([LANE], on=True)
+    assert not desk.take_turns(1)
+    consumer.engine.pause([LANE], on=False)
+    assert [one.value for one in consumer.take(9)] == [b"1", b"2", b"3", b"4", b"7", b"8", b"9"]
+
+
+def test_a_record_that_is_put_back_comes_before_those_behind_it() -> None:
+    kafka = FakeKafka(partitions=1)
+    hot(kafka, 4, 0)
+    consumer = start(kafka, max_deliveries=None)
+    while consumer.engine._book.held < 4:
+        consumer.run_once()
+    desk = consumer.engine.desk
+    [first] = desk.take_turns(2)
+    first.nack()
+    assert not desk.take_turns(2)  # its handler goes on
+    desk.end_turn(first)
+    again = []
+    while found := desk.take_turns(2):
+        again += [one.value for one in found]
+        desk.end_turn(*found)
+    assert again == [b"0", b"1", b"2", b"3"]
+
+
+def test_keys_of_partitions_that_are_gone_are_not_waited_for() -> None:
+    kafka = FakeKafka(partitions=1)
+    hot(kafka, 4, 0)
+    consumer = start(kafka, max_deliveries=None)
+    while consumer.engine._book.held < 4:
+        consumer.run_once()
+    desk = consumer.engine.desk
+    [first] = desk.take_turns(2)
+    desk.end_turn(first)
+    consumer.engine._lost([LANE])
+    kafka.rebalance({consumer.broker: [LANE, Partition(kafka.retry, 0)]})
+    consumer.run_once()
+    consumer.run_once()
+    [again] = desk.take_turns(2)
+    assert (again.value, again.is_ours) == (b"0", True)
 
 
 def test_what_a_handler_raises_ends_it_and_the_rest_is_handed_back() -> None:
@@ -84,16 +205,39 @@ def test_what_a_handler_raises_ends_it_and_the_rest_is_handed_back() -> None:
         if message.value == b"7":
             raise RuntimeError("no outcome")
 
-    take, has_ended = take_of(consumer, 100)
     with pytest.raises(RuntimeError, match="no outcome"):
-        HandlerThreads(handle, 1).run(take, has_ended, consumer.engine.desk.hand_back)
+        run_threads(consumer, handle, 1, 100)
     waiting = [int(one.value or b"") for one in consumer.take(100)]
     assert waiting == list(range(8, 100))  # in order, and nothing twice
 
 
 def test_a_concurrency_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="concurrency=0"):
-        HandlerThreads(print, 0)
+        RetryConsumer("orders", group="g", bootstrap="nowhere").run(print, concurrency=0)
+
+
+async def test_tasks_handle_the_records_of_a_key_in_order_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kafka = RunningKafka(monkeypatch)
+    kafka.put(*(b"%d" % number for number in range(6)), key=b"account")
+    kafka.put(b"other", key=b"other")
+    order: list[bytes | None] = []
+    other_ended = asyncio.Event()
+    async with AsyncRetryConsumer("orders", group="g", bootstrap="nowhere") as consumer:
+
+        async def handle(message: ReceivedMessage) -> None:
+            if message.value == b"other":
+                other_ended.set()
+                return
+            await other_ended.wait()  # the first one of its key is in hand until then
+            await asyncio.sleep(0.01 * (6 - int(message.value or b"")))
+            order.append(message.value)
+            if len(order) == 6:
+                consumer.stop()
+
+        await consumer.run(handle, concurrency=4)
+    assert order == [b"0", b"1", b"2", b"3", b"4", b"5"]
 
 
 @pytest.mark.parametrize("by_index", [True, False])

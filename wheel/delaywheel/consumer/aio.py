@@ -111,8 +111,7 @@ class AwaitedConsumer(BaseConsumer):
         """Handles each message within `async with`, up to `concurrency` at once, until `stop`."""
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: at least 1")
-        free, freed = concurrency, asyncio.Event()
-
+        desk, free, freed = self._engine.desk, concurrency, asyncio.Event()
         timeout_ms = self._settings.handler_timeout_ms
 
         async def limited(message: ReceivedMessage) -> None:
@@ -124,7 +123,7 @@ class AwaitedConsumer(BaseConsumer):
             except TimeoutError as raised:
                 if not limit.expired():
                     raise
-                self._engine.desk.time_out(message, raised)
+                desk.time_out(message, raised)
 
         call = partial(await_handler, handle) if timeout_ms is None else limited
 
@@ -134,18 +133,22 @@ class AwaitedConsumer(BaseConsumer):
                 async with message:
                     await call(message)
             finally:
+                desk.end_turn(message)
                 free += 1
                 freed.set()
 
-        async with handler_tasks() as handlers:
-            while not self._engine.has_ended:
-                if not free:
-                    freed.clear()
-                    await freed.wait()
-                take = partial(self._engine.desk.hand_out, free)
-                for message in await self._received(take, WAIT_S):
-                    free -= 1
-                    handlers.create_task(one(message))
+        try:
+            async with handler_tasks() as handlers:
+                while not self._engine.has_ended:
+                    if not free:
+                        freed.clear()
+                        await freed.wait()
+                    take = partial(desk.take_turns, free)
+                    for message in await self._received(take, WAIT_S):
+                        free -= 1
+                        handlers.create_task(one(message))
+        finally:
+            desk.end_parking()
 
 
 class AsyncRetryConsumer(AwaitedConsumer):
@@ -215,6 +218,8 @@ class AsyncRetryConsumer(AwaitedConsumer):
         self, handle: Callable[[ReceivedMessage], Awaitable[object]], *, concurrency: int = 1
     ) -> None:
         """Handles each message within `async with`, up to `concurrency` at once, until `stop`.
+
+        Records of one key are handled one after another, in their order.
 
         Raises:
             ValueError: `concurrency` is below 1.

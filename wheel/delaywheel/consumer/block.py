@@ -157,6 +157,11 @@ class RecordRun(NamedTuple):
         """How many they are."""
         return self.end - self.begin
 
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first."""
+        return self.block.offsets[self.begin]
+
     def messages(self) -> Iterator[ReceivedMessage]:
         """Yields each as the object that handlers see."""
         return map(self.block.message, range(self.begin, self.end))

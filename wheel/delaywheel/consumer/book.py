@@ -57,9 +57,10 @@ import uuid
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from delaywheel.consumer.block import RecordBlock, RecordRun, runs_of, with_writes, write
@@ -72,6 +73,7 @@ from delaywheel.consumer.message import (
     State,
 )
 from delaywheel.consumer.records import FetchedRecords, Partition
+from delaywheel.consumer.rules.turns import KeyTurns
 from delaywheel.transactional import Outgoing
 
 CUT_RECORDS = 5_000
@@ -227,6 +229,7 @@ class Book:
     """All records that a consumer holds."""
 
     def __init__(self, *, max_held: int, max_held_bytes: int) -> None:
+        self.turns = KeyTurns()
         self.counts = Counts()
         self.dead_reasons: dict[str, int] = {}
         self._max_held = max_held
@@ -412,8 +415,10 @@ class Book:
 
     def forget(self, partitions: Iterable[Partition]) -> list[ReceivedMessage]:
         """Forgets partitions that are no longer assigned; returns what was in hand of them."""
+        partitions = list(partitions)
+        self.end_parking(partitions)
         in_hand: list[ReceivedMessage] = []
-        for partition in list(partitions):
+        for partition in partitions:
             shelf = self._shelves.pop(partition, None)
             self._aside.pop(partition, None)
             self._paused.discard(partition)
@@ -464,7 +469,7 @@ class Book:
             if shelf.limit is not None:
                 goes_out = bisect_left(block.offsets, shelf.limit)
             if goes_out:
-                self._waiting.append(RecordRun(block, 0, goes_out))
+                self._queue_of(block.at).append(RecordRun(block, 0, goes_out))
             if goes_out < count:
                 shelf.kept.append(RecordRun(block, goes_out, count))
 
@@ -478,7 +483,7 @@ class Book:
             if offset is not None:
                 until = bisect_left(block.offsets, offset, begin, end)
             if until > begin:
-                self._waiting.append(RecordRun(block, begin, until))
+                self._queue_of(partition).append(RecordRun(block, begin, until))
             if until < end:
                 shelf.kept[0] = RecordRun(block, until, end)
                 return
@@ -515,18 +520,15 @@ class Book:
         if self.is_overwritten:
             found = self._hand_out_to_go_on(now_s)
             return None if found is None else runs_of([found])[0]
-        while self._waiting:
-            block, begin, end = run = self._waiting.popleft()
-            if self._aside and (aside := self._aside.get(block.at)) is not None:
-                aside.append(run)
-                continue
-            if end - begin > most:
-                self._waiting.appendleft(RecordRun(block, begin + most, end))
-                run = RecordRun(block, begin, begin + most)
-            block.states[begin : run.end] = _IN_HAND * run.size
-            block.handed_s[begin : run.end] = array("d", (now_s,)) * run.size
-            return run
-        return None
+        if not self._waiting:
+            return None
+        block, begin, end = run = self._waiting.popleft()
+        if end - begin > most:
+            self._waiting.appendleft(RecordRun(block, begin + most, end))
+            run = RecordRun(block, begin, begin + most)
+        block.states[begin : run.end] = _IN_HAND * run.size
+        block.handed_s[begin : run.end] = array("d", (now_s,)) * run.size
+        return run
 
     def hand_out_one(self, now_s: float) -> ReceivedMessage | None:
         """Returns the record that waits longest, which is in hand from then on; None: none waits.
@@ -536,14 +538,7 @@ class Book:
         """
         if self.is_overwritten:
             return self._hand_out_to_go_on(now_s)
-        waiting = self._waiting
-        while waiting:
-            block = waiting[0].block
-            if self._aside and (aside := self._aside.get(block.at)) is not None:
-                aside.append(waiting.popleft())
-                continue
-            return self._hand_out_at(0, now_s)
-        return None
+        return self._hand_out_at(0, now_s) if self._waiting else None
 
     def _hand_out_at(self, place: int, now_s: float) -> ReceivedMessage:
         block, begin, end = self._waiting[place]
@@ -566,7 +561,7 @@ class Book:
             shelf = self._shelves[block.at]
             is_first = shelf.blocks[0] is block and block.begin == begin
             is_awaited = is_first and shelf.written_bytes > 0
-            if (is_awaited or shelf.written_bytes < part_bytes) and block.at not in self._aside:
+            if is_awaited or shelf.written_bytes < part_bytes:
                 return place
         return None
 
@@ -577,9 +572,9 @@ class Book:
 
     def pause(self, partitions: Iterable[Partition]) -> None:
         """Hands out nothing of these partitions until `resume`, or until they are forgotten."""
-        for partition in partitions:
-            self._paused.add(partition)
-            self._aside.setdefault(partition, deque())
+        partitions = list(partitions)
+        self._paused.update(partitions)
+        self._set_aside(partitions)
 
     def resume(self, partitions: Iterable[Partition]) -> None:
         """Ends `pause`."""
@@ -589,14 +584,26 @@ class Book:
     def withhold(self, topics: AbstractSet[str]) -> None:
         """Hands out and cuts nothing of these topics, until they are no longer among them."""
         self._withheld = topics
-        for partition in self._shelves:
-            if self.is_withheld(partition):
-                self._aside.setdefault(partition, deque())
+        self._set_aside(filter(self.is_withheld, self._shelves))
         self._hand_out_aside()
 
     def is_withheld(self, partition: Partition) -> bool:
         """Whether nothing of a partition is handed out or cut."""
         return partition.topic in self._withheld
+
+    def _set_aside(self, partitions: Iterable[Partition]) -> None:
+        new = set(partitions) - self._aside.keys()
+        if not new:
+            return
+        self.end_parking(new)
+        self._aside.update((partition, deque()) for partition in new)
+        runs, self._waiting = self._waiting, deque()
+        for run in runs:
+            self._queue_of(run.block.at).append(run)
+
+    def _queue_of(self, partition: Partition) -> deque[RecordRun]:
+        """Returns where what waits of a partition is: to be handed out, or aside."""
+        return self._aside.get(partition, self._waiting) if self._aside else self._waiting
 
     def _hand_out_aside(self) -> None:
         """Lets what is neither paused nor withheld be handed out again."""
@@ -622,7 +629,15 @@ class Book:
     def put_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """Returns records to the front of those to be handed out."""
         for run in reversed(runs_of(messages)):
-            self._aside.get(run.block.at, self._waiting).appendleft(run)
+            self._queue_of(run.block.at).appendleft(run)
+
+    def end_parking(self, partitions: Collection[Partition]) -> None:
+        """Puts back what is parked of these partitions, in order."""
+        parked = self.turns.withdraw(partitions)
+        if parked:
+            self.put_back(parked)
+            # Of a key, the record that is next may be among them already.
+            self._waiting = deque(sorted(self._waiting, key=attrgetter("first_offset")))
 
     def write(self, message: ReceivedMessage, record: Outgoing) -> bool:
         """Holds what the handler of a record writes, until that is done; otherwise as `write`."""

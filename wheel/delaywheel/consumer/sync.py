@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from typing import Self, TypeVar, Unpack
 
 from delaywheel.consumer.batch import Batch
@@ -129,11 +130,9 @@ class ThreadedConsumer(BaseConsumer):
 
     def _run(self, handle: Callable[[ReceivedMessage], object], concurrency: int) -> None:
         """Handles each message within `with message`, on so many threads, until `stop`."""
-        HandlerThreads(handle, concurrency).run(
-            lambda most: self._received(lambda: self._engine.desk.hand_out(most), WAIT_S),
-            lambda: self._engine.has_ended,
-            self._engine.desk.hand_back,
-        )
+        desk = self._engine.desk
+        take = partial(self._received, partial(desk.take_turns, 1), WAIT_S)
+        HandlerThreads(handle, concurrency, take, desk).run()
 
 
 class RetryConsumer(ThreadedConsumer):

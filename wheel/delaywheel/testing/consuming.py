@@ -42,6 +42,7 @@ from delaywheel.consumer.records import Incoming, Partition, Place, fetched_of
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.middleware import check_middleware, wrapped, wrapped_awaited
 from delaywheel.consumer.rules.policy import Policy
+from delaywheel.consumer.rules.turns import KeyTurns
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.functions import is_coroutine_function
 from delaywheel.ingress import HalfAnswer
@@ -154,10 +155,24 @@ class MemoryConsumer(Desk):
             async with message:
                 await await_handler(handle, message)
 
-        while some := list(islice(self, concurrency)):
+        turns = KeyTurns()
+        while some := self._take_turns(turns, concurrency):
             async with handler_tasks() as handlers:
                 for message in some:
                     handlers.create_task(one(message))
+            following = [turns.end(message) for message in some]
+            self._freed.extendleft(one for one in reversed(following) if one is not None)
+
+    def _take_turns(self, turns: KeyTurns, most: int) -> list[ReceivedMessage]:
+        taken: list[ReceivedMessage] = []
+        for message in self:
+            if turns.begin(message):
+                taken.append(message)
+            else:
+                _set(message, State.WAITING)
+            if len(taken) == most:
+                break
+        return taken
 
     def batches(self, most: int = 100, *, wait: Duration = "100ms") -> Iterator[Batch]:
         """Yields batches of messages, as far as they have appeared: `wait` has no effect."""

@@ -138,6 +138,38 @@ class Dispatcher(Desk):
                 return None
             return self._next(self._now_ms(), time.monotonic())
 
+    def take_turns(self, most: int) -> list[ReceivedMessage]:
+        """Returns up to so many records whose turn it is; `end_turn` is to follow for each.
+
+        Raises:
+            ConsumerError: The consumer cannot continue.
+        """
+        taken: list[ReceivedMessage] = []
+        with self._changed:
+            self._state.raise_error()
+            if not self._state.may_hand_out:
+                return taken
+            now_ms, now_s = self._now_ms(), time.monotonic()
+            while len(taken) < most and (message := self._next(now_ms, now_s)) is not None:
+                if self._book.turns.begin(message):
+                    taken.append(message)
+                else:
+                    self._book.hold_back(message)
+        return taken
+
+    def end_turn(self, message: ReceivedMessage) -> None:
+        """Lets the next record of this one's key have its turn: its handler has ended."""
+        with self._changed:
+            following = self._book.turns.end(message)
+            if following is not None:  # nobody is woken: whoever ends a turn takes the next one
+                self._book.put_back([following])
+
+    def end_parking(self) -> None:
+        """Puts back what is parked, for whoever takes records without turns."""
+        with self._changed:
+            self._book.end_parking(self._book.partitions)
+            self._state.notify()
+
     def _next(self, now_ms: int, now_s: float) -> ReceivedMessage | None:
         while (message := self._book.hand_out_one(now_s)) is not None:
             if self._is_plain(message.block) or self._is_for_a_handler(message, now_ms):
