@@ -95,7 +95,7 @@ def test_status_before_the_first_leader(command: Command, node: ScriptedNode) ->
     assert document["lateness_ms"] is None
     reported = command("status").out
     assert reported.startswith(
-        "DOWN: no node takes messages; no node leads, so nothing is forwarded\n"
+        "DOWN: no node leads, so nothing is forwarded; no node takes messages\n"
     )
     assert "unknown" in reported
 
@@ -112,7 +112,7 @@ def test_status_says_why_the_node_takes_no_messages(command: Command, node: Scri
     assert document["members"][0]["storage_replaced"] is True
     reported = command("status", "--check").out
     assert reported.splitlines()[0].startswith(
-        "DOWN: no node takes messages (n1: NO_WHEEL); no node leads"
+        "DOWN: no node leads, so nothing is forwarded; no node takes messages (n1: NO_WHEEL)"
     )
     assert "NO_WHEEL: STORAGE_REPLACED: why" in reported
 
@@ -275,7 +275,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n3 is away: no answer from n3:7420 within 2.0 s",
         "n2 has other settings: min_insync is 2 at n1, 3 at n2",
         "n2 takes no messages: DISK_FULL: why",
-        "n1 and Kafka: topic orders takes nothing",
+        "Kafka, as n1 sees it: topic orders takes nothing",
         "n1 is verifying its wheels: 4 of 7 are done",
         "n1 waits for 2 frames that it cannot read",
         "n1 answers cancel slowly: 1,700 wait for up to 2 s",
@@ -462,6 +462,26 @@ def test_a_cluster_that_takes_or_forwards_nothing_is_down(
     ended = command("status", "--check")
     assert (ended.code, ended.out.splitlines()[0]) == (3, first_line)
     assert ("up to 12 ms: no node leads" in ended.out) == (changed == "leader")
+
+
+@pytest.mark.parametrize(
+    ("is_led", "first_line"),
+    [
+        (True, "DEGRADED: Kafka, as n1, n2 see it: away; messages are late by up to 61 s"),
+        (False, "DOWN: Kafka, as n1, n2 see it: away; no node leads, so nothing is forwarded; "),
+    ],
+)
+def test_that_kafka_is_away_stands_before_what_it_brings_about(
+    command: Command, node: ScriptedNode, *, is_led: bool, first_line: str
+) -> None:
+    described = healthy(lateness_ms=61_000)
+    described.members[0].report.kafka_error = "away"
+    described.members.add().CopyFrom(described.members[0])
+    described.members[1].node = "n2"
+    if not is_led:
+        described.ClearField("leader")
+    node.describe = answer(described)
+    assert command("status", "--short").out.startswith(first_line)
 
 
 def test_a_node_alone_at_its_reserve_is_down(command: Command, node: ScriptedNode) -> None:

@@ -6,6 +6,8 @@
 | `DEGRADED` | 1 | messages are taken and forwarded, and something is wrong |
 | `DOWN` | 3 | no node takes messages, or nothing is forwarded: no node leads, the leader rests, |
 |   | | or progress has not moved for ten seconds |
+
+A cause stands before what it brings about: the line has room for two.
 """
 
 from __future__ import annotations
@@ -101,10 +103,15 @@ def verdict(answer: pb.DescribeClusterResponse) -> ClusterVerdict:
 
 
 def _down(answer: pb.DescribeClusterResponse) -> Iterator[str]:
+    yield from _not_forwarding(answer)
     if not any(member.accepting for member in answer.members):
         why = answer.refusing.reason
         yield f"no node takes messages{f' ({answer.node}: {why})' if why else ''}"
+
+
+def _not_forwarding(answer: pb.DescribeClusterResponse) -> Iterator[str]:
     if not answer.HasField("leader"):
+        yield from _of_kafka(answer)
         yield "no node leads, so nothing is forwarded"
         return
     leader = answer.leader.node
@@ -126,16 +133,28 @@ def _until(answer: pb.DescribeClusterResponse, report: pb.MemberReport) -> str:
 
 def _troubles(answer: pb.DescribeClusterResponse) -> Iterator[str]:
     """Returns the troubles, one a line."""
-    if answer.lateness_ms > LATE_MS:
-        yield f"messages are late by up to {about(answer.lateness_ms)}"
+    if answer.HasField("leader"):
+        yield from _of_kafka(answer)
     for member in answer.members:
         yield from _troubles_of(answer, member)
+    if answer.lateness_ms > LATE_MS:
+        yield f"messages are late by up to {about(answer.lateness_ms)}"
     # That the copies of a node that is away are behind is no news.
     away = {m.node for m in answer.members if m.silent or not m.reachable}
     for wheel in answer.wheels:
         for copy in wheel.replicas if wheel.state == pb.WHEEL_STATE_OPEN else ():
             if copy.state != pb.REPLICA_STATE_IN_SYNC and copy.node not in away:
                 yield f"the copy of {wheel.wheel} on {copy.node} is {shapes.replica_state(copy)}"
+
+
+def _of_kafka(answer: pb.DescribeClusterResponse) -> Iterator[str]:
+    """Returns what nodes have against Kafka; several say the same when it is away."""
+    nodes = defaultdict[str, list[str]](list)
+    for member in answer.members:
+        if member.report.kafka_error:
+            nodes[member.report.kafka_error].append(member.node)
+    for error, hit in nodes.items():
+        yield f"Kafka, as {', '.join(hit)} {'sees' if len(hit) == 1 else 'see'} it: {error}"
 
 
 def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Iterator[str]:
@@ -151,8 +170,6 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
     refused = answer.refusing if node == answer.node else report.refusing
     if refused.reason:
         yield f"{node} takes no messages: {refused.reason}: {refused.message}"
-    if report.kafka_error:
-        yield f"{node} and Kafka: {report.kafka_error}"
     if report.unavailable_topics:
         yield f"messages for {_named(report.unavailable_topics)} become dead letters"
     if report.unreadable_frames:
