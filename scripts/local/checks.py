@@ -45,6 +45,8 @@ ONE_NODE = f"{NODES}/one_node"
 """Half of them: these share one."""
 SCRIPTS = ("tests/scripts/test_chaos_whole.py", "tests/scripts/test_demo_whole.py")
 """These start brokers of their own."""
+BROKERS = "tests/brokers"
+"""These stop brokers of three that they share."""
 SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
 """All tests that need Spark: it is started once, for these."""
 SIMULATION = "tests/sim"
@@ -145,6 +147,7 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
         ("env", f"{BROKER_VARIABLE}={listener}", *pytest) for listener in listeners
     )
     return (
+        Step("pytest brokers", (*pytest, BROKERS)),
         Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
         Step("pytest consumers", (*consumers, *CONSUMERS)),
         Step("pytest one node", (*one_node, ONE_NODE)),

@@ -256,6 +256,7 @@ def test_a_failed_test_is_reported_before_the_next_one_ends(tmp_path: Path) -> N
 def test_steps_of_the_project(tmp_path: Path) -> None:
     computing, waiting = queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
     assert [step.name for step in waiting.steps] == [
+        "pytest brokers",
         "pytest nodes",
         "pytest consumers",
         "pytest one node",

@@ -1,5 +1,7 @@
 """Transactions in Kafka: what they write, settings of producers, errors, those that stay open.
 
+And how many replicas the topics have that we make for them.
+
 The settings are those of nodes, of consumers, and of replays of letters.
 
 librdkafka speaks the transaction protocol in which a copy of an EndTxn that arrives late ends a
@@ -24,6 +26,18 @@ MAX_CALL_MS: Final = 9_000
 _NO_RETRY_BACKOFF_MS: Final = 30_000
 
 ANY_PARTITION: Final = -1
+
+MIN_INSYNC: Final = "min.insync.replicas"
+
+
+def replicas_on(brokers: int) -> int:
+    """Returns how many replicas a topic gets on so many brokers."""
+    return max(1, min(3, brokers))
+
+
+def least_in_sync(replicas: int) -> int:
+    """Returns `min.insync.replicas` of a topic with so many: one broker may be away."""
+    return max(1, replicas - 1)
 
 
 class Outgoing(NamedTuple):

@@ -21,8 +21,8 @@ from confluent_kafka.cimpl import NewTopic
 from delaywheel_replica.cleaner.kafka.brokers import (
     VERIFICATION,
     check_brokers,
-    control_warnings,
     ensure_topics,
+    risks_of,
 )
 from delaywheel_replica.cleaner.outside.ports import LeadingRefused
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
@@ -31,41 +31,35 @@ from support.kafka.read_committed import create_topic
 
 
 @pytest.mark.parametrize(
-    ("copies", "brokers", "wanted", "reported"),
+    ("replicas", "enough", "insync", "reported"),
     [
-        (1, 1, None, None),
-        (1, 2, None, "1 of 2 copies"),
-        (1, 5, None, "1 of 3 copies"),
-        (2, 3, None, "2 of 3 copies"),
-        (3, 5, None, None),
-        (1, 3, 1, None),
-        (3, 5, 5, "3 of 5 copies"),
+        (1, 1, 1, []),
+        (1, 3, 1, ["1 of 3 replicas"]),
+        (2, 3, 1, ["2 of 3 replicas"]),
+        (3, 3, 2, []),
+        (3, 3, 1, ["min.insync.replicas=1 of 3 replicas: set it to 2"]),
+        (2, 2, 2, ["min.insync.replicas=2 of 2 replicas: set it to 1"]),
+        (3, 1, 2, []),
     ],
 )
-def test_too_few_copies(
-    copies: int, brokers: int, wanted: int | None, reported: str | None
+def test_too_few_replicas_or_too_many_that_must_be_in_sync(
+    replicas: int, enough: int, insync: int, reported: list[str]
 ) -> None:
-    """It was created when there were fewer brokers, perhaps."""
-    config = {"min.insync.replicas": str(max(1, copies - 1))}
-    found = control_warnings("c", copies=copies, brokers=brokers, wanted=wanted, config=config)
-    assert [reported is not None and reported in warning for warning in found] == [True] * (
-        reported is not None
-    )
+    config = {"min.insync.replicas": str(insync)}
+    found = list(risks_of("t", replicas=replicas, enough=enough, config=config))
+    assert len(found) == len(reported)
+    assert all(part in risk for part, risk in zip(reported, found, strict=True))
 
 
-def test_settings_with_which_it_may_lose_its_end() -> None:
-    config = {"min.insync.replicas": "1", "unclean.leader.election.enable": "true"}
-    found = control_warnings("c", copies=3, brokers=3, wanted=None, config=config)
-    assert len(found) == 2
-    assert "unclean" in found[0]
-    assert "min.insync.replicas=1 of 3 copies" in found[1]
-
-
-def test_without_the_brokers_time_clocks_cannot_be_compared() -> None:
-    config = {"min.insync.replicas": "2", "message.timestamp.type": "CreateTime"}
-    found = control_warnings("c", copies=3, brokers=3, wanted=None, config=config)
-    assert len(found) == 1
-    assert "LogAppendTime" in found[0]
+@pytest.mark.parametrize(
+    "config",
+    [{"unclean.leader.election.enable": "true"}, {"message.timestamp.type": "CreateTime"}],
+)
+def test_what_would_lose_the_control_topics_end_or_the_brokers_time(config: dict[str, str]) -> None:
+    config |= {"min.insync.replicas": "2"}
+    assert not list(risks_of("t", replicas=3, enough=3, config=config))
+    (risk,) = risks_of("t", replicas=3, enough=3, config=config, control=True)
+    assert next(iter(config)) in risk
 
 
 @pytest.fixture
@@ -99,7 +93,7 @@ def test_an_unsuited_topic_of_our_own_is_refused_by_name(
     name = getattr(settings.names, which)
     create_topic(kafka.address, name, config={"max.message.bytes": "1200000", **config})
     with pytest.raises(LeadingRefused, match=name) as refused:
-        ensure_topics(admin, settings, brokers=1, has_wheels=False)
+        ensure_topics(admin, settings, replicas=1, has_wheels=False)
     assert objection in str(refused.value)
 
 
@@ -111,9 +105,9 @@ def test_what_is_wrong_with_the_halves_topic_is_told_and_keeps_no_node_from_lead
 
     Where the topic is gone, too: a letter would fail each transaction.
     """
-    assert "is missing" in (ensure_topics(admin, settings, brokers=1, has_wheels=False) or "")
+    assert "is missing" in (ensure_topics(admin, settings, replicas=1, has_wheels=False) or "")
     create_topic(kafka.address, settings.names.halves, config={"max.message.bytes": "900000"})
-    told = ensure_topics(admin, settings, brokers=1, has_wheels=False)
+    told = ensure_topics(admin, settings, replicas=1, has_wheels=False)
     assert told is not None
     assert "raise its max.message.bytes" in told
 
@@ -173,14 +167,14 @@ def test_a_topic_that_may_not_be_seen_is_named() -> None:
     settings = KafkaSettings(KafkaNames("c"), {}, halves=True)
     admin = cast("AdminClient", Denied(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     with pytest.raises(LeadingRefused, match=settings.names.control) as refused:
-        ensure_topics(admin, settings, brokers=1, has_wheels=False)
+        ensure_topics(admin, settings, replicas=1, has_wheels=False)
     assert str(refused.value).endswith("Describe and Write on it")
 
 
 def test_a_halves_topic_that_may_not_be_made_is_told_with_the_way_without() -> None:
     settings = KafkaSettings(KafkaNames("c"), {}, halves=True)
     admin = cast("AdminClient", Denied(KafkaError.UNKNOWN_TOPIC_OR_PART))
-    told = ensure_topics(admin, settings, brokers=1, has_wheels=False)
+    told = ensure_topics(admin, settings, replicas=1, has_wheels=False)
     assert told is not None
     assert settings.names.halves in told
     assert told.endswith("grant Create, or set halves = false")
@@ -193,7 +187,7 @@ def test_whatever_kafka_has_against_the_halves_topic_keeps_no_node_from_leading(
 
     def told(code: int, unset: str = "") -> str | None:
         admin = cast("AdminClient", Denied(unknown, code, unset))
-        return ensure_topics(admin, settings, brokers=1, has_wheels=False)
+        return ensure_topics(admin, settings, replicas=1, has_wheels=False)
 
     for code in (KafkaError.POLICY_VIOLATION, KafkaError.INVALID_REPLICATION_FACTOR):
         assert "Kafka does not make it" in (told(code) or "")
@@ -247,12 +241,12 @@ def test_a_broker_that_was_killed_keeps_no_node_from_leading_on_the_others() -> 
 @pytest.mark.kafka
 def test_topics_that_are_made_are_not_refused(settings: KafkaSettings, admin: AdminClient) -> None:
     """And letters about half messages are kept until somebody answers them."""
-    ensure_topics(admin, settings, brokers=1, has_wheels=False)
+    ensure_topics(admin, settings, replicas=1, has_wheels=False)
     assert settings.names.halves not in admin.list_topics(timeout=60).topics
     settings = replace(settings, halves=True)
     for _ in range(2):
         check_brokers(admin, [1])
-        ensure_topics(admin, settings, brokers=1, has_wheels=False)
+        ensure_topics(admin, settings, replicas=1, has_wheels=False)
     halves = ConfigResource(ResourceType.TOPIC, settings.names.halves)
     (described,) = admin.describe_configs([halves]).values()
     config = described.result()

@@ -38,7 +38,7 @@ def settings(kafka: KafkaBroker, cluster_id: str) -> KafkaSettings:
     admin = AdminClient(settings.admin())
     brokers = brokers_of(admin, settings.names.control)
     check_brokers(admin, (broker.id for broker in brokers))
-    ensure_topics(admin, settings, brokers=len(brokers), has_wheels=False)
+    ensure_topics(admin, settings, replicas=1, has_wheels=False)
     return settings
 
 

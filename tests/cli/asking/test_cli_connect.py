@@ -73,7 +73,7 @@ def test_what_is_in_order_and_nothing_is_changed(
         assert items[f"topic {topic}"]["text"] == "missing, and will be created"
         assert not topic_exists(kafka.address, topic)
     orders = items[f"topic {cluster_id}-orders"]["text"]
-    assert orders.startswith("3 partitions, 1 copy, delete, ")
+    assert orders.startswith("3 partitions, 1 replica, delete, ")
     assert items["broker 1"]["text"].endswith("Kafka 4.0 or later")
     assert not list(tmp_path.iterdir())
 

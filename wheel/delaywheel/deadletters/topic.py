@@ -24,7 +24,7 @@ from delaywheel.deadletters.selection import CLOCKS_MS, EVERYTHING, Selection
 from delaywheel.deadletters.settling import BATCH_LETTERS, DROP, Drop, Replay, Settling
 from delaywheel.deadletters.writing import LetterWriter
 from delaywheel.ingress import halves_topic, is_reserved_topic
-from delaywheel.transactional import Outgoing
+from delaywheel.transactional import MIN_INSYNC, Outgoing, least_in_sync, replicas_on
 
 _LOG = logging.getLogger("delaywheel.deadletters")
 
@@ -345,13 +345,15 @@ class DeadLetterTopic:
 
     def _make_marks_topic(self) -> None:
         """Creates the topic of marks, which keeps them, if it is missing."""
-        wanted = NewTopic(
-            self._marks_name,
-            num_partitions=1,
-            replication_factor=-1,
-            config={"cleanup.policy": "compact"},
-        )
         try:
+            replicas = replicas_on(len(self._admin.list_topics(timeout=self._timeout_s).brokers))
+            insync = str(least_in_sync(replicas))
+            wanted = NewTopic(
+                self._marks_name,
+                num_partitions=1,
+                replication_factor=replicas,
+                config={"cleanup.policy": "compact", MIN_INSYNC: insync},
+            )
             self._admin.create_topics([wanted], request_timeout=self._timeout_s)[
                 self._marks_name
             ].result()

@@ -19,10 +19,10 @@ leading: `ensure_topics` returns it, and the leader does without it (delivery/ha
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
@@ -35,15 +35,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel.transactional import MIN_INSYNC, least_in_sync
 from delaywheel_replica.cleaner.kafka.client_log import error_of
 from delaywheel_replica.cleaner.kafka.follower import KEPT_S
-from delaywheel_replica.cleaner.kafka.topic_admin import may_write
+from delaywheel_replica.cleaner.kafka.topic_admin import may_write, release_leaked_id
 from delaywheel_replica.cleaner.outside.ports import LeadingRefused
 from delaywheel_replica.kafka_settings import DEFAULT_TOPIC_BYTES, KafkaSettings
+
+_Answer = TypeVar("_Answer")
 
 ANSWER_S = 2.0
 CALL_S = 5.0
 VERIFICATION = "transaction.partition.verification.enable"
+_UNSEEN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}
+"""What is no risk to a topic: it is missing, or new to this broker, or not for us to see."""
 # A letter that goes before its group reads it would be a half that nobody decided.
 _KEEPS_ALL = {"retention.ms": "-1", "retention.bytes": "-1"}
 
@@ -177,17 +182,15 @@ def ensure_topics(
     admin: AdminClient,
     settings: KafkaSettings,
     *,
-    brokers: int,
+    replicas: int,
     has_wheels: bool,
-    replication_factor: int | None = None,
 ) -> str | None:
     """Creates missing topics of ours; refuses invalid ones.
 
     Args:
-        brokers: How many brokers there are.
+        replicas: How many a topic gets that is made.
         has_wheels: This node holds messages. A control topic missing beside them was lost, or
             this is another Kafka: a new one would forward from nothing, so it is refused.
-        replication_factor: Copies of each topic; None: as many as there are brokers, at most 3.
 
     Returns:
         What is wrong with the topic that only half messages need; None: nothing.
@@ -206,8 +209,7 @@ def ensure_topics(
             " restore it, or point the node to the Kafka it belongs to"
         )
     if missing:
-        copies = replication_factor or min(3, brokers)
-        objections |= _raised(dict(_refused(admin, missing, copies)))
+        objections |= _raised(dict(_refused(admin, missing, replicas)))
     objections |= {
         topic: f"topic {topic.name} is missing, or may not be seen, and none is made here"
         for topic, found in described.items()
@@ -218,18 +220,26 @@ def ensure_topics(
         for topic, found in described.items()
         if topic not in objections and (found is not None or topic in missing)
     )
+    found = once_known(lambda: dict(_config_objections(admin, topics, settings)))
+    objections |= _raised(found)
+    return next(iter(objections.values()), None)
+
+
+def once_known(ask: Callable[[], _Answer]) -> _Answer:
+    """Repeats a question while a broker does not know a topic: others know what was just made.
+
+    Raises:
+        KafkaException: Kafka does not answer, or knows no such topic.
+    """
     deadline = time.monotonic() + CALL_S
     while True:
         try:
-            objections |= _raised(dict(_config_objections(admin, topics, settings)))
+            return ask()
         except KafkaException as error:
-            # A topic just made is not known to all brokers at once.
             late = time.monotonic() > deadline
             if error_of(error).code() != KafkaError.UNKNOWN_TOPIC_OR_PART or late:
                 raise
-            time.sleep(0.02)
-        else:
-            return next(iter(objections.values()), None)
+        time.sleep(0.02)
 
 
 def _raised(objections: dict[OwnTopic, str]) -> dict[OwnTopic, str]:
@@ -240,60 +250,72 @@ def _raised(objections: dict[OwnTopic, str]) -> dict[OwnTopic, str]:
     return objections
 
 
-def control_warnings(
-    name: str, *, copies: int, brokers: int, wanted: int | None, config: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Returns warnings about risks to the control topic that do not prevent leading.
+def risks_of(
+    topic: str, *, replicas: int, enough: int, config: Mapping[str, str], control: bool = False
+) -> Iterator[str]:
+    """Yields the risks to one of our topics that do not prevent leading.
 
     Args:
-        copies: Its replication factor.
-        brokers: How many brokers there are now; there may have been fewer when it was created.
-        wanted: How many copies the operator wants; None: one a broker, three at most.
-        config: The topic's configuration.
+        topic: Its name.
+        replicas: How many it has; in the partition with the fewest.
+        enough: How many it could have.
+        config: Its configuration.
+        control: It is the control topic.
     """
-    found = []
-    enough = wanted or min(3, brokers)
-    if copies < enough:
-        found.append(
-            f"the control topic {name} has {copies} of {enough} copies: add them with"
-            " kafka-reassign-partitions; without the topic it is unknown what was forwarded"
+    what = f"the control topic {topic}" if control else f"topic {topic}"
+    if replicas < enough:
+        yield (
+            f"{what} has {replicas} of {enough} replicas: add them with"
+            " kafka-reassign-partitions (docs/OPERATIONS.md, Adding replicas)"
         )
-    if config.get("unclean.leader.election.enable") == "true":
-        found.append(
-            f"the control topic {name} has unclean.leader.election.enable=true: set it to false,"
-            " or it may lose its end"
+    insync, least = config.get(MIN_INSYNC, "1"), least_in_sync(replicas)
+    if int(insync) != least:
+        yield f"{what} has {MIN_INSYNC}={insync} of {replicas} replicas: set it to {least}"
+    if control and config.get("unclean.leader.election.enable") == "true":
+        yield (
+            f"{what} has unclean.leader.election.enable=true: set it to false, or it may lose its"
+            " end"
         )
-    if config.get("message.timestamp.type") == "CreateTime":
-        found.append(
-            f"the control topic {name} has message.timestamp.type=CreateTime: set it to"
-            " LogAppendTime, so that clocks can be compared with the brokers'"
+    if control and config.get("message.timestamp.type") == "CreateTime":
+        yield (
+            f"{what} has message.timestamp.type=CreateTime: set it to LogAppendTime, so that clocks"
+            " can be compared with the brokers'"
         )
-    insync = int(config.get("min.insync.replicas", "1"))
-    if insync < copies - 1:
-        found.append(
-            f"the control topic {name} has min.insync.replicas={insync} of {copies} copies: set"
-            f" it to {copies - 1}"
-        )
-    return tuple(found)
 
 
 def look_over(
-    admin: AdminClient,
-    settings: KafkaSettings,
-    *,
-    brokers: int,
-    replication_factor: int | None,
+    admin: AdminClient, settings: KafkaSettings, *, enough: int, ingress: bool
 ) -> tuple[str, ...]:
-    """Checks the control topic's present configuration for risks."""
-    name = settings.names.control
-    described = admin.describe_topics(TopicCollection([name]), request_timeout=CALL_S)
-    copies = len(described[name].result().partitions[0].replicas)
-    wanted = [ConfigResource(ResourceType.TOPIC, name)]
-    (future,) = admin.describe_configs(wanted, request_timeout=CALL_S).values()
-    config = {key: entry.value for key, entry in future.result().items()}
-    return control_warnings(
-        name, copies=copies, brokers=brokers, wanted=replication_factor, config=config
-    )
+    """Looks for risks to our topics that do not prevent leading.
+
+    Args:
+        enough: How many replicas they could have.
+        ingress: The ingress topic that is named after the cluster is one of ours.
+    """
+    names = [topic.name for topic in own_topics(settings)]
+    names += [settings.names.ingress] if ingress else []
+    found = admin.describe_topics(TopicCollection(names), request_timeout=CALL_S)
+    wanted = [ConfigResource(ResourceType.TOPIC, name) for name in names]
+    configs = admin.describe_configs(wanted, request_timeout=CALL_S).values()
+    risks: list[str] = []
+    for name, future in zip(names, configs, strict=True):
+        control = name == settings.names.control
+        try:
+            described = found[name].result()
+            config = {key: entry.value for key, entry in future.result().items()}
+        except KafkaException as error:
+            if error_of(error).code() not in _UNSEEN:
+                raise
+            continue
+        replicas = fewest_replicas(described)
+        risks += risks_of(name, replicas=replicas, enough=enough, config=config, control=control)
+        release_leaked_id(described)
+    return tuple(risks)
+
+
+def fewest_replicas(described: Any) -> int:
+    """Returns how many replicas a topic has, in the partition with the fewest."""
+    return min(len(partition.replicas) for partition in described.partitions)
 
 
 def _described(admin: AdminClient, topics: Sequence[OwnTopic]) -> dict[OwnTopic, Any]:
@@ -331,19 +353,19 @@ def _access_objections(
 
 
 def _refused(
-    admin: AdminClient, missing: Sequence[OwnTopic], replication_factor: int
+    admin: AdminClient, missing: Sequence[OwnTopic], replicas: int
 ) -> Iterator[tuple[OwnTopic, str]]:
     """Makes topics; yields those that this node may not make.
 
     A topic that is not needed is yielded whatever Kafka has against it: a policy, or a quota.
     """
-    copies = {"min.insync.replicas": str(max(1, replication_factor - 1))}
+    insync = {MIN_INSYNC: str(least_in_sync(replicas))}
     wanted = [
         NewTopic(
             topic.name,
             num_partitions=1,
-            replication_factor=replication_factor,
-            config={**copies, **topic.config},
+            replication_factor=replicas,
+            config={**insync, **topic.config},
         )
         for topic in missing
     ]

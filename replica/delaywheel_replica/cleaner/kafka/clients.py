@@ -10,6 +10,7 @@ from functools import partial
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from delaywheel.transactional import replicas_on
 from delaywheel_replica.cleaner.kafka.brokers import (
     brokers_of,
     check_brokers,
@@ -63,19 +64,12 @@ class KafkaClients:
         try:
             brokers = brokers_of(self._admin, self._settings.names.control)
             silent = check_brokers(self._admin, [broker.id for broker in brokers])
+            enough = self._replication_factor or replicas_on(len(brokers))
             halves_objection = ensure_topics(
-                self._admin,
-                self._settings,
-                brokers=len(brokers),
-                has_wheels=has_wheels,
-                replication_factor=self._replication_factor,
+                self._admin, self._settings, replicas=enough, has_wheels=has_wheels
             )
-            warnings = look_over(
-                self._admin,
-                self._settings,
-                brokers=len(brokers),
-                replication_factor=self._replication_factor,
-            )
+            ingress = self._settings.names.ingress in self._ingress_topics.names
+            warnings = look_over(self._admin, self._settings, enough=enough, ingress=ingress)
         except KafkaException as exception:
             raise KafkaAway(error_of(exception).str()) from exception
         return Checked(silent + warnings, halves_objection, self._settings.halves)

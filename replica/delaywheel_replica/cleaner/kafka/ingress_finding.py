@@ -24,7 +24,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel_replica.cleaner.kafka.brokers import brokers_of
+from delaywheel.transactional import MIN_INSYNC, least_in_sync, replicas_on
+from delaywheel_replica.cleaner.kafka.brokers import brokers_of, once_known
 from delaywheel_replica.cleaner.kafka.client_log import error_of
 from delaywheel_replica.cleaner.kafka.topic_admin import release_leaked_id
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, TopicPartitions
@@ -80,7 +81,7 @@ def find_ingress(
                     f"the ingress topic {name} is missing, but has announced records, so that"
                     " nothing is deleted any more: add it to ingress_topics to have it recreated"
                 )
-        faults |= _unsuited(admin, sorted(found))
+        faults |= once_known(lambda: _unsuited(admin, sorted(found)))
     except KafkaException as exception:
         raise KafkaAway(error_of(exception).str()) from exception
     topics = {name: topic for name, topic in found.items() if name not in faults}
@@ -151,7 +152,7 @@ def _known(
 def _made(admin: AdminClient, names: Sequence[str], wanted: IngressTopics) -> dict[str, str]:
     """Creates topics; returns the faults of those that could not be created."""
     brokers = len(brokers_of(admin, names[0], timeout_s=CALL_S))
-    copies = wanted.replication_factor or min(3, brokers)
+    copies = wanted.replication_factor or replicas_on(brokers)
     new = [
         NewTopic(
             name,
@@ -159,7 +160,7 @@ def _made(admin: AdminClient, names: Sequence[str], wanted: IngressTopics) -> di
             replication_factor=copies,
             config={
                 "cleanup.policy": "delete",
-                "min.insync.replicas": str(max(1, copies - 1)),
+                MIN_INSYNC: str(least_in_sync(copies)),
                 "unclean.leader.election.enable": "false",
                 "max.message.bytes": str(wanted.max_message_bytes),
             },

@@ -280,7 +280,7 @@ class Checked(NamedTuple):
     """What does not keep a node from leading on a Kafka.
 
     Attributes:
-        warnings: Risks to the control topic.
+        warnings: Risks to our topics.
         halves_objection: Why no group can be asked about half messages, and what to do; None: it
             can.
         are_halves_wanted: Whether any are begun here; otherwise there may be some of another time.

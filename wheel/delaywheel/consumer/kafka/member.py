@@ -78,7 +78,14 @@ from delaywheel.consumer.records import FetchedRecords, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings, transactional_id
 from delaywheel.ingress import IngressLimits, ingress_topic
-from delaywheel.transactional import OpenTransactionWatch, Outgoing, transactional
+from delaywheel.transactional import (
+    MIN_INSYNC,
+    OpenTransactionWatch,
+    Outgoing,
+    least_in_sync,
+    replicas_on,
+    transactional,
+)
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -146,8 +153,7 @@ class KafkaBroker:
             if names.source not in known:
                 raise ConsumerError(ConsumerReason.TOPIC_MISSING, f"topic {names.source}")
         if self._settings.create_topics:
-            self._create(admin, topics, known)
-            known = partitions_of(admin)
+            known = known | self._create(admin, topics, known)
         self._check_made(topics, known)
         if ordered:
             check_partitions(topics, known)
@@ -475,23 +481,26 @@ class KafkaBroker:
 
     def _create(
         self, admin: AdminClient, topics: Sequence[TopicNames], known: Mapping[str, int]
-    ) -> None:
-        """Creates missing topics."""
+    ) -> dict[str, int]:
+        """Creates missing topics; returns the number of partitions of each."""
+        missing = [
+            (names, name, made)
+            for names in topics
+            for name, made in self._settings.made_topics(names).items()
+            if name not in known
+        ]
+        if not missing:
+            return {}
+        enough = replicas_on(len(admin.list_topics(timeout=ASK_S).brokers))
         large = {"max.message.bytes": str(LARGEST_BATCH_BYTES)}
-        make_topics(
-            admin,
-            [
-                NewTopic(
-                    name,
-                    num_partitions=made.partitions or known[names.source],
-                    replication_factor=made.replication_factor or -1,
-                    config={**(ORDER_CONFIG if name == names.order else large), **made.config},
-                )
-                for names in topics
-                for name, made in self._settings.made_topics(names).items()
-                if name not in known
-            ],
-        )
+        wanted = []
+        for names, name, made in missing:
+            replicas = made.replication_factor or enough
+            ours = {MIN_INSYNC: str(least_in_sync(replicas))}
+            ours |= ORDER_CONFIG if name == names.order else large
+            partitions = made.partitions or known[names.source]
+            wanted.append(NewTopic(name, partitions, replicas, config={**ours, **made.config}))
+        return make_topics(admin, wanted)
 
     def _drop_producer(self) -> None:
         """Drops it on another thread: librdkafka joins its own ones."""

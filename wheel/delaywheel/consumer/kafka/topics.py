@@ -30,6 +30,8 @@ from delaywheel.ingress import IngressLimits
 
 ASK_S = 5.0
 TOPICS_S = 30.0
+NEW_TOPIC_S = 1.0
+"""How long a broker may need to hear of a topic that another one knows."""
 _FOR_GOOD = REFUSALS | {
     KafkaError.POLICY_VIOLATION,
     KafkaError.TOPIC_EXCEPTION,  # another topic differs from it only in '.' and '_'
@@ -131,10 +133,11 @@ def _listed(admin: AdminClient, wanted: Mapping[Partition, OffsetSpec]) -> dict[
     }
 
 
-def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
-    """Creates topics, and waits until the brokers report them."""
-    if not wanted:
-        return
+def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> dict[str, int]:
+    """Creates topics, and waits until a broker reports them; returns their partitions' numbers.
+
+    The next question may go to a broker that does not know them yet.
+    """
     for name, future in admin.create_topics(list(wanted), request_timeout=ASK_S).items():
         try:
             future.result()
@@ -148,10 +151,12 @@ def make_topics(admin: AdminClient, wanted: Sequence[NewTopic]) -> None:
                 ) from exception
             raise
     deadline = time.monotonic() + TOPICS_S
-    while not {topic.topic for topic in wanted} <= partitions_of(admin).keys():
+    names = {topic.topic for topic in wanted}
+    while not names <= (known := partitions_of(admin)).keys():
         if time.monotonic() > deadline:
             raise KafkaUnavailable("topics were created but are not visible yet")
         time.sleep(0.05)
+    return {name: known[name] for name in names}
 
 
 def check_rights(
@@ -247,12 +252,22 @@ def _largest_batch(admin: AdminClient, topic: str) -> int | None:
 
 
 def _config(admin: AdminClient, topic: str) -> dict[str, str]:
-    """Returns the settings of a topic; empty if it is not there, or we lack the permission."""
+    """Returns the settings of a topic; empty if it is not there, or we lack the permission.
+
+    A topic that one broker does not know is new, or gone: so others are asked for a moment.
+    """
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    try:
-        answer = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
-    except KafkaException as exception:
-        if exception.args[0].code() not in _UNTOLD:
-            raise
-        return {}
+    deadline = time.monotonic() + NEW_TOPIC_S
+    while True:
+        try:
+            answer = admin.describe_configs([resource], request_timeout=ASK_S)[resource].result()
+        except KafkaException as exception:
+            code = exception.args[0].code()
+            if code == KafkaError.UNKNOWN_TOPIC_OR_PART and time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
+            if code not in _UNTOLD:
+                raise
+            return {}
+        break
     return {name: str(entry.value) for name, entry in answer.items()}

@@ -26,7 +26,8 @@ class GroupTopic:
         name: Its name, in which `{topic}` and `{group}` stand for those. None:
             `{topic}-retry-{group}`, or with `dead` or `order` in place of `retry`.
         partitions: How many to create it with; None: as many as the topic that is read.
-        replication_factor: The same for replicas; None: as the brokers have it.
+        replication_factor: The same for replicas; None: one a broker, three at most.
+            `min.insync.replicas` is one less, at least 1, unless `config` says otherwise.
         config: Further settings to create it with, as Kafka names them: `retention.ms`.
 
     Raises:

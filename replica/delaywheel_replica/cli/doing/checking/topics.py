@@ -23,10 +23,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
 )
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel.transactional import replicas_on
 from delaywheel_replica.cleaner.kafka.brokers import (
     OwnTopic,
-    control_warnings,
+    fewest_replicas,
     own_topics,
+    risks_of,
     topic_objections,
 )
 from delaywheel_replica.cli.doing.checking.items import (
@@ -86,11 +88,13 @@ def topic_items(
         if not items:
             topic_config = _config_of(admin, name)
             if topic is not None:
-                items = [*_own(topic, found, topic_config, config, brokers)]
+                items = [*_own(topic, found, topic_config, config)]
             elif name in config.taken_topics:
                 items = [*_taken(name, topic_config)]
             else:
                 items = [*_destination(name, topic_config, config)]
+            if topic is not None or name == settings.names.ingress:
+                items += _risks(name, found, topic_config, config, brokers)
             items = items or [ok(f"topic {name}", _summary(found, topic_config))]
         yield from items if topic is None or topic.is_needed else map(lessened, items)
 
@@ -139,27 +143,31 @@ def _config_of(admin: AdminClient, name: str) -> Mapping[str, Any]:
 
 
 def _own(
-    topic: OwnTopic, described: Any, topic_config: Mapping[str, Any], config: Config, brokers: int
+    topic: OwnTopic, described: Any, topic_config: Mapping[str, Any], config: Config
 ) -> Iterator[CheckedItem]:
     """Says what the cleaner would say of one of our topics, as far as it is not in order."""
     what = f"topic {topic.name}"
     for objection in topic_objections(topic, topic_config, config.kafka_settings):
         yield fault_of(what, objection)
-    if not topic.compacted:
-        return
-    if len(described.partitions) != 1:
+    if topic.compacted and len(described.partitions) != 1:
         text = f"it has {counted(len(described.partitions), 'partition')}"
         yield fault(what, text, "delete it while nothing is pending: it must have 1")
-    risks = control_warnings(
-        topic.name,
-        copies=_copies(described),
-        brokers=brokers,
-        wanted=config.control_replication_factor,
+
+
+def _risks(
+    name: str, described: Any, topic_config: Mapping[str, Any], config: Config, brokers: int
+) -> Iterator[CheckedItem]:
+    """Says what a leader would warn of, with one of our topics."""
+    risks = risks_of(
+        name,
+        replicas=fewest_replicas(described),
+        enough=config.control_replication_factor or replicas_on(brokers),
         config={name: entry.value for name, entry in topic_config.items()},
+        control=name == config.kafka_settings.names.control,
     )
     for risk in risks:
         text, _, advice = risk.partition(": ")
-        yield warning(what, text, advice)
+        yield warning(f"topic {name}", text, advice)
 
 
 def _taken(name: str, topic_config: Mapping[str, Any]) -> Iterator[CheckedItem]:
@@ -182,15 +190,11 @@ def _destination(
         yield warning(f"topic {name}", text, "see that every message for it has a key")
 
 
-def _copies(described: Any) -> int:
-    return min(len(partition.replicas) for partition in described.partitions)
-
-
 def _summary(described: Any, topic_config: Mapping[str, Any]) -> str:
-    copies = _copies(described)
+    replicas = fewest_replicas(described)
     return (
         f"{counted(len(described.partitions), 'partition')},"
-        f" {copies} {'copy' if copies == 1 else 'copies'},"
+        f" {counted(replicas, 'replica')},"
         f" {topic_config['cleanup.policy'].value},"
         f" {int(topic_config['max.message.bytes'].value):,} bytes a message"
     )
