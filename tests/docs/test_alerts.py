@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from delaywheel_replica.cli.printing import verdict as verdict_of_status
 from delaywheel_replica.config_sources import load_config
 from delaywheel_replica.server.metrics.catalogue import METRICS
 from delaywheel_replica.server.metrics.metric import MetricType
@@ -16,10 +19,12 @@ from support.process.promtool import find_promtool
 DOCS = Path(__file__).parents[2] / "docs"
 RULES = (DOCS / "alerts.yaml").read_text(encoding="utf-8")
 TESTS = (DOCS / "alerts.test.yaml").read_text(encoding="utf-8")
-HEADINGS = {
-    name: re.findall(r"^#+ (.*)$", (DOCS / f"{name}.md").read_text(encoding="utf-8"), re.MULTILINE)
-    for name in ("RUNBOOK", "OPERATIONS")
-}
+RUNBOOK = (DOCS / "RUNBOOK.md").read_text(encoding="utf-8")
+CAUSES = [
+    [cell.strip() for cell in row.strip("|").split("|")]
+    for row in RUNBOOK.partition("| alert (")[2].partition("\n\n")[0].splitlines()[2:]
+]
+"""The rows of the runbook's first table: alerts, what the status says, section."""
 
 
 def rules() -> list[str]:
@@ -57,10 +62,54 @@ def test_each_rule_says_what_to_do() -> None:
     assert len(names) == len(set(names)) > 20
     for rule in rules():
         assert re.search(r"^ +labels: \{severity: (page|ticket)\}$", rule, re.MULTILINE), rule
-        for name in ("summary", "action"):
+        for name in ("summary", "action", "runbook_url"):
             assert re.search(rf'^ +{name}: ".+"$', rule, re.MULTILINE), rule
-        for document, heading in re.findall(r"(RUNBOOK|OPERATIONS)[:,] ([^.,;]+)", rule):
-            assert any(known.startswith(heading.strip('"')) for known in HEADINGS[document]), rule
+
+
+def test_each_alert_leads_to_the_section_that_the_runbook_names() -> None:
+    of_rules = {
+        rule.partition("\n")[0]: re.findall(r'runbook_url: "RUNBOOK\.md(#.+)"', rule)
+        for rule in rules()
+    }
+    of_table = {
+        f"Delaywheel{alert}": re.findall(r"\((#.+)\)", section)
+        for alerts, _, section in CAUSES
+        for alert in re.findall(r"`(\w+)`", alerts)
+    }
+    assert of_rules == of_table
+
+
+def test_each_section_says_when_it_is_over() -> None:
+    for *_, section in CAUSES:
+        heading = re.findall(r"\[(.+)\]\((#.+)\)", section)[0][0]
+        text = RUNBOOK.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        is_operators_task = heading == "Replacing a node"
+        assert is_operators_task or "\n**Over when** " in text, heading
+
+
+def test_each_cause_that_the_status_names_leads_to_a_section() -> None:
+    said = {_text_of(node) for node in ast.walk(ast.parse(inspect.getsource(verdict_of_status)))}
+    said.discard(None)
+    named = {
+        re.compile(re.escape(re.sub(r"[A-Z_]{4,}", "X", text)).replace("…", ".*"))
+        for _, causes, _ in CAUSES
+        for text in re.findall(r"`([^`]*(?: |…)[^`]*)`", causes)
+        if text != "the control topic"
+    }
+    assert len(said) > 20
+    assert [text for text in said if text and not any(each.fullmatch(text) for each in named)] == []
+    assert [each for each in named if not any(text and each.fullmatch(text) for text in said)] == []
+
+
+def _text_of(node: ast.AST) -> str | None:
+    """A text that a generator yields, with X for what is put in; None: it is none."""
+    match node:
+        case ast.Yield(ast.Constant(str(text))):
+            return text
+        case ast.Yield(ast.JoinedStr(parts)):
+            return "".join(str(p.value) if isinstance(p, ast.Constant) else "X" for p in parts)
+        case _:
+            return None
 
 
 def test_every_rule_is_seen_to_come() -> None:

@@ -577,8 +577,7 @@ class Leadership:
         else:
             log.warning("transaction", verdict=done.verdict.value, cause=done.cause)
             self._candidacy.look_soon()
-        for node, refusal in done.duties.refused.items():
-            self._error = f"node {node} gets no wheel: {refusal}"
+        self._log.refused_wheels(done.duties.refused)
         report = TransactionReport(
             self._clock.monotonic_ms(), self._election.token, done.verdict, done.commit_ms
         )

@@ -5,6 +5,7 @@
 | `leadership taken`, `leading` | info | each time |
 | `leadership lost` | warning; info when the node stops | each time |
 | `candidacy failed` | warning; info where another node was first | once a minute for one reason |
+| `wheel refused` | warning | once for each reason of a node |
 | `messages dead-lettered` | warning | once in ten seconds, with how many |
 | `frames lost` | error | each time |
 | any other change of phase: `phase` | debug | |
@@ -12,11 +13,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final
 
 from delaywheel_replica.core.election.events import CANDIDATE, IN_TERM, ElectionPhase, EndReason
+from delaywheel_replica.core.leader.registration import RegistrationRefusal
 from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.process.logs import get_logger
 
@@ -34,8 +36,16 @@ class TermLog:
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._failed: tuple[object, float] | None = None
+        self._refused: Mapping[str, RegistrationRefusal] = {}
         self._dead = 0
         self._dead_at: float | None = None
+
+    def refused_wheels(self, refused: Mapping[str, RegistrationRefusal]) -> None:
+        """Logs nodes that are given no wheel; they say it themselves where callers are refused."""
+        for node, refusal in refused.items():
+            if self._refused.get(node) is not refusal:
+                _log.warning("wheel refused", of=node, reason=refusal.value)
+        self._refused = dict(refused)
 
     def moved(
         self,

@@ -275,7 +275,7 @@ def test_status_of_all_nodes_for_people(command: Command, node: ScriptedNode) ->
         "n3 is away: no answer from n3:7420 within 2.0 s",
         "n2 has other settings: min_insync is 2 at n1, 3 at n2",
         "n2 takes no messages: DISK_FULL: why",
-        "Kafka, as n1 sees it: topic orders takes nothing",
+        "Kafka, as seen by n1: topic orders takes nothing",
         "n1 is verifying its wheels: 4 of 7 are done",
         "n1 waits for 2 frames that it cannot read",
         "n1 answers cancel slowly: 1,700 wait for up to 2 s",
@@ -467,8 +467,8 @@ def test_a_cluster_that_takes_or_forwards_nothing_is_down(
 @pytest.mark.parametrize(
     ("is_led", "first_line"),
     [
-        (True, "DEGRADED: Kafka, as n1, n2 see it: away; messages are late by up to 61 s"),
-        (False, "DOWN: Kafka, as n1, n2 see it: away; no node leads, so nothing is forwarded; "),
+        (True, "DEGRADED: Kafka, as seen by n1, n2: away; messages are late by up to 61 s"),
+        (False, "DOWN: Kafka, as seen by n1, n2: away; no node leads, so nothing is forwarded; "),
     ],
 )
 def test_that_kafka_is_away_stands_before_what_it_brings_about(

@@ -154,7 +154,7 @@ def _of_kafka(answer: pb.DescribeClusterResponse) -> Iterator[str]:
         if member.report.kafka_error:
             nodes[member.report.kafka_error].append(member.node)
     for error, hit in nodes.items():
-        yield f"Kafka, as {', '.join(hit)} {'sees' if len(hit) == 1 else 'see'} it: {error}"
+        yield f"Kafka, as seen by {', '.join(hit)}: {error}"
 
 
 def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Iterator[str]:
