@@ -17,9 +17,9 @@ from delaywheel_replica.server.access.audit import Audit
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import MAX_CONNECTION_AGE_MS, NodeCertificates
 from delaywheel_replica.server.cluster.operator import Operator
+from delaywheel_replica.server.connections import CallerConnections, close_connections
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import AnswerBounds, GrpcHandlers
-from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.producing import Producing
 from delaywheel_replica.server.intake.reception import CALLS, HEALTH, REFLECTION, Reception
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -89,13 +89,16 @@ class GrpcListener:
         with reading_all_wakeups(), accepting_several_calls() as self._has_ended:
             self._server = grpc.aio.server(options=_options(config, connections))
         self._health = health.aio.HealthServicer()
+        self._connections = CallerConnections(connections)
         asked = Admission(
             max_bytes=_ANSWERS_BYTES,
             max_caller_bytes=_CALLER_ANSWERS_BYTES,
             close=close_connections,
         )
         answers = AnswerBounds(asked, services.questions.length_bytes)
-        calls = GrpcHandlers(Reception(), counts, answers, access, audit)
+        calls = GrpcHandlers(
+            Reception(), counts, answers, access, audit, self._connections.admitted
+        )
         checked = Admission(max_bytes=_HEALTH_BYTES, max_caller_bytes=_HEALTH_BYTES)
         checks = GrpcHandlers(
             Reception(HEALTH), counts, AnswerBounds(checked, lambda _: _HEALTH_ANSWER_BYTES)
@@ -138,6 +141,7 @@ class GrpcListener:
         if self._config.token_listen is not None:
             self._listen_for_tokens(self._config.token_listen)
         await self._server.start()
+        self._connections.start(self._ports(bound))
         return f"{host}:{bound}"
 
     async def set_health(self, *, serving: bool) -> None:
@@ -154,6 +158,14 @@ class GrpcListener:
     async def stop(self, grace_s: float) -> None:
         """Stops all calls, by force once the grace period is over."""
         await self._server.stop(grace_s)
+        self._connections.stop()
+
+    def _ports(self, bound: int) -> dict[int, bool]:
+        """Returns the ports for callers, and whether each asks for certificates."""
+        ports = {bound: self._config.tls_client_ca is not None}
+        if self._config.token_listen is not None:
+            ports[int(self._config.token_listen.rpartition(":")[2])] = False
+        return ports
 
     def _listen_for_tokens(self, address: str) -> None:
         assert self._certificates is not None

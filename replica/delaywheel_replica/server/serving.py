@@ -55,8 +55,9 @@ from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
 from delaywheel_replica.server.commit.runtime import HeartbeatThread, RealOutside, StoreThread
 from delaywheel_replica.server.commit.upkeep import Upkeep
 from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.connections import close_connections
 from delaywheel_replica.server.intake.admission import Admission
-from delaywheel_replica.server.intake.descriptors import Descriptors, close_connections
+from delaywheel_replica.server.intake.descriptors import Descriptors
 from delaywheel_replica.server.intake.handover import HandoverServer
 from delaywheel_replica.server.intake.known_topics import KnownTopics
 from delaywheel_replica.server.intake.producing import IntakeStages, Producing

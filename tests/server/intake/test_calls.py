@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.server.connections import close_connections
 from delaywheel_replica.server.intake import admission as admission_module
 from delaywheel_replica.server.intake.admission import Admission
 from delaywheel_replica.server.intake.calls import AnswerBounds, GrpcHandlers
-from delaywheel_replica.server.intake.descriptors import close_connections
 from delaywheel_replica.server.intake.reception import CALLS, Reception
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.refusals import Context

@@ -74,9 +74,10 @@ class Caller:
         principal: Their name; None: nobody asked for it, as there are no grants.
         how: How they showed it: "node", "token", "certificate", or "nothing".
         has_certificate: Whether their connection shows one, whatever they are known by.
+        expires_s: When that expires, Unix seconds.
     """
 
-    __slots__ = ("_expires_s", "_purse", "_rights", "has_certificate", "how", "principal")
+    __slots__ = ("_purse", "_rights", "expires_s", "has_certificate", "how", "principal")
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class Caller:
         expires_s: float = inf,
     ) -> None:
         self._purse: Final = purse
-        self._expires_s: Final = expires_s
+        self.expires_s: Final = expires_s
         self.principal: Final = principal
         self.has_certificate: Final = has_certificate
         self.how: Final = how
@@ -107,7 +108,7 @@ class Caller:
         Raises:
             RequestRefusedError: TOKEN_UNKNOWN: the token is no longer known; CERTIFICATE_EXPIRED.
         """
-        if time.time() >= self._expires_s:
+        if time.time() >= self.expires_s:
             raise RequestRefusedError(Reason.CERTIFICATE_EXPIRED)
         return self._rights()
 

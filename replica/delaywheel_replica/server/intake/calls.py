@@ -9,6 +9,7 @@ stream report that; for a unary call's answer, nothing reports that its caller w
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack
+from math import inf
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import grpc
@@ -99,6 +100,10 @@ class AnswerBounds(NamedTuple):
     length_bytes: Callable[[Message], int]
 
 
+def _nothing(_address: str, _expires_s: float) -> None:
+    """Does nothing: nobody wants to know."""
+
+
 class GrpcHandlers:
     """Makes gRPC handlers. For the event loop's thread."""
 
@@ -109,6 +114,7 @@ class GrpcHandlers:
         answers: AnswerBounds,
         access: Access | None = None,
         audit: Audit | None = None,
+        on_admitted: Callable[[str, float], None] = _nothing,
     ) -> None:
         """Makes none yet.
 
@@ -119,12 +125,15 @@ class GrpcHandlers:
             access: Says who may make which call; None: gRPC's own services, which everybody may
                 use, and which know gRPC's contexts alone.
             audit: Notes what they change, and who may not.
+            on_admitted: Called with the connection of each call whose caller may do something, and
+                with when its certificate expires.
         """
         self._reception = reception
         self._counts = counts
         self._answers = answers
         self._access = access
         self._audit = audit or Audit()
+        self._on_admitted = on_admitted
 
     def of_service(
         self,
@@ -180,8 +189,13 @@ class GrpcHandlers:
 
         return self._guarded(name, answer)
 
-    def _admitted(self, name: str, context: Context) -> Caller:
-        return ANYBODY if self._access is None else self._access.admit(name, context)
+    def _admitted(self, name: str, context: Context) -> CallContext:
+        if self._access is None:
+            return _called(ANYBODY, context)
+        call = _called(self._access.admit(name, context), context)
+        if not call.caller.rights.are_none:
+            self._on_admitted(call.address, call.caller.expires_s)
+        return call
 
     def _begun_stream(self, held: ExitStack, origin: CallOrigin) -> OpenStream:
         stream = self._reception.begin_stream(origin, asyncio.get_running_loop().time)
@@ -201,7 +215,7 @@ class GrpcHandlers:
             try:
                 with ExitStack() as held:
                     try:
-                        call = _called(self._admitted(name, context), context)
+                        call = self._admitted(name, context)
                         held.callback(self._reception.begin_call(call.origin))
                         await answer(held, context, call)
                     except (grpc.aio.AbortError, grpc.aio.InternalError):
@@ -213,6 +227,8 @@ class GrpcHandlers:
                 if refusal.reason in OF_ACCESS:
                     self._audit.refused(name, context.peer(), refusal)
                 await self._refuse(context, name, refusal)
+                if refusal.reason is Reason.CERTIFICATE_EXPIRED:
+                    self._on_admitted(context.peer(), -inf)
             except grpc.aio.InternalError:  # the caller is gone: nothing can be sent to it
                 raise asyncio.CancelledError from None
 

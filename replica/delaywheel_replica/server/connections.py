@@ -1,0 +1,231 @@
+"""The connections of callers, as the kernel has them: which may stay. Closes the others.
+
+gRPC's server bounds their number alone, ends none, and gathers what a connection sends before any
+call of it has begun: one header block that goes on for ever took 30 MiB, and 400 of them 2.9 GiB.
+
+| a connection | is closed |
+|---|---|
+| whose caller was admitted to a call | once the certificate that it shows has expired |
+| of a stranger: no call was admitted yet | once it has sent `STRANGER_BYTES` |
+| the same, at a port that asks for no certificates | `STRANGER_S` after it was seen first |
+| the same, one of more than a quarter of a port's, from one address | the oldest first |
+
+Health checks and reflection, which everybody may call, make nobody known, nor does `WhoAmI` of who
+has no rights. A caller whose connection is closed opens another with its next call.
+"""
+
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from stat import S_ISSOCK
+from struct import unpack_from
+from threading import Event, Thread
+from typing import Final, NamedTuple
+from urllib.parse import unquote
+
+STRANGER_S: Final = 15.0
+STRANGER_BYTES: Final = 512 << 10
+"""Handshake and headers of a call are some KiB; its message is read once it is admitted."""
+_LOOK_S: Final = 0.5
+_PAUSES: Final = 40
+"""A pause is so many times as long as the look before: there may be thousands of open files."""
+_RECEIVED_AT: Final = 128
+"""Where `tcpi_bytes_received` lies in the kernel's `struct tcp_info`."""
+
+
+class _AdmittedConnection(NamedTuple):
+    """A connection whose caller was admitted.
+
+    Attributes:
+        expires_s: When its certificate does, Unix seconds.
+        noted_s: When this was noted, by the monotonic clock.
+    """
+
+    expires_s: float
+    noted_s: float
+
+
+class _OpenConnection(NamedTuple):
+    """An open connection of a caller.
+
+    Attributes:
+        address: The other end's.
+        port: Ours.
+        since_s: When it was seen first, by the monotonic clock.
+    """
+
+    address: str
+    port: int
+    since_s: float
+
+
+class CallerConnections:
+    """Watches the connections at some ports. `admitted` is for any thread."""
+
+    def __init__(self, most_of_port: int) -> None:
+        """Begins without ports.
+
+        Args:
+            most_of_port: How many gRPC takes at each.
+        """
+        self._of_address: Final = max(1, most_of_port // 4)
+        self._ports: dict[int, bool] = {}
+        self._admitted: Final[dict[str, _AdmittedConnection]] = {}
+        self._seen: dict[tuple[int, int], _OpenConnection | None] = {}
+        self._is_over: Final = Event()
+        self._thread: Final = Thread(target=self._watch, name="connections", daemon=True)
+
+    def start(self, ports: Mapping[int, bool]) -> None:
+        """Watches, until `stop`.
+
+        Args:
+            ports: Those for callers, and whether each asks for certificates.
+        """
+        self._ports = dict(ports)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Watches no longer."""
+        self._is_over.set()
+
+    def admitted(self, address: str, expires_s: float) -> None:
+        """Notes that a caller was admitted to a call.
+
+        Args:
+            address: Its connection, as gRPC names it (`ipv4:10.0.0.7:40213`).
+            expires_s: When its certificate expires, or has expired, Unix seconds.
+        """
+        self._admitted[address] = _AdmittedConnection(expires_s, time.monotonic())
+
+    def _watch(self) -> None:
+        pause_s = _LOOK_S
+        while not self._is_over.wait(pause_s):
+            began_s = time.thread_time()
+            self._look(time.monotonic(), time.time())
+            pause_s = max(_LOOK_S, (time.thread_time() - began_s) * _PAUSES)
+
+    def _look(self, now_s: float, wall_s: float) -> None:
+        admitted = {_plain(address): each for address, each in self._admitted.copy().items()}
+        opened, strangers = set[str](), list[tuple[float, int, _OpenConnection]]()
+        for descriptor, seen in self._open(now_s):
+            opened.add(seen.address)
+            known = admitted.get(seen.address)
+            if known is None:
+                strangers.append((seen.since_s, descriptor, seen))
+            elif wall_s >= known.expires_s:
+                _close(descriptor, seen.address)
+        of_address = Counter((seen.port, _host(seen.address)) for _, _, seen in strangers)
+        for since_s, descriptor, seen in sorted(strangers):
+            sharer = seen.port, _host(seen.address)
+            is_old = now_s - since_s >= STRANGER_S and not self._ports[seen.port]
+            if (
+                is_old
+                or of_address[sharer] > self._of_address
+                or _received_bytes(descriptor) > STRANGER_BYTES
+            ):
+                of_address[sharer] -= 1
+                _close(descriptor, seen.address)
+        for address, each in self._admitted.copy().items():
+            if each.noted_s < now_s and _plain(address) not in opened:
+                self._admitted.pop(address, None)
+
+    def _open(self, now_s: float) -> list[tuple[int, _OpenConnection]]:
+        """Returns callers' connections, each with its descriptor."""
+        seen: dict[tuple[int, int], _OpenConnection | None] = {}
+        found = []
+        for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - thousands, twice a second
+            descriptor = int(name)
+            with suppress(OSError):
+                status = os.fstat(descriptor)
+                if not S_ISSOCK(status.st_mode):
+                    continue
+                key = descriptor, status.st_ino
+                one = self._seen[key] if key in self._seen else self._first_seen(descriptor, now_s)
+                seen[key] = one
+                if one is not None:
+                    found.append((descriptor, one))
+        self._seen = seen
+        return found
+
+    def _first_seen(self, descriptor: int, now_s: float) -> _OpenConnection | None:
+        """Returns a connection of a caller; None: it is something else."""
+        with _connection(descriptor) as connection:
+            if connection is None or connection.family not in {socket.AF_INET, socket.AF_INET6}:
+                return None
+            port = connection.getsockname()[1]
+            if port not in self._ports:
+                return None
+            try:
+                address = _address_of(connection)
+            except OSError:  # it listens
+                return None
+            return None if address is None else _OpenConnection(address, port, now_s)
+
+
+def close_connections(callers: Collection[str]) -> None:
+    """Closes the connections of callers, as gRPC names them. Goes through all: for a thread."""
+    wanted = set(map(_plain, callers))
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError), _connection(int(entry.name)) as connection:
+            if connection is not None and _address_of(connection) in wanted:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _close(descriptor: int, address: str) -> None:
+    """Closes a connection, unless the descriptor is another one's by now.
+
+    gRPC's server can close none, nor end a call whose answer waits to be read. A socket that is
+    shut down it sees as closed by its caller.
+    """
+    with suppress(OSError), _connection(descriptor) as connection:
+        if connection is not None and _address_of(connection) == address:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _received_bytes(descriptor: int) -> int:
+    """Returns how much a connection has sent to us so far."""
+    with suppress(OSError), _connection(descriptor) as connection:
+        if connection is not None:
+            length_bytes = _RECEIVED_AT + 8
+            told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, length_bytes)
+            return unpack_from("=Q", told, _RECEIVED_AT)[0] if len(told) == length_bytes else 0
+    return 0
+
+
+@contextmanager
+def _connection(descriptor: int) -> Iterator[socket.socket | None]:
+    """Yields the socket of a descriptor; None if it is none.
+
+    Raises:
+        OSError: It was closed meanwhile.
+    """
+    copy = os.dup(descriptor)  # ours stays the same socket, whatever gRPC does with its own
+    if not S_ISSOCK(os.fstat(copy).st_mode):
+        os.close(copy)
+        yield None
+        return
+    with socket.socket(fileno=copy) as connection:
+        yield connection
+
+
+def _address_of(connection: socket.socket) -> str | None:
+    """Returns the other end's address as gRPC writes it."""
+    if connection.family not in {socket.AF_INET, socket.AF_INET6}:
+        return None
+    host, port = connection.getpeername()[:2]
+    if connection.family == socket.AF_INET6 and host.startswith("::ffff:"):
+        return f"{host.removeprefix('::ffff:')}:{port}"
+    return f"[{host}]:{port}" if connection.family == socket.AF_INET6 else f"{host}:{port}"
+
+
+def _plain(caller: str) -> str:
+    """Returns host and port of a caller's connection."""
+    return unquote(caller).partition(":")[2]
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0]

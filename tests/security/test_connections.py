@@ -1,0 +1,121 @@
+"""Which connections of callers stay open, on real ports."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from delaywheel_replica.server.connections import STRANGER_BYTES, STRANGER_S
+from support.peers.authority import Authority
+from support.server import h2_frames as h2
+from support.server.server_process import ServerProcess
+
+VALID_S = 12.0
+BLOCK = h2.frame(h2.CONTINUATION, 0, 1, h2.literal(b"x-more", b"v" * 16_000))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("connections") / "n1") as server:
+        server.wait_accepting()
+        yield server
+
+
+def opened(server: ServerProcess, held: ExitStack) -> socket.socket:
+    """A connection on which no call was made yet."""
+    host, _, port = str(server.address).rpartition(":")
+    line = held.enter_context(socket.create_connection((host, int(port)), timeout=60))
+    line.sendall(h2.begun())
+    return line
+
+
+def is_closed(line: socket.socket, within_s: float) -> bool:
+    """Whether the server closes a connection; answers its pings meanwhile."""
+    ends_s = time.monotonic() + within_s
+    while (left_s := ends_s - time.monotonic()) > 0:
+        line.settimeout(left_s)
+        try:
+            if not line.recv(65_536):
+                return True
+        except TimeoutError:
+            return False
+        except OSError:
+            return True
+    return False
+
+
+def test_a_connection_without_a_call_is_closed_and_one_with_a_call_stays(
+    server: ServerProcess,
+) -> None:
+    with ExitStack() as held:
+        silent, known = opened(server, held), opened(server, held)
+        known.sendall(
+            h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.call_headers(h2.WHO_AM_I))
+            + h2.frame(h2.DATA, h2.END_STREAM, 1, bytes(5))
+        )
+        assert is_closed(silent, 60)
+        assert not is_closed(known, 3)
+
+
+def test_a_header_block_without_end_is_cut_off(server: ServerProcess) -> None:
+    """It took 30 MiB of memory for each connection."""
+    with ExitStack() as held:
+        line = opened(server, held)
+        line.sendall(h2.frame(h2.HEADERS, 0, 1, h2.call_headers(h2.WHO_AM_I)))
+        began_s = time.monotonic()
+        with suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(2 * STRANGER_BYTES // len(BLOCK)):
+                line.sendall(BLOCK)
+        assert is_closed(line, 60)
+        assert time.monotonic() - began_s < STRANGER_S
+
+
+def who_am_i(line: socket.socket) -> bytes:
+    """Makes a call; returns what comes until the connection is closed, or is silent for a while."""
+    line.sendall(
+        h2.begun()
+        + h2.frame(h2.HEADERS, h2.END_HEADERS, 1, h2.call_headers(h2.WHO_AM_I))
+        + h2.frame(h2.DATA, h2.END_STREAM, 1, bytes(5))
+    )
+    line.settimeout(5)
+    told = b""
+    with suppress(OSError):
+        while more := line.recv(1 << 16):
+            told += more
+    return told
+
+
+def test_an_expired_certificate_keeps_no_connection_and_gets_in_by_no_session_ticket(
+    tmp_path: Path,
+) -> None:
+    """TLS takes up a session without a look at the certificate, and renews its ticket each time."""
+    good = Authority(tmp_path, "good")
+    cert, key = good.sign("node", "127.0.0.1")
+    settings = {"tls_cert": str(cert), "tls_key": str(key), "tls_client_ca": str(good.file)}
+    with ServerProcess(tmp_path / "n1", **settings) as node, ExitStack() as held:
+        host, _, port = str(node.address).rpartition(":")
+        context = ssl.create_default_context(cafile=good.file)
+        context.set_alpn_protocols(["h2"])
+        until_s = time.time() + VALID_S
+        context.load_cert_chain(*good.sign("brief", "a.example.org", days=VALID_S / 86_400))
+
+        def connected(session: ssl.SSLSession | None) -> ssl.SSLSocket:
+            plain = socket.create_connection((host, int(port)), timeout=60)
+            shaken = context.wrap_socket(plain, server_hostname=host, session=session)
+            return held.enter_context(shaken)
+
+        first = connected(None)
+        assert b"grpc-status\x010" in who_am_i(first)
+        time.sleep(max(0.0, until_s + 0.1 - time.time()))
+        assert is_closed(first, 60)
+        by_ticket = connected(first.session)
+        assert by_ticket.session_reused
+        told = who_am_i(by_ticket)
+        assert b"Show a new certificate" in told, told
+        assert is_closed(by_ticket, 60)
