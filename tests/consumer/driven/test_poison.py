@@ -9,6 +9,7 @@ import pytest
 from delaywheel.consumer.engine.deliveries import WINDOW
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition
+from delaywheel.consumer.watching.health import ConsumerTrouble
 from delaywheel.transactional import Outgoing
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import FakeKafka, Fault
@@ -55,6 +56,67 @@ def test_a_record_that_kills_is_dead_after_so_many_deliveries_alone(
     assert deaths in (4, 5)  # one or two before it is a suspect
     assert kafka.offsets == {Partition(kafka.source, 0): at + 2, Partition(kafka.source, 1): 20}
     assert not any(one.deliveries or one.suspect_until for one in kafka.passed.values())
+
+
+def test_who_dies_idle_leaves_no_suspects() -> None:
+    """Behind its offset is no record, but the end of a transaction."""
+    kafka = FakeKafka(partitions=2)
+    for number in (0, 1):
+        put(kafka, number, b"end of a transaction")
+    kafka.unseen = {one.place for log in kafka.logs.values() for one in log}
+    for _ in range(2):
+        assert not handle_until_killed(kafka, start(kafka))
+    successor = start(kafka)
+    for number in (0, 1):
+        put(kafka, number, *(b"%d" % n for n in range(60)))
+    for _ in range(TURNS):
+        successor.run_once()
+    assert len(successor.take(200)) == 120
+
+
+def test_of_each_partition_one_suspect_is_in_hand_and_none_is_blamed_for_another() -> None:
+    kafka = FakeKafka(partitions=3)
+    put(kafka, 0, b"a", b"poison", b"b")
+    for number in (1, 2):
+        put(kafka, number, *(b"good %d" % n for n in range(9)))
+    first = start(kafka)
+    first.run_once()
+    assert len(first.take(99)) > 3
+    together: list[int] = []
+    deaths = 1
+    while True:
+        consumer = start(kafka, max_deliveries=2)
+        is_dead = False
+        for _ in range(TURNS):
+            consumer.run_once()
+            taken = consumer.take(99)
+            together.append(len(taken))
+            # It dies before it has settled anything of what is in hand.
+            if is_dead := any(one.value == b"poison" for one in taken):
+                break
+            for message in taken:
+                message.done()
+        deaths += is_dead
+        if not is_dead:
+            break
+    assert max(together) == 3
+    assert [letter.value for letter in letters(kafka)] == [b"poison"]
+    assert deaths == 4  # among others, beside other suspects, and twice alone
+    assert kafka.offsets == {Partition(kafka.source, n): count for n, count in enumerate((3, 9, 9))}
+
+
+def test_it_is_said_that_records_are_handled_one_by_one() -> None:
+    kafka = FakeKafka(partitions=2)
+    for number in (0, 1):
+        put(kafka, number, b"a", b"b")
+    start(kafka).run_once()
+    engine = start(kafka).engine
+    text = engine.health.troubles[ConsumerTrouble.RECORD_BY_RECORD]
+    assert text.startswith("orders/0 is handled record by record, up to offset 2, and 1 more")
+    assert engine.figures().suspects == 2
+    handle_until_killed(kafka, consumer := start(kafka))
+    assert consumer.engine.health.is_well
+    assert consumer.engine.figures().suspects == 0
 
 
 def test_two_that_kill_are_found_beside_each_other() -> None:

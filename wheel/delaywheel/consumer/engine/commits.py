@@ -73,30 +73,49 @@ class Commits:
         elif self._is_time(now_s):
             self.commit()
         if self._deliveries.is_watching:
-            with self._state.changed:
-                if self._deliveries.begin_windows():
-                    self._state.notify()
-        if self._deliveries.has_suspects:
+            self._begin()
             self._go_on_with_suspects()
+        self._say_what_is_suspect()
 
     def _is_time(self, now_s: float) -> bool:
         if self._dispatcher.wants_commit or now_s >= self.next_s:
             return True
         is_urgent = self._book.is_worth_a_commit or (
-            self._deliveries.is_watching and self._book.can_cut
+            self._deliveries.is_urgent and self._book.can_cut
         )
         return is_urgent and now_s >= self.last_s + _SPACED_S
 
-    def _go_on_with_suspects(self) -> None:
-        """Hands out the next record that may end the process, or condemns it."""
-        found = self._deliveries.suspect() if self._state.may_hand_out else None
-        if found is None:
+    def _begin(self) -> None:
+        """Notes of partitions that their first record is handed out."""
+        marks = {} if self._state.must_recover else self._deliveries.to_begin()
+        if not marks:
             return
-        at, message, mark = found
-        if mark is not None:
-            self.mark({at: mark})
-        else:
-            self._dispatcher.condemn(message)
+        self.mark(marks)
+        with self._state.changed:
+            self._deliveries.begin(marks)
+            self._state.notify()
+
+    def _go_on_with_suspects(self) -> None:
+        """Hands out the next records that may end the process, or condemns one."""
+        found = self._deliveries.next_suspects() if self._state.may_hand_out else {}
+        self.mark({at: mark for at, mark in found.items() if mark is not None})
+        for at, mark in found.items():
+            message = self._book.first_kept(at)
+            if mark is None and message is not None:
+                self._dispatcher.condemn(message)
+
+    def _say_what_is_suspect(self) -> None:
+        suspects = self._deliveries.suspects if self._deliveries.is_watching else {}
+        if len(suspects) == self._state.suspects:
+            return
+        self._state.suspects = len(suspects)
+        text = None
+        if suspects:
+            at, until = next(iter(suspects.items()))
+            text = f"{at} is handled record by record, up to offset {until}"
+            text += f", and {len(suspects) - 1} more partitions are" if len(suspects) > 1 else ""
+            text += ": whoever had it before has died with records in hand"
+        self._state.note_trouble(ConsumerTrouble.RECORD_BY_RECORD, text)
 
     def mark(self, marks: Mapping[Partition, DeliveryMark]) -> bool:
         """Notes deliveries beside offsets that stay; returns whether they are noted."""

@@ -1,33 +1,41 @@
 """Counts deliveries that ended with the process, and finds the record that ends it.
 
-A record whose handler kills the process (memory, a crash in C code) has no outcome: its partition
-begins at the same offset again, for ever. So a consumer notes beside the committed offset that it
-has begun there, before it hands anything out; the first commit takes the note away, and whoever
-gives the partition up in good order does so too. Who finds the note knows that its predecessor
-died. Then records are suspects: each is handed out alone, once its delivery is noted.
+A record whose handler kills the process (memory, a crash in C code) has no outcome, so its
+partition begins at the same offset again, for ever. So a consumer notes beside the committed offset
+that it has begun there, before it hands anything out; the first commit takes the note away, and
+whoever gives the partition up in good order does so too. Who finds the note knows that its
+predecessor died with records in hand. Then these are suspects: of each partition one is handed out,
+once its delivery is noted, and what is blamed once is handed out alone.
 
 | a partition is | beside its offset is noted | of it is handed out |
 |---|---|---|
 | free | nothing | everything |
-| begun: it was assigned with records behind its offset | `deliveries` 1 | the first `WINDOW`, \
-counted by offsets from the first record that is there |
-| suspect, up to the offset `suspect_until` | how often the first record was handed out | that one |
-| suspect, and that was `max_deliveries` times | the same | nothing: that record is dead, POISON |
+| waiting: it was assigned with offsets behind its own, perhaps of no record | nothing | nothing |
+| begun: the first record is there | `deliveries` 1 | the first `WINDOW`, counted by offsets from \
+that record |
+| suspect, up to the offset `suspect_until` | how often the first record was handed out: once \
+beside suspects of other partitions, then alone | that one |
+| suspect, and that was `max_deliveries` times alone | the same | nothing: that record is \
+dead, POISON |
 
 | in this state | happens | then it is |
 |---|---|---|
+| waiting | its first record comes | begun |
+| waiting | the process dies | as before: nothing of it was in hand |
 | begun | its first commit; it is given up in good order | free |
 | begun | the process dies | suspect: none of its records was handed out alone yet |
 | suspect | the record has an outcome | suspect, at the next record; free from `suspect_until` on |
 | suspect | it is given up in good order | suspect, with one delivery less |
 | suspect | the process dies | suspect, with what is noted |
 
-Of all suspect partitions of a consumer one at a time has a record in hand.
+Who dies with suspects of several partitions in hand blames all of them, so none is condemned for
+that: its successor hands each of them out while it has no other suspect in hand. A consumer with
+one suspect partition hands them out alone at once.
 
 Offsets have gaps, of ends of transactions, of what was aborted, and of what a compacted topic no
 longer has: behind the committed offset there may be no record within the window, or none at all
-until one is written. So nothing is handed out before the first record is seen, and it begins the
-window; a suspect's range reaches as far from there.
+until one is written. So nothing is noted or handed out before the first record is seen, and it
+begins the window; a suspect's range reaches as far from there.
 
 What died with a note that could not be written, or with partitions that were lost, counts as one
 delivery less or more: the count is of suspicions, and a record is condemned only by deaths during
@@ -44,7 +52,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from delaywheel.consumer.book import Book
-from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition, Passed
 
 WINDOW: Final = 100
@@ -66,6 +73,8 @@ class _Watched:
     deliveries: int
     until: int
     has_begun: bool = False  # its first record was seen
+    is_in_hand: bool = False  # the first record is a suspect, and handed out
+    before: int = 0  # the deliveries without that
     next_deliveries: tuple[int, int] = (0, 0)  # what was noted last, beside which offset
 
     @property
@@ -86,25 +95,29 @@ class Deliveries:
         self._book = book
         self._most = most
         self._watched: dict[Partition, _Watched] = {}
-        self._current: Partition | None = None
 
     @property
     def is_watching(self) -> bool:
-        """Whether any partition is begun or suspect: its next commit is urgent."""
+        """Whether any partition is not free."""
         return bool(self._watched)
 
     @property
-    def has_suspects(self) -> bool:
-        """Whether records are handed out one by one."""
-        return any(one.is_suspect for one in self._watched.values())
+    def is_urgent(self) -> bool:
+        """Whether a commit is: it would take a note away, or is waited for."""
+        return any(one.has_begun for one in self._watched.values())
+
+    @property
+    def suspects(self) -> dict[Partition, int]:
+        """The partitions whose records are handed out one by one, with the offsets up to which."""
+        return {at: one.until for at, one in self._watched.items() if one.is_suspect}
 
     def assigned(
         self,
         positions: Mapping[Partition, int | None],
         known: Mapping[Partition, Passed | None],
         ends: Mapping[Partition, int],
-    ) -> dict[Partition, DeliveryMark]:
-        """Takes partitions in, which the book has; returns what is to be noted.
+    ) -> None:
+        """Takes partitions in, which the book has.
 
         Args:
             positions: Where each is read on; None: from its beginning.
@@ -112,14 +125,14 @@ class Deliveries:
             ends: Where each ends.
         """
         self.forget(positions)
-        marks: dict[Partition, DeliveryMark] = {}
         for at, position in positions.items() if self._most is not None else ():
             passed, end = known.get(at), ends.get(at, 0)
             if passed is None or passed.offset != position:
                 passed = Passed(position or 0)
             offset = passed.offset
             if passed.suspect_until > offset:
-                self._watched[at] = _Watched(offset, passed.deliveries, passed.suspect_until)
+                noted = passed.deliveries
+                self._watched[at] = _Watched(offset, noted, passed.suspect_until, before=noted)
                 self._book.limit(at, offset)
             elif passed.deliveries and offset < end:
                 self._watched[at] = _Watched(offset, 0, min(end, offset + WINDOW))
@@ -127,49 +140,71 @@ class Deliveries:
             elif offset < end:
                 self._watched[at] = _Watched(offset, 0, 0)
                 self._book.limit(at, offset)
-                marks[at] = DeliveryMark(offset, deliveries=1)
-        return marks
 
-    def begin_windows(self) -> bool:
-        """Lets partitions whose first record is there now begin with it; whether any did."""
-        any_began = False
+    def to_begin(self) -> dict[Partition, DeliveryMark]:
+        """Returns what is to be noted of partitions whose first record is there now."""
+        marks: dict[Partition, DeliveryMark] = {}
         for at, one in self._watched.items():
             message = None if one.has_begun else self._book.first_kept(at)
             if message is None:
                 continue
-            any_began = one.has_begun = True
-            first = message.place.offset
             if not one.is_suspect:
-                self._book.limit(at, first + WINDOW)
-            elif first >= one.until:
-                one.until = first + WINDOW
-        return any_began
+                marks[at] = DeliveryMark(one.offset, deliveries=1)
+                continue
+            one.has_begun = True
+            if message.place.offset >= one.until:
+                one.until = message.place.offset + WINDOW
+        return marks
 
-    def suspect(self) -> tuple[Partition, ReceivedMessage, DeliveryMark | None] | None:
-        """Returns the record that comes next, with what is to be noted; no note: it is condemned.
+    def begin(self, partitions: Iterable[Partition]) -> None:
+        """Lets partitions begin with their first record, whether that is noted or not."""
+        for at in partitions:
+            first = self._book.first_kept(at)
+            if first is not None:
+                self._watched[at].has_begun = True
+                self._book.limit(at, first.place.offset + WINDOW)
 
-        None: One is in hand, or none is there.
+    def next_suspects(self) -> dict[Partition, DeliveryMark | None]:
+        """Returns the partitions whose suspect comes next, and what is to be noted before.
+
+        No note: It is condemned, and in hand from now on.
         """
-        if self._current is not None:
-            return None
-        for at, one in self._watched.items():
-            is_next = one.is_suspect and not self._book.is_withheld(at)
-            message = self._book.first_kept(at) if is_next else None
-            if message is not None:
-                assert self._most is not None
-                if one.deliveries >= self._most:
-                    self._current = at
-                    return at, message, None
-                return at, message, DeliveryMark(one.offset, one.deliveries + 1, one.until)
-        return None
+        in_hand = [one for one in self._watched.values() if one.is_in_hand]
+        if any(one.deliveries > 1 for one in in_hand):
+            return {}
+        waiting = {
+            at: one
+            for at, one in self._watched.items()
+            if one.is_suspect and not one.is_in_hand and not self._book.is_withheld(at)
+            if self._book.first_kept(at) is not None
+        }
+        blamed = [at for at, one in waiting.items() if one.deliveries]
+        if not blamed:
+            deliveries = self._first_delivery
+            return {
+                at: DeliveryMark(one.offset, deliveries, one.until) for at, one in waiting.items()
+            }
+        at, one = blamed[0], waiting[blamed[0]]
+        if in_hand:
+            return {}
+        assert self._most is not None
+        if one.deliveries > self._most:
+            one.is_in_hand, one.before = True, one.deliveries
+            return {at: None}
+        return {at: DeliveryMark(one.offset, one.deliveries + 1, one.until)}
+
+    @property
+    def _first_delivery(self) -> int:
+        """The count of a suspect that is handed out for the first time: 1, or 2 if it is alone."""
+        return 2 if len(self.suspects) == 1 else 1
 
     def marked(self, marks: Mapping[Partition, DeliveryMark]) -> None:
-        """Takes in what was noted; a suspect may be handed out then."""
+        """Takes in what was noted; suspects may be handed out then."""
         for at, mark in marks.items():
             one = self._watched.get(at)
             if one is None:
                 continue
-            one.deliveries = mark.deliveries
+            one.before, one.deliveries = one.deliveries, mark.deliveries
             if one.is_suspect:
                 self._release(at)
 
@@ -178,10 +213,13 @@ class Deliveries:
         one = self._watched.get(at)
         if one is None or offset >= one.until:
             return 0, 0
-        # The next record goes out with the same commit if it is here.
-        goes_on = self._current in (None, at) and self._book.is_kept_after(at, offset)
-        one.next_deliveries = offset, int(goes_on)
-        return int(goes_on), one.until
+        # The next record goes out with the same commit if it is here, and none is to be alone.
+        others = [each for each in self._watched.values() if each is not one and each.is_suspect]
+        is_others_turn = any(each.deliveries > each.is_in_hand for each in others)
+        goes_on = not is_others_turn and self._book.is_kept_after(at, offset)
+        deliveries = self._first_delivery if goes_on else 0
+        one.next_deliveries = offset, deliveries
+        return deliveries, one.until
 
     def committed(self, offsets: Mapping[Partition, int]) -> None:
         """Takes in what was committed."""
@@ -189,35 +227,33 @@ class Deliveries:
             one = self._watched.get(at)
             if one is None or offset <= one.offset:
                 continue
-            if self._current == at:
-                self._current = None
+            one.is_in_hand = False
             if offset >= one.until:
                 del self._watched[at]
                 self._book.limit(at, None)
                 continue
             noted, deliveries = one.next_deliveries
             one.offset, one.deliveries = offset, deliveries if noted == offset else 0
+            one.before = 0
             if one.deliveries:
                 self._release(at)
 
     def to_give_back(self, partitions: Iterable[Partition]) -> dict[Partition, DeliveryMark]:
         """Returns what is to be noted of partitions that are given up in good order."""
         return {
-            at: DeliveryMark(one.offset, one.deliveries - 1, one.until)
+            at: DeliveryMark(one.offset, one.before, one.until)
             for at in partitions
             for one in (self._watched.get(at),)
-            if one is not None and one.deliveries and (not one.is_suspect or self._current == at)
+            if one is not None and one.deliveries != one.before
         }
 
     def forget(self, partitions: Iterable[Partition]) -> None:
         """Forgets partitions."""
         for at in partitions:
             self._watched.pop(at, None)
-            if self._current == at:
-                self._current = None
 
     def _release(self, at: Partition) -> None:
         message = self._book.first_kept(at)
         if message is not None:
-            self._current = at
+            self._watched[at].is_in_hand = True
             self._book.limit(at, message.place.offset + 1)

@@ -236,7 +236,7 @@ class Engine:
         wait_s = _FETCH_S
         if self._book.can_cut:
             wait_s = max(0.0, min(_FETCH_S, self._commits.next_s - now_s))
-        if self._deliveries.has_suspects:
+        if self._state.suspects:
             wait_s = min(wait_s, _FETCH_BESIDE_SUSPECTS_S)
         self._called_back.clear()
         if self._flow.waits_for_room(now_s):
@@ -426,12 +426,11 @@ class Engine:
         with self._changed:
             lost = self._book.assign(found.positions)
             self._commits.forget_doubt(found.positions)
-            marks = self._deliveries.assigned(*found)
+            self._deliveries.assigned(*found)
             for lane, known in away.items():
                 assert order is not None
                 order.assign(lane, state.settings.topics.names_of(lane.topic).order, known)
             state.notify()
-        self._commits.mark(marks)
         self.health.note(ConsumerTrouble.COMMIT_FAILED, None)
         tell_lost(lost)
         state.events.assigned(list(partitions))

@@ -40,6 +40,7 @@ class EngineState:
         refused_since_s: Since when a right is missing, on the monotonic clock; None: none is.
         refusals: How often Kafka has refused something for want of a right.
         is_commit_refused: Whether the last transaction was refused for want of a right.
+        suspects: Of how many partitions records are handed out one by one.
         unseen: The topics that these credentials may not even describe now.
         error: What ended the thread.
     """
@@ -67,6 +68,7 @@ class EngineState:
         self.refused_since_s: float | None = None
         self.refusals = 0
         self.is_commit_refused = False
+        self.suspects = 0
         self.unseen: frozenset[str] = frozenset()
         self.error: BaseException | None = None
         self._policy: Policy | None = None

@@ -22,6 +22,7 @@ class Figures(NamedTuple):
         held_bytes: Their keys, values and headers.
         in_hand: Records that handlers have.
         oldest_in_hand_s: How long the record has been in hand that holds up its partition longest.
+        suspects: Partitions whose records are handed out one by one: whoever had them before died.
         lags: Offsets of each partition that have not ended: unread ones, and those of held records.
         handled: How many records handlers took up to each of `HANDLER_BOUNDS_S`, and longer.
         handled_s: How long they took altogether.
@@ -33,6 +34,7 @@ class Figures(NamedTuple):
     held_bytes: int
     in_hand: int
     oldest_in_hand_s: float
+    suspects: int
     lags: Mapping[Partition, int]
     handled: tuple[int, ...]
     handled_s: float

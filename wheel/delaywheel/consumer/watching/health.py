@@ -9,6 +9,8 @@
 |   | refused, or it is gone |
 | UNSETTLED | a partition's first record is in hand for `stuck_after` | it is settled |
 | HANDLER_HANGS | a record is taken back after `handler_timeout` | its handler ends all the same |
+| RECORD_BY_RECORD | whoever had a partition before has died with records of it in hand | these |
+|   | have outcomes |
 | PARTITION_UNREAD | with `ordered`, a partition lacks its counterpart | it is assigned with that |
 | ORDER_UNREAD | with `ordered`, reading the order topics takes longer than 5 s | they are read |
 | PARTITIONS_DIFFER | `ordered` or `keep_partition`, and the topic of retries has fewer | it has |
@@ -39,6 +41,8 @@ class ConsumerTrouble(StrEnum):
     """A record is in hand for longer than `stuck_after`, and holds up its partition's commits."""
     HANDLER_HANGS = "HANDLER_HANGS"
     """A handler goes on for longer than `handler_timeout`; its record has failed by that."""
+    RECORD_BY_RECORD = "RECORD_BY_RECORD"
+    """Records are handed out one by one, as one of them may have ended the process before."""
     PARTITION_UNREAD = "PARTITION_UNREAD"
     """With `ordered`: a partition is not read without that of retries, or the reverse."""
     ORDER_UNREAD = "ORDER_UNREAD"

@@ -65,6 +65,11 @@ class ConsumerMetrics(Collector):
                 "The longest that a record is in hand, of those that hold up their partition.",
                 now.oldest_in_hand_s,
             ),
+            (
+                "suspect_partitions",
+                "Partitions handled record by record: whoever had them before died.",
+                now.suspects,
+            ),
         ):
             gauge = GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=["group"])
             gauge.add_metric(group, value)
