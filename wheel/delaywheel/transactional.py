@@ -13,12 +13,19 @@ time-out, an unknown outcome.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from delaywheel.headers import content_bytes
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """Brokers abort what a dead producer began after so long; read_committed consumers wait for it."""
+
+MOST_TIMEOUT_SETTING: Final = "transaction.max.timeout.ms"
+"""Brokers refuse producers whose transactions may last longer."""
+
+MOST_TIMEOUT_ADVICE: Final = (
+    f"set {MOST_TIMEOUT_SETTING} of the brokers to {TRANSACTION_TIMEOUT_MS} or more"
+)
 
 MAX_CALL_MS: Final = 9_000
 """No call that may end a transaction waits longer: below the brokers' own abort."""
@@ -54,6 +61,31 @@ class Outgoing(NamedTuple):
     def length_bytes(self) -> int:
         """The length of key, value and headers."""
         return content_bytes(self.key, self.value, self.headers)
+
+
+class _KafkaError(Protocol):
+    """An error of the client, which not all may import who use this module."""
+
+    def name(self) -> Any:
+        """Returns its name."""
+
+    def str(self) -> Any:
+        """Returns what it says."""
+
+
+def is_timeout_refused(error: _KafkaError) -> bool:
+    """Whether brokers refuse our producers, however often they ask: see `MOST_TIMEOUT_ADVICE`."""
+    return bool(error.name() == "INVALID_TRANSACTION_TIMEOUT")
+
+
+def text_of(error: _KafkaError) -> str:
+    """Returns what an error says; of a setting that is wrong, which one it is."""
+    return MOST_TIMEOUT_ADVICE if is_timeout_refused(error) else str(error.str())
+
+
+def words_of(error: _KafkaError) -> str:
+    """Returns an error's name and what it says."""
+    return f"{error.name()}: {text_of(error)}"
 
 
 @contextmanager

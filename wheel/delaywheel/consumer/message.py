@@ -16,7 +16,7 @@ from delaywheel.functions import check_begun, check_plain
 from delaywheel.levels import Duration
 from delaywheel.message import Headers, Message
 from delaywheel.record_headers import last_of
-from delaywheel.transactional import Outgoing
+from delaywheel.transactional import MOST_TIMEOUT_ADVICE, Outgoing
 
 if TYPE_CHECKING:
     from delaywheel.consumer.block import RecordBlock
@@ -89,6 +89,7 @@ class ConsumerReason(StrEnum):
     TOPIC_COMPACTED = "TOPIC_COMPACTED", "compaction would keep only the last record of each key"
     OUTCOME_REFUSED = "OUTCOME_REFUSED", "see what Kafka says of that topic"
     SETTING_INVALID = "SETTING_INVALID", "correct this setting in kafka"
+    TRANSACTION_TIMEOUT_REFUSED = "TRANSACTION_TIMEOUT_REFUSED", MOST_TIMEOUT_ADVICE
     GROUP_DIFFERS = (
         "GROUP_DIFFERS",
         "other members use another partition.assignment.strategy: take a group of its own",

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.record_headers import headers_of
+from delaywheel.transactional import text_of
 
 BATCH_RECORDS = 500
 WAIT_S = 0.2
@@ -153,4 +154,4 @@ def refused(error: KafkaError) -> DeadLettersError:
     """Returns the error to raise for one of Kafka's."""
     is_away = error.code() in _AWAY or error.retriable()
     reason = DeadLettersReason.KAFKA_UNREACHABLE if is_away else DeadLettersReason.KAFKA_REFUSED
-    return DeadLettersError(reason, error.str())
+    return DeadLettersError(reason, text_of(error))

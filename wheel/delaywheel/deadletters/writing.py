@@ -32,7 +32,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.marks import CLAIM_KEY
 from delaywheel.deadletters.reading import refused
-from delaywheel.transactional import MAX_CALL_MS, Outgoing, unrepeated
+from delaywheel.transactional import MAX_CALL_MS, Outgoing, unrepeated, words_of
 
 CALL_S = MAX_CALL_MS / 1000
 INIT_S = 30.0
@@ -113,7 +113,7 @@ class LetterWriter:
                     if error.code() == KafkaError._STATE:
                         return self._refused_batch()
                     self._abort()
-                    return RefusedTransaction(_words(error), number)
+                    return RefusedTransaction(words_of(error), number)
             self._flush()
             for key, value in marks:
                 if self._produce(Outgoing(self._marks_topic, key, value, [], 0)) is not None:
@@ -158,7 +158,7 @@ class LetterWriter:
         try:
             self._producer.commit_transaction(CALL_S)
         except KafkaException as exception:
-            why = _words(exception.args[0])
+            why = words_of(exception.args[0])
         self._abort()
         return RefusedTransaction(why, None)
 
@@ -169,7 +169,7 @@ class LetterWriter:
             error = exception.args[0]
             if error.code() in _BEFORE_END:
                 self._abort()
-                return RefusedTransaction(_words(error), None)
+                return RefusedTransaction(words_of(error), None)
             raise _failure(exception, outcome_known=False) from exception
         return None
 
@@ -178,10 +178,6 @@ class LetterWriter:
             self._producer.abort_transaction(CALL_S)
         except KafkaException as exception:
             raise _failure(exception) from exception
-
-
-def _words(error: KafkaError) -> str:
-    return f"{error.name()}: {error.str()}"
 
 
 def _failure(exception: KafkaException, *, outcome_known: bool = True) -> DeadLettersError:

@@ -35,7 +35,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel.transactional import MIN_INSYNC, least_in_sync
+from delaywheel.transactional import (
+    MIN_INSYNC,
+    MOST_TIMEOUT_ADVICE,
+    MOST_TIMEOUT_SETTING,
+    TRANSACTION_TIMEOUT_MS,
+    least_in_sync,
+)
 from delaywheel_replica.cleaner.kafka.client_log import error_of
 from delaywheel_replica.cleaner.kafka.follower import KEPT_S
 from delaywheel_replica.cleaner.kafka.topic_admin import may_write, release_leaked_id
@@ -175,6 +181,10 @@ def broker_objection(broker: str, config: Mapping[str, Any]) -> str | None:
         return f"broker {broker} is older than Kafka 3.6: it has no {VERIFICATION}"
     if entry.value != "true":
         return f"broker {broker} has {VERIFICATION}={entry.value}: set it to true"
+    most_ms = config.get(MOST_TIMEOUT_SETTING)
+    if most_ms is not None and int(most_ms.value) < TRANSACTION_TIMEOUT_MS:
+        text = f"broker {broker} has {MOST_TIMEOUT_SETTING}={most_ms.value}"
+        return f"{text}: {MOST_TIMEOUT_ADVICE}"
     return None
 
 

@@ -37,7 +37,7 @@ from collections.abc import Iterable
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are
+from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are, words_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import (
     ANSWER_MS,
@@ -208,8 +208,7 @@ class TransactionalProducer:
             # Sends nothing: librdkafka refuses it with the error that caused the state.
             self._producer.commit_transaction(ABORT_MS / 1000)
         except KafkaException as exception:
-            error = error_of(exception)
-            return f"{error.name()}: {error.str()}"
+            return words_of(error_of(exception))
         raise AssertionError("a transaction that could only be aborted was committed")
 
     def abort(self) -> KafkaCallEnd:
@@ -370,4 +369,4 @@ def wait_closed(timeout_s: float) -> bool:
 
 def _ended(call: Call, error: KafkaError) -> KafkaCallEnd:
     answer = answer_of(error.name(), requires_abort=error.txn_requires_abort())
-    return KafkaCallEnd(VERDICTS[call, answer], f"{error.name()}: {error.str()}")
+    return KafkaCallEnd(VERDICTS[call, answer], words_of(error))

@@ -6,6 +6,7 @@
 |   | NOT_AUTHORIZED; or waits, with `wait_for_rights` |
 | a topic does not take a record as it is | that record alone gets another outcome |
 | a client does not know a setting, or not its value | the consumer stops, SETTING_INVALID |
+| our transactions may not last so long | the consumer stops, TRANSACTION_TIMEOUT_REFUSED |
 | anything else | asked again, later each time |
 """
 
@@ -18,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.port import KafkaUnavailable, TransactionFailure
+from delaywheel.transactional import is_timeout_refused, words_of
 
 REFUSALS = frozenset(
     {
@@ -50,7 +52,9 @@ def _translated(exception: KafkaException) -> Exception:
         return ConsumerError(ConsumerReason.NOT_AUTHORIZED, error.str())
     if error.code() == KafkaError._INVALID_ARG:
         return ConsumerError(ConsumerReason.SETTING_INVALID, f"kafka: {error.str()}")
-    return KafkaUnavailable(f"{error.name()}: {error.str()}")
+    if is_timeout_refused(error):
+        return ConsumerError(ConsumerReason.TRANSACTION_TIMEOUT_REFUSED, error.str())
+    return KafkaUnavailable(words_of(error))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
     OffsetSpec,
 )
 
+from delaywheel.transactional import MOST_TIMEOUT_ADVICE, is_timeout_refused
 from delaywheel_replica.cleaner.kafka.brokers import (
     ANSWER_S,
     ask_brokers,
@@ -210,6 +211,8 @@ def _transactional_id(settings: KafkaSettings) -> CheckedItem:
         if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             text = f"not allowed to use {prefix}check"
             return fault(what, text, f"grant Describe and Write on {prefix}, prefixed")
+        if is_timeout_refused(error):
+            return fault(what, error.str(), MOST_TIMEOUT_ADVICE)
         return CheckedItem(
             what, CheckLevel.AWAY, error.str(), "see what the brokers log of transactions"
         )
