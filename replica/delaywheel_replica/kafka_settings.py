@@ -28,7 +28,7 @@ DEFAULT_QUEUE_KBYTES = 1_048_576
 
 BATCH_HEADER_BYTES = 61
 _VARINT_BYTES = 5
-_WHEEL_BYTES = 50  # the longest name of a wheel
+_WHEEL_BYTES = 82  # the longest names of a cluster and a wheel
 _RECORD_FIXED_BYTES = 1 + 1 + 1 + 4 * _VARINT_BYTES  # attributes, two deltas, four lengths
 _OWN_HEADERS_BYTES = sum(
     len(name) + value_bytes + 2

@@ -169,7 +169,7 @@ class _Run:
         options = self._options
         setting = Setting.of(options)
         terms = setting.terms
-        place = KafkaPlace(setting.client)
+        place = KafkaPlace(setting.client, setting.cluster)
         output = Output(self._spark, options.output)
         output.check()
         if not str(self._spark.sparkContext.master).startswith("local"):

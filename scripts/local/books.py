@@ -149,7 +149,7 @@ class Sender:
 
     def send(self, chunk: Chunk) -> None:
         """Forwards a chunk's messages, except for some with other outcomes."""
-        wheel = str(chunk.wheel).encode()
+        wheel = f"{self._names.cluster_id}/{chunk.wheel}".encode()
         hexed = chunk.ids.hex()
         for row, (due, accepted, seq) in enumerate(
             zip(

@@ -43,7 +43,7 @@ MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
     Reason.TOPIC_INVALID: "None in which delaywheel or Kafka keeps its own records.",
     Reason.TOPIC_UNKNOWN: "Or set `create_topics`. A new topic is known within about 2 s.",
     Reason.MESSAGE_TOO_LARGE: (
-        "Or raise `max_message_bytes` and the topic's `max.message.bytes`, of which 275"
+        "Or raise `max_message_bytes` and the topic's `max.message.bytes`, of which 307"
         " bytes are kept for our headers and Kafka's own."
     ),
     Reason.HEADER_INVALID: "Kafka clients in C end a name at U+0000.",

@@ -135,7 +135,7 @@ class Cleaner:
                 purpose="trial",
                 log_level=2,  # quiet: trials are meant to fail
             ),
-            settings.names.outcomes,
+            settings.names,
             runner=ThreadRunner(LANES, job="trials", call="trial"),
             clock=self._clock,
             on_found=wake,
@@ -143,6 +143,7 @@ class Cleaner:
         self._dead_letters = DeadLetters(
             self._topics,
             self._bisection,
+            settings.names,
             compresses=settings.compresses,
             batch_size_bytes=int(config.kafka.get("batch.size", DEFAULT_BATCH_BYTES)),
             ttl_header=config.ttl_header,

@@ -11,6 +11,7 @@ else works on whole columns. Properties that no column needs are not read: heade
 | headers | array of (name string, value binary) | in order, with repeats; empty if unreadable |
 | dw_id | binary | 16 bytes |
 | dw_due_ms, dw_accepted_ms, dw_forwarded_ms, dw_committed_ms | long | Unix ms |
+| dw_cluster | string | which delivered it; null, too, for a release that did not say |
 | dw_wheel | string | |
 | dw_malformed | boolean | one of these headers cannot be read, or is there more than once |
 
@@ -48,6 +49,7 @@ FIELDS: dict[str, pa.DataType] = {
     "dw_id": pa.binary(),
     "dw_due_ms": pa.int64(),
     "dw_accepted_ms": pa.int64(),
+    "dw_cluster": pa.string(),
     "dw_wheel": pa.string(),
     "dw_forwarded_ms": pa.int64(),
     "dw_committed_ms": pa.int64(),
@@ -95,16 +97,31 @@ def _read_texts(texts: Column) -> Column:
     return texts.cast(pa.string())
 
 
+def _clusters_of(places: Column) -> Column:
+    named: Column = pc.match_substring(places, "/")
+    clusters: Column = pc.if_else(named, pc.replace_substring_regex(places, "/.*", ""), None)
+    return clusters
+
+
+def _wheels_of(places: Column) -> Column:
+    wheels: Column = pc.replace_substring_regex(places, "^.*/", "")
+    return wheels
+
+
 _NUMBER = _Form(r"^(0|[1-9][0-9]{0,17})$", _read_numbers)
 _OWN = {
     "dw-id": _Form(r"^[0-9a-f]{32}$", _read_ids),
     "dw-due": _NUMBER,
     "dw-accepted": _NUMBER,
-    "dw-wheel": _Form(r"^([a-z0-9][a-z0-9-]{0,30}\.[1-9][0-9]{0,17}|ingress)$", _read_texts),
+    "dw-wheel": _Form(
+        r"^([a-z0-9][a-z0-9-]{0,30}/)?([a-z0-9][a-z0-9-]{0,30}\.[1-9][0-9]{0,17}|ingress)$",
+        _read_texts,
+    ),
     "dw-forwarded": _NUMBER,
     "dw-committed": _NUMBER,
 }
-"""The headers of delaywheel; a wheel's name as `delaywheel.identity` has it, `ingress` for none."""
+"""The headers of delaywheel; names of clusters and wheels as `delaywheel.identity` has them,
+`ingress` for no wheel."""
 
 
 class _OwnHeader(NamedTuple):
@@ -221,7 +238,8 @@ _MAKERS: dict[str, Callable[[_Messages], Column]] = {
     "dw_id": lambda messages: messages.own("dw-id").values,
     "dw_due_ms": lambda messages: messages.own("dw-due").values,
     "dw_accepted_ms": lambda messages: messages.own("dw-accepted").values,
-    "dw_wheel": lambda messages: messages.own("dw-wheel").values,
+    "dw_cluster": lambda messages: _clusters_of(messages.own("dw-wheel").values),
+    "dw_wheel": lambda messages: _wheels_of(messages.own("dw-wheel").values),
     "dw_forwarded_ms": lambda messages: messages.own("dw-forwarded").values,
     "dw_committed_ms": lambda messages: messages.own("dw-committed").values,
     "dw_malformed": _Messages.malformed,

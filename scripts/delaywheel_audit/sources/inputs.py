@@ -18,7 +18,8 @@ from delaywheel_audit.sources.ledger_files import LedgerFolder, Listing
 LEDGER_SCHEMA = "id binary, due_ms long, accepted_at_ms long, topic string, wheel string, seq long"
 _COLUMNS = (
     "topic,partition,offset,timestamp_ms,timestamp_type,"
-    "dw_id,dw_due_ms,dw_accepted_ms,dw_wheel,dw_forwarded_ms,dw_committed_ms,dw_malformed"
+    "dw_id,dw_due_ms,dw_accepted_ms,dw_cluster,dw_wheel,dw_forwarded_ms,dw_committed_ms,"
+    "dw_malformed"
 )
 _WHOLE = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 """Whatever the session says: a file that is not read would be missing acceptances."""
@@ -36,9 +37,11 @@ class KafkaPlace:
 
     Attributes:
         client: Settings of the client, `bootstrap.servers` among them.
+        cluster: Whose messages are read: others may deliver to the same topics.
     """
 
     client: Mapping[str, str]
+    cluster: str
 
     def options(self) -> dict[str, str]:
         """Returns the options for the source."""
@@ -62,8 +65,13 @@ class KafkaPlace:
         return reader.option("ranges", plan.to_json()).option("columns", columns).load()
 
     def records(self, spark: SparkSession, plan: Plan) -> DataFrame:
-        """Returns messages with the parsed content of our headers."""
-        return self.read(spark, plan, _COLUMNS)
+        """Returns messages with the parsed content of our headers, but no other cluster's.
+
+        One whose headers name no cluster is of an earlier release, or nobody's.
+        """
+        cluster = F.col("dw_cluster")
+        found = self.read(spark, plan, _COLUMNS)
+        return found.where(cluster.isNull() | (cluster == self.cluster)).drop("dw_cluster")
 
     def compacted(self, topics: Sequence[str]) -> set[str]:
         """Returns which of these topics are compacted, as far as that may be known."""

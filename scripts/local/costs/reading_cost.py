@@ -33,6 +33,7 @@ from delaywheel_replica.cleaner.delivery import outcomes
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers, TransactionalProducer
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_replica.server.store.store import Store, StoreLimits
 
 VALUE_BYTES = 200
@@ -144,6 +145,7 @@ def _seconds(
         step = reader.next_step(now_ms - 1_000, CAP_MESSAGES, CAP_BYTES)
         step = reader.next_step(now_ms, CAP_MESSAGES, CAP_BYTES)
         loading = time.process_time() - began
+        names = KafkaNames("c")
         cutting = making = producing = 0.0
         for now_ms in range(slot * 1000 + 19, slot * 1000 + 1000, 20):
             behind = True
@@ -153,11 +155,11 @@ def _seconds(
                 behind = step.behind
                 cut = time.process_time()
                 cutting += cut - began
-                for _ in outcomes.forwarded(step.messages, now_ms):
+                for _ in outcomes.forwarded(names, step.messages, now_ms):
                     pass
                 made = time.process_time()
                 making += made - cut
-                refused = sink.port.write(0, outcomes.forwarded(step.messages, now_ms))
+                refused = sink.port.write(0, outcomes.forwarded(names, step.messages, now_ms))
                 producing += time.process_time() - made
                 assert not refused
                 reader.done(step)

@@ -19,7 +19,7 @@ OURS: list[tuple[str, bytes | None]] = [
     ("dw-id", ID.hex.encode()),
     ("dw-due", b"1767225600123"),
     ("dw-accepted", b"1767225600000"),
-    ("dw-wheel", b"node-1.7"),
+    ("dw-wheel", b"shop/node-1.7"),
     ("dw-forwarded", b"1767225600125"),
     ("dw-committed", b"1767225600122"),
 ]
@@ -27,6 +27,7 @@ DW = [
     "dw_id",
     "dw_due_ms",
     "dw_accepted_ms",
+    "dw_cluster",
     "dw_wheel",
     "dw_forwarded_ms",
     "dw_committed_ms",
@@ -55,6 +56,14 @@ def rows(*messages: Message, columns: list[str] | None = None) -> list[tuple[obj
     return [tuple(row.values()) for row in batch.to_pylist()]
 
 
+def without(row: tuple[object, ...], header: str) -> tuple[object, ...]:
+    """A row of `DW` whose header of this name cannot be read."""
+    read = {"dw-id": ["dw_id"], "dw-wheel": ["dw_cluster", "dw_wheel"]}
+    lost = {*read.get(header, [header.replace("-", "_") + "_ms"]), "dw_malformed"}
+    values = (None if name in lost else value for name, value in zip(DW, row, strict=True))
+    return (*list(values)[:-1], True)
+
+
 def test_a_message_as_a_row() -> None:
     found = rows(
         message(OURS, offset=1 << 40, key=b"k", value=b"", timestamp=(1, 1_767_225_600_125)),
@@ -64,12 +73,18 @@ def test_a_message_as_a_row() -> None:
     headers = [{"name": name, "value": value} for name, value in OURS]
     kafkas = ("t", 3, 1 << 40, 1_767_225_600_125, "CREATE_TIME", b"k", b"", headers)
     numbers = 1_767_225_600_125, 1_767_225_600_122
-    ours = (ID.bytes, 1_767_225_600_123, 1_767_225_600_000, "node-1.7", *numbers, False)
+    ours = (ID.bytes, 1_767_225_600_123, 1_767_225_600_000, "shop", "node-1.7", *numbers, False)
     assert found == [
         (*kafkas, *ours),
         ("t", 3, (1 << 40) + 1, 9, "LOG_APPEND_TIME", None, None, [], *NOTHING, False),
         ("t", 3, 0, None, "NONE", None, None, [], *NOTHING, False),
     ]
+
+
+def test_a_wheel_of_an_earlier_release_names_no_cluster() -> None:
+    headers: Headers = [("dw-wheel", b"n1.7")]
+    found = rows(message(headers), message([("dw-wheel", b"shop/ingress")]), columns=DW[3:5])
+    assert found == [(None, "n1.7"), ("shop", "ingress")]
 
 
 def test_headers_are_kept_as_they_are() -> None:
@@ -107,7 +122,10 @@ def test_a_column_that_is_none_is_refused() -> None:
         ("dw-due", b"9" * 19),
         ("dw-accepted", b"\xff\xfe"),
         ("dw-accepted", b"12\n"),
-        ("dw-wheel", b"node-1"),
+        ("dw-wheel", b"shop/node-1"),
+        ("dw-wheel", b"Shop/node-1.7"),
+        ("dw-wheel", b"a/b/node-1.7"),
+        ("dw-wheel", b"/node-1.7"),
         ("dw-wheel", b"node-1.0"),
         ("dw-wheel", "knöten.1".encode()),
         ("dw-forwarded", b"1.5"),
@@ -117,17 +135,15 @@ def test_a_column_that_is_none_is_refused() -> None:
 def test_a_header_that_cannot_be_read_is_null_and_said(name: str, value: bytes | None) -> None:
     broken = [(n, value if n == name else v) for n, v in OURS]
     good, bad = rows(message(OURS), message(broken), columns=DW)
-    place = [n for n, _ in OURS].index(name)
     assert not good[-1]
-    assert bad == (*good[:place], None, *good[place + 1 : -1], True)
+    assert bad == without(good, name)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in OURS])
 def test_a_header_that_is_there_twice_is_null_and_said(name: str) -> None:
     twice = [*OURS, (name, dict(OURS)[name])]
     good, bad, after = rows(message(OURS), message(twice), message(OURS), columns=DW)
-    place = [n for n, _ in OURS].index(name)
-    assert bad == (*good[:place], None, *good[place + 1 : -1], True)
+    assert bad == without(good, name)
     assert after == good
 
 

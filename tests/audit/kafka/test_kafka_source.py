@@ -32,7 +32,7 @@ OURS = [
     ("dw-id", b"0190f5ee7d5a7cc0b8a60123456789ab"),
     ("dw-due", b"1767225600123"),
     ("dw-accepted", b"1767225600000"),
-    ("dw-wheel", b"node-1.7"),
+    ("dw-wheel", b"shop/node-1.7"),
 ]
 
 
@@ -94,6 +94,7 @@ def test_all_columns_of_all_partitions(topic: MakeTopic, load: Load) -> None:
         "dw_id": bytes.fromhex("0190f5ee7d5a7cc0b8a60123456789ab"),
         "dw_due_ms": 1_767_225_600_123,
         "dw_accepted_ms": 1_767_225_600_000,
+        "dw_cluster": "shop",
         "dw_wheel": "node-1.7",
         "dw_forwarded_ms": None,
         "dw_committed_ms": None,
@@ -193,7 +194,7 @@ def test_what_is_deleted_reaches_up_to_the_first_of_our_records_that_is_left(
     emptied.produce([b"ours"], partition=1, headers=OURS)
     emptied.delete_records(1, partition=1)
     outcomes.delete_records(1)
-    place = KafkaPlace({"bootstrap.servers": cut.bootstrap})
+    place = KafkaPlace({"bootstrap.servers": cut.bootstrap}, "shop")
     names = [each.name for each in (cut, emptied, whole, latest)]
     compacted = place.compacted([*names, "no-such-topic"])
     assert compacted == {latest.name}

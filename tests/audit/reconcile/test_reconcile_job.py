@@ -43,12 +43,26 @@ def options(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Options:
 
 def delete_first(address: str, topic: str, most: int) -> int:
     """Makes Kafka delete the first records of each partition; returns how many."""
-    ends = KafkaPlace({"bootstrap.servers": address}).pin([topic], None, None).ends()[topic]
+    ends = KafkaPlace({"bootstrap.servers": address}, "any").pin([topic], None, None).ends()[topic]
     cuts = [TopicPartition(topic, number, min(most, end)) for number, end in ends.items()]
     admin = AdminClient({"bootstrap.servers": address})
     for done in admin.delete_records(cuts).values():
         done.result(30)
     return sum(cut.offset for cut in cuts)
+
+
+def forward_by(cluster: str, address: str, topic: str, due_ms: int) -> None:
+    """Delivers messages as another cluster does, of wheels with the same names."""
+    producer = Producer({"bootstrap.servers": address})
+    for number in range(5):
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("dw-id", f"{number:032x}"),
+            ("dw-due", str(due_ms)),
+            ("dw-accepted", str(due_ms - 1)),
+            ("dw-wheel", f"{cluster}/n1.1" if number else f"{cluster}/ingress"),
+        ]
+        producer.produce(topic, b"another's", headers=headers)
+    assert producer.flush(30) == 0
 
 
 def test_books_with_a_file_lost_and_records_deleted(
@@ -128,7 +142,7 @@ def test_a_ledger_without_files_of_the_time_proves_nothing(
         run(spark, replace(options, terms=before))
 
 
-def test_what_was_accepted_under_a_longer_span_is_in_the_books_beside_a_topic_without_messages(
+def test_what_was_accepted_under_a_longer_span_is_in_the_books_but_nothing_of_another_cluster(
     spark: SparkSession, options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     kafka: KafkaBroker,
 ) -> None:  # fmt: skip
@@ -138,6 +152,7 @@ def test_what_was_accepted_under_a_longer_span_is_in_the_books_beside_a_topic_wi
     ledger, topics = tmp_path / "far", (f"{cluster}-orders",)
     make(400, ledger, kafka.address, cluster=cluster, topics=topics)
     from_ms = int(time.time() * 1000) - 3_600_000
+    forward_by("another", kafka.address, topics[0], from_ms + 1)
     terms = replace(options.terms, from_ms=from_ms, span_ms=60_000, topics=(*topics, "nothing"))
     far = replace(
         options,

@@ -76,7 +76,7 @@ def test_settings_that_keep_promises_are_refused_by_name() -> None:
 
 def test_forwarding_leaves_the_callers_headers_in_front(wheels: Wheels) -> None:
     sent = Sent(DUE_MS, bytes(16), headers=(("h", None), ("h", b"")), timestamp_ms=5, partition=2)
-    (record,) = forwarded(due_rows(wheels, [sent]), 1_700_000_000_000)
+    (record,) = forwarded(KafkaNames("c"), due_rows(wheels, [sent]), 1_700_000_000_000)
     assert record.headers[:2] == [("h", None), ("h", b"")]
     assert [name for name, _ in record.headers[2:]] == [
         "dw-id",
@@ -127,7 +127,12 @@ class Clock:
 
 def judge(topics: Topics, trials: Bisection, clock: Clock) -> DeadLetters:
     return DeadLetters(
-        topics, trials, compresses=False, batch_size_bytes=1_000_000, monotonic=clock
+        topics,
+        trials,
+        KafkaNames("c"),
+        compresses=False,
+        batch_size_bytes=1_000_000,
+        monotonic=clock,
     )
 
 

@@ -319,7 +319,7 @@ def test_a_frame_that_is_lost_in_part_is_reported_and_what_was_done_of_it_is_not
     assert (lost["wheel"], lost["seq"], lost["messages"]) == ("a.1", 1, 4)
     # Of five rows three are forwarded, the third as the copy; two of the lost frame have no fate.
     assert account.totals()["forwarded"] == 3
-    assert account.from_wheels[(rows[2].id, rows[2].due_ms), b"b.1"] == 1
+    assert account.from_wheels[(rows[2].id, rows[2].due_ms), b"c/b.1"] == 1
     assert account.totals()["accepted"] == 5
 
 
@@ -354,7 +354,7 @@ def due_message(timestamp_ms: int, *headers: tuple[str, bytes | None]) -> DueMes
 
 
 def test_only_a_message_with_a_time_of_its_own_says_when_it_was_forwarded() -> None:
-    plain, dated = forwarded_of(due_rows([due_message(-1), due_message(5)]), NOW_MS + 7)
+    plain, dated = forwarded_of(NAMES, due_rows([due_message(-1), due_message(5)]), NOW_MS + 7)
     assert [name for name, _ in plain.headers] == [
         "own",
         "dw-id",
@@ -366,7 +366,7 @@ def test_only_a_message_with_a_time_of_its_own_says_when_it_was_forwarded() -> N
         ("dw-id", b"0" * 32),
         ("dw-due", b"%d" % NOW_MS),
         ("dw-accepted", b"1"),
-        ("dw-wheel", b"a.1"),
+        ("dw-wheel", b"c/a.1"),
     ]
     assert dated.headers[:-1] == plain.headers
     assert dated.headers[-1] == ("dw-forwarded", b"1700000000007")
@@ -381,5 +381,5 @@ def test_the_room_of_a_message_is_enough_for_all_headers() -> None:
     longest = due_message(1)._replace(
         headers=[], due_ms=1 << 62, accepted_at_ms=1 << 62, wheel=wheel, timestamp_ms=5
     )
-    (record,) = forwarded_of(due_rows([longest]), 1 << 62)
+    (record,) = forwarded_of(KafkaNames("c" * 31), due_rows([longest]), 1 << 62)
     assert record.batch_bytes - len(b"kv") <= FORWARD_ROOM_BYTES

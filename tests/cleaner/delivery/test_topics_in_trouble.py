@@ -23,6 +23,7 @@ from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, REGAIN_S
 from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.kafka_settings import KafkaNames
 
 ITERATION_S = 0.1
 BEGIN_S = 1_000.0
@@ -99,6 +100,7 @@ def judge(kafka: Kafka) -> DeadLetters:
     return DeadLetters(
         kafka,
         kafka,
+        KafkaNames("c"),
         compresses=False,
         batch_size_bytes=1_000_000,
         monotonic=kafka.clock,

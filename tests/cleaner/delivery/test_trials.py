@@ -14,8 +14,10 @@ from delaywheel_replica.cleaner.due.rows import RECORD, DueRows
 from delaywheel_replica.cleaner.outside.clocks import SystemClock
 from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
+from delaywheel_replica.kafka_settings import KafkaNames
 from support.cleaner.committing import AtOnce
 
+NAMES = KafkaNames("c")
 FENCED = "_FENCED: another producer"
 NOWHERE: Mapping[str, int] = MappingProxyType({})
 DENIED = "TOPIC_AUTHORIZATION_FAILED: not allowed"
@@ -63,7 +65,7 @@ class Brokers:
         records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
         records["partition"] = partition
         rows = DueRows(records, topics, [WheelId("a", 1)], [memoryview(b"")])
-        trials = Bisection(self.producer, "outcomes", runner=AtOnce(), clock=Still())
+        trials = Bisection(self.producer, NAMES, runner=AtOnce(), clock=Still())
         return trials.search(rows, everywhere).result(0)
 
 
@@ -198,7 +200,7 @@ def test_a_message_that_is_refused_is_found() -> None:
 @pytest.mark.parametrize("cause", [DENIED, "INVALID_RECORD: it has no key"])
 def test_a_guard_that_is_refused_blames_nobody(cause: str) -> None:
     brokers = Brokers()
-    brokers.causes["outcomes"] = cause
+    brokers.causes[NAMES.outcomes] = cause
     findings = brokers.search("good", "bad")
     assert not findings
     assert not findings.complete
@@ -209,7 +211,7 @@ def test_a_guard_that_is_refused_blames_nobody(cause: str) -> None:
 def test_a_guard_has_a_key_in_case_its_topic_is_compacted() -> None:
     brokers = Brokers()
     brokers.search("good")
-    guards = [record for record in brokers.written if record.topic == "outcomes"]
+    guards = [record for record in brokers.written if record.topic == NAMES.outcomes]
     assert guards
     assert all(record.key for record in guards)
 

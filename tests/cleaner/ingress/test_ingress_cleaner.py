@@ -67,8 +67,9 @@ def test_records_go_through_a_wheel_directly_or_to_the_dead_letters(
     assert [(each.key(), each.value()) for each in (now, later)] == [
         (b"key", b"now"), (b"key", b"later"),
     ]  # fmt: skip
-    assert (headers_in(now)["trace"], headers_in(now)["dw-wheel"]) == (b"1", b"ingress")
-    assert headers_in(later)["dw-wheel"].startswith(b"n1.")
+    assert headers_in(now)["trace"] == b"1"
+    assert headers_in(now)["dw-wheel"] == f"{cluster_id}/ingress".encode()
+    assert headers_in(later)["dw-wheel"].startswith(f"{cluster_id}/n1.".encode())
     assert later.timestamp()[1] >= int(headers_in(later)["dw-due"])
     (letter,) = committed(kafka, KafkaNames(cluster_id).dead, 1)
     assert headers_in(letter)["dw-dead-reason"] == b"DUE_MISSING"

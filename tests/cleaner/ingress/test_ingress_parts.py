@@ -106,8 +106,8 @@ def test_they_join_rows_of_wheels() -> None:
         ("bills", b"", "in/3"),
     ]
     assert joined.topic_names() == {"orders", "bills"}
-    headers = [dict(record.headers)["dw-wheel"] for record in forwarded(joined, NOW_MS)]
-    assert headers == [b"a.1", b"ingress", b"ingress"]
+    headers = [dict(record.headers)["dw-wheel"] for record in forwarded(NAMES, joined, NOW_MS)]
+    assert headers == [b"c/a.1", b"c/ingress", b"c/ingress"]
     assert joined_with(rows, direct_rows([], NOW_MS)) is rows
 
 
@@ -119,9 +119,9 @@ def test_a_wheel_and_a_partition_of_one_name_are_not_confused() -> None:
     texts = [
         dict(record.headers)["dw-wheel"]
         for rows in (of_wheel, direct, of_wheel)
-        for record in forwarded(rows, NOW_MS)
+        for record in forwarded(NAMES, rows, NOW_MS)
     ]
-    assert texts == [b"a.1", b"ingress", b"a.1"]
+    assert texts == [b"c/a.1", b"c/ingress", b"c/a.1"]
 
 
 def test_their_time_to_live_counts() -> None:
@@ -135,7 +135,7 @@ def test_what_kafka_refuses_of_them_names_where_it_came_from() -> None:
     (message,) = direct_rows([goes(7)], NOW_MS)
     record, outcome = dead_letter(NAMES, message, DeadReason.TOPIC_MISSING, None)
     headers = dict(record.headers)
-    assert (headers["dw-dead-topic"], headers["dw-wheel"]) == (b"orders", b"ingress")
+    assert (headers["dw-dead-topic"], headers["dw-wheel"]) == (b"orders", b"c/ingress")
     assert json.loads(outcome.value or b"") == {
         "outcome": "ingress-dead-lettered",
         "reason": "TOPIC_MISSING",

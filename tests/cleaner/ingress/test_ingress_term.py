@@ -58,7 +58,7 @@ def test_a_delayed_record_is_announced_then_handed_over_then_settled(site: Site)
         ("dw-id", message_id(place, NOW_MS).hex().encode()),
         ("dw-due", b"%d" % (NOW_MS + 5_000)),
         ("dw-accepted", b"%d" % NOW_MS),
-        ("dw-wheel", b"a.1"),
+        ("dw-wheel", b"c/a.1"),
     ]
     assert site.forwarder.counters["ingress_held"] == 1
 
@@ -103,7 +103,7 @@ def test_what_is_due_goes_out_in_the_transaction_that_settles_it(site: Site) -> 
             ("dw-id", message_id(place, NOW_MS).hex().encode()),
             ("dw-due", b"%d" % NOW_MS),
             ("dw-accepted", b"%d" % NOW_MS),
-            ("dw-wheel", b"ingress"),
+            ("dw-wheel", b"c/ingress"),
             ("dw-forwarded", b"%d" % NOW_MS),
         ],
     )
@@ -570,7 +570,7 @@ def test_rows_of_wheels_and_direct_ones_share_a_transaction(wheels: Wheels, site
     first = site.run_once()
     assert first is not None
     kinds = [dict(record.headers)["dw-wheel"] for record in site.delivered()]
-    assert kinds.count(b"ingress") == 4
+    assert kinds.count(b"c/ingress") == 4
     assert first.behind
     site.run_until_idle()
     assert len(site.delivered()) == 38

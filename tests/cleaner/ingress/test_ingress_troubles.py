@@ -19,6 +19,7 @@ from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.core.ingress.underway import RecordAnswer
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
+from delaywheel_replica.kafka_settings import KafkaNames
 from support.cleaner.ingress_site import AT, NAMES, NOW_MS, TOPIC, PretendedReader, Site, asked
 from support.due.wheels import Sent, Wheels
 
@@ -70,6 +71,7 @@ def site(wheels: Wheels, kafka: Kafka) -> Iterator[Site]:
     letters = DeadLetters(
         kafka,
         kafka,
+        KafkaNames("c"),
         compresses=False,
         batch_size_bytes=1_000_000,
         monotonic=kafka.monotonic,

@@ -58,7 +58,7 @@ def arrived(kafka: KafkaBroker, topic: str, rows: list[Sent]) -> list[bytes | No
 
 
 def test_messages_go_out_whole_in_order_and_never_early(
-    kafka: KafkaBroker, world: World, topic: str
+    kafka: KafkaBroker, world: World, topic: str, cluster_id: str
 ) -> None:
     own = (("a", b"1"), ("a", None), ("b", b""))
     rows = [
@@ -81,7 +81,7 @@ def test_messages_go_out_whole_in_order_and_never_early(
         ("dw-id", rows[0].id.hex().encode()),
         ("dw-due", str(rows[0].due_ms).encode()),
         ("dw-accepted", str(frame.accepted_at_ms).encode()),
-        ("dw-wheel", str(frame.wheel).encode()),
+        ("dw-wheel", f"{cluster_id}/{frame.wheel}".encode()),
     ]
     done = world.wait_for("counted", lambda s: s.counters.get("forwarded") == 3)
     assert done.progress is not None

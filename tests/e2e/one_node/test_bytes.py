@@ -66,7 +66,7 @@ def test_own_headers_say_where_a_message_comes_from(
     _, own = split_headers(got)
     wheel, _, hex_id = str(handle).split(":")
     assert own["dw-id"] == hex_id.encode()
-    assert own["dw-wheel"] == wheel.encode()
+    assert own["dw-wheel"] == f"{service.cluster_id}/{wheel}".encode()
     due_ms = int(own["dw-due"] or b"")
     assert 0 <= due_ms - due.timestamp() * 1000 < 1.5
     assert before_ms <= int(own["dw-accepted"] or b"") <= after_ms

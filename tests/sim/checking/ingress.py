@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sim.nodes.world import World
 
 OWN_HEADERS = frozenset({"dw-id", "dw-due", "dw-accepted", "dw-wheel", "dw-forwarded"})
-DIRECT = b"ingress"
+DIRECT = b"sim/ingress"
 """Replaces the wheel in records of messages that were in no wheel."""
 
 ORIGIN = "dw-dead-origin"

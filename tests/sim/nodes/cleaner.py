@@ -283,7 +283,7 @@ class SimCleaner:
         )
         trials = Bisection(
             lambda number: SimTrialProducer(line, world.names.trial_id(number)),
-            world.names.outcomes,
+            world.names,
             runner=Tasks(node.scheduler, self.process),
             clock=node.clock,
             on_found=self.wake,
@@ -292,6 +292,7 @@ class SimCleaner:
             world,
             topics,
             trials,
+            world.names,
             compresses=False,
             batch_size_bytes=1_000_000,
             ttl_header=self._settings.ttl_header,

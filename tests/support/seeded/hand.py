@@ -55,7 +55,8 @@ def sent_as(record: Message) -> Sent:
     """The message that became a forwarded record."""
     headers = _texts(record)
     id_, due_ms = bytes.fromhex(headers["dw-id"]), int(headers["dw-due"])
-    return Sent(str(record.topic()), id_, due_ms, headers["dw-wheel"])
+    wheel = headers["dw-wheel"].partition("/")[2]
+    return Sent(str(record.topic()), id_, due_ms, wheel)
 
 
 def accepted_at_ms_of(record: Message) -> int:

@@ -61,7 +61,7 @@ def delivery_headers(sent: SentMessage, accepted_ms: int, wheel: str) -> OwnHead
         ("dw-id", sent.id.hex().encode()),
         ("dw-due", b"%d" % sent.due_ms),
         ("dw-accepted", b"%d" % accepted_ms),
-        (DELIVERED_BY, wheel.encode()),
+        (DELIVERED_BY, f"{CLUSTER}/{wheel}".encode()),
     )
 
 

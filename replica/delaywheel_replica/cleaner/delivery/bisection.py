@@ -33,7 +33,7 @@ from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
 from delaywheel_replica.cleaner.outside.runner import Runner
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState, is_fenced
-from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 from delaywheel_replica.process.logs import get_logger
 
 INIT_MS = 5_000
@@ -174,7 +174,7 @@ class Bisection:
     def __init__(
         self,
         make_producer: MakeProducer,
-        outcomes_topic: str,
+        names: KafkaNames,
         *,
         runner: Runner,
         clock: Clock,
@@ -184,15 +184,14 @@ class Bisection:
 
         Args:
             make_producer: Makes a producer for one of the trials' ids.
-            outcomes_topic: Receives the guards.
+            names: Of our topics: that of the outcomes receives the guards.
             on_found: Called in the background when a search has ended.
         """
         self._runner = runner
         self._clock = clock
         self._on_found = on_found
-        guard = Record(outcomes_topic, b"trial", b"", [])
         self._lanes = [
-            _Lane(make_producer, guard, clock, range(number, TRIAL_IDS, LANES))
+            _Lane(make_producer, names, clock, range(number, TRIAL_IDS, LANES))
             for number in range(LANES)
         ]
 
@@ -259,10 +258,11 @@ class _Lane:
     """
 
     def __init__(
-        self, make: MakeProducer, guard: Record, clock: Clock, numbers: Sequence[int]
+        self, make: MakeProducer, names: KafkaNames, clock: Clock, numbers: Sequence[int]
     ) -> None:
         self._make = make
-        self._guard = guard
+        self._names = names
+        self._guard = Record(names.outcomes, b"trial", b"", [])
         self._clock = clock
         self._numbers = numbers
         self._id_in_use = 0
@@ -362,9 +362,9 @@ class _Lane:
             is_aborted = answered and producer.abort().verdict is TransactionState.ABORTED
             self._drop(stuck=not is_aborted)
             return Trial(TrialResult.UNGUARDED, cause or "")
-        refused = producer.write(forwarded(rows, self._clock.wall_ms()))
+        refused = producer.write(forwarded(self._names, rows, self._clock.wall_ms()))
         if samples is not None:
-            producer.write(forwarded(samples, self._clock.wall_ms()))
+            producer.write(forwarded(self._names, samples, self._clock.wall_ms()))
         answered = producer.flush(TRIAL_MS + sent_bytes(rows) // BYTES_A_MS)
         producer.write([self._guard])  # the client accepts nothing once the transaction failed
         cause = producer.cause()

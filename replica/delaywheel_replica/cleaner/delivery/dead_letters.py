@@ -47,6 +47,7 @@ from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, A
 from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_replica.process.logs import get_logger
 
 FRESH_S = 2.0
@@ -172,6 +173,7 @@ class DeadLetters:
         self,
         topics: TopicsPort,
         trials: BisectionPort,
+        names: KafkaNames,
         *,
         compresses: bool,
         batch_size_bytes: int,
@@ -182,6 +184,7 @@ class DeadLetters:
         """Begins without known troubles.
 
         Args:
+            names: Whose headers the messages get.
             compresses: The producers compress, so sizes are not known beforehand.
             batch_size_bytes: The largest batch that the producers make of several messages.
             ttl_header: The header that states a message's time to live; empty: none.
@@ -189,6 +192,7 @@ class DeadLetters:
         """
         self._topics = topics
         self._bisection = trials
+        self._names = names
         self._compresses = compresses
         self._batch_size_bytes = batch_size_bytes
         self._ttl_header = ttl_header
@@ -486,7 +490,9 @@ class DeadLetters:
         A topic may have gained partitions, or higher limits: Kafka is asked again before a
         message becomes a dead letter. If it does not answer, the message is tried.
         """
-        found = find_unsuited(rows, topics, compresses=self._compresses, now_ms=self._wall_ms())
+        found = find_unsuited(
+            rows, topics, self._names, compresses=self._compresses, now_ms=self._wall_ms()
+        )
         names = {row: rows.topics[rows.topic_numbers[row]] for row in found}
         doubtful = set()
         for row, (reason, _) in found.items():

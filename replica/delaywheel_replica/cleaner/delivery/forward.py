@@ -397,9 +397,11 @@ class Forwarder:
             What goes to its topic, what becomes a dead letter, and the counts of what was done.
         """
         dead = list(plan.dead)
+        names = self._names
         forwarded = list[DueRows]()
         for rows, ends_batch in _batches(plan.rows, plan.batch_limits):
-            refused = self._producers.write(number, outcomes.forwarded(rows, situation.now_ms))
+            records = outcomes.forwarded(names, rows, situation.now_ms)
+            refused = self._producers.write(number, records)
             written = rows
             if refused:
                 numbers = np.array([record.number for record in refused])
@@ -409,7 +411,6 @@ class Forwarder:
             forwarded.append(written)
             if ends_batch:
                 own.flush()
-        names = self._names
         self._write_dead(dead, own)
         unasked = self._ask(halves.letters_of(step, names), situation, own)
         dead += unasked
@@ -433,7 +434,7 @@ class Forwarder:
     def _ask(self, letters: DueRows, situation: Situation, own: _OwnRecords) -> list[Condemned]:
         """Asks groups with these letters; returns those that became dead letters instead."""
         if situation.halves_objection is None:
-            own.write(outcomes.forwarded(letters, situation.now_ms))
+            own.write(outcomes.forwarded(self._names, letters, situation.now_ms))
             return []
         unasked = halves.unasked(letters, situation.halves_objection)
         self._write_dead(unasked, own)

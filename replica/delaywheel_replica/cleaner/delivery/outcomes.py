@@ -1,14 +1,15 @@
 """The records that Kafka gets for a message: itself, its dead letter, or its outcome.
 
 Forwarded messages carry four headers behind the caller's own: `dw-id` (32 hex digits), `dw-due` and
-`dw-accepted` (decimal Unix milliseconds), `dw-wheel`. The record's timestamp is the time of
-forwarding, unless the caller set one: then a fifth header, `dw-forwarded`, has the time of
-forwarding. For a message that was in no wheel, `dw-wheel` is `ingress`: it went out directly, and
-was accepted at that time. A dead letter is the message as it would have been forwarded, with
-headers that say why it was not, so that it can be sent again from there. The outcomes topic gets
-one JSON record for each message that was done without being forwarded, and one for each range of
-lost frames; its key is the message's id, or the first frame's name. Ingress records that were in no
-wheel are reported in records of other kinds (ingress/letters.py).
+`dw-accepted` (decimal Unix milliseconds), `dw-wheel` (`<cluster>/<wheel>`: several clusters may
+deliver to one topic). The record's timestamp is the time of forwarding, unless the caller set one:
+then a fifth header, `dw-forwarded`, has the time of forwarding. For a message that was in no wheel,
+`dw-wheel` is `<cluster>/ingress`: it went out directly, and was accepted at that time. A dead
+letter is the message as it would have been forwarded, with headers that say why it was not, so that
+it can be sent again from there. The outcomes topic gets one JSON record for each message that was
+done without being forwarded, and one for each range of lost frames; its key is the message's id, or
+the first frame's name. Ingress records that were in no wheel are reported in records of other kinds
+(ingress/letters.py).
 """
 
 from __future__ import annotations
@@ -58,21 +59,22 @@ class DeadReason(StrEnum):
     """Kafka refused this message; the detail says how."""
 
 
-_NO_WHEEL = b"ingress"
+_NO_WHEEL = "ingress"
 
 
 @lru_cache(maxsize=1024)
-def _wheel_text(wheel: MessageSource) -> bytes:
-    return _NO_WHEEL if isinstance(wheel, Direct) else str(wheel).encode()
+def _wheel_text(cluster_id: str, wheel: MessageSource) -> bytes:
+    name = _NO_WHEEL if isinstance(wheel, Direct) else str(wheel)
+    return f"{cluster_id}/{name}".encode()
 
 
-def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
+def forwarded(names: KafkaNames, rows: DueRows, now_ms: int) -> Iterator[Record]:
     """Yields the records for messages that go to their topics."""
     if not len(rows):
         return
     records = rows.records
     ids = records["id"].tobytes().hex().encode()
-    wheels = [("dw-wheel", _wheel_text(wheel)) for wheel in rows.wheels]
+    wheels = [("dw-wheel", _wheel_text(names.cluster_id, wheel)) for wheel in rows.wheels]
     accepted = {ms: ("dw-accepted", b"%d" % ms) for ms in records["accepted_at_ms"].tolist()}
     each_message = zip(
         rows.contents(),
@@ -99,12 +101,12 @@ def forwarded(rows: DueRows, now_ms: int) -> Iterator[Record]:
         yield record
 
 
-def _with_headers(message: DueMessage) -> Record:
+def _with_headers(names: KafkaNames, message: DueMessage) -> Record:
     headers = message.headers
     headers.append(("dw-id", message.id.hex().encode()))
     headers.append(("dw-due", b"%d" % message.due_ms))
     headers.append(("dw-accepted", b"%d" % message.accepted_at_ms))
-    headers.append(("dw-wheel", _wheel_text(message.wheel)))
+    headers.append(("dw-wheel", _wheel_text(names.cluster_id, message.wheel)))
     return Record(
         message.topic,
         message.key,
@@ -119,7 +121,7 @@ def dead_letter(
     names: KafkaNames, message: DueMessage, reason: DeadReason, detail: str | None
 ) -> list[Record]:
     """Returns the dead letter of a message, and its outcome."""
-    record = _with_headers(message)
+    record = _with_headers(names, message)
     headers: list[tuple[str, bytes | None]] = [
         *record.headers,
         ("dw-dead-reason", reason.encode()),

@@ -15,7 +15,7 @@ from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, forwarded
 from delaywheel_replica.cleaner.delivery.topics import Topic
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.outside.ports import NOW
-from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES
+from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
 from delaywheel_replica.quantities import counted
 
 Unsuited = dict[int, tuple[DeadReason, str | None]]
@@ -28,12 +28,13 @@ _UNBOUNDED = 1 << 62
 
 
 def find_unsuited(
-    rows: DueRows, topics: Mapping[str, Topic], *, compresses: bool, now_ms: int
+    rows: DueRows, topics: Mapping[str, Topic], names: KafkaNames, *, compresses: bool, now_ms: int
 ) -> Unsuited:
     """Returns the rows that would be refused.
 
     Args:
         topics: What is known of their topics; nothing is known of others.
+        names: Whose headers they get.
         compresses: The producers compress, so sizes are not known beforehand.
         now_ms: The wall clock.
     """
@@ -42,7 +43,7 @@ def find_unsuited(
     _check_keys(rows, topics, found)
     _check_timestamps(rows, topics, now_ms, found)
     if not compresses:
-        _check_sizes(rows, topics, now_ms, found)
+        _check_sizes(rows, topics, names, now_ms, found)
     return found
 
 
@@ -79,7 +80,9 @@ def _check_timestamps(
         found.setdefault(row, (DeadReason.TIMESTAMP_REFUSED, f"{int(given[row])}"))
 
 
-def _check_sizes(rows: DueRows, topics: Mapping[str, Topic], now_ms: int, found: Unsuited) -> None:
+def _check_sizes(
+    rows: DueRows, topics: Mapping[str, Topic], names: KafkaNames, now_ms: int, found: Unsuited
+) -> None:
     limits = {
         name: topic.limits.max_message_bytes
         for name, topic in topics.items()
@@ -88,7 +91,7 @@ def _check_sizes(rows: DueRows, topics: Mapping[str, Topic], now_ms: int, found:
     allowed = _of_rows(rows, limits)
     perhaps = rows.lengths_bytes > allowed - FORWARD_ROOM_BYTES
     for row in np.flatnonzero(perhaps).tolist():
-        (record,) = forwarded(rows.take(slice(row, row + 1)), now_ms)
+        (record,) = forwarded(names, rows.take(slice(row, row + 1)), now_ms)
         size = record.batch_bytes
         if size > allowed[row]:
             detail = f"{size} bytes, and the topic takes {allowed[row]}"

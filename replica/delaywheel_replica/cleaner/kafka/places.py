@@ -1,8 +1,10 @@
 """Where messages went: looks for their records in Kafka, only on request.
 
 Nothing is kept of what is forwarded: delivery reports would cost time for each message, and only
-one leader would have them. A record names its message (`dw-id`, `dw-due`). Its timestamp is when it
-was forwarded, not before its due, or the one that its caller set: a search begins at that time.
+one leader would have them. A record names its message (`dw-id`, `dw-due`), and its cluster
+(`dw-wheel`): another one may deliver a message with the same id and due to the same topic, above
+all after a move. Its timestamp is when it was forwarded, not before its due, or the one that its
+caller set: a search begins at that time.
 
 | searched | from | for messages that |
 |---|---|---|
@@ -40,12 +42,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from delaywheel.ingress import HalfAnswer
-from delaywheel.record_headers import headers_of, last_of
+from delaywheel.record_headers import DELIVERED_BY, headers_of, last_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.kafka_settings import KafkaSettings
 from delaywheel_replica.link import AskPlace, LinkPlace, PlaceFound
@@ -205,21 +208,22 @@ class _Search:
         self._look(consumer, names.outcomes, named, _done_ms, _ended)
         # The letter first: all outcomes since then may be more than a search may read.
         asked = [each for each in self._open.values() if each.is_asked_half]
-        self._look(consumer, names.halves, asked, _done_ms, _delivered)
+        delivered = partial(_delivered, names.cluster_id.encode())
+        self._look(consumer, names.halves, asked, _done_ms, delivered)
         self._look(consumer, names.outcomes, asked, _done_ms, _answered)
         alive: dict[str, list[AskPlace]] = {}
         for each in self._open.values():
             if each.is_dead is not True and not each.is_asked_half:
                 alive.setdefault(each.topic, []).append(each)
         for topic, messages in alive.items():
-            self._look(consumer, topic, messages, _since_ms, _delivered)
+            self._look(consumer, topic, messages, _since_ms, delivered)
         answered = {question for question, found in self.found.items() if found.answer}
         dead = [
             each
             for each in self._open.values()
             if each.is_dead is not False and each.question not in answered
         ]
-        self._look(consumer, names.dead, dead, _done_ms, _delivered)
+        self._look(consumer, names.dead, dead, _done_ms, delivered)
 
     @property
     def _left_s(self) -> float:
@@ -353,9 +357,12 @@ def _outcome(message: Message) -> dict[str, Any]:
     return outcome if isinstance(outcome, dict) else {}
 
 
-def _delivered(message: Message) -> _Named | None:
-    """The message of which this is the record."""
+def _delivered(cluster_id: bytes, message: Message) -> _Named | None:
+    """The message of which this is the record, unless another cluster has written it."""
     id_, due_ms = _header(message, "dw-id"), _header(message, "dw-due")
+    cluster, separator, _ = (_header(message, DELIVERED_BY) or b"").partition(b"/")
+    if separator and cluster != cluster_id:  # without one: of a release that named none
+        return None
     return None if id_ is None or due_ms is None else (id_, due_ms)
 
 
