@@ -282,10 +282,10 @@ DUE = datetime(2030, 1, 1, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"id": bytes(16)}, r"Give deliver_at \(--at\) too"),
-        ({"deliver_at": DUE}, "Give id too"),
+        ({"id": bytes(16)}, r"Give its due \(--due\) too"),
+        ({"due": DUE}, "Give id too"),
         ({}, "Say which message"),
-        ({"handle": f"a.1:1:{0:032x}", "id": bytes(16), "deliver_at": DUE}, "a handle alone"),
+        ({"handle": f"a.1:1:{0:032x}", "id": bytes(16), "due": DUE}, "a handle alone"),
     ],
 )
 def test_what_names_no_message_is_told_what_is_missing(given: dict[str, object], says: str) -> None:

@@ -1,6 +1,7 @@
 """Client against a real gRPC server in this process that refuses, loses, hangs and drains."""
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -480,3 +481,28 @@ def test_what_is_asked_on_a_closed_line_is_not_answered() -> None:
         raise AssertionError(answer)
 
     closed_line().ask(describe, ASKED, 1.0, then)
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "told"),
+    [(3_600_000, r"3,(600|599) s behind"), (-60_000, "60 s ahead of"), (300, None)],
+)
+def test_a_clock_that_is_off_is_named_in_refusals_for_the_time_and_logged_once(
+    ahead_ms: int, told: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    too_old, unknown = (
+        refuse_rows({0: reason}) for reason in (Reason.DUE_TOO_OLD, Reason.TOPIC_UNKNOWN)
+    )
+    with FakeService(too_old, too_old, unknown) as service, Client(service.address) as client:
+        service.ahead_ms = ahead_ms
+        errors = [client.produce_many([Message("t", b"", delay=SOON)])[0].error for _ in range(3)]
+    for error in errors[:2]:
+        assert isinstance(error, RefusedError)
+        assert error.reason is Reason.DUE_TOO_OLD
+        if told is None:
+            assert "clock" not in str(error)
+        else:
+            assert re.search(f"; the clock here is {told} the node's$", str(error))
+    assert "clock" not in str(errors[2])
+    logged = [record for record in caplog.records if "the clock here" in record.getMessage()]
+    assert len(logged) == (told is not None)

@@ -52,6 +52,12 @@ class DelaywheelError(Exception):
         """Makes errors copyable and picklable, whatever arguments their constructors take."""
         return _rebuild, (type(self), self.args, self.__dict__)
 
+    def with_hint(self, text: str) -> Self:
+        """Returns the same error that says more."""
+        error = copy(self)
+        error.args = (f"{self}; {text}",)
+        return error
+
     def about(self, message: Message) -> Self:
         """Returns the same error for one message."""
         error = copy(self)

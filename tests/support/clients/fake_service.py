@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -162,6 +163,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
         self.otherwise_many: Behaviour = answer(pb.CancelManyResponse())
         self.described: list[pb.DescribeClusterRequest] = []
         self.describe: Behaviour | None = None
+        self.ahead_ms = 0  # of the clock here
         self.levels = {"30s": 30_000, "1m": 60_000}
         self.limits = pb.Limits(max_request_messages=10_000, max_request_bytes=16 << 20)
         self.accepted: Counter[tuple[bytes, int]] = Counter()
@@ -281,7 +283,8 @@ class FakeService(pb_grpc.DelayWheelServicer):
         if self.describe is not None:
             return self.describe(self, request, context)  # type: ignore[no-any-return]
         levels = [pb.Level(name=name, delay_ms=ms) for name, ms in self.levels.items()]
-        return pb.DescribeClusterResponse(levels=levels, limits=self.limits)
+        now_ms = time.time_ns() // 1_000_000 + self.ahead_ms
+        return pb.DescribeClusterResponse(levels=levels, limits=self.limits, now_ms=now_ms)
 
     def _behave(self, request: object, context: grpc.ServicerContext, otherwise: Behaviour) -> Any:
         with self._lock:

@@ -11,7 +11,12 @@ from typing import Final, TypeVar
 
 import grpc
 
-from delaywheel.client.description import Description, Facts, describe_question
+from delaywheel.client.description import (
+    ClockComparison,
+    Description,
+    Facts,
+    describe_question,
+)
 from delaywheel.client.exchange.channel import Security
 from delaywheel.client.exchange.endpoints import Endpoints
 from delaywheel.client.exchange.exchange import CLOSED, TIME_OVER, Exchange
@@ -20,7 +25,7 @@ from delaywheel.client.exchange.route import Attempts, NextAttempt
 from delaywheel.client.exchange.settings import ExchangeSettings
 from delaywheel.client.transport.port import Line, Method, Transport
 from delaywheel.errors import DelaywheelError
-from delaywheel.message import Message
+from delaywheel.message import Message, clock_ns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
@@ -50,6 +55,7 @@ class Calls:
         self._stopped = False
         self._news = transport.news()  # told, and replaced, when waiting may be pointless now
         self._facts = Facts.assumed()
+        self.clocks: Final = ClockComparison()
 
     async def run(
         self,
@@ -152,11 +158,11 @@ class Calls:
         A failed attempt on such a line would have to count as perhaps accepted. The answer also
         names the other nodes: they are asked at once, in case this one hangs later.
         """
-        request = pb.DescribeClusterRequest()
+        request, started_s = pb.DescribeClusterRequest(), monotonic()
         answer = await self._call(address, line, _describe, request, timeout_s)
         if isinstance(answer, AttemptFailure):
             return answer.before_sending() if answer.unanswered else None
-        await self._learn(address, Description.of(answer, monotonic()))
+        await self._learn(address, Description.of(answer, monotonic()), started_s)
         await self._look_around(but=None)
         return None
 
@@ -210,10 +216,13 @@ class Calls:
             )
         else:
             line.answers = True
-            await self._learn(address, Description.of(answer, now_s))
+            await self._learn(address, Description.of(answer, now_s), started_s)
         self._wake_waiting()
 
-    async def _learn(self, address: str, description: Description) -> None:
+    async def _learn(self, address: str, description: Description, asked_s: float) -> None:
+        answered_ms = clock_ns() // 1_000_000
+        asked_ms = answered_ms - int((monotonic() - asked_s) * 1000)
+        self.clocks.compare(description.said.node, description.now_ms, asked_ms, answered_ms)
         self._endpoints.reached(address, connected=True)
         if self._endpoints.described(address, description.said, monotonic()):
             self._facts = description.facts
@@ -260,6 +269,7 @@ class Calls:
         news.tell()
 
     async def _ask_facts(self, deadline_s: float) -> None:
-        question = describe_question(monotonic())
+        started_s = monotonic()
+        question = describe_question(started_s)
         address = await self.run(question, _describe, deadline_s, describing=True)
-        await self._learn(address, question.answer())
+        await self._learn(address, question.answer(), started_s)

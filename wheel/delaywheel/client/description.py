@@ -1,9 +1,10 @@
-"""The contents of DescribeCluster for clients: levels, limits, addresses of nodes.
+"""The contents of DescribeCluster for clients: levels, limits, addresses of nodes, their clocks.
 
 Levels are needed for messages that name one. Limits only make good requests: if unknown, modest
 ones are assumed, and a service that finds a request too large says so (see `Delivery`).
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Self
@@ -13,6 +14,8 @@ from delaywheel.client.exchange.question import Question
 from delaywheel.identity import leads_elsewhere
 from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+
+_log: Final = logging.getLogger("delaywheel")
 
 ASK_AGAIN_S: Final = 30.0
 """Unknown facts are not asked for more often than this."""
@@ -66,6 +69,8 @@ class Description:
 
     facts: Facts
     said: NodeDescription
+    now_ms: int
+    """The node's clock."""
 
     @classmethod
     def of(cls, response: pb.DescribeClusterResponse, now_s: float) -> Self:
@@ -88,7 +93,37 @@ class Description:
                 for member in response.members
             },
         )
-        return cls(facts, said)
+        return cls(facts, said, response.now_ms)
+
+
+class ClockComparison:
+    """How far the clock here is from the nodes', which judge dues that are counted from this one.
+
+    A node's answer carries its time at some moment between the question and the answer, so that
+    much is not known; less than `NOTABLE_MS` beyond it is no difference.
+    """
+
+    NOTABLE_MS: Final = 1_000
+
+    def __init__(self) -> None:
+        self._ahead_ms = 0
+        self._is_told = False
+
+    def compare(self, node: str, node_ms: int, asked_ms: int, answered_ms: int) -> None:
+        """Takes a node's time; logs the first difference."""
+        ahead_ms = max(0, asked_ms - node_ms) or min(0, answered_ms - node_ms)
+        self._ahead_ms = ahead_ms if node_ms and abs(ahead_ms) > self.NOTABLE_MS else 0
+        if self._ahead_ms and not self._is_told:
+            self._is_told = True
+            _log.warning("%s (%s): delays count from the clock here", self.text, node)
+
+    @property
+    def text(self) -> str:
+        """The difference, for people; empty if there is none."""
+        if not self._ahead_ms:
+            return ""
+        way = "ahead of" if self._ahead_ms > 0 else "behind"
+        return f"the clock here is {abs(self._ahead_ms) / 1000:,.0f} s {way} the node's"
 
 
 DescribeQuestion = Question[pb.DescribeClusterRequest, pb.DescribeClusterResponse, Description]

@@ -65,6 +65,11 @@ class _Pages(Protocol[RequestT, ResponseT]):
     def add(self, page: ResponseT) -> None: ...
 
 
+_OF_TIME: Final = frozenset(
+    {Reason.DUE_TOO_OLD, Reason.DUE_BEYOND_SPAN, Reason.DUE_PASSED, Reason.HALF_INVALID}
+)
+
+
 class Operations:
     """The operations of `Client` and `AsyncClient`; those with a deadline are parts of them."""
 
@@ -83,7 +88,15 @@ class Operations:
         else:
             delivery.fix_dues(clock_ns() // 1_000_000, levels, self._settings.past_due)
             await self._calls.run(delivery, lambda stub: stub.DelayProduce, deadline_s)
-        return delivery.results
+        return [self._with_clocks(result) for result in delivery.results]
+
+    def _with_clocks(self, result: Result) -> Result:
+        """Adds to a refusal for its time by how much the clocks differ, if they do."""
+        error = result.error
+        if not isinstance(error, RefusedError) or error.reason not in _OF_TIME:
+            return result
+        differ = self._calls.clocks.text
+        return result._replace(error=error.with_hint(differ)) if differ else result
 
     async def deliver_all(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
         """Sends any number of messages, one request after another."""
