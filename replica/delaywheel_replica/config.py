@@ -136,7 +136,7 @@ class Config:
             refused (DISK_FULL); below half of it, other nodes' frames as well
         open_files: slot files kept open, 16 at least; none: what the limit on descriptors allows,
             8,192 at most: see [what callers can hold](#what-callers-can-hold)
-        kafka: client settings, see [below](#kafka-client-settings); `bootstrap.servers` must be
+        kafka: [client settings](KAFKA.md#client-settings); `bootstrap.servers` must be
             there
         create_topics: make destination topics that are missing. Otherwise messages for them are
             refused (TOPIC_UNKNOWN), or dead-lettered

@@ -1,4 +1,4 @@
-"""docs/OPERATIONS.md and RUNBOOK.md say what the code's own tables say."""
+"""docs/OPERATIONS.md, KAFKA.md and RUNBOOK.md say what the code's own tables say."""
 
 import re
 from dataclasses import fields
@@ -9,8 +9,10 @@ import pytest
 from delaywheel.levels import DEFAULT_LEVELS
 from delaywheel.storage.recovery.verify import Problem
 from delaywheel.storage.writing.dial import DIAL_ROW
+from delaywheel.transactional import TRANSACTION_TIMEOUT_MS
 from delaywheel_replica.cleaner.delivery.bisection import TRIAL_IDS
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.kafka.brokers import VERIFICATION
 from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.config import Config
 from delaywheel_replica.config_sources import load_config
@@ -24,10 +26,12 @@ from delaywheel_replica.peers.states import PeerReason
 from delaywheel_replica.server.ledger.place import SCHEMA
 from delaywheel_replica.server.metrics.catalogue import METRICS
 from delaywheel_replica.server.metrics.metric import MetricType
+from local.loopback.kafka_jars import KAFKA_VERSION
 from local.reference import DOCUMENT, GROUPS, WIDEST, rows_of, settings, written
 
 DOCS = Path(__file__).parents[2] / "docs"
-DOC = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("OPERATIONS.md", "RUNBOOK.md"))
+NAMES = ("OPERATIONS.md", "KAFKA.md", "RUNBOOK.md")
+DOC = "".join((DOCS / name).read_text(encoding="utf-8") for name in NAMES)
 
 
 FLAT = " ".join(DOC.split())
@@ -110,6 +114,14 @@ def test_problems_that_verify_finds() -> None:
 
 def test_columns_of_the_ledger() -> None:
     assert [code(row[0]) for row in rows_under("column | type")] == SCHEMA.names
+
+
+def test_what_is_needed_of_kafka_and_was_tried() -> None:
+    assert f"`transaction.max.timeout.ms` of {TRANSACTION_TIMEOUT_MS // 1000} s at least" in FLAT
+    assert VERIFICATION in FLAT
+    tried = {row[0] for row in rows_under("Kafka |")}
+    for brokers in ("one broker", "three brokers"):
+        assert f"Apache Kafka {KAFKA_VERSION}, KRaft, {brokers}" in tried
 
 
 def test_names_in_kafka() -> None:

@@ -1,4 +1,4 @@
-"""A node with exactly the ACLs that docs/OPERATIONS.md lists, and with one of them taken away."""
+"""A node with exactly the ACLs that docs/KAFKA.md lists, and with one of them taken away."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from support.services.trio import NO_METRICS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "KAFKA.md"
 _OWN = uuid.uuid4().hex[:8]
 CLUSTER = f"guarded{_OWN}"
 NAMES = KafkaNames(CLUSTER)

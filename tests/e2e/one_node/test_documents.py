@@ -146,7 +146,7 @@ def test_a_node_for_a_kafka_of_your_own(shell: Callable[[str], str]) -> None:
 
 
 def test_the_settings_with_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (settings,) = blocks("docs/OPERATIONS.md", "toml", "ssl.ca.location")
+    (settings,) = blocks("docs/KAFKA.md", "toml", "ssl.ca.location")
     monkeypatch.setenv("DELAYWHEEL_KAFKA__SASL_PASSWORD", "secret")
     file = tmp_path / "node.toml"
     authority = tomllib.loads(settings)["kafka"]["ssl.ca.location"]

@@ -276,7 +276,7 @@ def risks_of(
     if replicas < enough:
         yield (
             f"{what} has {replicas} of {enough} replicas: add them with"
-            " kafka-reassign-partitions (docs/OPERATIONS.md, Adding replicas)"
+            " kafka-reassign-partitions (docs/KAFKA.md, Adding replicas)"
         )
     insync, least = config.get(MIN_INSYNC, "1"), least_in_sync(replicas)
     if int(insync) != least:
