@@ -18,8 +18,8 @@ from dataclasses import replace
 
 from sim.drills.catalogue import DRILLS
 from sim.mutants.catalogue import MUTANTS
-from sim.mutants.hunt import hunt
 from sim.nodes.world import run
+from sim.plans.hunt import hunt
 from sim.plans.profiles import PROFILES
 from sim.plans.run import Choice, Outcome, run_seeds, shrunk
 

@@ -14,7 +14,7 @@ The numbers are those of docs/PROTOCOL.md:
 | 8 | deleted = below the committed floor = finished | each floor, write and deletion |
 | 9 | everything is bounded | each second |
 | 10 | everything drains | when all is healed |
-| 11 | an acknowledged cancel is never delivered | each commit and answer |
+| 11 | an acknowledged cancel is never delivered | each commit, and each answer (answers.py) |
 | 12 | once w was set back: at its due, in wheels that take what is due | each commit and refusal |
 
 Also checked, as early signs: W disks hold what is acknowledged; a committed end T covers what was
@@ -38,7 +38,6 @@ from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.cleaner.row_keeper import View
 from delaywheel_replica.core.election.eligibility import CLOCKS
-from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, ControlState, WheelRecord
@@ -101,6 +100,7 @@ class Checks:
         given_up: frames that were ever committed as lost.
         floor: the committed floor, which readers see a little later.
         rescheduled: messages that were ever committed as rescheduled.
+        delivered: for each message, how often it was delivered, or became a dead letter.
     """
 
     def __init__(self, world: World) -> None:
@@ -117,13 +117,12 @@ class Checks:
         self.given_up = NO_FRAMES
         self.floor = 0
         self.rescheduled: set[Key] = set()
+        self.delivered: Counter[Key] = Counter()
         self._reported: dict[
             tuple[str, str, WheelId], HeldWheel
         ] = {}  # the newest, as keyed in Truth.had
         self._opened: set[WheelId] = set()
         self._high_watermarks: Counter[WheelId] = Counter()
-        self._delivered: Counter[Key] = Counter()
-        self._cancelled_by: dict[Key, list[FrameName]] = {}
         self._marks: dict[int, Transaction] = {}
         self._elected: dict[str, int] = {}
         self._taken: Counter[WheelId] = Counter()
@@ -331,15 +330,16 @@ class Checks:
                 f"{node.name} forwards what is due {due_ms} at {true_ms}: early by its clock"
             )
 
-    def refused_as_sealed(self, node: SimNode, slot: int, seal_slot: int) -> None:
+    def refused_as_sealed(self, node: SimNode, key: Key, seal_slot: int) -> None:
         """Checks a message refused for a seal, which is wrong if its second is still to come.
 
         If there are too few clocks to find the wrong one, w itself may have gone ahead, and
         the seals with it; when it was set back, each node gets other wheels.
         """
+        self._world.answers.sealed.add(key)
         if seal_slot <= self.floor:
             return
-        progress = self.control.progress
+        slot, progress = key[1] // 1000, self.control.progress
         done_ms = 0 if progress is None else progress.due_ms
         if progress is not None and progress.ahead_ms is not None and self._may_be_old():
             done_ms = progress.ahead_ms
@@ -363,72 +363,23 @@ class Checks:
         else:
             self._unfinished[entry.slot].append(entry)
 
-    def cancel_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
-        """Checks the outcome of a cancel."""
-        if decision is CancelDecision.CANCELLED:
-            entry.cancelled = True
-            self._cancelled_by[entry.key] = list(self._truth.cancels[entry.key])
-            if self._deliveries(entry) and not self._gone(self._truth.cancels[entry.key]):
-                self._fail(f"{entry} is reported cancelled after it was delivered")
-            self._halves.cancelled(entry)
-        elif decision is CancelDecision.ALREADY_DELIVERED:
-            is_elsewhere = not {"asked", "committed"}.isdisjoint(self.outcomes[entry.key])
-            if not (self._delivered[entry.key] or is_elsewhere or self._excused(entry.key)):
-                self._fail(f"{entry} is reported delivered and is not")
-        elif decision is CancelDecision.NOT_FOUND and self._was_known(entry, asked_us):
-            self._fail(f"{entry} is reported not found")
-
-    def decides_cancel(self, key: Key, decision: CancelDecision) -> None:
-        """Checks a decision when it is made; its caller waits for those on other messages."""
-        entry = self._book.of(key)
-        if entry is None or decision is not CancelDecision.TOO_LATE:
-            return
-        if self._is_known_cancelled(entry):
-            self._fail(f"{entry} is cancelled, and reported too late")
-
-    def _is_known_cancelled(self, entry: Entry) -> bool:
-        """Whether nodes can say that it was cancelled: below the floor none knows any more."""
-        was_cancelled = "cancelled" in self.outcomes[entry.key]
-        return was_cancelled and entry.slot >= self.floor and not self._any_is_gone(entry)
-
-    def commit_answered(self, entry: Entry) -> None:
-        """Checks a commit that is recorded."""
-        if not self._truth.commits[entry.key]:
-            self._fail(f"{entry} is committed, as its caller is told, and no row says so")
-
-    def reschedule_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
-        """Checks the outcome of a reschedule."""
-        if decision is CancelDecision.RESCHEDULED:
-            if entry.key not in self.rescheduled:
-                self._fail(f"{entry} is reported rescheduled, and nobody has decided that")
-            if self._delivered[entry.key] and not self._any_is_gone(entry):
-                self._fail(f"{entry} is reported rescheduled after it was delivered")
-        elif decision in {CancelDecision.ALREADY_DELIVERED, CancelDecision.NOT_FOUND}:
-            self.cancel_answered(entry, decision, asked_us)
-
     def _check_dues(self, entry: Entry) -> None:
         """Checks that a rescheduled message is delivered at one of its dues."""
-        if self._deliveries(entry) > 1 and not self._any_is_gone(entry):
-            dues = [str(each) for each in self._book.family(entry) if self._delivered[each.key]]
+        if self.deliveries(entry) > 1 and not self.is_any_gone(entry):
+            dues = [str(each) for each in self._book.family(entry) if self.delivered[each.key]]
             self._fail(f"{entry} is delivered twice, at several dues: {dues}")
 
-    def _deliveries(self, entry: Entry) -> int:
-        return sum(self._delivered[each.key] for each in self._book.family(entry))
+    def deliveries(self, entry: Entry) -> int:
+        """How often a message was delivered, at any of its dues."""
+        return sum(self.delivered[each.key] for each in self._book.family(entry))
 
-    def _any_is_gone(self, entry: Entry) -> bool:
+    def is_any_gone(self, entry: Entry) -> bool:
         """Whether a frame with anything about the message was lost."""
         truth = self._truth
         return any(
-            self._any_gone(truth.copies[each.key]) or self._any_gone(truth.cancels[each.key])
+            self._truth.is_any_gone(truth.copies[each.key])
+            or self._truth.is_any_gone(truth.cancels[each.key])
             for each in self._book.family(entry)
-        )
-
-    def _was_known(self, entry: Entry, asked_us: int) -> bool:
-        """Whether the message was acknowledged before anyone asked, and was not lost."""
-        return (
-            entry.fate is Fate.ACKNOWLEDGED
-            and entry.acknowledged_us < asked_us
-            and not self._excused(entry.key)
         )
 
     # --- what is committed
@@ -496,14 +447,15 @@ class Checks:
         entry.visible_us = self._world.scheduler.now_us
         self._world.trace.add("kafka", "delivers", f"m{entry.number}", own["dw-wheel"].decode())
         self._halves.delivered(entry)
-        self._delivered[key] += 1
+        self.delivered[key] += 1
         copies = self._truth.copies[key]
-        if self._delivered[key] > 1 and not self._any_gone(copies):
+        if self.delivered[key] > 1 and not self._truth.is_any_gone(copies):
             self._fail(f"{entry} is delivered twice")
         original = entry.original or entry
         # The mark of the reschedule is a cancel too: it came after that one was lost.
-        cancels = self._truth.cancels if entry is original else self._cancelled_by
-        if original.cancelled and not self._gone(cancels[original.key]):
+        counted = self._world.answers.cancelled_by
+        cancels = self._truth.cancels if entry is original else counted
+        if original.cancelled and not self._truth.are_gone(cancels[original.key]):
             self._fail(f"{entry} is delivered after it was cancelled")
         self._check_dues(entry)
         if entry.fate is Fate.UNSENT:
@@ -541,8 +493,8 @@ class Checks:
             return
         self._world.trace.add("kafka", "dead letter", f"m{entry.number}")
         entry.visible_us = self._world.scheduler.now_us
-        self._delivered[key] += 1
-        if self._delivered[key] > 1 and not self._any_gone(self._truth.copies[key]):
+        self.delivered[key] += 1
+        if self.delivered[key] > 1 and not self._truth.is_any_gone(self._truth.copies[key]):
             self._fail(f"{entry} is delivered twice, as a dead letter")
         self._halves.dead(entry, ours["dw-dead-reason"] or b"")
         wrong = wrong_letter(self._world, entry, log_entry)
@@ -654,7 +606,7 @@ class Checks:
         if holders < min(record.min_insync, len(self.control.remaining(record))):
             self._fail(f"{wheel} is closed at {final_seq}, which {holders} alone ever held")
         cut = range(final_seq + 1, self._high_watermarks[wheel] + 1)
-        left = [seq for seq in cut if not self._gone([(wheel, seq)])]
+        left = [seq for seq in cut if not self._truth.are_gone([(wheel, seq)])]
         if left:
             self._fail(f"{wheel} is closed at {final_seq}; acknowledged were {left}")
         taken = 0 if self.control.progress is None else self.control.progress.seq(wheel)
@@ -722,7 +674,7 @@ class Checks:
         """Checks an acknowledged message below the floor."""
         if entry.key in self.rescheduled:
             return  # its end is another message's
-        if not (self._is_done(entry) or self._excused(entry.key)):
+        if not (self._is_done(entry) or self.is_excused(entry.key)):
             self._fail(f"floor {self.floor} is above {entry}")
 
     # --- what is known of a message
@@ -738,11 +690,11 @@ class Checks:
 
     def _is_done(self, entry: Entry) -> bool:
         ends = {"cancelled", "asked", "committed"}
-        return bool(self._delivered[entry.key]) or not ends.isdisjoint(self.outcomes[entry.key])
+        return bool(self.delivered[entry.key]) or not ends.isdisjoint(self.outcomes[entry.key])
 
-    def _excused(self, key: Key) -> bool:
+    def is_excused(self, key: Key) -> bool:
         """Whether no disk has any copy of it any more."""
-        return self._gone(self._truth.copies[key])
+        return self._truth.are_gone(self._truth.copies[key])
 
     def waiting(self, due_ms: int) -> Iterator[Entry]:
         """Yields acknowledged messages due before that have no end, lost ones included."""
@@ -753,7 +705,7 @@ class Checks:
 
     def is_finished(self, entry: Entry) -> bool:
         """Whether an acknowledged message has its end, or cannot have one before long."""
-        return self._has_end(entry) or self._excused(entry.key) or self._is_at_the_floor(entry)
+        return self._has_end(entry) or self.is_excused(entry.key) or self._is_at_the_floor(entry)
 
     def _is_at_the_floor(self, entry: Entry) -> bool:
         """Whether a message was put off to a floor that has followed clocks far ahead.
@@ -774,7 +726,7 @@ class Checks:
         """Whether a rescheduled message has its end at its new due, and nowhere else."""
         if entry.key not in self.rescheduled:
             return self._is_done(entry)
-        return bool(self._deliveries(entry)) or self._any_is_gone(entry)
+        return bool(self.deliveries(entry)) or self.is_any_gone(entry)
 
     def check_at_the_end(self) -> None:
         """Checks the drained cluster: every message has its one end, and losses are reported."""
@@ -784,7 +736,7 @@ class Checks:
             if self._is_at_the_floor(entry):
                 continue
             copies = self._truth.copies[entry.key]
-            if not self._excused(entry.key):
+            if not self.is_excused(entry.key):
                 self._fail(f"{entry} was never delivered")
             for wheel, seq in copies:
                 if seq <= self.closed_at.get(wheel, seq) and (wheel, seq) not in self.lost:
@@ -806,12 +758,6 @@ class Checks:
                 self._truth.check_again(node.disk, wheel)
             except RewrittenError as error:
                 self._fail(str(error))
-
-    def _gone(self, names: list[FrameName]) -> bool:
-        return all(name in self._truth.frames and self._truth.frames[name].gone for name in names)
-
-    def _any_gone(self, names: list[FrameName]) -> bool:
-        return any(self._truth.frames[name].gone for name in names)
 
     def _look(self, node: SimNode, wheel: WheelId) -> list[FrameTruth]:
         try:

@@ -407,12 +407,11 @@ class IngressChecks:
 
     def _any_gone(self, key: Key) -> bool:
         truth = self._world.truth
-        return any(truth.frames[name].gone for name in (*truth.copies[key], *truth.cancels[key]))
+        return truth.is_any_gone((*truth.copies[key], *truth.cancels[key]))
 
     def _is_gone(self, key: Key) -> bool:
         """Whether disks had it, and none does any more."""
-        copies = self._world.truth.copies[key]
-        return bool(copies) and all(self._world.truth.frames[name].gone for name in copies)
+        return self._world.truth.are_gone(self._world.truth.copies[key])
 
     def _trace(self, what: str, sent: Sent) -> None:
         self._world.trace.add("kafka", what, f"i{sent.number}")

@@ -7,7 +7,7 @@ which happens only by faults on disks: then, and only then, its messages may be 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -217,6 +217,15 @@ class Truth:
         for name in finished:
             del self._live[name]
         return self._live.values()
+
+    def are_gone(self, names: Collection[FrameName]) -> bool:
+        """Whether there were frames of these names, and no disk has any of them."""
+        frames = [self.frames.get(name) for name in names]
+        return bool(frames) and all(frame is not None and frame.gone for frame in frames)
+
+    def is_any_gone(self, names: Iterable[FrameName]) -> bool:
+        """Whether one of these frames was lost."""
+        return any(self.frames[name].gone for name in names)
 
     def of_wheel(self, wheel: WheelId) -> Iterator[FrameTruth]:
         """The frames of a wheel, in order."""

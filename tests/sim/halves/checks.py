@@ -364,18 +364,17 @@ class HalvesChecks:
         sent, truth = self._away.get(entry.key), self._world.truth
         if sent is None:
             return False
-        is_gone = any(truth.frames[name].gone for name in truth.copies[sent.message])
+        is_gone = truth.is_any_gone(truth.copies[sent.message])
         return is_gone or (sent.excuse is not None and sent.settled_us < 0)
 
     def _is_cancel_gone(self, entry: Entry) -> bool:
         truth = self._world.truth
-        return all(truth.frames[name].gone for name in truth.cancels[entry.key])
+        return truth.are_gone(truth.cancels[entry.key])
 
     def _any_is_gone(self, entry: Entry) -> bool:
         """Whether a frame that had a part in its end was lost."""
         truth, key = self._world.truth, entry.key
-        names = (*truth.copies[key], *truth.commits[key], *truth.cancels[key])
-        return any(truth.frames[name].gone for name in names)
+        return truth.is_any_gone((*truth.copies[key], *truth.commits[key], *truth.cancels[key]))
 
     def _fail(self, what: str) -> None:
         self._world.violation(what)

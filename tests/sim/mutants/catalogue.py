@@ -5,6 +5,7 @@ An error that no seed finds shows a missing check, or a fault that never happens
 
 from __future__ import annotations
 
+from sim.mutants.answers import ANSWERS
 from sim.mutants.clocks import CLOCKS
 from sim.mutants.closing import CLOSING
 from sim.mutants.forwarding import FORWARDING
@@ -17,6 +18,7 @@ from sim.mutants.topics import TOPICS
 from sim.mutants.wheel import WHEEL
 
 MUTANTS: dict[str, Mutant] = {
+    **ANSWERS,
     **CLOCKS,
     **CLOSING,
     **FORWARDING,

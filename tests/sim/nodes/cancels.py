@@ -106,7 +106,8 @@ class Cancels:
 
     def ask(self, keys: list[Key], on_answer: OnDecisions) -> None:
         """Handles a caller's cancels, which are written together; each is answered on its own."""
-        call = _Call(keys, self._server.world.checks.decides_cancel, on_answer)
+        decides = partial(self._server.world.answers.decides_cancel, self._server.node)
+        call = _Call(keys, decides, on_answer)
         begun = [self._begin(key, call, row) for row, key in enumerate(keys)]
         if to_write := [pending for pending in begun if pending is not None]:
             self._write(to_write)
@@ -305,17 +306,23 @@ class Halves:
     def commit(self, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
         """Handles a caller's commit."""
         if is_left_to_check(key[1], self._server.wall_ms()):
-            on_answer(CommitAnswer.LEFT_TO_CHECK)
+            self._leave_to_check(key, on_answer)
             return
 
         def written(failed: dict[int, Refusal]) -> None:
             if not failed:
                 on_answer(CommitAnswer.COMMITTED)
                 return
-            late = failed[0].reason is Reason.DUE_TOO_OLD
-            on_answer(CommitAnswer.LEFT_TO_CHECK if late else CommitAnswer.UNKNOWN)
+            if failed[0].reason is Reason.DUE_TOO_OLD:
+                self._leave_to_check(key, on_answer)
+            else:
+                on_answer(CommitAnswer.UNKNOWN)
 
         self.write({0: key}, written)
+
+    def _leave_to_check(self, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
+        self._server.world.answers.leaves_to_check(self._server.node, key)
+        on_answer(CommitAnswer.LEFT_TO_CHECK)
 
     def write(self, keys: dict[int, Key], on_written: Callable[[dict[int, Refusal]], None]) -> None:
         """Writes commits, as `CommitWriting` does."""

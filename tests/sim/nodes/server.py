@@ -437,8 +437,9 @@ class SimServer:
             return None
         for row in np.flatnonzero(group.verdicts).tolist():
             if group.reasons[group.verdicts[row]].reason is Reason.DUE_TOO_OLD:
-                slot = int(group.columns.slots[row])
-                self.world.checks.refused_as_sealed(self.node, slot, group.admitted.seal_slot)
+                columns = group.columns
+                key = columns.ids[row].tobytes(), int(columns.due_ms[row])
+                self.world.checks.refused_as_sealed(self.node, key, group.admitted.seal_slot)
         return group
 
     def _do_next(self, job: deque[Effect]) -> None:

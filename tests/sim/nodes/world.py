@@ -22,6 +22,7 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.node.events import MemberConfig
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaNames
+from sim.checking.answers import Answers
 from sim.checking.book import MORE_TOPICS, TOPICS, Book, Entry
 from sim.checking.bounds import OPEN_INDEXES, out_of_bounds, too_large_at_the_end
 from sim.checking.calm import leaderless, lost_in_turn, resting_floor, undeleted_files
@@ -121,6 +122,7 @@ class World:
         self.book = Book(plan.settings.ttl_header)
         self.ingress = IngressChecks(self)
         self.halves = HalvesChecks(self)
+        self.answers = Answers(self)
         self.checks = Checks(self)
         self.kafka.on_decided(self.checks.decided)
         self.kafka.on_visible(self.checks.visible)
@@ -237,15 +239,15 @@ class World:
 
     def reschedule_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
         """Notes the outcome of a reschedule."""
-        self.checks.reschedule_answered(entry, decision, asked_us)
+        self.answers.reschedule(entry, decision, asked_us)
 
     def commit_answered(self, entry: Entry) -> None:
         """Notes that a commit is recorded."""
-        self.checks.commit_answered(entry)
+        self.answers.commit(entry)
 
     def cancel_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
         """Notes the outcome of a cancel."""
-        self.checks.cancel_answered(entry, decision, asked_us)
+        self.answers.cancel(entry, decision, asked_us)
 
     def never_answered(self, entries: list[Entry], patience_us: int) -> None:
         """Checks that nobody has asked in vain for long although everything is healed."""

@@ -10,8 +10,8 @@ from delaywheel_replica.cleaner.leadership import Leadership
 from local.sim import _hunt
 from sim.drills.catalogue import DRILLS
 from sim.mutants.catalogue import MUTANTS
-from sim.mutants.hunt import Hunted, fails, hunt, look_on
 from sim.mutants.mutant import Mutant, instead
+from sim.plans.hunt import Hunted, fails, hunt, look_on
 from sim.plans.run import Choice
 
 QUICK = (
@@ -23,6 +23,9 @@ QUICK = (
     "an end before V",
     "boots are ignored by the origin",
     "closes a wheel that is named",
+    "cancelled is answered without a row",
+    "every cancel is too late",
+    "every commit is left to the check",
     "fills are sent before they are committed",
     "promises are not durable",
     "takes before it holds V",
