@@ -144,6 +144,9 @@ class Config:
         topic_replication_factor: of topics made so; none: the broker's default
         control_replication_factor: of our own topics; none: one a broker, three at most.
             `min.insync.replicas` is one less, at least 1
+        check_brokers: a node asks each broker for its settings before it leads; false: they are
+            [checked by hand](KAFKA.md#brokers-checked-by-hand), where brokers refuse
+            DescribeConfigs on the cluster. Said in the log and in the status
         ingress: take records from the topic `delaywheel-<cluster>-ingress`, which is made if it is
             missing: [delay through Kafka alone](INGRESS.md)
         ingress_topics: further topics that records are taken from, also without `ingress`; made if
@@ -220,6 +223,7 @@ class Config:
     topic_partitions: PositiveInt = 1
     topic_replication_factor: PositiveInt | None = None
     control_replication_factor: PositiveInt | None = None
+    check_brokers: bool = True
     ingress: bool = True
     ingress_topics: list[str] = field(default_factory=list)
     ingress_destinations: dict[str, list[str]] = field(default_factory=dict)
@@ -297,6 +301,13 @@ class Config:
             halves=self.takes_halves,
             node=self.node_id,
         )
+
+    @property
+    def unchecked(self) -> str:
+        """What is checked by hand, for people; empty: nothing."""
+        if self.check_brokers:
+            return ""
+        return "the brokers' settings are checked by hand: check_brokers = false"
 
     @property
     def takes_halves(self) -> bool:

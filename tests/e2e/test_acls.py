@@ -24,6 +24,7 @@ from delaywheel import (
 from delaywheel.deadletters.selection import Selection
 from delaywheel.deadletters.topic import DeadLetterTopic
 from delaywheel.transactions import Half
+from delaywheel_replica.cleaner.kafka.brokers import VERIFICATION
 from delaywheel_replica.cli.printing.verdict import ClusterState, ClusterVerdict, verdict
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import LocalCluster, described
@@ -148,7 +149,7 @@ def test_what_is_listed_is_enough(
     assert "uthoriz" not in node.log.read_text()
 
 
-def unfit(rights: Rights, command: Command, data_dir: Path) -> dict[str, str]:
+def unfit(rights: Rights, command: Command, data_dir: Path, *more: str) -> dict[str, str]:
     """What `config check --connect` says is to be done in Kafka."""
     settings = {
         "cluster_id": CLUSTER,
@@ -158,6 +159,7 @@ def unfit(rights: Rights, command: Command, data_dir: Path) -> dict[str, str]:
     }
     kafka = {f"kafka.{name}": value for name, value in rights.user_settings.items()}
     flags = [f"--set={name}={value}" for name, value in (settings | kafka).items()]
+    flags += [f"--set={setting}" for setting in more]
     ended = command("config", "check", "--connect", "--json", "--topic", ORDERS, *flags)
     return {
         item["what"]: item["advice"]
@@ -276,6 +278,32 @@ def asked_about(rights: Rights) -> list[bytes]:
 def told(node: Node) -> ClusterVerdict:
     """What the node says of the cluster."""
     return verdict(wait_until("it answers", lambda: described(node.address, details=True)))
+
+
+def test_without_a_right_to_the_brokers_settings_they_are_checked_by_hand(
+    rights: Rights, command: Command, tmp_path: Path
+) -> None:
+    cluster = f"{CLUSTER}-hosted"  # its names have the prefix that the rights are for
+    rights.allow(ResourceType.GROUP, f"delaywheel-{cluster}-reader", "DESCRIBE", prefixed=False)
+    rights.deny(ResourceType.BROKER, "kafka-cluster", "DESCRIBE_CONFIGS")
+    advice = unfit(rights, command, tmp_path / "n9")["broker 1"]
+    assert advice.endswith("check_brokers = false")
+    by_hand = unfit(rights, command, tmp_path / "n9", "check_brokers=false")
+    assert by_hand == {"brokers": f"see that each has {VERIFICATION}=true"}
+    settings = {
+        "cluster_id": cluster,
+        "kafka": rights.user_settings,
+        "check_brokers": False,
+        "ingress": False,
+        **NO_METRICS,
+    }
+    with LocalCluster(kafka=rights.address, folder=tmp_path, settings=settings) as hosted:
+        hosted.wait_until_accepting()
+        (member,) = wait_until(
+            "it answers", lambda: described(hosted.nodes[0].address, details=True)
+        ).members
+        assert "check_brokers = false" in member.report.unchecked
+    rights.give_back(ResourceType.BROKER, "kafka-cluster")
 
 
 def test_a_group_that_is_closed_is_reported_and_stops_nothing(

@@ -159,6 +159,7 @@ class Cleaner:
                 config.control_replication_factor,
                 settings.ingress_topic_bytes,
             ),
+            checks_brokers=config.check_brokers,
         )
         self._levels_ms = dict(config.levels)
         self._ingress_runner = ThreadRunner(1, job="ingress", call="ingress")

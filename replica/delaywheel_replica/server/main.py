@@ -65,6 +65,8 @@ def main() -> int:
             address=port.address,
             without=" and ".join(port.lacks),
         )
+    if config.unchecked:
+        _log.warning(config.unchecked)
     end_with_any_thread()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     # Ctrl-C is handled by the supervisor, which ends its children in order.

@@ -384,6 +384,7 @@ class Server:
             access=self._access,
             same_access=self._same_access,
             insecure=_insecure_ports(self._config),
+            unchecked=self._config.unchecked,
         )
         return FanOut(
             self._config,

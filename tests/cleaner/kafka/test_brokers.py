@@ -20,6 +20,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from delaywheel_replica.cleaner.kafka.brokers import (
     VERIFICATION,
+    broker_objection,
     check_brokers,
     ensure_topics,
     risks_of,
@@ -225,6 +226,13 @@ def test_each_of_many_brokers_is_checked() -> None:
     assert Brokers(b1="true", b2="true", b3="true").checked() == ()
     with pytest.raises(LeadingRefused, match="broker 3"):
         Brokers(b1="true", b2="true", b3="false").checked()
+
+
+def test_brokers_that_cannot_be_checked_are_refused_with_the_way_by_hand() -> None:
+    """A hosted Kafka refuses the question, a compatible one does not know the setting."""
+    with pytest.raises(LeadingRefused, match="check_brokers = false"):
+        Brokers(b1=KafkaError.CLUSTER_AUTHORIZATION_FAILED).checked()
+    assert "check_brokers = false" in (broker_objection("1", {}) or "")
 
 
 def test_a_broker_that_was_killed_keeps_no_node_from_leading_on_the_others() -> None:

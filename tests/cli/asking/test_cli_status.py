@@ -224,6 +224,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "certificate_expires_ms": DUE_MS + 9 * 86_400_000,
         "certificate_fault": "tls_cert /c.pem: expired",
         "insecure": None,
+        "unchecked": None,
         "access_fault": None,
         "access_differs": ["n3"],
         "waiting_calls": {

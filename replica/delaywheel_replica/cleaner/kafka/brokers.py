@@ -53,6 +53,10 @@ _Answer = TypeVar("_Answer")
 ANSWER_S = 2.0
 CALL_S = 5.0
 VERIFICATION = "transaction.partition.verification.enable"
+BY_HAND = "set check_brokers = false"
+UNREADABLE_ADVICE = (
+    f"grant DescribeConfigs on the cluster, or check {VERIFICATION} by hand and {BY_HAND}"
+)
 _UNSEEN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """What is no risk to a topic: it is missing, or new to this broker, or not for us to see."""
 # A letter that goes before its group reads it would be a half that nobody decided.
@@ -159,8 +163,7 @@ def check_brokers(admin: AdminClient, brokers: Iterable[int]) -> tuple[str, ...]
         except KafkaException as error:
             if error_of(error).code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
                 raise LeadingRefused(
-                    "not allowed to read the brokers' configuration: grant DescribeConfigs on the"
-                    f" cluster, so that {VERIFICATION} can be checked"
+                    f"not allowed to read the brokers' configuration: {UNREADABLE_ADVICE}"
                 ) from error
             if not is_passing(error):
                 raise
@@ -178,7 +181,8 @@ def broker_objection(broker: str, config: Mapping[str, Any]) -> str | None:
     """Returns why no node may lead on a broker with this configuration; None if it may."""
     entry = config.get(VERIFICATION)
     if entry is None:
-        return f"broker {broker} is older than Kafka 3.6: it has no {VERIFICATION}"
+        text = f"broker {broker} is older than Kafka 3.6, or no Kafka: it has no {VERIFICATION}"
+        return f"{text}: upgrade it, or check it by hand and {BY_HAND}"
     if entry.value != "true":
         return f"broker {broker} has {VERIFICATION}={entry.value}: set it to true"
     most_ms = config.get(MOST_TIMEOUT_SETTING)

@@ -35,15 +35,18 @@ class KafkaClients:
         *,
         replication_factor: int | None = None,
         ingress_topics: IngressTopics | None = None,
+        checks_brokers: bool = True,
     ) -> None:
         """Connects when first asked.
 
         Args:
             replication_factor: Copies of our topics, if they have to be created.
             ingress_topics: Topics from which records are taken; None: none.
+            checks_brokers: Whether brokers are asked for their settings.
         """
         self._settings = settings
         self._replication_factor = replication_factor
+        self._checks_brokers = checks_brokers
         self._ingress_topics = ingress_topics or IngressTopics()
         self._lock = threading.Lock()
         self._made_admin: AdminClient | None = None
@@ -63,7 +66,9 @@ class KafkaClients:
         self._admin.poll(0)  # logs what the client has reported meanwhile
         try:
             brokers = brokers_of(self._admin, self._settings.names.control)
-            silent = check_brokers(self._admin, [broker.id for broker in brokers])
+            silent: tuple[str, ...] = ()
+            if self._checks_brokers:
+                silent = check_brokers(self._admin, [broker.id for broker in brokers])
             enough = self._replication_factor or replicas_on(len(brokers))
             halves_objection = ensure_topics(
                 self._admin, self._settings, replicas=enough, has_wheels=has_wheels

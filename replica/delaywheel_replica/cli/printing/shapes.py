@@ -98,6 +98,7 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "certificate_expires_ms": if_set(report, "certificate_expires_ms"),
         "certificate_fault": report.certificate_fault or None,
         "insecure": report.insecure or None,
+        "unchecked": report.unchecked or None,
         "access_fault": report.access_fault or None,
         "access_differs": list(report.access_differs),
         "waiting_calls": {

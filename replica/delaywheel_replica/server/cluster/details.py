@@ -51,6 +51,7 @@ class OwnReport:
         certificates: What callers are shown; None: nothing.
         waiting: Returns, by call, how many wait for an answer, and the first of them how long (ms).
         insecure: What its ports lack that other machines reach, for people.
+        unchecked: What of Kafka is checked by hand, for people.
     """
 
     started_ms: int
@@ -62,6 +63,7 @@ class OwnReport:
     certificates: NodeCertificates | None = None
     waiting: Callable[[], Mapping[str, tuple[int, int]]] = dict
     insecure: str = ""
+    unchecked: str = ""
 
 
 class Details:
@@ -106,6 +108,7 @@ class Details:
     def _add_security(self, report: pb.MemberReport) -> None:
         own = self._own_report
         report.insecure = own.insecure
+        report.unchecked = own.unchecked
         report.access_differs.extend(own.same_access.differing)
         report.access_fault = own.access.refused or ""
         if own.certificates is not None:

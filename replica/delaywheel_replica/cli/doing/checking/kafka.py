@@ -23,6 +23,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
 from delaywheel.transactional import MOST_TIMEOUT_ADVICE, is_timeout_refused
 from delaywheel_replica.cleaner.kafka.brokers import (
     ANSWER_S,
+    UNREADABLE_ADVICE,
+    VERIFICATION,
     ask_brokers,
     broker_objection,
     brokers_of,
@@ -118,7 +120,10 @@ def kafka_items(config: Config, topics: Sequence[str]) -> Iterator[CheckedItem]:
         yield _away(settings, objections, exception)
         return
     try:
-        yield from _brokers(admin, brokers)
+        if config.check_brokers:
+            yield from _brokers(admin, brokers)
+        else:
+            yield warning("brokers", config.unchecked, f"see that each has {VERIFICATION}=true")
         yield _brokers_clock(admin, settings)
         yield from topic_items(admin, config, topics, brokers=len(brokers))
         yield _transactional_id(settings)
@@ -163,7 +168,7 @@ def _brokers(admin: AdminClient, brokers: Sequence[BrokerMetadata]) -> Iterator[
         except KafkaException as exception:
             if exception.args[0].code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
                 text = f"{at}: not allowed to read its configuration"
-                yield fault(what, text, "grant DescribeConfigs on the cluster")
+                yield fault(what, text, UNREADABLE_ADVICE)
             elif len(brokers) > 1 and is_passing(exception):
                 text = f"{at} does not answer ({exception.args[0].str()})"
                 yield fault(what, text, "start it, or see that this machine reaches that address")
