@@ -15,9 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from delaywheel_replica.config_sources import load_config
 from local import checks
 from local.checks import Queue, Step, main, queues
 from local.loopback import child
+from local.loopback.kafka import JVM_VARIABLE
+from local.loopback.kafka_jars import VERSION_VARIABLE
+from local.loopback.shared import BROKER_VARIABLE
 
 LISTENERS = [f"listener {number}" for number in range(checks.SHARING)]
 
@@ -342,3 +346,13 @@ def test_fast_leaves_out_what_is_slow(tmp_path: Path) -> None:
         if step.name.startswith("pytest"):
             marks = step.command[len(step.command) - step.command[::-1].index("-m")]
             assert marks.endswith(" and not slow")
+
+
+def test_no_node_takes_a_variable_of_the_tests_for_a_setting(tmp_path: Path) -> None:
+    """One that looks like a setting keeps a node from starting."""
+    flags = {"cluster_id": "c", "node_id": "n1", "data_dir": str(tmp_path)}
+    kafka = {"kafka.bootstrap.servers": "127.0.0.1:1"}
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in (BROKER_VARIABLE, JVM_VARIABLE, VERSION_VARIABLE):
+            patch.setenv(variable, "x")
+        assert load_config(flags={**flags, **kafka}).node_id == "n1"

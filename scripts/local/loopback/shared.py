@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from local.loopback.kafka import JVM_OPTIONS, KafkaBroker, free_ports
 
-BROKER_VARIABLE = "DELAYWHEEL_TEST_BROKER"
+BROKER_VARIABLE = "DELAYWHEEL_SHARED_KAFKA"
 """The environment variable with the listeners of the broker that a process of tests joins."""
 
 # For a broker of some minutes the JVM's slower compiler costs more than it gains: the tests of
