@@ -185,5 +185,7 @@ def test_letters_of_others_and_of_a_nodes_settings(
         dead_letter_topic(dead.cluster), {"bootstrap.servers": dead.address}
     ) as topic:
         assert topic.drop(Selection()).done == 5
+    ended = command("dead", "list", "--config", str(file))
+    assert "the letters of a RetryConsumer lie in a topic of their own" in ended.err
     ended = command("dead", "list", "--config", str(file), "--dead-topic", dead.orders)
     assert ended.out == f"no such letters in {dead.orders}\n"

@@ -176,6 +176,12 @@ def test_what_cannot_be_delayed_is_reported(expected: UnfitReason, headers: Head
     assert reason(*headers) is expected
 
 
+def test_a_header_that_is_nearly_ours_is_told_which_is_meant() -> None:
+    unfit = read(CommittedRecord(PLACE, SENT_MS, b"", b"", (TO, ("dw-delay", b"5"))), RULES)
+    assert isinstance(unfit, Unfit)
+    assert unfit.detail.endswith(f"did you mean {ingress.DELAY_MS}?")
+
+
 def test_a_topic_leads_where_it_may() -> None:
     """It takes no cancels then: which topic a message is of is not known before it is cancelled."""
     limited = replace(RULES, destinations={PLACE.topic: [Pattern("orders*"), Pattern("bills")]})

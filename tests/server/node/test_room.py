@@ -52,7 +52,7 @@ def states(room: FreeSpace, disk: Inodes, *free_bytes: int) -> list[DiskState]:
 
 def test_first_messages_are_refused_then_frames(room: FreeSpace, disk: Inodes) -> None:
     assert states(room, disk, 1_600, 1_599, 800, 799, 0) == [ROOM, FULL, FULL, OUT, OUT]
-    assert room.detail == "0 bytes are free, the reserve is 1600"
+    assert room.detail == "free: 0 B; the reserve is 1.60 kB"
 
 
 def test_room_is_believed_only_with_a_margin(room: FreeSpace, disk: Inodes) -> None:

@@ -25,7 +25,7 @@ from delaywheel.record_headers import (
 )
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.values import id_in, number_in
-from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.patterns import Pattern, did_you_mean
 
 ABSENT: Final = -1
 """No partition, or no timestamp, was requested."""
@@ -237,7 +237,8 @@ def _split(
         elif name in _ASKED:
             asked[name] = value
         elif name not in DELIVERED_HEADERS and not name.startswith(DEAD_PREFIX):
-            raise _UnfitError(UnfitReason.HEADER_RESERVED, f"Unknown header {_shown(name)}")
+            meant = did_you_mean(name, sorted(_ASKED))
+            raise _UnfitError(UnfitReason.HEADER_RESERVED, f"Unknown header {_shown(name)}{meant}")
     return asked, passed
 
 

@@ -22,12 +22,14 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from delaywheel.storage.folder.disk import Disk
 from delaywheel_replica.core.node.events import DiskState
 from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.quantities import counted, size
 
 REFUSED_MS: Final = 5_000
 """A disk that refused a write gets nothing but saves for this long, whatever it reports."""
@@ -135,13 +137,13 @@ class FreeSpace:
         inodes_free = self._disk.free_inodes(self._data)
         for state, part in ((DiskState.DISK_OUT, 2), (DiskState.DISK_FULL, 1)):
             was_so = self.state is state or self.state is DiskState.DISK_OUT
-            for free, reserve, of in (
-                (bytes_free, self._reserve_bytes, "bytes"),
-                (inodes_free, _INODE_RESERVE, "inodes"),
+            for free, reserve, shown in (
+                (bytes_free, self._reserve_bytes, size),
+                (inodes_free, _INODE_RESERVE, partial(counted, noun="inode")),
             ):
                 margin = reserve // _MARGIN if was_so else 0
                 if free is not None and free < reserve // part + margin:
-                    return state, f"{free} {of} are free, the reserve is {reserve}"
+                    return state, f"free: {shown(free)}; the reserve is {shown(reserve)}"
         return DiskState.ROOM, ""
 
 

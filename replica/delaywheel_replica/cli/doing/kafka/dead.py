@@ -224,12 +224,11 @@ def _print_preview(verb: str, counts: LetterCounts, said: SettlingOptions) -> No
 
 
 def _note_other_topics(said: SelectionOptions) -> None:
-    """Helps those who name the topic that letters lie in as that of the messages."""
-    if said["topic"] and not (said["dead_topic"] or said["halves_of"]):
-        note(
-            "--topic is where a message was to go; the letters of a RetryConsumer lie in a topic of"
-            " their own: --dead-topic TOPIC"
-        )
+    """Helps those who look for a consumer's letters among the service's."""
+    if not (said["dead_topic"] or said["halves_of"]):
+        of_messages = "--topic is where a message was to go; " if said["topic"] else ""
+        lie = "the letters of a RetryConsumer lie in a topic of their own"
+        note(f"{of_messages}{lie}: --dead-topic TOPIC")
 
 
 def _counted(
