@@ -56,7 +56,7 @@ from sim.checking.calm import (
 )
 from sim.checking.held_up import held_up, held_up_by_media, wrong_report
 from sim.checking.letters import has_expired_long_ago, wrong_letter
-from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError, index_of
+from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError
 from sim.kafka.log import Entry as LogEntry
 from sim.kafka.log import Transaction
 from sim.machine.clocks import EPOCH_MS, true_wall_ms
@@ -145,7 +145,7 @@ class Checks:
 
     def written(self, node: SimNode, wheel: WheelId) -> None:
         """Notes that an origin has appended to its wheel."""
-        for frame in self._look(node, wheel):
+        for frame in self._truth.look(node.disk, wheel):
             if frame.slot < self.floor and frame.seq <= self.closed_at.get(wheel, frame.seq):
                 self._fail(f"{wheel}/{frame.seq} is for {frame.slot}, below floor {self.floor}")
             if self._is_beyond_belief(frame.slot):
@@ -164,7 +164,7 @@ class Checks:
     def looked(self, node: SimNode) -> None:
         """Notes that a server has died: what it still wrote counts."""
         for wheel in _own_wheels(node):
-            self._look(node, wheel)
+            self._truth.look(node.disk, wheel)
 
     def started(self, node: SimNode) -> None:
         """Notes that a server has looked into its folder."""
@@ -191,32 +191,41 @@ class Checks:
 
     def verified(self, node: SimNode, held: HeldWheel) -> None:
         """Notes that a server has recovered a wheel that it found there."""
-        if held.card.wheel.node == node.name:
-            # After a crash of the machine a frame counts although its server did not write its row.
-            self._look(node, held.card.wheel)
         self.held(node, held)
-        try:
-            self._truth.check_again(node.disk, held.card.wheel)
-        except RewrittenError as error:
-            self._fail(str(error))
+        self._check_again(node, held.card.wheel)
 
     def held(self, node: SimNode, held: HeldWheel) -> None:
         """Notes how far a node holds a wheel; it may not know yet that a frame is given up."""
-        storage = node.storage
+        storage, wheel = node.storage, held.card.wheel
+        self._look_for(wheel, held.applied, node)
         if storage is not None:
-            place = storage, node.boot, held.card.wheel
+            place = storage, node.boot, wheel
             self._reported[place] = held
             before, prefix = self._truth.had[place], self._prefix(held)
             self._truth.held(*place, prefix)
-            self._check_synced(node, held.card.wheel, range(before + 1, prefix + 1))
+            self._check_reported(node, wheel, range(before + 1, prefix + 1))
 
-    def _check_synced(self, node: SimNode, wheel: WheelId, seqs: range) -> None:
-        """Checks that frames which a node is about to report are on its medium, if it says so."""
-        if not node.sync_groups:
-            return
+    def _look_for(self, wheel: WheelId, to_seq: int, *nodes: SimNode) -> None:
+        """Looks at frames that are not known yet: on the disks of these nodes and of their origin.
+
+        So a frame counts although its server did not write its row before the machine crashed, or
+        could not open the index before it left the wheel.
+        """
+        origin = self._world.nodes.get(wheel.node)
+        for node in nodes if origin is None else (origin, *nodes):
+            if not self._truth.is_known(wheel, to_seq):
+                self._truth.look(node.disk, wheel)
+
+    def _check_reported(self, node: SimNode, wheel: WheelId, seqs: range) -> None:
+        """Checks frames that a node is about to report: they are on its medium, if it says so."""
         for seq in seqs:
             frame = self._truth.frames.get((wheel, seq))
-            if frame is None or frame.slot < self.floor or (wheel, seq) in self.given_up:
+            if (wheel, seq) in self.given_up:
+                continue
+            if frame is None:
+                self._fail(f"{node.name} reports {wheel}/{seq}, which nobody wrote")
+                continue
+            if frame.slot < self.floor or not node.sync_groups:
                 continue
             if frame.is_on(node.disk, with_row=True) and not frame.is_durable_on(node.disk):
                 self._fail(f"{node.name} reports {wheel}/{seq}, which is not synced")
@@ -273,7 +282,7 @@ class Checks:
         """Checks an acknowledgement: W members hold it, as far as the origin can know."""
         if seq <= self._high_watermarks[wheel]:
             return
-        self._check_synced(node, wheel, range(self._high_watermarks[wheel] + 1, seq + 1))
+        self._check_reported(node, wheel, range(self._high_watermarks[wheel] + 1, seq + 1))
         self._high_watermarks[wheel] = seq
         record = self.registered[wheel]
         holders = [
@@ -445,18 +454,14 @@ class Checks:
             self._fail(f"a record that nobody sent: {own}")
             return
         entry.visible_us = self._world.scheduler.now_us
-        self._world.trace.add("kafka", "delivers", f"m{entry.number}", own["dw-wheel"].decode())
+        wheel = own["dw-wheel"].decode().rpartition("/")[2]
+        self._world.trace.add("kafka", "delivers", f"m{entry.number}", wheel)
         self._halves.delivered(entry)
         self.delivered[key] += 1
         copies = self._truth.copies[key]
         if self.delivered[key] > 1 and not self._truth.is_any_gone(copies):
             self._fail(f"{entry} is delivered twice")
-        original = entry.original or entry
-        # The mark of the reschedule is a cancel too: it came after that one was lost.
-        counted = self._world.answers.cancelled_by
-        cancels = self._truth.cancels if entry is original else counted
-        if original.cancelled and not self._truth.are_gone(cancels[original.key]):
-            self._fail(f"{entry} is delivered after it was cancelled")
+        self._check_not_cancelled(entry, "delivered")
         self._check_dues(entry)
         if entry.fate is Fate.UNSENT:
             self._fail(f"{entry} is delivered before it was sent")
@@ -467,6 +472,15 @@ class Checks:
         content = log_entry.topic, log_entry.key, log_entry.value, headers
         if content != (entry.topic, entry.record_key, entry.value, entry.headers):
             self._fail(f"{entry} is delivered with other bytes: {content}")
+
+    def _check_not_cancelled(self, entry: Entry, end: str) -> None:
+        """Checks a message that ends otherwise: no caller was told that it is cancelled."""
+        original = entry.original or entry
+        # The mark of the reschedule is a cancel too: it came after that one was lost.
+        counted = self._world.answers.cancelled_by
+        cancels = self._truth.cancels if entry is original else counted
+        if original.cancelled and not self._truth.are_gone(cancels[original.key]):
+            self._fail(f"{entry} is {end} after it was cancelled")
 
     def _check_time(self, entry: Entry) -> None:
         """Checks that a message accepted after w was set back to a right clock is punctual."""
@@ -496,6 +510,7 @@ class Checks:
         self.delivered[key] += 1
         if self.delivered[key] > 1 and not self._truth.is_any_gone(self._truth.copies[key]):
             self._fail(f"{entry} is delivered twice, as a dead letter")
+        self._check_not_cancelled(entry, "a dead letter")
         self._halves.dead(entry, ours["dw-dead-reason"] or b"")
         wrong = wrong_letter(self._world, entry, log_entry)
         if wrong is not None:
@@ -660,6 +675,8 @@ class Checks:
                     self._finished(entry)
 
     def _take(self, wheel: WheelId, upto: int) -> None:
+        if upto > self._taken[wheel]:
+            self._look_for(wheel, upto, *self._world.nodes.values())
         for seq in range(self._taken[wheel] + 1, upto + 1):
             frame = self._truth.frames.get((wheel, seq))
             if frame is None:
@@ -754,17 +771,13 @@ class Checks:
 
     def _check_copies(self, node: SimNode) -> None:
         for wheel in _wheels(node):
-            try:
-                self._truth.check_again(node.disk, wheel)
-            except RewrittenError as error:
-                self._fail(str(error))
+            self._check_again(node, wheel)
 
-    def _look(self, node: SimNode, wheel: WheelId) -> list[FrameTruth]:
+    def _check_again(self, node: SimNode, wheel: WheelId) -> None:
         try:
-            return self._truth.look(node.disk, wheel)
+            self._truth.check_again(node.disk, wheel)
         except RewrittenError as error:
             self._fail(str(error))
-            return []
 
     def _fail_all(self, found: Iterable[str]) -> None:
         for what in found:
@@ -775,9 +788,8 @@ class Checks:
 
 
 def _has(node: SimNode, frame: FrameTruth) -> bool:
-    # Rows that a fault took are written again from the frames: those are not lost with them.
-    with_row = node.recovered and index_of(frame.wheel, frame.seq) not in node.damaged
-    return frame.is_on(node.disk, with_row=with_row)
+    # Rows are written again from the frames: those are not lost with them.
+    return frame.is_on(node.disk, with_row=False)
 
 
 def _wheels(node: SimNode) -> list[WheelId]:

@@ -164,23 +164,30 @@ class Truth:
         self.commits: defaultdict[Key, list[FrameName]] = defaultdict(list)
         self.had: defaultdict[tuple[str, str, WheelId], int] = defaultdict(int)
         self._last: defaultdict[WheelId, int] = defaultdict(int)
+        self._unread: defaultdict[WheelId, set[int]] = defaultdict(set)
         self._live: dict[FrameName, FrameTruth] = {}
 
     def look(self, disk: SimulatedDisk, wheel: WheelId) -> list[FrameTruth]:
-        """Records the frames that an origin has written since the last call.
+        """Records the frames of a wheel that a disk has, and that nobody has looked at yet.
 
-        Raises:
-            RewrittenError: a frame has changed.
+        What cannot be read there is looked for again, on each disk.
         """
         known, last = self._last[wheel], rows_on(disk, wheel)
         new = []
-        for seq in range(known + 1, last + 1):
+        for seq in (*sorted(self._unread[wheel]), *range(known + 1, last + 1)):
             frame = _read(disk, wheel, seq)
-            if frame is not None:
+            if frame is None:
+                self._unread[wheel].add(seq)
+            else:
+                self._unread[wheel].discard(seq)
                 self._add(frame)
                 new.append(frame)
         self._last[wheel] = max(known, last)
         return new
+
+    def is_known(self, wheel: WheelId, to_seq: int) -> bool:
+        """Whether each frame of a wheel was looked at, up to here."""
+        return to_seq <= self._last[wheel] and not self._unread[wheel]
 
     def check_again(self, disk: SimulatedDisk, wheel: WheelId) -> None:
         """Checks that a wheel reads as it was first written.
@@ -188,10 +195,10 @@ class Truth:
         Raises:
             RewrittenError: it is not.
         """
+        self.look(disk, wheel)
         for seq in range(1, rows_on(disk, wheel) + 1):
             known = self.frames.get((wheel, seq))
-            row = row_on(disk, wheel, seq)
-            if known is None or row == known.row or not row:  # its segment is deleted
+            if known is None or known.is_on(disk, with_row=True):
                 continue
             frame = _read(disk, wheel, seq)
             if frame is not None and frame.content != known.content:
@@ -243,8 +250,11 @@ class Truth:
 
 
 def _read(disk: SimulatedDisk, wheel: WheelId, seq: int) -> FrameTruth | None:
-    """A frame as a disk has it; None: it cannot be read."""
-    row = decode_rows(row_on(disk, wheel, seq))[0]
+    """A frame as a disk has it; None: it cannot be read, or has no row there."""
+    found = row_on(disk, wheel, seq)
+    if not any(found):  # its segment is deleted, or it is finished
+        return None
+    row = decode_rows(found)[0]
     if int(row["length"]) == 0:
         return None
     slot, offset = int(row["slot"]), int(row["offset"])

@@ -23,6 +23,16 @@ def many_topics(script: Script) -> None:
     script.until_ms = 24_000
 
 
+@TOPICS(r"topic_trouble", r"hears of m\d+: cancelled", r"dead letter")
+def cancelled_in_trouble(script: Script) -> None:
+    """Messages for a topic that is gone: some are cancelled, the others become dead letters."""
+    script.do(3_000, "topic_trouble", topic="mails", trouble="missing", ms=FOREVER_MS)
+    for at_ms in range(4_000, 12_000, 800):
+        first = script.send(at_ms, "abc", delay_ms=1_500, topic="mails", count=2)
+        script.cancel(script.about(at_ms + 300), first, "a")
+    script.until_ms = 16_000
+
+
 @TOPICS(r"topic_trouble", r"dead letter", r"delivers")
 def one_silent_topic(script: Script) -> None:
     """Only trials can find the topic, after several nodes have failed with it."""

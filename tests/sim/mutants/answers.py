@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel_replica.cleaner.due.rows import MessageOutcome
+from delaywheel_replica.cleaner.due.seconds import FORWARDED, Second
 from delaywheel_replica.core.leader import cancel
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.server.commit import own_halves
-from sim.mutants.mutant import Mutant, Patch, everywhere
+from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
 
 def _instead_of_writing(answer: CancelDecision) -> Callable[[], list[Patch]]:
@@ -31,6 +33,17 @@ def _instead_of_writing(answer: CancelDecision) -> Callable[[], list[Patch]]:
     ]
 
 
+def cancels_count_for_nothing() -> list[Patch]:
+    real = Second.outcomes
+
+    def outcomes(self: Second, *arguments: Any) -> Any:
+        found, differ = real(self, *arguments)
+        found[found == MessageOutcome.CANCELLED] = FORWARDED
+        return found, differ
+
+    return [instead(Second, "outcomes", outcomes)]
+
+
 def every_commit_is_left() -> list[Patch]:
     return [everywhere(own_halves.is_left_to_check, lambda *_: True)]
 
@@ -47,6 +60,12 @@ ANSWERS = {
         _instead_of_writing(CancelDecision.TOO_LATE),
         "too late, and it is still to come",
         ("many_cancels",),
+    ),
+    "what was cancelled becomes a dead letter": Mutant(
+        "cancels count for nothing, and the topic is not there",
+        cancels_count_for_nothing,
+        "is a dead letter after it was cancelled",
+        ("cancelled_in_trouble",),
     ),
     "every commit is left to the check": Mutant(
         "groups are asked about halves whose senders have said in time that they are committed",

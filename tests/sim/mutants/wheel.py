@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.index import read_raw_rows
+from delaywheel.storage.files.index import list_segments, read_raw_rows
 from delaywheel.storage.files.slot_files import delete_slots_below
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.folder import layout
@@ -41,7 +41,30 @@ from delaywheel_replica.core.wheels.verifying import Verifying
 from delaywheel_replica.server.store import copies
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
 
+_ROW_BYTES = INDEX_ROW.itemsize
+
 _NOTHING: Places = (np.empty(0, np.int64), np.empty(0, INDEX_ROW))
+
+
+def recovery_forgets() -> list[Patch]:
+    real = recover._cut_torn_row
+
+    def cut(disk: Disk, folder: Path) -> Steps[Any]:
+        found = yield from real(disk, folder)
+        for segment in list_segments(disk, folder)[-1:]:
+            file = disk.open(layout.index_path(folder, segment))
+            file.truncate(max(0, file.size() - _ROW_BYTES))
+            file.close()
+        return found
+
+    def none_announced(*_: Any) -> Steps[list[Any]]:
+        yield
+        return []
+
+    return [
+        instead(recover, "_cut_torn_row", cut),
+        instead(recover, "_announced_sizes", none_announced),
+    ]
 
 
 def trusts_the_file() -> list[Patch]:
@@ -343,6 +366,13 @@ WHEEL: dict[str, Mutant] = {
         complete_while_it_verifies,
         "reported not found",
         ("unverified_answer",),
+    ),
+    "a recovery forgets its last row": Mutant(
+        "a lone node takes an acknowledged frame for one that it had not finished",
+        recovery_forgets,
+        "was never delivered|committed to be lost|is closed at|beyond|wrote|above",
+        ("churn",),
+        nodes=1,
     ),
     "holds what it verifies": Mutant(
         "a leader takes what its node found in its folder for what it held before",

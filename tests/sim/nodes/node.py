@@ -51,7 +51,6 @@ class SimNode:
         disk_us: the duration of an effect on the disk.
         recovery_us: the duration of the server's next start, while its cleaner runs already.
         old_row: the last server's status: its file outlives the server and the machine's boot.
-        recovered: the folder was recovered since the machine last crashed.
         damaged: files in which its disk flipped a bit, or that lost their names.
         published: up to where each wheel is in its disk's own place for ledgers.
         reported_published: up to where any node reported each as published, as noted on its disk.
@@ -76,7 +75,6 @@ class SimNode:
         self.disk_us = 0
         self.recovery_us = 0
         self.old_row: ServerStatus | None = None
-        self.recovered = True
         self.damaged: set[Path] = set()
         self.published: dict[WheelId, int] = {}
         self.reported_published: dict[WheelId, int] = {}
@@ -117,7 +115,6 @@ class SimNode:
         if self.server is None:
             self._end_cleaner()
             return
-        self.recovered = True
         self.world.checks.started(self)
         self.world.trace.add(self.name, "starts", self.server.store.state)
         self.server.start()
@@ -185,7 +182,6 @@ class SimNode:
         if loses_all:
             self.disk.lose_unsynced()
         self.disk.restart(loses)
-        self.recovered = False
         lost = (frame for frame in reported if not frame.is_on(self.disk, with_row=False))
         if (frame := next(lost, None)) is not None:
             self.has_lost = f"{frame.wheel}/{frame.seq}"

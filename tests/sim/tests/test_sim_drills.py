@@ -82,6 +82,7 @@ FOUND = {
     "many_topics",
     "one_topic_after_another",
     "silent_topics",
+    "cancelled_in_trouble",
     "one_silent_topic",
     "silent_in_a_later_step",
     "late_after_an_outage",

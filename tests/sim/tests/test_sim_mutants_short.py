@@ -26,6 +26,7 @@ QUICK = (
     "cancelled is answered without a row",
     "every cancel is too late",
     "every commit is left to the check",
+    "what was cancelled becomes a dead letter",
     "fills are sent before they are committed",
     "promises are not durable",
     "takes before it holds V",
