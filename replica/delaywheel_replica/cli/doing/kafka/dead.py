@@ -225,7 +225,7 @@ def _print_preview(verb: str, counts: LetterCounts, said: SettlingOptions) -> No
 
 def _note_other_topics(said: SelectionOptions) -> None:
     """Helps those who look for a consumer's letters among the service's."""
-    if not (said["dead_topic"] or said["halves_of"]):
+    if not (said["dead_topic"] or said["halves_of"] or said["reason"]):
         of_messages = "--topic is where a message was to go; " if said["topic"] else ""
         lie = "the letters of a RetryConsumer lie in a topic of their own"
         note(f"{of_messages}{lie}: --dead-topic TOPIC")
