@@ -133,7 +133,8 @@ class DelayWheelService:
         _count_question(request, context)
         with self._counts.calls.timed("get") as outcome:
             if not context.caller.rights.may_everywhere(Right.INSPECT):
-                (topics,) = await self._queries.topics_of([reference_of(request.message)])
+                named = reference_of(request.message)
+                (topics,) = await self._queries.topics_of([named], context.caller.principal)
                 refuse_unseen(context.caller, topics)
             message = await self._get(request, context)
             if not shown_to(context.caller, [message]):
@@ -149,7 +150,9 @@ class DelayWheelService:
         """
         is_doubtful = is_undecided = False
         try:
-            got = await self._queries.get_message(reference_of(request.message))
+            got = await self._queries.get_message(
+                reference_of(request.message), context.caller.principal
+            )
             message, is_doubtful, is_undecided = got.message, got.is_doubtful, got.is_undecided
         except RequestRefusedError as error:
             answered = None
@@ -186,7 +189,9 @@ class DelayWheelService:
         with self._counts.calls.timed("search") as outcome:
             wanted = wanted_of(request.filter)
             found_in = searchable(context.caller, Right.INSPECT, request.filter)
-            answer = await self._search.search(request, wanted.only_in(found_in.test))
+            answer = await self._search.search(
+                request, wanted.only_in(found_in.test), context.caller.principal
+            )
             shown_to(context.caller, answer.messages)
             outcome.append("INCOMPLETE" if answer.looked.incomplete else "COMPLETE")
         return answer

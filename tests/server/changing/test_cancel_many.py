@@ -160,7 +160,7 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
     """Admitted callers are answered: none is refused once its cancels are written."""
     goes_on, let_in = asyncio.Event(), list[object]()
 
-    async def page(asked: object) -> Page:
+    async def page(asked: object, _: str) -> Page:
         let_in.append(asked)
         await goes_on.wait()
         return Page()
@@ -174,12 +174,12 @@ async def test_only_so_many_calls_hold_a_page_each() -> None:
     many = CancelMany(view, finder, search, cast("Any", None), cast("Any", None))
     calls = [asyncio.create_task(many.cancel_many(asked(b"k"), ANYBODY)) for _ in range(20)]
     done, waiting = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-    assert (len(waiting), len(let_in)) == (16, 16)
+    assert (len(waiting), len(let_in)) == (8, 8)  # the other half is left to others
     for call in done:
         with pytest.raises(RequestRefusedError, match="SEARCHES_BUSY"):
             call.result()
     goes_on.set()
     assert [await call for call in waiting] == [
         pb.CancelManyResponse(looked=pb.Looked(node="n1"))
-    ] * 16
+    ] * 8
     await many.cancel_many(asked(b"k"), ANYBODY)

@@ -97,7 +97,7 @@ async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
     topics = {b"i" * 16: {"inspected"}, b"h" * 16: {"hidden"}, b"n" * 16: frozenset()}
 
     class Queries:
-        async def topics_of(self, named: list[Reference]) -> list[object]:
+        async def topics_of(self, named: list[Reference], _: str | None) -> list[object]:
             return [topics[each.id] for each in named]
 
     rights = Rights(

@@ -59,7 +59,9 @@ class Site:
     asked: int = 0
     looked: list[Reference] = field(default_factory=list)
 
-    async def topics_of(self, references: Sequence[Reference]) -> list[frozenset[str] | None]:
+    async def topics_of(
+        self, references: Sequence[Reference], _: str | None
+    ) -> list[frozenset[str] | None]:
         self.looked += references
         topics = {named(case): topics for case, topics in HERE.items()}
         return [topics.get(each, frozenset()) for each in references]

@@ -556,3 +556,16 @@ async def test_whoever_looks_at_a_whole_second_holds_up_no_cancel(
     assert not page.done()
     released.set()
     assert len((await page).messages) == 1
+
+
+async def test_who_names_many_invented_messages_delays_others_by_a_turn() -> None:
+    """A thousand handles, 60 kB, held the only thread for seconds."""
+    site = Site()
+    site.write(A1, sent(BASE_SLOT * 1000))
+    site.know()
+    invented = [Reference(BASE_SLOT + n, ID, None) for n in range(1, 1_000)]
+    hog = asyncio.create_task(site.queries.topics_of(invented, "hog"))
+    await asyncio.sleep(0)
+    await site.queries.topics_of([Reference.of(ID, BASE_SLOT * 1000)], "other")
+    assert not hog.done()
+    assert len(await hog) == len(invented)

@@ -164,7 +164,7 @@ def test_a_damaged_frame_makes_a_search_incomplete_though_nothing_sought_is_ther
     assert not folder.walk().page(asked, PageStart(0), held).complete
 
 
-async def test_searches_are_refused_while_many_wait() -> None:
+async def test_who_has_many_searches_is_refused_and_others_are_not() -> None:
     disk = SimulatedDisk()
     Dial(disk, DATA, 100)
     status = ServerStatus(heartbeat("a", open_=A1, wheels={}), 1, 0)
@@ -172,12 +172,14 @@ async def test_searches_are_refused_while_many_wait() -> None:
     search = Search(disk, DATA, view, knows_all=lambda _: True, on_damaged=lambda *_: None)
     goes_on = threading.Event()
     try:
-        busy = [asyncio.create_task(search.on_thread(goes_on.wait)) for _ in range(9)]
+        busy = [asyncio.create_task(search.on_thread(goes_on.wait, "a")) for _ in range(8)]
         await asyncio.sleep(0)
         with pytest.raises(RequestRefusedError, match="SEARCHES_BUSY"):
-            await search.page(Asked(Wanted()))
+            await search.page(Asked(Wanted()), "a")
+        others = asyncio.create_task(search.on_thread(lambda: None, "b"))
+        await asyncio.sleep(0)
         goes_on.set()
-        await asyncio.gather(*busy)
+        await asyncio.gather(*busy, others)
     finally:
         goes_on.set()
         search.close()

@@ -4,6 +4,7 @@ The leader's node decides (cancel_groups.py), each message on its own; another n
 to it (passed_on.py).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Final
@@ -26,7 +27,7 @@ from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.pending import Answered, Decided
 from delaywheel_replica.server.changing.permission import in_order, judged
-from delaywheel_replica.server.lookup.filters import wanted_of
+from delaywheel_replica.server.lookup.filters import Wanted, wanted_of
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.search import Asked, Page, Search
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, CallsToNodes
@@ -47,8 +48,8 @@ _RESULTS: Final = {
 _Answered = Answered | pb.MessageCancelled | None
 """What became of a message, here or on the leader's node; None: that is not known yet."""
 
-# This many calls of CancelMany hold a page at once. Further ones are refused before anything is
-# written.
+# This many calls of CancelMany hold a page at once, and of one principal no more than are left to
+# others. Further ones are refused before anything is written.
 _PAGES_AT_ONCE: Final = 16
 _CANCELLED: Final = frozenset({pb.MESSAGE_STATE_CANCELLED, pb.MESSAGE_STATE_ROLLED_BACK})
 
@@ -140,7 +141,7 @@ class CancelMany:
         self._search = search
         self._groups = groups
         self._other_nodes = other_nodes
-        self._running = 0
+        self._running = Counter[str]()
 
     async def cancel_many(
         self, request: pb.CancelManyRequest, caller: Caller
@@ -159,23 +160,30 @@ class CancelMany:
         wanted = wanted.only_in(found_in.test)
         if not wanted.names_something:
             raise RequestRefusedError(Reason.FILTER_MISSING)
-        if (address := self._finder.leader_address(caller)) is not None:
-            passed = pb.CancelManyRequest()
-            passed.CopyFrom(request)
-            del passed.within[:]
-            passed.within.extend(found_in.encoded())
-            return await self._other_nodes.cancel_many(address, passed)
+        sharer = caller.principal or ""
+        if self._running[sharer] >= _PAGES_AT_ONCE - self._running.total():
+            raise RequestRefusedError(Reason.SEARCHES_BUSY)
+        self._running[sharer] += 1
+        try:
+            if (address := self._finder.leader_address(caller)) is not None:
+                passed = pb.CancelManyRequest()
+                passed.CopyFrom(request)
+                del passed.within[:]
+                passed.within.extend(found_in.encoded())
+                return await self._other_nodes.cancel_many(address, passed)
+            return await self._page(request, wanted, sharer)
+        finally:
+            self._running[sharer] -= 1
+            self._running = +self._running
+
+    async def _page(
+        self, request: pb.CancelManyRequest, wanted: Wanted, principal: str
+    ) -> pb.CancelManyResponse:
         if self._view.cleaner.leading() is None:
             raise RequestRefusedError(Reason.NO_LEADER)
-        if self._running >= _PAGES_AT_ONCE:
-            raise RequestRefusedError(Reason.SEARCHES_BUSY)
-        self._running += 1
-        try:
-            asked = Asked(wanted, request.page_token, request.limit, with_cancelled=True)
-            page = await self._search.page(asked)
-            results = await self._results(page, dry_run=request.dry_run)
-        finally:
-            self._running -= 1
+        asked = Asked(wanted, request.page_token, request.limit, with_cancelled=True)
+        page = await self._search.page(asked, principal)
+        results = await self._results(page, dry_run=request.dry_run)
         answer = pb.CancelManyResponse(
             next_page_token=page.next_token,
             looked=page.looked(self._view.status().heartbeat.node),

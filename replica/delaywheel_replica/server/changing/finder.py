@@ -82,14 +82,20 @@ class MessageFinder:
         self._finds = SharedLook(self.find_many)
         self._decides = SharedLook(self.decide_many)
 
-    async def topics_if_there(self, named: Sequence[Reference]) -> list[frozenset[str] | Answered]:
+    async def topics_if_there(
+        self, named: Sequence[Reference], principal: str | None
+    ) -> list[frozenset[str] | Answered]:
         """Returns in which topics messages lie; or what callers are told of one that is not there.
 
         NOT_UP_TO_DATE: it may lie in what this node, or another one, lacks or cannot read.
+
+        Args:
+            named: The messages.
+            principal: Who asks.
         """
         results: list[frozenset[str] | Answered] = []
         unknown: list[int] = []
-        all_topics = await self._queries.topics_of(named)
+        all_topics = await self._queries.topics_of(named, principal)
         for row, (reference, topics) in enumerate(zip(named, all_topics, strict=True)):
             if topics:
                 results.append(topics)

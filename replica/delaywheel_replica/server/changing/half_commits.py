@@ -144,7 +144,7 @@ class HalfCommits:
             return refused
         rows = [row for row, each in enumerate(named) if isinstance(each, Reference)]
         references = [each for each in named if isinstance(each, Reference)]
-        all_topics = await self._queries.topics_of(references)
+        all_topics = await self._queries.topics_of(references, caller.principal)
         for row, topics in zip(rows, all_topics, strict=True):
             if topics and all(caller.rights.may(Right.PRODUCE, topic) for topic in topics):
                 continue

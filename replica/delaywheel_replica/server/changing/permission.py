@@ -44,7 +44,8 @@ async def judged(
         return results
     rows = [row for row, each in enumerate(named) if isinstance(each, Reference)]
     references = [each for each in named if isinstance(each, Reference)]
-    for row, topics in zip(rows, await finder.topics_if_there(references), strict=True):
+    all_topics = await finder.topics_if_there(references, caller.principal)
+    for row, topics in zip(rows, all_topics, strict=True):
         if not isinstance(topics, frozenset):
             results[row] = topics
         elif refusal := _refusal(caller, topics):

@@ -3,13 +3,16 @@
 The answering node's view, never a promise: raw rows of all wheels of which it has files, its own
 and mirrored ones, counted as written; each message lies in one wheel, so it is counted once. Slot
 files are read on a separate thread, so that a large second does not delay senders; pages of a
-second and long lists are made on two others, so that they do not delay cancels either.
+second and long lists are made on two others, so that they do not delay cancels either. Single
+messages are looked for in turns by principal: in one, few seconds are read that are not in the
+index of ids yet, however many messages a call names.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple, TypeVar
@@ -40,10 +43,16 @@ from delaywheel_replica.server.lookup.scan import ComparedCopy, Found, Scanner
 from delaywheel_replica.server.lookup.stored import half_state, progress_message, stored_message
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.node.turns import Turns
 
 _SLOTS_AT_MOST: Final = 10_000
 # How many of the messages that a handle may mean are named.
 _DUES_NAMED: Final = 5
+_UNREAD_AT_ONCE: Final = 16
+"""Seconds that a turn reads as a whole, some milliseconds each."""
+_FRAMES_AT_ONCE: Final = 64
+"""Messages of which a turn reads the frames."""
+_IDS_AT_ONCE: Final = 4_096
 _NOT_DONE: Final = frozenset(
     {pb.MESSAGE_STATE_PENDING, pb.MESSAGE_STATE_HELD, pb.MESSAGE_STATE_COMMITTED}
 )
@@ -111,7 +120,7 @@ class Queries:
         self._copying = Scanner(disk, data, on_damaged=self.damaged)
         self._copies = ThreadPoolExecutor(1, thread_name_prefix="copies")
         self._paging = ThreadPoolExecutor(1, thread_name_prefix="pages")
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="queries")
+        self._turns = Turns("queries")
         self._lists = ThreadPoolExecutor(1, thread_name_prefix="lists")
 
     def index_size(self) -> tuple[int, int, int]:
@@ -121,7 +130,7 @@ class Queries:
 
     def close(self) -> None:
         """Ends the threads."""
-        self._thread.shutdown(cancel_futures=True)
+        self._turns.close()
         self._copies.shutdown(cancel_futures=True)
         self._paging.shutdown(cancel_futures=True)
         self._lists.shutdown(cancel_futures=True)
@@ -129,44 +138,52 @@ class Queries:
     async def find_many(self, references: Sequence[Reference]) -> list[Found | RequestRefusedError]:
         """Finds messages and their cancels; below the floor there are none.
 
-        All lookups cost one hand-over to the thread that reads.
+        All that are in known seconds cost one hand-over to the thread that reads.
 
         Returns:
             For each reference, in the same order, what was found; or one of these errors:
             HANDLE_AMBIGUOUS: several messages have this id and second; NOT_UP_TO_DATE: only another
             message is found, and this one may lie in what cannot be read.
         """
-        return [found for found, _ in await self._find(references, with_frames=False)]
+        return [found for found, _ in await self._find(references, "", with_frames=False)]
 
     async def find_lone(self, references: Sequence[Reference]) -> LoneIds:
         """Finds messages that nothing is out of the ordinary about; see `Scanner.find_lone`.
 
         No message below the floor is lone, but what is absent may be below it.
         """
-        floor, scope = self._floor(), self._scope()
-        lone = await self._on_thread(
-            lambda: self._scanner.find_lone(
-                references, scope.limits, lost=scope.lost, reschedules=scope.reschedules
+        floor = self._floor()
+
+        def look(some: Sequence[Reference]) -> LoneIds:
+            scope = self._scope()
+            return self._scanner.find_lone(
+                some, scope.limits, lost=scope.lost, reschedules=scope.reschedules
             )
-        )
+
+        lone = LoneIds.joined([part async for part in self._in_turns(references, "", look)])
         return lone.where(lone.due_ms >= floor * 1000)
 
-    async def topics_of(self, references: Sequence[Reference]) -> list[frozenset[str] | None]:
+    async def topics_of(
+        self, references: Sequence[Reference], principal: str | None = None
+    ) -> list[frozenset[str] | None]:
         """Returns in which topics messages lie, whichever of several is meant.
+
+        Args:
+            references: The messages.
+            principal: Who asks.
 
         Returns:
             For each reference, in the same order, the topics of all its copies; None: it may lie
             in what this node lacks or cannot read. Below the floor there are none.
         """
-        scope = self._scope()
         above = [each for each in references if not self.is_deleted(each)]
-        knows_all = self.knows_all(scope.status)
 
-        def read() -> list[frozenset[str] | None]:
-            scanner = self._scanner
+        def read(some: Sequence[Reference]) -> list[frozenset[str] | None]:
+            scanner, scope = self._scanner, self._scope()
+            knows_all = self.knows_all(scope.status)
             results: list[frozenset[str] | None] = []
-            found_of_all = scanner.find_many(above, scope.limits, lost=scope.lost)
-            for reference, found in zip(above, found_of_all, strict=True):
+            found_of_all = scanner.find_many(some, scope.limits, lost=scope.lost)
+            for reference, found in zip(some, found_of_all, strict=True):
                 slot, found_each = reference.slot, [found]
                 if len(found.dues_ms) > 1:
                     meant = [Reference.of(reference.id, due_ms) for due_ms in found.dues_ms]
@@ -176,8 +193,12 @@ class Queries:
                 results.append(frozenset().union(*known) if len(known) == len(each) else None)
             return results
 
-        of_all = await self._on_thread(read)
-        topics = dict(zip(above, of_all, strict=True))
+        looking = self._in_turns(above, principal or "", read, _FRAMES_AT_ONCE)
+        topics = {
+            above[row]: found
+            async for rows, part in looking
+            for row, found in zip(rows, part, strict=True)
+        }
         # The floor may have moved meanwhile.
         return [
             frozenset() if self.is_deleted(each) else topics.get(each, frozenset())
@@ -188,8 +209,40 @@ class Queries:
         """Whether the second of a message is finished and deleted."""
         return reference.slot < self._floor()
 
+    async def _in_turns(
+        self,
+        references: Sequence[Reference],
+        sharer: str,
+        look: Callable[[Sequence[Reference]], _Made],
+        most: int = _IDS_AT_ONCE,
+    ) -> AsyncIterator[tuple[Sequence[int], _Made]]:
+        """Looks for messages by second, no more in a turn than may be there at once.
+
+        Args:
+            references: The messages.
+            sharer: Whose turns these are.
+            look: Looks for some of them, on the thread.
+            most: How many in one turn.
+
+        Yields:
+            The numbers of some messages, and what was found of these.
+        """
+        rows = sorted(range(len(references)), key=lambda row: references[row].slot)
+        while rows:
+            unread, count = set[int](), 0
+            for row in rows[:most]:
+                slot = references[row].slot
+                if slot not in self._scanner.ids:
+                    unread.add(slot)
+                if len(unread) > _UNREAD_AT_ONCE:
+                    break
+                count += 1
+            some, rows = rows[:count], rows[count:]
+            named = [references[row] for row in some]
+            yield some, await self._turns.take(sharer, partial(look, named))
+
     async def _find(
-        self, references: Sequence[Reference], *, with_frames: bool
+        self, references: Sequence[Reference], sharer: str, *, with_frames: bool
     ) -> list[tuple[Found | RequestRefusedError, Frame | None]]:
         """Finds messages; with frames, also reads the frame of each one's first copy."""
         floor = self._floor()
@@ -198,31 +251,38 @@ class Queries:
         above = [reference for reference in references if reference.slot >= floor]
         if not above:
             return [(Found(), None) for _ in references]
-        scope = self._scope()
 
-        def find(references: Sequence[Reference]) -> list[Found]:
-            return self._scanner.find_many(
-                references, scope.limits, lost=scope.lost, reschedules=scope.reschedules
-            )
+        def read(some: Sequence[Reference]) -> tuple[list[tuple[Found, Frame | None]], bool]:
+            scope = self._scope()
 
-        def read() -> list[tuple[Found, Frame | None]]:
-            found = find(above)
-            if not with_frames:
-                return [(each, None) for each in found]
-            return [
-                self._half_meant(reference, each, find) or (each, self._frame_of(reference, each))
-                for reference, each in zip(above, found, strict=True)
-            ]
+            def find(references: Sequence[Reference]) -> list[Found]:
+                return self._scanner.find_many(
+                    references, scope.limits, lost=scope.lost, reschedules=scope.reschedules
+                )
 
-        results = iter(await self._on_thread(read))
-        knows_all = self.knows_all(scope.status)
+            def framed(reference: Reference, found: Found) -> tuple[Found, Frame | None]:
+                if not with_frames:
+                    return found, None
+                return self._half_meant(reference, found, find) or (
+                    found,
+                    self._frame_of(reference, found),
+                )
+
+            found = [*map(framed, some, find(some))]
+            return found, self.knows_all(scope.status)
+
+        results: list[tuple[Found, Frame | None, bool]] = [(Found(), None, False)] * len(above)
+        async for rows, (part, is_all) in self._in_turns(above, sharer, read):
+            for row, (found, frame) in zip(rows, part, strict=True):
+                results[row] = found, frame, is_all
+        of_above = iter(results)
         answers: list[tuple[Found | RequestRefusedError, Frame | None]] = []
         for reference in references:
             if reference.slot < floor:
                 answers.append((Found(), None))
                 continue
-            found, frame = next(results)
-            answers.append((_judged(reference, found, knows_all=knows_all), frame))
+            found, frame, is_all = next(of_above)
+            answers.append((_judged(reference, found, knows_all=is_all), frame))
         return answers
 
     def _frame_of(self, reference: Reference, found: Found) -> Frame | None:
@@ -249,7 +309,7 @@ class Queries:
 
     async def message(self, slot: int, place: Position) -> Columns | None:
         """Returns one message; None: its frame cannot be read, or no longer exists."""
-        (columns,) = await self._on_thread(lambda: self._scanner.messages([(slot, place)], 0))
+        (columns,) = await self._turns.take("", lambda: self._scanner.messages([(slot, place)], 0))
         return columns
 
     async def to_copy(
@@ -273,16 +333,22 @@ class Queries:
 
     async def are_same(self, copies: Sequence[ComparedCopy]) -> list[bool | None]:
         """Whether copies have the contents of messages; see `Scanner.are_same`."""
-        return await self._on_thread(lambda: self._scanner.are_same(copies))
+        return await self._turns.take("", lambda: self._scanner.are_same(copies))
 
-    async def get_message(self, reference: Reference) -> MessageAnswer:
+    async def get_message(
+        self, reference: Reference, principal: str | None = None
+    ) -> MessageAnswer:
         """Returns one message with its content.
+
+        Args:
+            reference: Which.
+            principal: Who asks.
 
         Raises:
             RequestRefusedError: MESSAGE_NOT_FOUND; NOT_UP_TO_DATE when it may lie in what cannot
                 be read; HANDLE_AMBIGUOUS.
         """
-        ((found, frame),) = await self._find([reference], with_frames=True)
+        ((found, frame),) = await self._find([reference], principal or "", with_frames=True)
         if isinstance(found, RequestRefusedError):
             raise found
         if not found.copies:
@@ -413,10 +479,6 @@ class Queries:
             limits_of(self._view.status()),
             self._view.cleaner.progress,
         )
-
-    async def _on_thread(self, look: Callable[[], _Made]) -> _Made:
-        """Looks, on the thread for callers that ask for single messages."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, look)
 
     # --- what the node knows
 

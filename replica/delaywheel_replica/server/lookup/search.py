@@ -10,16 +10,16 @@ that may hold pending messages. A call is bounded in what it reads, and in time:
 | behind the last second of the request | does not exist |
 
 All reading is done on one thread, for one caller at a time, so that it delays neither senders nor
-those that get or cancel a single message; callers are refused while too many wait. It makes no
+those that get or cancel a single message. Principals have turns, a page each; one is refused while
+too many of its calls wait. It makes no
 pauses for others: those that want the interpreter get it after a switch interval (server/main.py),
 or with the next file, and pauses make their delays rarer, but searches as much longer.
 """
 
-import asyncio
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
@@ -58,14 +58,16 @@ from delaywheel_replica.server.lookup.scan import (
 from delaywheel_replica.server.lookup.stored import first_row, half_state, stored_message
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, wall_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.node.turns import Turns
 
 READ_BYTES: Final = 128 << 20
 """One call reads at most this much of slot files, plus what crosses the limit: a frame, or a second
 that is passed over. Of each wheel, it may have read 4 MiB ahead."""
 READ_S: Final = 2.0
 """And for at most this long."""
-# This many callers may wait for their turn.
-_WAITING: Final = 8
+_CALLS_OF_PRINCIPAL: Final = 8
+_CALLS: Final = 64
+"""So many calls of one principal, and of all, are answered or wait."""
 _Made = TypeVar("_Made")
 _NO_HISTORY: Final = ProgressHistory()
 """What is shown here is not done: nothing needs to be known of the past."""
@@ -166,28 +168,30 @@ class Search:
         self._view = view
         self._knows_all = knows_all
         self._walk = Walk(Scanner(disk, data, on_damaged=on_damaged), DialView(disk, data))
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="search")
-        self._callers = 0
+        self._turns = Turns("search")
+        self._calls = Counter[str]()
 
     def close(self) -> None:
         """Ends the thread."""
-        self._thread.shutdown(cancel_futures=True)
+        self._turns.close()
 
-    async def search(self, request: pb.SearchRequest, wanted: Wanted) -> pb.SearchResponse:
-        """Returns a page of pending messages.
+    async def search(
+        self, request: pb.SearchRequest, wanted: Wanted, principal: str | None = None
+    ) -> pb.SearchResponse:
+        """Returns a page of pending messages, to a principal.
 
         Raises:
             RequestRefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
         """
         asked = Asked(wanted, request.page_token, request.page_size, request.with_content)
-        page = await self.page(asked)
+        page = await self.page(asked, principal)
         node = self._view.status().heartbeat.node
         return pb.SearchResponse(
             messages=page.messages, next_page_token=page.next_token, looked=page.looked(node)
         )
 
-    async def page(self, asked: Asked) -> Page:
-        """Returns a page of pending messages, with their places.
+    async def page(self, asked: Asked, principal: str | None = None) -> Page:
+        """Returns a page of pending messages, with their places, to a principal.
 
         Raises:
             RequestRefusedError: PAGE_TOKEN_INVALID, SEARCHES_BUSY.
@@ -204,23 +208,25 @@ class Search:
             else frozenset(message_key(*key) for key in cleaner.reschedules),
             frozenset() if cleaner is None else frozenset(cleaner.wheels),
         )
-        page = await self.on_thread(lambda: self._walk.page(asked, begin, held))
+        page = await self.on_thread(lambda: self._walk.page(asked, begin, held), principal)
         page.complete = page.complete and self._knows_all(status)
         return page
 
-    async def on_thread(self, work: Callable[[], _Made]) -> _Made:
-        """Runs a function on the thread, after earlier ones.
+    async def on_thread(self, work: Callable[[], _Made], principal: str | None = None) -> _Made:
+        """Runs a function on the thread, when it is the principal's turn.
 
         Raises:
             RequestRefusedError: SEARCHES_BUSY.
         """
-        if self._callers > _WAITING:
+        sharer = principal or ""
+        if self._calls[sharer] >= min(_CALLS_OF_PRINCIPAL, _CALLS - self._calls.total()):
             raise RequestRefusedError(Reason.SEARCHES_BUSY)
-        self._callers += 1
+        self._calls[sharer] += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await self._turns.take(sharer, work)
         finally:
-            self._callers -= 1
+            self._calls[sharer] -= 1
+            self._calls = +self._calls
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,10 @@ class IdIndex:
         """The number of seconds that are kept."""
         return len(self._seconds)
 
+    def __contains__(self, slot: int) -> bool:
+        """Whether a second is kept; for any thread."""
+        return slot in self._seconds
+
     @property
     def length_bytes(self) -> int:
         """About what is kept takes in memory."""

@@ -7,7 +7,7 @@ sought. Any number of ids is looked up with the same few calls of numpy.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
@@ -179,6 +179,21 @@ class LoneIds:
             _column(copies, copies.rows, ids),
             _column(cancels, cancels.wheels, ids),
             _column(cancels, cancels.seqs, ids),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[tuple[Sequence[int], Self]]) -> Self:
+        """Returns what was found part by part.
+
+        Args:
+            parts: The number of each id of a part, and what was found of them.
+        """
+        order = np.argsort(np.concatenate([numbers for numbers, _ in parts]))
+        return cls(
+            *(
+                np.concatenate([getattr(part, column.name) for _, part in parts])[order]
+                for column in fields(cls)
+            )
         )
 
     def but_for(self, unsure: NDArray[np.bool_]) -> Self:
