@@ -58,36 +58,39 @@ class Told:
         return say
 
 
-def test_a_block_that_ends_commits_once_and_one_that_raises_says_nothing() -> None:
+def test_no_end_of_a_block_says_anything(caplog: pytest.LogCaptureFixture) -> None:
     told = Told()
     with told.half() as half:
-        assert told.said == []
-    assert (told.said, half.outcome) == (["commit"], CommitOutcome.COMMITTED)
-    with told.half() as half:
-        half.commit()
-    assert told.said == ["commit"] * 2
+        pass
+    assert (told.said, half.outcome) == ([], None)
+    (warning,) = caplog.records
+    assert half.id.hex() in warning.getMessage()
     with pytest.raises(KeyError), told.half():
         raise KeyError
-    assert told.said == ["commit"] * 2
     with told.half() as half:
-        assert half.rollback() is RollbackOutcome.LEFT_TO_CHECK
-    assert told.said == ["commit"] * 2 + ["rollback"]
-    assert half.outcome is RollbackOutcome.LEFT_TO_CHECK
-    with pytest.raises(TimedOutError), Told(fails=True).half() as half:
-        half.rollback()
-    assert half.outcome is None
+        half.commit()
+        assert half.outcome is CommitOutcome.COMMITTED
+    with told.half() as half:
+        assert half.rollback() is half.outcome is RollbackOutcome.LEFT_TO_CHECK
+    assert told.said == ["commit", "rollback"]
+    assert len(caplog.records) == 1
 
 
-def test_a_commit_that_is_not_heard_is_left_to_the_check() -> None:
+def test_what_is_not_heard_is_left_to_the_check(caplog: pytest.LogCaptureFixture) -> None:
     told = Told(fails=True)
-    with told.half() as half:
-        pass
-    assert (told.said, half.outcome) == (["commit"], None)
-    with pytest.raises(TimedOutError):
-        told.half().commit()
+    half = told.half()
+    assert half.outcome is None
+    said: list[object] = [half.commit(), half.outcome, half.rollback(), half.outcome]
+    assert said == [CommitOutcome.LEFT_TO_CHECK] * 2 + [RollbackOutcome.LEFT_TO_CHECK] * 2
+    assert [record.getMessage().split(" of ")[0] for record in caplog.records] == [
+        "the commit",
+        "the rollback",
+    ]
 
 
-def test_many_are_committed_by_one_call_without_those_that_said_something() -> None:
+def test_many_are_committed_by_one_call_without_those_that_said_something(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     told, named = Told(), list[bytes]()
 
     def commit(halves: Sequence[Half]) -> list[CommitOutcome | TimedOutError]:
@@ -98,12 +101,24 @@ def test_many_are_committed_by_one_call_without_those_that_said_something() -> N
 
     with Halves([told.half() for _ in range(3)], commit) as halves:
         halves[1].rollback()
+        halves.commit()
     assert named == [halves[0].id, halves[2].id]
-    left = RollbackOutcome.LEFT_TO_CHECK
-    assert [half.outcome for half in halves] == [CommitOutcome.COMMITTED, left, None]
-    with pytest.raises(KeyError), Halves([told.half()], commit):
-        raise KeyError
+    left = RollbackOutcome.LEFT_TO_CHECK, CommitOutcome.LEFT_TO_CHECK
+    assert [half.outcome for half in halves] == [CommitOutcome.COMMITTED, *left]
+    assert len(caplog.records) == 1
+    with Halves([told.half()], commit):
+        pass
     assert len(named) == 2
+    assert "1 of 1 halves" in caplog.records[1].getMessage()
+
+
+def test_many_that_could_not_be_said_are_left_to_the_check() -> None:
+    def commit(_: Sequence[Half]) -> list[CommitOutcome]:
+        raise TimedOutError("the client is closed", outcome_known=True)
+
+    halves = Halves([Told().half()], commit)
+    halves.commit()
+    assert halves[0].outcome is CommitOutcome.LEFT_TO_CHECK
 
 
 def test_the_same_for_asyncio() -> None:
@@ -121,12 +136,13 @@ def test_the_same_for_asyncio() -> None:
         handle = Handle("a.1", 1, bytes(16))
         async with AsyncHalf(message(), handle, commit, rollback) as half:
             pass
-        assert half.outcome is CommitOutcome.LEFT_TO_CHECK
+        said.append(str(half.outcome))
+        assert await half.commit() is half.outcome is CommitOutcome.LEFT_TO_CHECK
         async with AsyncHalf(message(), handle, commit, rollback) as half:
             assert await half.rollback() is half.outcome is RollbackOutcome.ROLLED_BACK
 
     asyncio.run(send())
-    assert said == ["commit", "rollback"]
+    assert said == ["None", "commit", "rollback"]
 
 
 def test_a_half_is_due_at_the_end_of_its_hold_and_says_when_its_message_is() -> None:

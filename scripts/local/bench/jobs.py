@@ -261,9 +261,8 @@ async def send_awaited(address: str, job: Paced, family: str, tls: Tls | None = 
                 await (await client.produce_async(topic, value, key=key, deliver_at=due))
                 return
             half = await client.begin(topic, value, key=key, group=HALF_GROUP, hold=HOLD)
-            async with half:
-                await asyncio.sleep(due_ms / 1000 - time.time())
-            if half.outcome is not CommitOutcome.COMMITTED:
+            await asyncio.sleep(due_ms / 1000 - time.time())
+            if await half.commit() is not CommitOutcome.COMMITTED:
                 raise ClusterError(f"a half was to be committed, and is {half.outcome}")
 
         started, total, sent = time.monotonic(), int(job.program_per_s * job.seconds), 0

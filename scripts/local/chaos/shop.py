@@ -134,16 +134,15 @@ class Ordering:
             group=self._group,
             hold=HOLD,
         )
-        async with half:
-            order = Order(id_, due, is_given_up=is_given_up, slow_s=slow_s)
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, self._write, half, order)
-            if is_given_up:
-                if is_said:
-                    await half.rollback()
-                    return "rolled back"
-                raise GivenUpError
-        return str(half.outcome)
+        order = Order(id_, due, is_given_up=is_given_up, slow_s=slow_s)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._threads, self._write, half, order)
+        if not is_given_up:
+            return str(await half.commit())
+        if is_said:
+            await half.rollback()
+            return "rolled back"
+        raise GivenUpError
 
     def _write(self, half: AsyncHalf, order: Order) -> None:
         """The local transaction, over a connection that its thread keeps while it works."""

@@ -8,7 +8,7 @@ from datetime import timedelta
 import grpc
 import pytest
 
-from delaywheel import Message, MessageState, RefusedError
+from delaywheel import Client, Message, MessageState, RefusedError
 from delaywheel.consumer import AskedHalf, AsyncHalfChecker, HalfChecker
 from delaywheel.ingress import halves_topic
 from delaywheel.reasons import Reason
@@ -56,11 +56,16 @@ def test_a_half_is_delivered_by_its_commit_or_by_its_check(db: sqlite3.Connectio
     with MemoryService() as service, service.client() as client:
         shop = Shop(db)
         checks = service.half_checker(shop)
-        with client.begin("orders", b"now", group="shop") as now, db:
-            Barrier().record(db, now)
+        with client.begin("orders", b"now", group="shop") as now:
+            with db:
+                Barrier().record(db, now)
+            assert values(service) == []
+            now.commit()
         assert (now.outcome, values(service)) == (CommitOutcome.COMMITTED, [b"now"])
-        with client.begin("orders", b"in a minute", group="shop", delay="1m", headers={"x": b"1"}):
-            pass
+        with client.begin(
+            "orders", b"in a minute", group="shop", delay="1m", headers={"x": b"1"}
+        ) as later:
+            later.commit()
         lost = client.begin("orders", b"recorded", group="shop")
         with db:
             Barrier().record(db, lost)
@@ -79,6 +84,30 @@ def test_a_half_is_delivered_by_its_commit_or_by_its_check(db: sqlite3.Connectio
             for name, _ in one.headers
         )
         assert service.delivered("orders")[-1].headers == (("x", b"1"),)
+
+
+def test_a_block_whose_error_was_caught_sends_nothing(db: sqlite3.Connection) -> None:
+    """It ends normally, though its transaction was rolled back: as in a web handler."""
+    db.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY)")
+
+    def order(client: Client, number: int) -> str:
+        with client.begin("orders", b"%d" % number, group="shop") as half:
+            try:
+                with db:
+                    Barrier().record(db, half)
+                    db.execute("INSERT INTO orders VALUES (?)", (number,))
+            except sqlite3.IntegrityError:
+                return "already there"
+            half.commit()
+        return "ordered"
+
+    with MemoryService() as service, service.client() as client:
+        checks = service.half_checker(Shop(db))
+        assert [order(client, 1), order(client, 1)] == ["ordered", "already there"]
+        service.advance("4s")
+        checks.run()
+        assert values(service) == [b"1"]
+        assert (checks.counts.forwarded, checks.counts.done) == (0, 1)
 
 
 def test_a_half_is_sent_however_late_its_check_commits(db: sqlite3.Connection) -> None:
@@ -112,7 +141,7 @@ async def test_many_are_begun_or_none_and_coroutines_check() -> None:
         async with service.async_client() as client:
             many = [Message("orders", b"%d" % n, delay="0s") for n in range(3)]
             async with await client.begin_many(many, group="shop") as halves:
-                pass
+                await halves.commit()
             assert {half.outcome for half in halves} == {CommitOutcome.COMMITTED}
             assert [half.id for half in halves] == [message.id for message in many]
             assert sorted(map(str, values(service))) == ["b'0'", "b'1'", "b'2'"]

@@ -188,6 +188,7 @@ def test_a_half_with_a_delay_is_delivered_at_its_due(
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         with client.begin(topic, b"delayed", group="shop", hold="9s", delay="5s") as delayed:
             own_due = dict(decode_headers(delayed.message.encoded_headers))["dw-half-deliver-at"]
+            delayed.commit()
         assert delayed.outcome is CommitOutcome.COMMITTED
         with client.begin(topic, b"gone", group="shop", hold="9s") as gone:
             gone.rollback()

@@ -128,7 +128,8 @@ class AsyncClient:
             ::
 
                 async with await client.begin("orders", text, group="shop") as half:
-                    ...
+                    await asyncio.to_thread(order, half)  # the local transaction
+                    await half.commit()
         """
         self._check_open()
         half = half_message(topic, value, group, hold, options)

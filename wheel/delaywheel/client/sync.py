@@ -169,7 +169,8 @@ class Client:
         """Sends a half message: it is delivered if a local transaction commits, or not at all.
 
         Nobody sees it until it is committed; with a delay, it is delivered at its due. If neither
-        `commit` nor `rollback` is heard before the end of its hold, the group is asked.
+        `commit` nor `rollback` is heard before the end of its hold, the group is asked. The end of
+        its block commits nothing: an error may have been caught in it.
 
         Args:
             topic: The Kafka topic.
@@ -195,6 +196,7 @@ class Client:
                     with db:
                         db.execute("insert into orders …")
                         barrier.record(db, half)
+                    half.commit()
         """
         self._check_open()
         half = half_message(topic, value, group, hold, options)
@@ -233,6 +235,7 @@ class Client:
                     with db:
                         for half in halves:
                             barrier.record(db, half)
+                    halves.commit()
         """
         self._check_open()
         many = [half_of(message, group, hold) for message in checked_messages(messages)]

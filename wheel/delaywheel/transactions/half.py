@@ -1,12 +1,14 @@
 """A half message at its sender: begun, and committed or rolled back with a local transaction.
 
-| the block of a half | what is said | what becomes of the message |
+| of a half | is said | and what becomes of the message |
 |---|---|---|
-| ends normally | it is committed | it is sent; if that could not be said, its group is asked |
-| raises | nothing: a COMMIT that failed may have committed | its group is asked |
-| its program dies | nothing | its group is asked |
+| `commit` is called, behind the local transaction | it is committed | it is sent |
+| `rollback` is called, where it is certain that there is nothing to send | that | it is dropped |
+| its block is left without a word, or raises; its program dies | nothing | its group is asked |
 
-`rollback` spares the group a question, where it is certain that the transaction was rolled back.
+No end of a block says what became of the transaction: an error may have been caught in it, and a
+COMMIT that raised may have committed. What could not be said, or was not heard, the group is asked:
+so no word raises.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from copy import copy
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from delaywheel.errors import DelaywheelError, MessageInvalidError
 from delaywheel.levels import Duration, length_ms
@@ -38,7 +40,8 @@ class CommitOutcome(StrEnum):
     COMMITTED = "COMMITTED"
     """It is sent, unless it was rolled back, or its group was asked in this very moment."""
     LEFT_TO_CHECK = "LEFT_TO_CHECK"
-    """Its hold has ended: its group is asked. This is no error."""
+    """Its hold has ended, or no answer was heard, which the log says: if the commit does not count,
+    its group is asked. This is no error."""
 
 
 class RollbackOutcome(StrEnum):
@@ -47,8 +50,9 @@ class RollbackOutcome(StrEnum):
     ROLLED_BACK = "ROLLED_BACK"
     """It is never delivered, and nobody is asked."""
     LEFT_TO_CHECK = "LEFT_TO_CHECK"
-    """Its hold has ended, or is about to: its group is asked, or was. This is no error. It is also
-    the outcome of a half that was committed before: then it is delivered."""
+    """Its hold has ended, or is about to, or no answer was heard, which the log says: its group is
+    asked, or was. This is no error. It is also the outcome of a half that was committed before:
+    then it is delivered."""
 
 
 def hold_s(hold: Duration) -> float:
@@ -107,15 +111,13 @@ class _HeldHalf:
         message: As it was sent.
         handle: The half's handle. Once it is committed, a message with a due of its own is named by
             its id and that due.
-        outcome: What its commit or rollback came to; None: none was made, or that is not known.
-        rolled_back: `rollback` was called; `outcome` says what it came to.
+        outcome: What its commit or rollback came to; None: nothing was said.
     """
 
     def __init__(self, message: Message, handle: Handle) -> None:
         self.message: Final = message
         self.handle: Final = handle
         self.outcome: CommitOutcome | RollbackOutcome | None = None
-        self.rolled_back = False
 
     @property
     def id(self) -> bytes:
@@ -128,12 +130,16 @@ class _HeldHalf:
         assert self.message.due_ms is not None
         return self.message.due_ms
 
-    def _not_said(self, error: DelaywheelError) -> None:
-        _LOG.warning("the commit of %s was not heard, its group is asked: %s", self.id.hex(), error)
+    def _left(self, error: BaseException | None) -> None:
+        """Logs that its block was left without a word; what raised will be heard of anyway."""
+        if error is None and self.outcome is None:
+            _LOG.warning(
+                "half %s was neither committed nor rolled back in its block: its group is asked",
+                self.id.hex(),
+            )
 
-
-def _is_unsaid(half: _HeldHalf) -> bool:
-    return half.outcome is None and not half.rolled_back
+    def _unheard(self, what: str, error: DelaywheelError) -> None:
+        _LOG.warning("the %s of half %s was not heard: %s", what, self.id.hex(), error)
 
 
 class Half(_HeldHalf):
@@ -146,6 +152,7 @@ class Half(_HeldHalf):
                 with db:
                     db.execute("insert into orders …")
                     barrier.record(db, half)
+                half.commit()
     """
 
     def __init__(
@@ -160,34 +167,31 @@ class Half(_HeldHalf):
         self._rollback: Final = rollback
 
     def commit(self) -> CommitOutcome:
-        """Says that the local transaction was committed: the message is sent.
-
-        Raises:
-            DelaywheelError: That could not be said. Nothing is lost: the group is asked.
-        """
-        self.outcome = outcome = self._commit(self)
+        """Says that the local transaction was committed: the message is sent."""
+        try:
+            outcome = self._commit(self)
+        except DelaywheelError as error:
+            self._unheard("commit", error)
+            outcome = CommitOutcome.LEFT_TO_CHECK
+        self.outcome = outcome
         return outcome
 
     def rollback(self) -> RollbackOutcome:
-        """Says that the local transaction was rolled back, for certain: the message is dropped.
-
-        Raises:
-            DelaywheelError: That could not be said. The group is asked.
-        """
-        self.rolled_back = True
-        self.outcome = outcome = self._rollback(self)
+        """Says that the local transaction was rolled back, for certain: the message is dropped."""
+        try:
+            outcome = self._rollback(self)
+        except DelaywheelError as error:
+            self._unheard("rollback", error)
+            outcome = RollbackOutcome.LEFT_TO_CHECK
+        self.outcome = outcome
         return outcome
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Commits, if nothing was raised and nothing was said; never raises."""
-        if error is None and _is_unsaid(self):
-            try:
-                self.commit()
-            except DelaywheelError as failure:
-                self._not_said(failure)
+        """Says nothing: what the block did not say, the group is asked."""
+        self._left(error)
 
 
 class AsyncHalf(_HeldHalf):
@@ -206,13 +210,22 @@ class AsyncHalf(_HeldHalf):
 
     async def commit(self) -> CommitOutcome:
         """See `Half.commit`."""
-        self.outcome = outcome = await self._commit(self)
+        try:
+            outcome = await self._commit(self)
+        except DelaywheelError as error:
+            self._unheard("commit", error)
+            outcome = CommitOutcome.LEFT_TO_CHECK
+        self.outcome = outcome
         return outcome
 
     async def rollback(self) -> RollbackOutcome:
         """See `Half.rollback`."""
-        self.rolled_back = True
-        self.outcome = outcome = await self._rollback(self)
+        try:
+            outcome = await self._rollback(self)
+        except DelaywheelError as error:
+            self._unheard("rollback", error)
+            outcome = RollbackOutcome.LEFT_TO_CHECK
+        self.outcome = outcome
         return outcome
 
     async def __aenter__(self) -> Self:
@@ -220,14 +233,11 @@ class AsyncHalf(_HeldHalf):
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """See `Half.__exit__`."""
-        if error is None and _is_unsaid(self):
-            try:
-                await self.commit()
-            except DelaywheelError as failure:
-                self._not_said(failure)
+        self._left(error)
 
 
 HalfT = TypeVar("HalfT", bound=_HeldHalf)
+_Result: TypeAlias = CommitOutcome | DelaywheelError
 
 
 class _ManyHalves(Generic[HalfT]):
@@ -245,12 +255,28 @@ class _ManyHalves(Generic[HalfT]):
     def __iter__(self) -> Iterator[HalfT]:
         return iter(self._halves)
 
-    def _not_said(self, error: DelaywheelError) -> None:
-        counts = len(self._unsaid()), len(self)
-        _LOG.warning("%d of %d commits were not heard, the group is asked: %s", *counts, error)
+    def _left(self, error: BaseException | None) -> None:
+        if error is None and (unsaid := self._unsaid()):
+            _LOG.warning(
+                "%d of %d halves were neither committed nor rolled back in their block: their group"
+                " is asked",
+                *(len(unsaid), len(self)),
+            )
 
     def _unsaid(self) -> list[HalfT]:
-        return [half for half in self if _is_unsaid(half)]
+        return [half for half in self if half.outcome is None]
+
+    def _note(self, halves: Sequence[HalfT], results: Sequence[_Result]) -> None:
+        """Notes what commits came to."""
+        errors = [result for result in results if isinstance(result, DelaywheelError)]
+        if errors:
+            counts = len(errors), len(halves)
+            _LOG.warning("%d of %d commits were not heard: %s", *counts, errors[0])
+        for half, result in zip(halves, results, strict=True):
+            if isinstance(result, DelaywheelError):
+                half.outcome = CommitOutcome.LEFT_TO_CHECK
+            else:
+                half.outcome = result
 
 
 class Halves(_ManyHalves[Half]):
@@ -264,35 +290,33 @@ class Halves(_ManyHalves[Half]):
                     for half in halves:
                         db.execute("insert into orders …")
                         barrier.record(db, half)
+                halves.commit()
     """
 
     def __init__(
         self,
         halves: Sequence[Half],
-        commit: Callable[[Sequence[Half]], Sequence[CommitOutcome | DelaywheelError]],
+        commit: Callable[[Sequence[Half]], Sequence[_Result]],
     ) -> None:
         super().__init__(halves)
         self._commit: Final = commit
 
     def commit(self) -> None:
-        """Commits those of which nothing was said yet; each has its `outcome` then.
-
-        Raises:
-            DelaywheelError: The first error. Of halves without an outcome the group is asked.
-        """
+        """Commits those of which nothing was said yet; each has its `outcome` then."""
         unsaid = self._unsaid()
-        _note(unsaid, self._commit(unsaid))
+        results: Sequence[_Result]
+        try:
+            results = self._commit(unsaid)
+        except DelaywheelError as error:
+            results = [error] * len(unsaid)
+        self._note(unsaid, results)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Commits, if nothing was raised; never raises."""
-        if error is None:
-            try:
-                self.commit()
-            except DelaywheelError as failure:
-                self._not_said(failure)
+        """See `Half.__exit__`."""
+        self._left(error)
 
 
 class AsyncHalves(_ManyHalves[AsyncHalf]):
@@ -301,9 +325,7 @@ class AsyncHalves(_ManyHalves[AsyncHalf]):
     def __init__(
         self,
         halves: Sequence[AsyncHalf],
-        commit: Callable[
-            [Sequence[AsyncHalf]], Awaitable[Sequence[CommitOutcome | DelaywheelError]]
-        ],
+        commit: Callable[[Sequence[AsyncHalf]], Awaitable[Sequence[_Result]]],
     ) -> None:
         super().__init__(halves)
         self._commit: Final = commit
@@ -311,31 +333,16 @@ class AsyncHalves(_ManyHalves[AsyncHalf]):
     async def commit(self) -> None:
         """See `Halves.commit`."""
         unsaid = self._unsaid()
-        _note(unsaid, await self._commit(unsaid))
+        results: Sequence[_Result]
+        try:
+            results = await self._commit(unsaid)
+        except DelaywheelError as error:
+            results = [error] * len(unsaid)
+        self._note(unsaid, results)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """See `Halves.__exit__`."""
-        if error is None:
-            try:
-                await self.commit()
-            except DelaywheelError as failure:
-                self._not_said(failure)
-
-
-def _note(halves: Sequence[_HeldHalf], outcomes: Sequence[CommitOutcome | DelaywheelError]) -> None:
-    """Notes what commits came to.
-
-    Raises:
-        DelaywheelError: The first error among them.
-    """
-    errors = []
-    for half, outcome in zip(halves, outcomes, strict=True):
-        if isinstance(outcome, DelaywheelError):
-            errors.append(outcome)
-        else:
-            half.outcome = outcome
-    if errors:
-        raise errors[0]
+        """See `Half.__exit__`."""
+        self._left(error)
