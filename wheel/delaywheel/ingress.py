@@ -27,6 +27,10 @@ ID: Final = "dw-id"
 """16 bytes, or a UUID as text with or without its dashes. Without it the id follows from the
 record's place."""
 
+PLACE_ID_PREFIX: Final = b"dwin"
+"""How the ids begin that follow from records' places. The service takes no such id from anybody:
+whoever had sent a message under it before would have the record dropped as a duplicate."""
+
 PARTITION: Final = "dw-partition"
 """A number: the partition that the message goes to."""
 

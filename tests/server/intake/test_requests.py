@@ -197,6 +197,7 @@ def reason_of_half(message: Message) -> Reason:
         ({"headers": [pb.Header(name="a\0b")]}, Reason.HEADER_INVALID),
         ({"id": b"x" * 15}, Reason.ID_INVALID),
         ({"id": b""}, Reason.ID_INVALID),
+        ({"id": b"dwin" + bytes(12)}, Reason.ID_INVALID),
         ({"id": ID}, None),
         ({"id": ID, "delay_ms": 5}, Reason.SENT_AT_MISSING),
         ({"id": ID, "level": "5s"}, Reason.SENT_AT_MISSING),

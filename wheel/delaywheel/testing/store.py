@@ -21,7 +21,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
 
-from delaywheel.ingress import HalfAnswer
+from delaywheel.ingress import PLACE_ID_PREFIX, HalfAnswer
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import COMMITTED, LONGEST_HOLD_MS, longest_half_bytes
 from delaywheel.testing.halves import (
@@ -258,6 +258,11 @@ class MemoryStore:
         if is_half(sent) and (refusal := half_refusal(sent, self.now_ms)) is not None:
             return refusal
         limits = self.limits
+        if sent.id.startswith(PLACE_ID_PREFIX):
+            return (
+                Reason.ID_INVALID,
+                f"Ids that begin with {PLACE_ID_PREFIX.hex()} are the service's",
+            )
         if limits.topics is not None and sent.topic not in limits.topics:
             return Reason.TOPIC_UNKNOWN, sent.topic
         most_bytes = limits.max_message_bytes

@@ -1,13 +1,16 @@
 """The place of a record, and the id derived from it.
 
-The id is UUID version 8 (RFC 9562) over BLAKE2b of topic, partition, offset and timestamp. The
-timestamp is included because a topic that was deleted and recreated has the same places again: two
-records with the same id and due would be taken for one.
+The id is a UUID of version 8 (RFC 9562): `PLACE_ID_PREFIX`, by which nobody else's ids may begin,
+and BLAKE2b of topic, partition, offset and timestamp. The timestamp is included because a topic
+that was deleted and recreated has the same places again: two records with the same id and due would
+be taken for one.
 """
 
 from hashlib import blake2b
 from struct import Struct
 from typing import NamedTuple
+
+from delaywheel.ingress import PLACE_ID_PREFIX
 
 NO_TIMESTAMP = -1
 """The timestamp of a record whose producer gave none."""
@@ -36,8 +39,8 @@ def message_id(place: IngressPlace, timestamp_ms: int) -> bytes:
         timestamp_ms: its timestamp, or `NO_TIMESTAMP`.
     """
     numbers = _PLACE.pack(place.partition, place.offset, timestamp_ms)
-    digest = blake2b(numbers + place.topic.encode(), digest_size=16, person=_PERSON).digest()
-    made = bytearray(digest)
+    digest = blake2b(numbers + place.topic.encode(), digest_size=12, person=_PERSON).digest()
+    made = bytearray(PLACE_ID_PREFIX + digest)
     made[_VERSION_AT] = made[_VERSION_AT] & 0x0F | _VERSION
     made[_VARIANT_AT] = made[_VARIANT_AT] & 0x3F | _VARIANT
     return bytes(made)

@@ -262,7 +262,7 @@ def _delayed(
         detail = f"{record.place.topic} does not lead to {topic}"
         raise _UnfitError(UnfitReason.FORBIDDEN, detail)
     due_ms = _due_ms(record, asked, rules)
-    id_ = _id(asked, ingress.ID) if ingress.ID in asked else None
+    id_ = _new_id(asked) if ingress.ID in asked else None
     partition = _optional(
         asked, ingress.PARTITION, lambda n: 0 <= n < _PARTITIONS, UnfitReason.PARTITION_INVALID
     )
@@ -377,6 +377,14 @@ def _id(asked: _Asked, name: str) -> bytes:
     id_ = id_in(asked[name])
     if id_ is None:
         raise _UnfitError(UnfitReason.ID_INVALID, _quoted(name, asked))
+    return id_
+
+
+def _new_id(asked: _Asked) -> bytes:
+    id_ = _id(asked, ingress.ID)
+    if id_.startswith(ingress.PLACE_ID_PREFIX):
+        detail = f"{_quoted(ingress.ID, asked)}: ids that begin so are the service's"
+        raise _UnfitError(UnfitReason.ID_INVALID, detail)
     return id_
 
 

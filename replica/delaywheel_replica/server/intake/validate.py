@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from delaywheel.headers import decode_headers, encode_headers
 from delaywheel.identity import is_topic_name
-from delaywheel.ingress import is_reserved_topic
+from delaywheel.ingress import PLACE_ID_PREFIX, is_reserved_topic
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
     GROUP_NAME,
@@ -223,6 +223,9 @@ def _check(batch: RequestBatch, rules: IntakeRules, *, now_ms: int) -> None:
     columns, lengths_bytes = batch.columns, batch.lengths_bytes
     _check_dues(batch, columns.due_ms, rules, now_ms=now_ms)
     _check_topic_names(batch, rules.own_topics)
+    begins = columns.ids[:, : len(PLACE_ID_PREFIX)]
+    if (of_places := (begins == np.frombuffer(PLACE_ID_PREFIX, np.uint8)).all(axis=1)).any():
+        batch.refuse(np.flatnonzero(of_places), _ID_OF_A_PLACE)
     if int(lengths_bytes.max()) > rules.max_message_bytes:
         for row in np.flatnonzero(lengths_bytes > rules.max_message_bytes).tolist():
             batch.refuse([row], _too_large(int(lengths_bytes[row]), rules))
@@ -235,6 +238,12 @@ def _check(batch: RequestBatch, rules: IntakeRules, *, now_ms: int) -> None:
     if int(timestamps_ms.min()) < -1 or not timestamps_ms.all():
         no_timestamp = (timestamps_ms < -1) | (timestamps_ms == 0)
         batch.refuse(np.flatnonzero(no_timestamp), Refusal(Reason.TIMESTAMP_INVALID))
+
+
+_ID_OF_A_PLACE: Final = Refusal(
+    Reason.ID_INVALID,
+    f"Ids that begin with {PLACE_ID_PREFIX.hex()} are of ingress records, by the service itself",
+)
 
 
 def _too_large(length_bytes: int, rules: IntakeRules) -> Refusal:
