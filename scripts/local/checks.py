@@ -35,7 +35,7 @@ from pathlib import Path
 
 from local.loopback.child import interrupt_on_signals
 from local.loopback.kafka import JVM_VARIABLE
-from local.loopback.kafka_jars import cache_folder
+from local.loopback.kafka_jars import VERSION_VARIABLE, cache_folder
 from local.loopback.shared import BROKER_VARIABLE, TEST_JVM, SharedBroker
 
 ROOT = Path(__file__).parents[2]
@@ -345,10 +345,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs all steps; 1 if any failed."""
     parser = argparse.ArgumentParser(prog="scripts/test", description="Run all checks and tests.")
     parser.add_argument("--fast", action="store_true", help="leave out what needs minutes")
+    parser.add_argument(
+        "--kafka", metavar="VERSION", help="the tests of three brokers alone, of this release"
+    )
     parser.add_argument("--environment-seconds", type=float, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     interrupt_on_signals()
     os.environ.setdefault(JVM_VARIABLE, TEST_JVM)
+    if options.kafka:
+        release = {VERSION_VARIABLE: options.kafka}
+        return subprocess.call((*_PYTEST, BROKERS), cwd=ROOT, env=os.environ | release)
     children_cpu_s, began_s = _children_cpu_s(), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch, SharedBroker(SHARING) as broker:
         wanted = queues(fast=options.fast, scratch=Path(scratch), listeners=broker.listeners)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-from delaywheel.consumer import RetryConsumer
+from delaywheel.consumer import GroupTopic, RetryConsumer
 from delaywheel.deadletters import DeadLetterTopic, dead_letter_topic
 from delaywheel.deadletters.marks import MARKS_SUFFIX
 from delaywheel.deadletters.selection import EVERYTHING
@@ -18,6 +18,7 @@ from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.brokers import Brokers
 from support.clients.command import Command
 from support.kafka.read_committed import create_topic, set_topic
+from support.services.service import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -67,6 +68,21 @@ def test_whatever_we_make_has_three_replicas_and_takes_what_two_have(
     topics = [*own(cluster_id), f"{dead_letter_topic(cluster_id)}{MARKS_SUFFIX}"]
     topics += [f"{orders}-retry-g", f"{orders}-dead-g"]
     assert made(brokers, topics) == dict.fromkeys(topics, ({3}, "2"))
+
+
+def test_replicas_that_brokers_cannot_hold_now_are_waited_for(
+    brokers: Brokers, cluster_id: str
+) -> None:
+    """Kafka refuses a third one while a broker is about to leave, which it still names."""
+    clients_of(brokers, cluster_id).find_ingress(frozenset())
+    orders = f"{cluster_id}-orders"
+    create_topic(brokers.address, orders)
+    dead = GroupTopic(replication_factor=4)
+    with RetryConsumer(
+        orders, group="g", bootstrap=brokers.address, cluster=cluster_id, dead_topic=dead
+    ) as consumer:
+        wait_until("it waits", lambda: consumer.receive(0.1) is not None or consumer.trouble)
+        assert "replicate" in (consumer.trouble or "")
 
 
 def test_what_has_fewer_replicas_is_named_until_it_has_them(

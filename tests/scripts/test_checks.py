@@ -257,6 +257,18 @@ def test_a_failed_test_is_reported_before_the_next_one_ends(tmp_path: Path) -> N
     assert "1 failed, 1 passed" in rest
 
 
+def test_another_release_of_kafka_is_tried_by_the_tests_of_three_brokers(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    told = "from local.loopback.kafka_jars import KAFKA_VERSION\ndef test(): print(KAFKA_VERSION)\n"
+    (tmp_path / "test_release.py").write_text(told)
+    monkeypatch.setattr(checks, "BROKERS", "-s", raising=True)
+    monkeypatch.setattr(checks, "ROOT", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(checks.__file__).parents[1]))
+    assert main(["--kafka", "3.6.2"]) == 0
+    assert "3.6.2" in capfd.readouterr().out
+
+
 def test_steps_of_the_project(tmp_path: Path) -> None:
     computing, waiting = queues(fast=False, scratch=tmp_path, listeners=LISTENERS)
     assert [step.name for step in waiting.steps] == [

@@ -17,6 +17,8 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from delaywheel.headers import content_bytes
 
+_Answer = TypeVar("_Answer")
+
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 """Brokers abort what a dead producer began after so long; read_committed consumers wait for it."""
 
@@ -71,6 +73,59 @@ class _KafkaError(Protocol):
 
     def str(self) -> Any:
         """Returns what it says."""
+
+
+_MOVES: Final = frozenset(
+    {
+        "LEADER_NOT_AVAILABLE",
+        "NOT_LEADER_FOR_PARTITION",
+        "FENCED_LEADER_EPOCH",
+        "UNKNOWN_LEADER_EPOCH",
+        "OFFSET_NOT_AVAILABLE",
+        "REPLICA_NOT_AVAILABLE",
+        "NOT_COORDINATOR",
+        "COORDINATOR_NOT_AVAILABLE",
+        "COORDINATOR_LOAD_IN_PROGRESS",
+    }
+)
+"""What brokers answer while leaders and coordinators move to others."""
+_MOVED_S: Final = 0.1
+
+
+def is_moving(error: _KafkaError) -> bool:
+    """Whether a broker answers for another: the same call may succeed soon.
+
+    The client library says of these errors that they are not `retriable`.
+    """
+    return error.name() in _MOVES
+
+
+def ask_again_after_moves(
+    ask: Callable[[], _Answer], look: Callable[[], object], timeout_s: float
+) -> _Answer:
+    """Repeats a question about partitions while their leaders move.
+
+    Args:
+        ask: Asks.
+        look: Has the client look where they are now: else it may ask as before for minutes.
+        timeout_s: For how long.
+
+    Raises:
+        Exception: It is not answered; the client's own error, which not all may import who use
+            this module.
+    """
+    deadline, has_moved = time.monotonic() + timeout_s, False
+    while True:
+        try:
+            if has_moved:
+                look()
+            return ask()
+        except Exception as error:
+            is_kafkas = type(error).__name__ == "KafkaException"
+            has_moved = is_kafkas and is_moving(error.args[0])
+            if not has_moved or time.monotonic() > deadline:
+                raise
+        time.sleep(_MOVED_S)
 
 
 def is_timeout_refused(error: _KafkaError) -> bool:

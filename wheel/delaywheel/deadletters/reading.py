@@ -6,16 +6,18 @@ Memory holds only what the client has fetched ahead, some MB, however long the t
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.record_headers import headers_of
-from delaywheel.transactional import text_of
+from delaywheel.transactional import ask_again_after_moves, is_moving, text_of
+
+_Answer = TypeVar("_Answer")
 
 BATCH_RECORDS = 500
 WAIT_S = 0.2
@@ -26,6 +28,8 @@ _AWAY = frozenset(
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TIMED_OUT,
         KafkaError.REQUEST_TIMED_OUT,
+        # A broker that is about to leave is still named, and takes no replica of a new topic.
+        KafkaError.INVALID_REPLICATION_FACTOR,
     }
 )
 
@@ -66,8 +70,9 @@ class TopicReader:
     def bounds_of(self, number: int) -> tuple[int, int]:
         """Returns the first offset of one partition, and the one after the last."""
         where = TopicPartition(self._topic, number)
-        with translated_errors():
-            bounds = self._consumer.get_watermark_offsets(where, timeout=self._timeout_s)
+        bounds = self._asked(
+            lambda: self._consumer.get_watermark_offsets(where, timeout=self._timeout_s)
+        )
         if bounds is None:
             raise DeadLettersError(
                 DeadLettersReason.KAFKA_UNREACHABLE, f"the end of {self._topic} is unknown"
@@ -77,11 +82,19 @@ class TopicReader:
     def offsets_at(self, time_ms: int, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Returns, for each partition, the first offset at or after a time; its end if none is."""
         wanted = [TopicPartition(self._topic, number, time_ms) for number in bounds]
-        with translated_errors():
-            found = self._consumer.offsets_for_times(wanted, timeout=self._timeout_s)
+        found = self._asked(
+            lambda: self._consumer.offsets_for_times(wanted, timeout=self._timeout_s)
+        )
         return {
             at.partition: at.offset if at.offset >= 0 else bounds[at.partition][1] for at in found
         }
+
+    def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
+        def look() -> object:
+            return self._consumer.list_topics(self._topic, timeout=self._timeout_s)
+
+        with translated_errors():
+            return ask_again_after_moves(ask, look, self._timeout_s)
 
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Message]:
         """Yields all records of these ranges, in order within a partition.
@@ -104,8 +117,8 @@ class TopicReader:
                         yield message
                 elif error.code() == KafkaError._PARTITION_EOF:
                     left.pop(partition, None)
-                elif error.code() not in _AWAY and not error.retriable():
-                    raise refused(error)
+                elif (refusal := refused(error)).reason is DeadLettersReason.KAFKA_REFUSED:
+                    raise refusal
             if not messages and time.monotonic() - heard_at > self._timeout_s:
                 raise DeadLettersError(
                     DeadLettersReason.KAFKA_UNREACHABLE, f"nothing of {self._topic} can be read"
@@ -152,6 +165,6 @@ def translated_errors() -> Iterator[None]:
 
 def refused(error: KafkaError) -> DeadLettersError:
     """Returns the error to raise for one of Kafka's."""
-    is_away = error.code() in _AWAY or error.retriable()
+    is_away = error.code() in _AWAY or is_moving(error) or error.retriable()
     reason = DeadLettersReason.KAFKA_UNREACHABLE if is_away else DeadLettersReason.KAFKA_REFUSED
     return DeadLettersError(reason, text_of(error))

@@ -40,6 +40,7 @@ from delaywheel.transactional import (
     MOST_TIMEOUT_ADVICE,
     MOST_TIMEOUT_SETTING,
     TRANSACTION_TIMEOUT_MS,
+    is_moving,
     least_in_sync,
 )
 from delaywheel_replica.cleaner.kafka.client_log import error_of
@@ -450,4 +451,5 @@ def topic_objections(
 def is_passing(error: KafkaException) -> bool:
     """Whether the same call may succeed soon; else Kafka has answered it."""
     cause = error_of(error)
-    return bool(cause.retriable()) or int(cause.code()) < 0  # the client's own: no answer
+    is_own = int(cause.code()) < 0  # the client library's: there was no answer
+    return bool(cause.retriable()) or is_own or is_moving(cause)

@@ -21,6 +21,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from delaywheel.transactional import ask_again_after_moves
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import (
     ControlNotReadInTime,
@@ -63,7 +64,11 @@ class ControlReader:
         deadline = time.monotonic() + timeout_s
         try:
             # Asked as read_committed, the broker answers with the last stable offset.
-            _, end = self._consumer.get_watermark_offsets(self._partition, timeout_s)
+            _, end = ask_again_after_moves(
+                lambda: self._consumer.get_watermark_offsets(self._partition, timeout_s),
+                lambda: self._consumer.list_topics(self._partition.topic, timeout=timeout_s),
+                timeout_s,
+            )
         except KafkaException as error:
             raise ControlUnreadable(f"the control topic's end: {error_of(error).str()}") from error
         if self.position > end:

@@ -35,7 +35,6 @@ NEW_TOPIC_S = 1.0
 _FOR_GOOD = REFUSALS | {
     KafkaError.POLICY_VIOLATION,
     KafkaError.TOPIC_EXCEPTION,  # another topic differs from it only in '.' and '_'
-    KafkaError.INVALID_REPLICATION_FACTOR,
     KafkaError.INVALID_PARTITIONS,
     KafkaError.INVALID_CONFIG,
 }

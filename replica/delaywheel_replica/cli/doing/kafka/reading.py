@@ -21,6 +21,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from delaywheel.transactional import ask_again_after_moves
 from delaywheel_replica.cli.asking.kafka import AWAY, kafka_failure
 from delaywheel_replica.cli.failures import CommandFailure
 from delaywheel_replica.cli.printing.text import note
@@ -185,15 +186,19 @@ class TopicRecords:
 
     def _bounds(self, places: Iterable[ReadPartition]) -> dict[ReadPartition, tuple[int, int]]:
         """Asks for each partition's first offset, and the one behind its last record."""
-        bounds = {}
-        for place in places:
-            try:
-                bounds[place] = self._consumer.get_watermark_offsets(
+        return {place: self._bounds_of(place) for place in places}
+
+    def _bounds_of(self, place: ReadPartition) -> tuple[int, int]:
+        try:
+            return ask_again_after_moves(
+                lambda: self._consumer.get_watermark_offsets(
                     TopicPartition(*place), timeout=self._timeout_s
-                )
-            except KafkaException as exception:
-                raise kafka_failure(exception.args[0], place.topic) from exception
-        return bounds
+                ),
+                lambda: self._consumer.list_topics(place.topic, timeout=self._timeout_s),
+                self._timeout_s,
+            )
+        except KafkaException as exception:
+            raise kafka_failure(exception.args[0], place.topic) from exception
 
 
 def _assignment(starts: Mapping[ReadPartition, int]) -> list[TopicPartition]:
