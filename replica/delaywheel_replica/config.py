@@ -63,6 +63,7 @@ def _of_known_file_system(uri: str) -> str:
 
 
 PositiveInt: TypeAlias = Annotated[int, Ge(1)]
+_Patience: TypeAlias = Annotated[int, Ge(0), Le(86_400)]
 _Name: TypeAlias = Annotated[str, _Form(check_name)]
 _Address: TypeAlias = Annotated[str, _Form(_host_and_port)]
 _Folder: TypeAlias = Annotated[Path, _Form(lambda path: path.expanduser().absolute())]
@@ -161,6 +162,11 @@ class Config:
             earlier release leads any more, and the leader makes the topic
             `delaywheel-<cluster>-halves`; with `false` an upgrade keeps the way back. The same on
             all nodes
+        patience_seconds: how long a message waits for a topic [that takes
+            nothing](#topics-that-take-nothing), or for its partition, before it becomes a dead
+            letter; 0: it is not deferred, as where `ingress` is off, or leads to some topics alone
+        topic_patience_seconds: the same for some topics: name → seconds; `*` in a name stands for
+            any characters, and the first that fits counts
         ttl_header: the header that states [how many seconds a message lives](#time-to-live), for
             programs that use the name `ttl` otherwise; empty: none, and no message expires. The
             same on all nodes: that of the leader counts
@@ -229,6 +235,8 @@ class Config:
     ingress_destinations: dict[str, list[str]] = field(default_factory=dict)
     ingress_partitions: Annotated[int, Ge(1), Le(1_000)] = 6
     halves: bool | None = None
+    patience_seconds: _Patience = 120
+    topic_patience_seconds: dict[str, _Patience] = field(default_factory=dict)
     ttl_header: str = TTL_HEADER
     transaction_messages: Annotated[int, Ge(1), Le(1_000_000)] = 10_000
     transaction_bytes: Annotated[int, Ge(1024), Le(512 * _MIB)] = 16 * _MIB
@@ -312,8 +320,11 @@ class Config:
     @property
     def takes_halves(self) -> bool:
         """Whether half messages may be sent here."""
-        if self.halves is not None:
-            return self.halves
+        return self.ingress_leads_anywhere if self.halves is None else self.halves
+
+    @property
+    def ingress_leads_anywhere(self) -> bool:
+        """Whether the leader itself may send messages for any topic through the ingress topic."""
         topic = KafkaNames(self.cluster_id).ingress
         return self.ingress and topic not in self.ingress_destinations
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from delaywheel import ingress
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
+    FIRST_DUE,
     HALF_DELIVER_AT,
     HALF_GROUP,
     PASSED_PREFIX,
@@ -37,6 +38,7 @@ def test_headers_are_those_of_the_code() -> None:
         HALF_GROUP,
         HALF_DELIVER_AT,
         ingress.COMMIT,
+        FIRST_DUE,
         ingress.ANSWER,
     ]
     assert first_column("Headers") == named

@@ -22,6 +22,7 @@ from delaywheel.storage.folder.status_file import RowWriter
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.bisection import LANES, Bisection
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
+from delaywheel_replica.cleaner.delivery.deferring import Patience
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.news import DeadLetterNews, TopicNews
 from delaywheel_replica.cleaner.delivery.topics import CreateTopics, DestinationTopics
@@ -147,6 +148,8 @@ class Cleaner:
             compresses=settings.compresses,
             batch_size_bytes=int(config.kafka.get("batch.size", DEFAULT_BATCH_BYTES)),
             ttl_header=config.ttl_header,
+            patience=_patience(config),
+            clock=self._clock,
         )
         self._reader = DueReader(PosixDisk(), config.data_dir, ttl_header=config.ttl_header)
         self._names = settings.names
@@ -361,6 +364,17 @@ class Cleaner:
         self._row_keeper.report(status)
         if is_new:
             self._link.send(Wake())
+
+
+def _patience(config: Config) -> Patience | None:
+    if not config.ingress_leads_anywhere:
+        return None
+    return Patience(
+        config.kafka_settings.names.ingress,
+        config.patience_seconds,
+        [(Pattern(text), s) for text, s in config.topic_patience_seconds.items()],
+        config.span_seconds * 1000,
+    )
 
 
 def _election_config(config: Config) -> ElectionConfig:

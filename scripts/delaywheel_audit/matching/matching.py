@@ -22,6 +22,7 @@ _ENDS = {
     "dead-lettered": "dead",
     "committed": "committed",
     "asked": "asked",
+    "deferred": "deferred",
 }
 """Outcomes that end a message, whatever other copies of it there are, and the count of each."""
 ENDS = tuple(_ENDS.values())

@@ -16,6 +16,7 @@ FATES = (
     "cancelled",
     "committed",
     "asked",
+    "deferred",
     "duplicates_dropped",
     "dead",
     "lost",

@@ -252,8 +252,8 @@ def _changes() -> Column:
 def _unexpected_detail() -> Column:
     ended = F.format_string(
         "accepted, and ended otherwise (%d cancelled, %d dropped as duplicates, %d dead letters,"
-        " %d halves asked about, %d passed on)",
-        "cancelled", "duplicates_dropped", "dead", "asked", "committed",
+        " %d halves asked about, %d passed on, %d deferred)",
+        "cancelled", "duplicates_dropped", "dead", "asked", "committed", "deferred",
     )  # fmt: skip
     unreadable = F.lit("headers of ours that cannot be read")
     wheel = F.concat(F.lit("no such acceptance in the ledger of wheel "), F.col("copy.wheel"))

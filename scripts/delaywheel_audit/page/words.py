@@ -17,6 +17,7 @@ PARTS = {
     "cancelled": "cancelled",
     "committed": "committed for later",
     "asked": "asked about",
+    "deferred": "deferred",
     "duplicates_dropped": "duplicates dropped",
     "dead": "dead-lettered",
     "pending": "pending",

@@ -240,6 +240,8 @@ def halves(world: World) -> None:
     world.forward("half, before its commit", late=-2_500, committed=DUE - 2_499)
     world.accept("half, for later")
     world.end("half, for later", "committed")
+    world.accept("deferred")
+    world.end("deferred", "deferred")
     world.accept("half, asked about")
     world.accept("half, asked about", wheel="n3.1", seq=7)
     world.end("half, asked about", "asked")
@@ -606,6 +608,7 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
         "cancelled",
         "committed",
         "asked",
+        "deferred",
         "duplicates_dropped",
         "dead",
         "lost",
@@ -622,7 +625,7 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
     expected = {
         "pending": 3, "cancelled": 8, "duplicates_dropped": 7, "dead": 3, "lost": 4,
         "not_verifiable": 6, "missing": 13, "duplicated": 3, "unexpected": 14, "early": 2,
-        "late": 2, "committed": 2, "asked": 6, "asked_committed": 1,
+        "late": 2, "committed": 2, "asked": 6, "deferred": 1, "asked_committed": 1,
         "asked_rolled_back": 1, "asked_undecided": 1, "asked_open": 3,
     }  # fmt: skip
     assert {name: found.totals[name] for name in expected} == expected

@@ -240,7 +240,7 @@ def test_an_unavailable_topic_holds_up_the_others_once(
     create_topic(kafka.address, stuck)
     with (
         KafkaProxy(kafka) as proxy,
-        World(kafka.proxy_address, wheels.data, cluster_id, wheels) as world,
+        World(kafka.proxy_address, wheels.data, cluster_id, wheels, patience_seconds=0) as world,
     ):
         world.wait_leading()
         release = proxy.swallow_produces(stuck)

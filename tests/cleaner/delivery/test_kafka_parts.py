@@ -18,6 +18,7 @@ from delaywheel_replica.cleaner.delivery.outcomes import DeadReason, forwarded
 from delaywheel_replica.cleaner.delivery.topics import Limits, Topic, TopicState
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import DueRows
+from delaywheel_replica.cleaner.outside.clocks import SystemClock
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames, KafkaSettings, refused
 from support.due.wheels import Sent, Wheels, wheels_in_memory
@@ -117,11 +118,11 @@ class Bisection:
         return future
 
 
-class Clock:
+class Clock(SystemClock):
     def __init__(self) -> None:
         self.now = 100.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
 
 
@@ -132,7 +133,7 @@ def judge(topics: Topics, trials: Bisection, clock: Clock) -> DeadLetters:
         KafkaNames("c"),
         compresses=False,
         batch_size_bytes=1_000_000,
-        monotonic=clock,
+        clock=clock,
     )
 
 

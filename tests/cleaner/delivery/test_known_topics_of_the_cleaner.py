@@ -228,7 +228,7 @@ def test_a_topic_with_too_few_replicas_in_sync_takes_nothing(
     least: int,
     state: TopicState,
 ) -> None:
-    brokers.topics["a"] = replace(THERE, replicas=frozenset([copies, (2, 2)]))
+    brokers.topics["a"] = replace(THERE, replicas={0: copies, 1: (2, 2)})
     brokers.limits_of["a"] = Limits(1_000, min_insync=least)
     known.find(["a"])
     known.round()

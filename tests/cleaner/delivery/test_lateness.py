@@ -97,7 +97,7 @@ def written(producers: Refusing, rows: DueRows) -> tuple[list[int], dict[str, in
     """Dues and counters of a step of these rows."""
     forwarder, step = forwarder_to(producers), step_of(rows)
     own = _OwnRecords(cast("Any", producers), 0, 1_000_000, 1_000)
-    plan = Plan(rows, [], {}, frozenset())
+    plan = Plan(rows)
     forwarded, _, counted = forwarder._write(0, step, plan, Situation(DUE_MS, "a", {}), own)
     return [due for each in forwarded for due in each.dues_ms.tolist()], dict(counted)
 

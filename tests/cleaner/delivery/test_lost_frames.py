@@ -60,7 +60,7 @@ class Everything(DeadLetters):
 
     def plan(self, rows: DueRows, ahead: object = None) -> Plan:
         del ahead
-        return Plan(rows, [], {}, frozenset())
+        return Plan(rows)
 
     def committed(self) -> None:
         """Nothing was tried."""

@@ -63,8 +63,13 @@ class Kafka:
         self.everywhere: list[Mapping[str, int]] = []
         self.tried: list[DueRows] = []
 
-    def clock(self) -> float:
+    def monotonic(self) -> float:
         return self.now
+
+    def monotonic_ms(self) -> int:
+        return round(self.now * 1000)
+
+    wall_ms = monotonic_ms
 
     def progress(self, before_s: float = 0.0) -> Progress:
         return Progress(round((self.now - before_s) * 1000), None)
@@ -103,8 +108,7 @@ def judge(kafka: Kafka) -> DeadLetters:
         KafkaNames("c"),
         compresses=False,
         batch_size_bytes=1_000_000,
-        monotonic=kafka.clock,
-        wall_ms=lambda: round(kafka.now * 1000),
+        clock=kafka,
     )
 
 

@@ -46,6 +46,11 @@ class Kafka:
     def monotonic(self) -> float:
         return NOW_MS / 1000 if self.site is None else self.site.clock.monotonic()
 
+    def monotonic_ms(self) -> int:
+        return round(self.monotonic() * 1000)
+
+    wall_ms = monotonic_ms
+
     def find(self, names: Iterable[str]) -> Mapping[str, Topic]:
         at = self.monotonic()
         known = {name: self.topics[name] for name in names if name in self.topics}
@@ -74,8 +79,7 @@ def site(wheels: Wheels, kafka: Kafka) -> Iterator[Site]:
         KafkaNames("c"),
         compresses=False,
         batch_size_bytes=1_000_000,
-        monotonic=kafka.monotonic,
-        wall_ms=lambda: round(kafka.monotonic() * 1000),
+        clock=kafka,
     )
     made = Site(wheels, dead_letters=letters)
     kafka.site = made

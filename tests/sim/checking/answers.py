@@ -75,7 +75,8 @@ class Answers:
                 self._fail(f"{entry} is reported cancelled after it was delivered")
             self._world.halves.cancelled(entry)
         elif decision is CancelDecision.ALREADY_DELIVERED:
-            is_elsewhere = not {"asked", "committed"}.isdisjoint(checks.outcomes[entry.key])
+            elsewhere = {"asked", "committed", "deferred"}
+            is_elsewhere = not elsewhere.isdisjoint(checks.outcomes[entry.key])
             if not (checks.delivered[entry.key] or is_elsewhere or checks.is_excused(entry.key)):
                 self._fail(f"{entry} is reported delivered and is not")
         elif decision is CancelDecision.NOT_FOUND and self._was_known(entry, asked_us):

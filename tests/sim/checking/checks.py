@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from delaywheel.identity import WheelId
+from delaywheel.record_headers import FIRST_DUE
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.cleaner.leadership import Leadership
@@ -123,6 +124,7 @@ class Checks:
         ] = {}  # the newest, as keyed in Truth.had
         self._opened: set[WheelId] = set()
         self._high_watermarks: Counter[WheelId] = Counter()
+        self._deferred: Counter[Key] = Counter()
         self._marks: dict[int, Transaction] = {}
         self._elected: dict[str, int] = {}
         self._taken: Counter[WheelId] = Counter()
@@ -406,7 +408,7 @@ class Checks:
             elif entry.topic == names.halves:
                 self._halves.asked(entry)
             elif entry.topic == names.ingress:
-                self._halves.passed_on(entry)
+                self._passed_on(entry)
             elif entry.topic != names.control:
                 self._deliver(entry)
             else:
@@ -416,6 +418,21 @@ class Checks:
         last = transaction.entries[-1] if transaction.entries else None
         if last is not None and last.key != b"progress" and not _is_mark(last):
             self._fail(f"a transaction of {transaction.node} is committed without its progress")
+
+    def _passed_on(self, log_entry: LogEntry) -> None:
+        """Checks what a leader sends to the ingress topic."""
+        if FIRST_DUE not in dict(log_entry.headers):
+            self._halves.passed_on(log_entry)
+            return
+        ours = dict(log_entry.headers)
+        key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
+        entry = self._book.of(key)
+        self._ingress.defers(log_entry, key, entry)
+        if entry is not None:
+            self._world.trace.add("kafka", "defers", f"m{entry.number}")
+            self._deferred[key] += 1
+            if self._deferred[key] > 1 and not self._truth.is_any_gone(self._truth.copies[key]):
+                self._fail(f"{entry} is deferred twice")
 
     def _committed(self, news: ControlState) -> None:
         """Takes in a control record that counts, though no reader sees it yet."""
@@ -545,6 +562,8 @@ class Checks:
         self._halves.outcome(entry, outcome)
         if outcome == "duplicate":
             self._duplicates.append(entry)
+        if outcome == "deferred" and not self._deferred[key]:
+            self._fail(f"{entry} is said to be deferred, and is not")
         if outcome == "cancelled" and not (entry.cancel_tried or entry.reschedule_tried):
             self._fail(f"{entry} counts as cancelled, and nobody asked for it")
 
@@ -706,7 +725,7 @@ class Checks:
         return self._ingress.is_done(key) if entry is None else self._is_done(entry)
 
     def _is_done(self, entry: Entry) -> bool:
-        ends = {"cancelled", "asked", "committed"}
+        ends = {"cancelled", "asked", "committed", "deferred"}
         return bool(self.delivered[entry.key]) or not ends.isdisjoint(self.outcomes[entry.key])
 
     def is_excused(self, key: Key) -> bool:

@@ -23,17 +23,20 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delaywheel_replica.cleaner.delivery.dead_letters import ANSWER_S, DeadLetters, Hold, Plan
+from delaywheel_replica.cleaner.delivery.deferring import partition_of
 from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, REGAIN_S
 from delaywheel_replica.cleaner.due.rows import DueRows
 from delaywheel_replica.cleaner.row_keeper import View
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import Role
 from sim.checking.calm import is_calm_beside
+from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS, US_PER_S
 from sim.plans.plan import Action
 
 if TYPE_CHECKING:
+    from sim.checking.book import Entry
     from sim.nodes.node import SimNode
     from sim.nodes.world import World
 
@@ -45,6 +48,9 @@ STRETCH_S = 1.5
 
 FOUND_S = 6.0
 """It takes less to find a topic: a transaction that fails, an election, two trials."""
+
+NAMED = (TopicTrouble.LEADERLESS, TopicTrouble.SHRUNK)
+"""Kafka says of which partitions they are."""
 
 LATE_S = 1.0
 """Messages are not late by more in health, once there is a leader."""
@@ -136,12 +142,17 @@ def wrong_report(world: World, node: SimNode, view: View) -> Iterator[str]:
 
 
 def _waits(world: World) -> list[_Wait]:
-    """Returns, joined, when messages for topics that never were in trouble waited."""
-    sick = {spell.topic for spell in world.kafka.troubles.spells}
+    """Returns, joined, when messages waited though they went where no trouble ever was."""
+    spells = world.kafka.troubles.spells
+    wholes = {each.topic for each in spells if each.partition is None or each.trouble not in NAMED}
+    parts = {(each.topic, each.partition) for each in spells}
     found = sorted(
         _Wait(max((entry.due_ms - EPOCH_MS) * US_PER_MS, entry.acknowledged_us), entry.visible_us)
         for entry in world.book.by_key.values()
-        if entry.topic not in sick and entry.is_visible and entry.acknowledged_us > FIRST_LEADER_US
+        if entry.is_visible
+        and entry.acknowledged_us > FIRST_LEADER_US
+        and entry.topic not in wholes
+        and (entry.topic, _partition(world, entry)) not in parts
     )
     joined: list[_Wait] = []
     for wait in found:
@@ -152,13 +163,19 @@ def _waits(world: World) -> list[_Wait]:
     return joined
 
 
+def _partition(world: World, entry: Entry) -> int | None:
+    """The partition that a message goes to by its key; None: to any."""
+    partitions, key = len(world.kafka.partitions(entry.topic)), entry.record_key
+    return None if key is None else partition_of(key, partitions)
+
+
 class WatchedDeadLetters(DeadLetters):
     """The real class, which also measures how long it delays other messages."""
 
     def __init__(self, world: World, *ports: Any, **rest: Any) -> None:
         super().__init__(*ports, **rest)
         self._world = world
-        self._clock: Callable[[], float] = rest["monotonic"]
+        self._clock: Callable[[], float] = rest["clock"].monotonic
         self._began = self._at = self._clock()
         self._holding = False
         self._held_s = 0.0

@@ -20,20 +20,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from delaywheel import ingress
+from delaywheel.record_headers import FIRST_DUE
 from delaywheel.seqset import NO_SEQS, SeqSet
+from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import UnfitReason
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.protocol.control import ControlState, IngressPartition, IngressRecord
 from sim.checking.calm import is_calm
 from sim.checking.ingress_book import NUMBER, IngressBook, Sent
-from sim.checking.letters import has_expired_long_ago, wrong_letter
+from sim.checking.letters import has_expired_long_ago, was_unavailable, wrong_letter
 from sim.checking.moments import Moment
 from sim.checking.truth import FrameName, Key
 from sim.machine.clocks import EPOCH_MS, true_wall_ms
 from sim.machine.scheduler import US_PER_MS
 
 if TYPE_CHECKING:
+    from sim.checking.book import Entry
     from sim.kafka.log import Entry as LogEntry
     from sim.kafka.log import Partition, Transaction
     from sim.nodes.world import World
@@ -77,6 +81,7 @@ class IngressChecks:
         self._delivered: Counter[int] = Counter()
         self._from_wheels: Counter[Key] = Counter()
         self._letters: Counter[int] = Counter()
+        self._deferred: Counter[int] = Counter()
         self._announced: defaultdict[IngressPartition, SeqSet] = defaultdict(lambda: NO_SEQS)
         self._withdrawn: set[Key] = set()
         self._lost: defaultdict[IngressPartition, list[range]] = defaultdict(list)
@@ -142,6 +147,49 @@ class IngressChecks:
             self._fail(f"{sent} comes out of a wheel twice")
         return True
 
+    def defers(self, entry: LogEntry, key: Key, message: Entry | None) -> None:
+        """Checks a message that a leader sends to the ingress topic, as its topic takes nothing.
+
+        Args:
+            entry: The record.
+            key: The message's id and due.
+            message: The message; None: it was a record of the ingress topic itself.
+        """
+        ours = dict(entry.headers)
+        topic, first_ms = (ours[ingress.TOPIC] or b"").decode(), int(ours[FIRST_DUE] or 0)
+        before = next(iter(self.book.by_message.get(key, ())), None)
+        if message is not None:
+            was = message.topic, message.record_key, message.value, message.headers, message.due_ms
+        elif before is not None:
+            self._trace("defers", before)
+            self._counts(before)
+            self._deferred[before.number] += 1
+            if self._ends(before) > 1 and not self._any_gone(key):
+                self._fail(f"{before} has an end, and is deferred")
+            own = [each for each in before.passed if each[0] != FIRST_DUE]
+            was = before.topic, before.key, before.value, own, before.first_due_ms
+        else:
+            self._fail(f"what nobody sent is deferred: {entry.headers}")
+            return
+        passed = entry.headers[: len(was[3])]
+        if (topic, entry.key, entry.value, passed, first_ms) != was:
+            self._fail(f"{was} is deferred with other contents: {entry.headers}")
+        if not was_unavailable(self._world, topic, entry.key):
+            self._fail(f"{was} is deferred, and its topic is well")
+        patience_ms = self._world.plan.settings.patience_s * 1000
+        if true_wall_ms(self._world.scheduler) > first_ms + patience_ms + LATE_MS:
+            self._fail(f"{was} is deferred after its patience has ended")
+        place = IngressPlace(entry.topic, entry.partition, entry.offset)
+        asked = entry.headers[len(passed) :]
+        sent = self.book.answer(
+            Record(entry.topic, entry.key, entry.value, asked),
+            self._world.kafka.topic_id(entry.topic),
+            place,
+            [*passed, (FIRST_DUE, b"%d" % first_ms)],
+            self._world.scheduler.now_us,
+        )
+        sent.is_committed, sent.ttl_header = True, self._world.book.ttl_header
+
     def dead(self, entry: LogEntry) -> bool:
         """Checks a dead letter; returns whether it was an ingress record."""
         ours = {name: (value or b"").decode(errors="replace") for name, value in entry.headers}
@@ -184,7 +232,10 @@ class IngressChecks:
         """Whether a message was delivered out of its wheel."""
         if key in self._withdrawn or self._from_wheels[key]:
             return True
-        return any(self._letters[sent.number] for sent in self.book.by_message[key])
+        return any(
+            self._letters[sent.number] or self._deferred[sent.number]
+            for sent in self.book.by_message[key]
+        )
 
     def _ingress_outcome(self, report: Mapping[str, Any]) -> None:
         """Checks an outcome of records that are in no wheel."""
@@ -274,7 +325,7 @@ class IngressChecks:
     def _sent(self, entry: LogEntry) -> Sent | None:
         headers = dict(entry.headers)
         number = headers.get(NUMBER)
-        if number is not None:
+        if number is not None and FIRST_DUE not in headers:
             return self.book.by_number.get(int(number))
         id_, due_ms = (headers.get(name) or b"" for name in ("dw-id", "dw-due"))
         if not (id_ and due_ms):
@@ -349,7 +400,8 @@ class IngressChecks:
         return wrong_letter(self._world, sent, entry)
 
     def _ends(self, sent: Sent) -> int:
-        return self._delivered[sent.number] + self._letters[sent.number]
+        ends = self._delivered, self._letters, self._deferred
+        return sum(counted[sent.number] for counted in ends)
 
     def _has_ended(self, sent: Sent) -> bool:
         if self._ends(sent) or sent.excuse is not None:

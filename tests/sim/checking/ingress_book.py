@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from delaywheel import ingress
+from delaywheel.record_headers import FIRST_DUE
 from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
@@ -139,7 +140,12 @@ class Sent:
         ttl_s = next(ttls_s, None)
         if ttl_s is None or self.due_ms is None:
             return None
-        return (self.due_ms - EPOCH_MS + ttl_s * 1000) * US_PER_MS
+        return (self.first_due_ms - EPOCH_MS + ttl_s * 1000) * US_PER_MS
+
+    @property
+    def first_due_ms(self) -> int:
+        """When its message was due before it was deferred."""
+        return int(dict(self.asked.passed).get(FIRST_DUE) or self.due_ms or 0)
 
     @property
     def is_delayed(self) -> bool:
@@ -196,7 +202,7 @@ class IngressBook:
         own: Headers | None,
         now_us: int,
     ) -> Sent:
-        """Adds a record about a half message.
+        """Adds a record about a half message, or of a message that is deferred.
 
         Args:
             record: What was sent.

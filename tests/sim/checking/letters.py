@@ -6,14 +6,16 @@ recently enough; or if it has expired, and then it must.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from delaywheel.record_headers import FIRST_DUE
 from delaywheel_replica.cleaner.candidacy import LOOK_AT_HALVES_S
+from delaywheel_replica.cleaner.delivery.deferring import partition_of
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.troubles import LAST_PROBE_S
 from sim.kafka.topic_troubles import LASTING, TopicTrouble
-from sim.machine.clocks import true_wall_ms
+from sim.machine.clocks import EPOCH_MS, true_wall_ms
 from sim.machine.scheduler import US_PER_MS, US_PER_S
 from sim.plans.plan import Action
 
@@ -51,9 +53,37 @@ def wrong_letter(world: World, entry: Expiring, letter: LogEntry) -> str | None:
         if entry.expires_us is not None and latest_clock_us(world) >= entry.expires_us:
             return None
         return f"a dead letter that has not expired: {ours.get('dw-dead-detail', '')}"
+    if reason is DeadReason.TOPIC_UNAVAILABLE and _is_impatient(world, ours):
+        return f"a dead letter of {topic} before its patience has ended: {ours}"
     if _is_justified(world, topic, reason, letter.key):
         return None
     return f"a dead letter of {topic}, which is well: {reason} {ours.get('dw-dead-detail', '')}"
+
+
+def was_unavailable(world: World, topic: str, key: bytes | None) -> bool:
+    """Whether a message that is deferred was to go where nothing was taken lately.
+
+    One without a key goes anywhere. Which partition takes nothing, Kafka says of some troubles.
+    """
+    since_us = world.scheduler.now_us - PROBED_LATE_US
+    if any(fault in _faults(world) for fault in _REFUSING):
+        return True
+    partitions = len(world.kafka.partitions(topic))
+    partition = None if key is None else partition_of(key, partitions)
+    return any(
+        spell.topic == topic
+        and spell.lasts_until(since_us)
+        and (spell.partition in (None, partition) or spell.trouble not in _BY_KAFKA)
+        for spell in world.kafka.troubles.spells
+    )
+
+
+def _is_impatient(world: World, ours: Mapping[str, str]) -> bool:
+    """Whether a message could still be deferred: the ingress topic was well all the time."""
+    first_ms = int(ours.get(FIRST_DUE) or ours["dw-due"])
+    waited_ms = latest_clock_us(world) // US_PER_MS + EPOCH_MS - first_ms
+    is_well = all(spell.topic != world.names.ingress for spell in world.kafka.troubles.spells)
+    return is_well and waited_ms < world.plan.settings.patience_s * 1000
 
 
 def were_halves_unavailable(world: World) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from zlib import crc32
 
+from delaywheel_replica.cleaner.delivery.deferring import partition_of
 from delaywheel_replica.cleaner.kafka.producers import ABORT_MS
 from delaywheel_replica.cleaner.outside.ports import IDS, KafkaCallEnd, Record, RefusedRecord
 from delaywheel_replica.core.protocol.transaction_outcomes import (
@@ -178,8 +178,9 @@ class SimProducer:
         if number >= len(partitions):
             return "_UNKNOWN_PARTITION"
         if number < 0:
-            by_key = record.key is not None
-            number = crc32(record.key or b"") if by_key else line.random.getrandbits(16)
+            number = line.random.getrandbits(16)
+            if record.key is not None:
+                number = partition_of(record.key, len(partitions))
         if record.timestamp_ms <= 0:
             record = record._replace(timestamp_ms=line.wall_ms())
         self._queue.append((partitions[number % len(partitions)], record))

@@ -89,11 +89,17 @@ class SimTrialProducer(SimProducer):
 
 
 def _described(kafka: SimKafka, name: str) -> TopicDescription:
-    trouble = kafka.troubles.of(name)
     if not kafka.has(name):
         return TopicDescription(TopicState.MISSING)
-    state = TopicState.PRESENT if trouble is None else _STATES.get(trouble, TopicState.PRESENT)
-    missing = (
-        frozenset({(1, 3)}) if trouble is TopicTrouble.SHRUNK else frozenset[tuple[int, int]]()
+    of_each = [kafka.troubles.of(name, each.number) for each in kafka.partitions(name)]
+    found: dict[TopicTrouble, set[int]] = {}
+    for number, trouble in enumerate(of_each):
+        if trouble is not None:
+            found.setdefault(trouble, set()).add(number)
+    states = [state for trouble, state in _STATES.items() if trouble in found]
+    return TopicDescription(
+        states[0] if states else TopicState.PRESENT,
+        len(of_each),
+        frozenset(found.get(TopicTrouble.LEADERLESS, ())),
+        dict.fromkeys(found.get(TopicTrouble.SHRUNK, ()), (1, 3)),
     )
-    return TopicDescription(state, len(kafka.partitions(name)), missing)

@@ -9,6 +9,7 @@ from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery import dead_letters
 from delaywheel_replica.cleaner.delivery.bisection import Trial, TrialResult, _Lane
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, _Questions
+from delaywheel_replica.cleaner.delivery.deferring import first_due_ms
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.troubles import (
@@ -35,6 +36,14 @@ def patience_after_patience() -> list[Patch]:
         return real(self, name, now)
 
     return [instead(Troubles, "has_patience", has_patience), *patience_for_each()]
+
+
+def patience_begins_anew() -> list[Patch]:
+    return [everywhere(first_due_ms, lambda _headers, due_ms: due_ms)]
+
+
+def defers_whole_topics() -> list[Patch]:
+    return [instead(Troubles, "is_partial", lambda *_: False)]
 
 
 def patience_for_each() -> list[Patch]:
@@ -188,6 +197,18 @@ TOPICS = {
         patience_after_patience,
         "held up everything",
         ("many_topics",),
+    ),
+    "patience begins anew": Mutant(
+        "each time that a message is deferred, its patience begins again",
+        patience_begins_anew,
+        "is deferred with other contents",
+        ("patience_ends",),
+    ),
+    "defers whole topics": Mutant(
+        "one partition that takes nothing defers the messages for all others of its topic",
+        defers_whole_topics,
+        "and its topic is well",
+        ("one_partition_away",),
     ),
     "patience for each": Mutant(
         "topics have no patience in common",

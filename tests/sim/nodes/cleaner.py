@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 from delaywheel_replica.cleaner.candidacy import Candidacy
 from delaywheel_replica.cleaner.delivery.bisection import Bisection
 from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters
+from delaywheel_replica.cleaner.delivery.deferring import Patience
 from delaywheel_replica.cleaner.delivery.forward import Forwarder
 from delaywheel_replica.cleaner.delivery.topics import DestinationTopics
 from delaywheel_replica.cleaner.due.reader import DueReader
@@ -296,8 +297,12 @@ class SimCleaner:
             compresses=False,
             batch_size_bytes=1_000_000,
             ttl_header=self._settings.ttl_header,
-            monotonic=self.monotonic,
-            wall_ms=node.clock.wall_ms,
+            patience=Patience(
+                world.names.ingress,
+                self._settings.patience_s,
+                span_ms=self._settings.span_s * 1000,
+            ),
+            clock=node.clock,
         )
         return topics, letters
 

@@ -34,6 +34,7 @@ class Settings:
         sync_groups: frames are on the medium before they are acknowledged.
         ttl_header: the header that states a time to live; empty: none.
         halves: half messages are sent.
+        patience_s: how long messages wait for topics that take nothing; 0: they are not deferred.
         segment_rows: how many rows a segment of an index holds.
         apart_ms: how long after requests others are submitted, together; long: a busy event loop.
     """
@@ -53,6 +54,7 @@ class Settings:
     sync_groups: bool = False
     ttl_header: str = TTL_HEADER
     halves: bool = False
+    patience_s: int = 0
     segment_rows: int = 65_536
     apart_ms: int = 5
 

@@ -41,6 +41,9 @@ INTERLEAVINGS = {
 """What once broke a draft of the protocol: the drills name the danger and what must save us."""
 
 FOUND = {
+    "deferred_by_several_leaders",
+    "one_partition_away",
+    "patience_ends",
     "cancel_beside_messages",
     "crashed_repair",
     "many_cancels",

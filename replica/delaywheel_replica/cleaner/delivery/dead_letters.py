@@ -7,8 +7,9 @@ Checked before anything is produced:
 | topic not asked for yet | wait for Kafka's answer, `PATIENCE_S` at most; then try |
 | an answer that is not `FRESH_S` young, and would make dead letters | the same |
 | topic missing, or its name illegal | dead letter |
-| topic in trouble (troubles.py) | wait as long as troubles.py allows; then dead letters |
-|   | until it is well |
+| topic, or its partition, in trouble (troubles.py) | deferred (deferring.py), as long as its |
+|   | patience lasts. Where that is not possible: wait as long as troubles.py allows; then dead |
+|   | letters, until it is well |
 | a message that its topic would refuse (suitability.py) | dead letter |
 | a message that has expired (expiring.py), whatever its topic is like | dead letter |
 | found guilty by a search | dead letter |
@@ -27,8 +28,7 @@ passed without an answer about one topic, the next ones get `ANSWER_S`.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -39,12 +39,20 @@ from numpy.typing import NDArray
 
 from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.delivery.bisection import Findings, MessageName, name_of
+from delaywheel_replica.cleaner.delivery.deferring import Patience, partition_of
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.suitability import Unsuited, find_unsuited
 from delaywheel_replica.cleaner.delivery.topics import Topic, TopicState
-from delaywheel_replica.cleaner.delivery.troubles import PATIENCE_S, RECENT_S, Allowance, Troubles
-from delaywheel_replica.cleaner.due.rows import DueMessage, DueRows
+from delaywheel_replica.cleaner.delivery.troubles import (
+    PATIENCE_S,
+    RECENT_S,
+    TAKES_NOTHING,
+    Allowance,
+    Troubles,
+)
+from delaywheel_replica.cleaner.due.rows import NO_DUE_ROWS, DueMessage, DueRows, join_rows
+from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.kafka_settings import KafkaNames
@@ -98,6 +106,7 @@ class Plan:
     Attributes:
         rows: Those to be forwarded.
         dead: Those to be dead-lettered.
+        deferred: Those that go to the ingress topic, as they are sent there.
         batch_limits: Topics whose largest batch is below the client's, in bytes.
         look_up: Topics that the clients should look up first, because their metadata may be
             outdated: a topic got more partitions, or a transaction failed although nothing is wrong
@@ -107,6 +116,7 @@ class Plan:
 
     rows: DueRows
     dead: list[Condemned] = field(default_factory=list)
+    deferred: DueRows = NO_DUE_ROWS
     batch_limits: Mapping[str, int] = field(default_factory=dict)
     look_up: frozenset[str] = frozenset()
     partitions: Mapping[str, int] = field(default_factory=dict)
@@ -178,8 +188,8 @@ class DeadLetters:
         compresses: bool,
         batch_size_bytes: int,
         ttl_header: str = TTL_HEADER,
-        monotonic: Callable[[], float] = time.monotonic,
-        wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        patience: Patience | None = None,
+        clock: Clock,
     ) -> None:
         """Begins without known troubles.
 
@@ -188,7 +198,7 @@ class DeadLetters:
             compresses: The producers compress, so sizes are not known beforehand.
             batch_size_bytes: The largest batch that the producers make of several messages.
             ttl_header: The header that states a message's time to live; empty: none.
-            wall_ms: The wall clock.
+            patience: How messages are deferred; None: they are not.
         """
         self._topics = topics
         self._bisection = trials
@@ -196,10 +206,12 @@ class DeadLetters:
         self._compresses = compresses
         self._batch_size_bytes = batch_size_bytes
         self._ttl_header = ttl_header
-        self._monotonic = monotonic
-        self._wall_ms = wall_ms
+        self._patience = patience
+        self._turn = 0
+        self._monotonic = clock.monotonic
+        self._wall_ms = clock.wall_ms
         self._troubles = Troubles()
-        self._allowance = Allowance(monotonic())
+        self._allowance = Allowance(clock.monotonic())
         self._unknown = _Questions()
         self._doubtful = _Questions()
         self._partitions: dict[str, int] = {}
@@ -217,7 +229,7 @@ class DeadLetters:
 
     @property
     def unavailable_topics(self) -> tuple[str, ...]:
-        """The topics whose messages are dead-lettered until the topics accept messages again."""
+        """The topics that take nothing, or whose partitions do: their messages go elsewhere."""
         return self._troubles.given_up
 
     def begin_term(self, progress: Progress | None) -> None:
@@ -297,7 +309,15 @@ class DeadLetters:
         if held is not None:
             return held
         topics = self._look_at(names, now)
-        return self._wait_for(names, now) or self._divide(rows, topics, now)
+        rows, stuck = self._routed(rows, topics)
+        taken_in = self._well_ingress(now) if stuck.any() else ()
+        if stuck.any() and self._patience is not None:
+            names |= {self._patience.ingress}
+        return (
+            self._asked_for(names, now)
+            or self._wait_for(rows.take(stuck).topic_names(), now, can_defer=bool(taken_in))
+            or self._divide(rows, topics, stuck, taken_in, now)
+        )
 
     def _prune(self, names: set[str], now: float) -> None:
         self._troubles.prune(now)
@@ -419,17 +439,82 @@ class DeadLetters:
         self._troubles.look(usable, now)
         return usable
 
-    def _wait_for(self, names: set[str], now: float) -> Hold | None:
-        """Whether any of these topics must be waited for."""
-        if asking := self._asking(names, now):
-            return self._hold("asking Kafka for", asking)
-        troubled = [name for name in names if self._troubles.cause(name) is not None]
-        patient = [name for name in troubled if self._troubles.has_patience(name, now)]
+    def _routed(
+        self, rows: DueRows, topics: Mapping[str, Topic]
+    ) -> tuple[DueRows, NDArray[np.bool_]]:
+        """Returns these rows, and which of them go where nothing is taken.
+
+        Of a topic that is well in part, messages that may go anywhere go there, to one partition.
+        """
+        stuck = np.zeros(len(rows), np.bool_)
+        records = rows.records
+        for number in np.unique(rows.topic_numbers).tolist():
+            name = rows.topics[number]
+            if self._troubles.cause(name) is None:
+                continue
+            mine = np.flatnonzero(rows.topic_numbers == number)
+            well = self._well(name, topics.get(name))
+            if not well:
+                stuck[mine] = True
+                continue
+            partitions = rows.partitions[mine]
+            is_free = (partitions == ANY_PARTITION) & (records["key_length"][mine] < 0)
+            partitions = self._chosen(rows.take(mine), partitions, topics[name].partitions)
+            partitions[is_free] = well[self._turn % len(well)]
+            self._turn += 1
+            stuck[mine] = np.isin(partitions, [*topics[name].troubled])
+            records = records.copy() if records is rows.records else records
+            records["partition"][mine[is_free]] = partitions[is_free]
+        return replace(rows, records=records), stuck
+
+    @staticmethod
+    def _chosen(rows: DueRows, partitions: NDArray[np.int32], count: int) -> NDArray[np.int32]:
+        """Returns the partition that each message of a topic goes to; ANY_PARTITION: to any."""
+        chosen = zip(partitions.tolist(), rows.keys(), strict=True)
+        return np.array(
+            [p if p >= 0 or key is None else partition_of(key, count) for p, key in chosen],
+            np.int32,
+        )
+
+    def _well(self, name: str, topic: Topic | None) -> Sequence[int]:
+        """Returns the partitions that take messages, as far as is known."""
+        if topic is None or topic.state not in (TopicState.PRESENT, *TAKES_NOTHING):
+            return ()
+        if self._troubles.cause(name) is None:
+            return range(topic.partitions)
+        if not (topic.troubled and self._troubles.is_partial(name)):
+            return ()
+        return [number for number in range(topic.partitions) if number not in topic.troubled]
+
+    def _well_ingress(self, now: float) -> Sequence[int]:
+        """Returns the partitions of the ingress topic by which messages can be deferred."""
+        if self._patience is None:
+            return ()
+        name = self._patience.ingress
+        return self._well(name, self._look_at({name}, now).get(name))
+
+    def _wait_for(self, names: set[str], now: float, *, can_defer: bool) -> Hold | None:
+        """Whether any of these topics, which take nothing, must be waited for."""
+        patient = [
+            name
+            for name in names
+            if self._troubles.has_patience(name, now) and not (can_defer and self._defers(name))
+        ]
         if patient and self._allowance.suffices:
             return self._hold("waiting, as they take nothing, for", patient)
-        for name in troubled:
+        for name in names:
             self._troubles.give_up(name)
         return None
+
+    def _defers(self, name: str) -> bool:
+        """Whether messages for a topic are deferred when it takes nothing."""
+        patience = self._patience
+        return patience is not None and name != patience.ingress and patience.of(name) > 0
+
+    def _asked_for(self, names: set[str], now: float) -> Hold | None:
+        """Whether Kafka's first answer about any of these topics must be waited for."""
+        asking = self._asking(names, now)
+        return self._hold("asking Kafka for", asking) if asking else None
 
     def _asking(self, names: set[str], now: float) -> list[str]:
         """Returns the topics of which Kafka's first answer is waited for."""
@@ -448,22 +533,34 @@ class DeadLetters:
 
     # --- messages
 
-    def _divide(self, rows: DueRows, topics: Mapping[str, Topic], now: float) -> Plan | Hold:
-        """Divides messages into those that can be forwarded and those that cannot."""
+    def _divide(
+        self,
+        rows: DueRows,
+        topics: Mapping[str, Topic],
+        stuck: NDArray[np.bool_],
+        taken_in: Sequence[int],
+        now: float,
+    ) -> Plan | Hold:
+        """Divides messages into those that can be forwarded and those that cannot.
+
+        Args:
+            stuck: Which go where nothing is taken.
+            taken_in: The partitions of the ingress topic by which these can be deferred.
+        """
         unsuited = self._find_unsuited(rows, topics, now)
         if isinstance(unsuited, Hold):
             return unsuited
-        good = np.ones(len(rows), dtype=np.bool_)
-        dead: list[Condemned] = []
+        good = ~stuck
+        deferred, dead = self._put_off(rows.take(stuck), taken_in, now)
         batch_limits: dict[str, int] = {}
         for number in np.unique(rows.topic_numbers).tolist():
             name = rows.topics[number]
             topic = topics.get(name)
-            verdict = self._verdict(name, topic)
-            if verdict is not None:
-                mask = rows.topic_numbers == number
+            reason = _verdict(topic)
+            if reason is not None:
+                mask = (rows.topic_numbers == number) & good
                 good &= ~mask
-                dead += [Condemned(message, *verdict) for message in rows.take(mask)]
+                dead += [Condemned(message, reason) for message in rows.take(mask)]
                 continue
             if topic is not None:
                 self._note_partitions(name, topic.partitions)
@@ -480,7 +577,43 @@ class DeadLetters:
                 dead.append(Condemned(message, *verdict))
         sound = rows if good.all() else rows.take(good)
         partitions = {name: topic.partitions for name, topic in topics.items() if topic.partitions}
-        return Plan(sound, dead, batch_limits, frozenset(self._look_up), partitions)
+        return Plan(sound, dead, deferred, batch_limits, frozenset(self._look_up), partitions)
+
+    def _put_off(
+        self, rows: DueRows, taken_in: Sequence[int], now: float
+    ) -> tuple[DueRows, list[Condemned]]:
+        """Defers messages that go where nothing is taken; the others are dead letters."""
+        deferred: list[DueRows] = []
+        dead: list[Condemned] = []
+        for number in np.unique(rows.topic_numbers).tolist():
+            name = rows.topics[number]
+            mine = rows.take(rows.topic_numbers == number)
+            cause = self._troubles.cause(name)
+            if taken_in and self._defers(name):
+                later, mine = self._deferred(mine, taken_in, now)
+                deferred.append(later)
+            dead += [Condemned(each, DeadReason.TOPIC_UNAVAILABLE, cause) for each in mine]
+        return join_rows(deferred, rows.wheels) if deferred else NO_DUE_ROWS, dead
+
+    def _deferred(
+        self, rows: DueRows, taken_in: Sequence[int], now: float
+    ) -> tuple[DueRows, DueRows]:
+        """Returns those of a topic's messages that come back, as they are sent, and the others."""
+        assert self._patience is not None
+        (name,) = rows.topic_names()
+        now_ms = self._wall_ms()
+        waited_ms = self._troubles.waited_ms(name, now)
+        dues_ms = self._patience.next_dues_ms(rows, waited_ms, now_ms)
+        partition = taken_in[self._turn % len(taken_in)]
+        self._turn += 1
+        sent = self._patience.deferred(rows, dues_ms, partition)
+        known = self._topics.find({self._patience.ingress})
+        unsuited = find_unsuited(
+            sent, known, self._names, compresses=self._compresses, now_ms=now_ms
+        )
+        fits = dues_ms > 0
+        fits[[*unsuited]] = False
+        return sent.take(fits), rows.take(~fits)
 
     def _find_unsuited(
         self, rows: DueRows, topics: Mapping[str, Topic], now: float
@@ -523,15 +656,6 @@ class DeadLetters:
             known = topic.limits.max_message_bytes
         return min(known, self._batch_limits.get(name, _UNLIMITED))
 
-    def _verdict(self, name: str, topic: Topic | None) -> tuple[DeadReason, str | None] | None:
-        """Returns why all messages of a topic are dead letters; None if they are not."""
-        if topic is not None and topic.state is TopicState.MISSING:
-            return DeadReason.TOPIC_MISSING, None
-        if topic is not None and topic.state is TopicState.ILLEGAL:
-            return DeadReason.TOPIC_ILLEGAL, None
-        cause = self._troubles.cause(name)
-        return None if cause is None else (DeadReason.TOPIC_UNAVAILABLE, cause)
-
     def _found_guilty(self, rows: DueRows) -> Unsuited:
         found: Unsuited = {}
         for row, message in enumerate(rows):
@@ -539,6 +663,16 @@ class DeadLetters:
             if cause is not None:
                 found[row] = _reason_of(cause), cause
         return found
+
+
+def _verdict(topic: Topic | None) -> DeadReason | None:
+    """Returns why all messages of a topic are dead letters; None if they are not."""
+    if topic is None:
+        return None
+    return {
+        TopicState.MISSING: DeadReason.TOPIC_MISSING,
+        TopicState.ILLEGAL: DeadReason.TOPIC_ILLEGAL,
+    }.get(topic.state)
 
 
 def condemn(message: DueMessage, code: str) -> Condemned:

@@ -412,6 +412,8 @@ class Forwarder:
             if ends_batch:
                 own.flush()
         self._write_dead(dead, own)
+        own.write(outcomes.forwarded(names, plan.deferred, situation.now_ms))
+        own.write(outcomes.deferred(names, plan.deferred))
         unasked = self._ask(halves.letters_of(step, names), situation, own)
         dead += unasked
         own.write(outcomes.dropped(names, step.dropped.others if unasked else step.dropped))
@@ -424,6 +426,7 @@ class Forwarder:
         counted = Counter(
             forwarded=sum(map(len, forwarded)) - passed_on,
             dead_lettered=len(dead),
+            deferred=len(plan.deferred),
             cancelled=counts[MessageOutcome.CANCELLED],
             duplicates=counts[MessageOutcome.DUPLICATE],
             halves_passed_on=passed_on,
@@ -491,10 +494,11 @@ class _OwnRecords:
 
 def _load(plan: Plan) -> Load:
     """Returns what was written; our own records go to few partitions, however many they are."""
-    rows, own = plan.rows, 1 + bool(plan.dead)
-    dead_bytes = sum(len(each.message.value or b"") for each in plan.dead)
+    rows, own = plan.rows, 1 + bool(plan.dead) + bool(len(plan.deferred))
+    other_bytes = sum(len(each.message.value or b"") for each in plan.dead)
+    other_bytes += plan.deferred.length_bytes
     touched = (own + count for count in rows.partitions_touched(plan.partitions))
-    return Load(rows.length_bytes + dead_bytes, *touched)
+    return Load(rows.length_bytes + other_bytes, *touched)
 
 
 def _was_done(lost: LostFrames, progress: Progress | None) -> bool:

@@ -30,40 +30,20 @@ not end a message that is due later: it is marked as having none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel import ingress
-from delaywheel.headers import encode_headers
 from delaywheel.record_headers import COMMITTED
 from delaywheel_replica.cleaner.delivery.dead_letters import Condemned
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState, Records
 from delaywheel_replica.cleaner.due.steps import Step
-from delaywheel_replica.cleaner.ingress.half_letters import (
-    HeaderPairs,
-    letter_headers,
-    split_headers,
-)
+from delaywheel_replica.cleaner.ingress.half_letters import letter_headers, split_headers
+from delaywheel_replica.cleaner.ingress.rewriting import AsSent, requested, rewritten
 from delaywheel_replica.kafka_settings import KafkaNames
 
 _LONGEST_MS = 86_400_000
 """Holds are of seconds: more is the doing of a clock."""
-
-
-class _AsSent(NamedTuple):
-    """A half as it is sent."""
-
-    topic: str
-    headers: HeaderPairs
-    partition: int
-    timestamp_ms: int
-    state: HalfState
-    has_ttl: bool
-    early_ms: int = 0
 
 
 def messages_of(step: Step, now_ms: int, names: KafkaNames) -> DueRows:
@@ -77,9 +57,7 @@ def messages_of(step: Step, now_ms: int, names: KafkaNames) -> DueRows:
     halves = np.flatnonzero(rows.records["half"])
     if len(halves):
         early_ms = iter(_early_ms(rows.records.take(halves), now_ms).tolist())
-        rows = _rewritten(
-            rows, halves, lambda half: _committed(half, next(early_ms), now_ms, names)
-        )
+        rows = rewritten(rows, halves, lambda half: _committed(half, next(early_ms), now_ms, names))
     return rows
 
 
@@ -97,7 +75,7 @@ def _early_ms(halves: Records, now_ms: int) -> NDArray[np.int64]:
 def letters_of(step: Step, names: KafkaNames) -> DueRows:
     """Returns the letters about the halves of a step that nobody committed."""
     asked = step.dropped.asked
-    return _rewritten(asked, np.arange(len(asked)), lambda half: _letter(half, names))
+    return rewritten(asked, np.arange(len(asked)), lambda half: _letter(half, names))
 
 
 def unasked(letters: DueRows, objection: str) -> list[Condemned]:
@@ -110,12 +88,12 @@ def passed_on(rows: DueRows) -> DueRows:
     return rows.take(rows.records["half"] == HalfState.PASSED_ON)
 
 
-def _committed(half: DueMessage, early_ms: int, now_ms: int, names: KafkaNames) -> _AsSent:
+def _committed(half: DueMessage, early_ms: int, now_ms: int, names: KafkaNames) -> AsSent:
     own, _, deliver_at_ms = split_headers(half.headers)
     if deliver_at_ms is None or deliver_at_ms <= now_ms:
         if early_ms:
             own.append((COMMITTED, b"%d" % (half.due_ms - early_ms)))
-        return _AsSent(
+        return AsSent(
             half.topic,
             own,
             half.partition,
@@ -124,43 +102,12 @@ def _committed(half: DueMessage, early_ms: int, now_ms: int, names: KafkaNames) 
             has_ttl=True,
             early_ms=early_ms,
         )
-    own.append((ingress.TOPIC, half.topic.encode()))
-    own.append((ingress.DELIVER_AT, b"%d" % deliver_at_ms))
-    if half.partition != ABSENT:
-        own.append((ingress.PARTITION, b"%d" % half.partition))
-    if half.timestamp_ms != ABSENT:
-        own.append((ingress.TIMESTAMP, b"%d" % half.timestamp_ms))
-    return _AsSent(names.ingress, own, ABSENT, ABSENT, HalfState.PASSED_ON, has_ttl=False)
+    own += requested(half, deliver_at_ms)
+    return AsSent(names.ingress, own, ABSENT, ABSENT, HalfState.PASSED_ON, has_ttl=False)
 
 
-def _letter(half: DueMessage, names: KafkaNames) -> _AsSent:
+def _letter(half: DueMessage, names: KafkaNames) -> AsSent:
     headers = letter_headers(
         half.headers, half.topic, half.due_ms, half.partition, half.timestamp_ms
     )
-    return _AsSent(names.halves, headers, ABSENT, ABSENT, HalfState.NONE, has_ttl=False)
-
-
-def _rewritten(
-    rows: DueRows, numbers: NDArray[np.intp], sent: Callable[[DueMessage], _AsSent]
-) -> DueRows:
-    """Returns these rows with some of them as they are sent."""
-    if not len(numbers):
-        return rows
-    records = rows.records.copy()
-    topics = {topic: number for number, topic in enumerate(rows.topics)}
-    parts: list[bytes] = []
-    start = 0
-    for number, half in zip(numbers.tolist(), rows.take(numbers), strict=True):
-        what = sent(half)
-        headers = encode_headers(what.headers)
-        content = (half.key or b"", half.value or b"", headers)
-        record = records[number]
-        record["blob"], record["start"] = len(rows.blobs), start
-        record["headers_length"] = len(headers)
-        record["topic"] = topics.setdefault(what.topic, len(topics))
-        record["partition"], record["timestamp_ms"] = what.partition, what.timestamp_ms
-        record["half"], record["early_ms"] = what.state, what.early_ms
-        record["ttl"] &= what.has_ttl
-        parts += content
-        start += sum(map(len, content))
-    return DueRows(records, tuple(topics), rows.wheels, [*rows.blobs, b"".join(parts)])
+    return AsSent(names.halves, headers, ABSENT, ABSENT, HalfState.NONE, has_ttl=False)

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
 
-from delaywheel.ingress import TOPIC
-from delaywheel.record_headers import HALF_TOPIC
+from delaywheel.ingress import DELIVER_AT, TOPIC
+from delaywheel.record_headers import HALF_TOPIC, last_of
 from delaywheel_replica.cleaner.due.given_up import LostFrames
 from delaywheel_replica.cleaner.due.rows import (
     Direct,
@@ -44,7 +44,7 @@ class DeadReason(StrEnum):
     TOPIC_MISSING = "TOPIC_MISSING"
     TOPIC_ILLEGAL = "TOPIC_ILLEGAL"
     TOPIC_UNAVAILABLE = "TOPIC_UNAVAILABLE"
-    """It accepted nothing for 5 s: the message may be sent again once it does."""
+    """It accepted nothing for as long as was waited: the message may be sent again once it does."""
     PARTITION_UNKNOWN = "PARTITION_UNKNOWN"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     KEY_MISSING = "KEY_MISSING"
@@ -60,6 +60,7 @@ class DeadReason(StrEnum):
 
 
 _NO_WHEEL = "ingress"
+_TO_INGRESS = frozenset({HalfState.PASSED_ON, HalfState.DEFERRED})
 
 
 @lru_cache(maxsize=1024)
@@ -88,6 +89,7 @@ def forwarded(names: KafkaNames, rows: DueRows, now_ms: int) -> Iterator[Record]
     for content, at, due_ms, accepted_at_ms, wheel, half in each_message:
         record = Record._make(content)
         headers = record.headers
+        first_due = [headers.pop()] if half == HalfState.DEFERRED else []
         headers += (
             ("dw-id", ids[at : at + _ID_DIGITS]),
             ("dw-due", b"%d" % due_ms),
@@ -96,8 +98,8 @@ def forwarded(names: KafkaNames, rows: DueRows, now_ms: int) -> Iterator[Record]
         )
         if record.timestamp_ms != NOW:
             headers.append(("dw-forwarded", b"%d" % now_ms))
-        if half == HalfState.PASSED_ON:  # there, an id counts only behind the last `dw-wheel`
-            headers.append(("dw-id", ids[at : at + _ID_DIGITS]))
+        if half in _TO_INGRESS:  # there, these count only behind the last `dw-wheel`
+            headers += (("dw-id", ids[at : at + _ID_DIGITS]), *first_due)
         yield record
 
 
@@ -175,6 +177,18 @@ def committed(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
     for message in rows:
         place = _place(message) | {"topic": _destination(message)}
         yield outcome_record(names, message.id, {"outcome": "committed", **place})
+
+
+def deferred(names: KafkaNames, rows: DueRows) -> Iterator[Record]:
+    """Yields outcomes of messages whose topic takes nothing, and that come back later.
+
+    One that was in no wheel has no acceptance that could end.
+    """
+    for message in rows:
+        if not isinstance(message.wheel, Direct):
+            until_ms = int(last_of(message.headers, DELIVER_AT) or 0)
+            outcome = {"outcome": "deferred", **_place(message), "until_ms": until_ms}
+            yield outcome_record(names, message.id, outcome | {"topic": _destination(message)})
 
 
 def _destination(message: DueMessage) -> str:

@@ -40,7 +40,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from heapq import nsmallest
 from itertools import islice
@@ -75,6 +75,9 @@ class TopicState(Enum):
     ILLEGAL = "illegal"
 
 
+_BY_PARTITION = (TopicState.PRESENT, TopicState.LEADERLESS)
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """A topic's requirements for each message.
@@ -101,12 +104,14 @@ class TopicDescription:
     Attributes:
         state: The topic's state, ignoring in-sync replicas.
         partitions: How many there are.
-        replicas: (in sync, all) of each partition that has fewer in sync than replicas.
+        unled: Those without a leader.
+        replicas: Of each partition that has fewer in sync than replicas: how many of both.
     """
 
     state: TopicState
     partitions: int = 0
-    replicas: frozenset[tuple[int, int]] = frozenset()
+    unled: frozenset[int] = frozenset()
+    replicas: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,8 @@ class Topic:
     """None: unknown (no permission to describe its configuration)."""
     limits_at: float = -LIMITS_S
     missing_since: float | None = None
+    troubled: frozenset[int] = frozenset()
+    """The partitions that take nothing; none: if the topic takes nothing, that is all of it."""
 
     @property
     def confirmed(self) -> bool:
@@ -407,7 +414,7 @@ class DestinationTopics:
 
         If replicas are missing, `min.insync.replicas` decides: an operator may lower it.
         """
-        if described.state not in (TopicState.PRESENT, TopicState.LEADERLESS):
+        if described.state not in _BY_PARTITION:
             return False
         known = self._callers.get(name) or self._used.get(name)
         if known is None or known.stale_before is not None or known.topic is None:
@@ -446,18 +453,25 @@ def _joined(
     if described.state is TopicState.MISSING:
         since = None if before is None else before.missing_since
         return Topic(described.state, asked_at, missing_since=asked_at if since is None else since)
-    topic = Topic(described.state, asked_at, described.partitions)
+    topic = Topic(described.state, asked_at, described.partitions, troubled=described.unled)
     if name in limits:
         topic = replace(topic, limits=limits[name], limits_at=asked_at)
     elif before is not None:
         topic = replace(topic, limits=before.limits, limits_at=before.limits_at)
-    if topic.state is TopicState.PRESENT and topic.limits is not None:
+    if topic.state in _BY_PARTITION and topic.limits is not None:
         least = topic.limits.min_insync
-        if any(in_sync < min(least, replicas) for in_sync, replicas in described.replicas):
-            return replace(topic, state=TopicState.SHRUNK)
+        shrunk = {
+            number
+            for number, (in_sync, replicas) in described.replicas.items()
+            if in_sync < min(least, replicas)
+        }
+        if shrunk:
+            is_led = topic.state is TopicState.PRESENT
+            state = TopicState.SHRUNK if is_led else topic.state
+            return replace(topic, state=state, troubled=topic.troubled | shrunk)
     return topic
 
 
 def _reported(topic: Topic) -> tuple[Any, ...]:
     """Returns the part of an answer that is reported."""
-    return topic.state, topic.partitions, topic.limits, topic.confirmed
+    return topic.state, topic.partitions, topic.limits, topic.confirmed, topic.troubled

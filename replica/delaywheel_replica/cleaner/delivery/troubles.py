@@ -6,11 +6,13 @@
 | by a search | a trial transaction was not answered, or refused whatever was tried | a probe, which
               is such a trial, goes through, or Kafka says that the topic does not exist |
 
-A topic counts as a whole: one partition that does not answer is a trouble of its topic. So probes
+Where Kafka says which partitions take nothing, only messages for these are in trouble. To a search
+a topic counts as a whole: one partition that does not answer is a trouble of its topic. So probes
 write to every partition that the messages may go to; a message that happens to go to another
 partition than those that failed ends nothing.
 
-Two clocks bound the waiting:
+Messages that can be deferred (deferring.py) hold up no others: they are, as soon as the trouble is
+known. Where they cannot, two clocks bound the waiting:
 
 * Each topic has `PATIENCE_S` from the moment at which its trouble was first seen: when Kafka said
   so, which may be before a message for it was due, or when the transaction began that failed, less
@@ -22,7 +24,8 @@ Two clocks bound the waiting:
   as after an outage. So however many are in trouble, and whenever each begins, others are held up
   for 5 s, and from then on 5 s a minute at most, beside the time that it takes to find a topic.
 
-When either is used up, the messages of a topic in trouble are dead letters. Only trials of this
+When either is used up, the messages of a topic in trouble are dead letters. The topic counts as
+*given up* as soon as they are, or are deferred. Only trials of this
 term make dead letters: another leader may have mended the trouble meanwhile. Of the troubles of an
 earlier term only the patience that they used up is remembered, and that for `RECENT_S`.
 """
@@ -98,7 +101,7 @@ class _Trouble:
         ended_at: When it recovered; None: it has not.
         sample: What to probe with; None: Kafka itself reports the end.
         by_kafka: Kafka also said that it accepts nothing.
-        given_up: Messages for it are dead letters.
+        given_up: Messages for it are deferred, or dead letters.
     """
 
     since: float
@@ -159,6 +162,16 @@ class Troubles:
         trouble = self._of.get(name)
         return None if trouble is None or trouble.is_over else trouble.cause
 
+    def is_partial(self, name: str) -> bool:
+        """Whether a topic in trouble may be well in part: all that is known is Kafka's word."""
+        trouble = self._of.get(name)
+        return trouble is not None and not trouble.is_over and trouble.sample is None
+
+    def waited_ms(self, name: str, now: float) -> int:
+        """Returns for how long a topic in trouble has taken nothing."""
+        trouble = self._of[name]
+        return round((now - max(trouble.since, now - UNNEEDED_S)) * 1000)
+
     def has_patience(self, name: str, now: float) -> bool:
         """Whether a topic is in trouble and may still be waited for."""
         trouble = self._of.get(name)
@@ -167,12 +180,12 @@ class Troubles:
         return now - trouble.since < PATIENCE_S
 
     def give_up(self, name: str) -> None:
-        """Turns a topic's messages into dead letters until it works again."""
+        """Defers a topic's messages, or makes dead letters of them, until it works again."""
         self._of[name].given_up = True
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """The topics whose messages become dead letters."""
+        """The topics whose messages are deferred, or become dead letters."""
         return tuple(
             sorted(n for n, trouble in self._of.items() if trouble.given_up and not trouble.is_over)
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,6 +217,13 @@ class DueRows:
         for blob, begin, end in zip(*[column.tolist() for column in columns], strict=True):
             yield decode_headers(bytes(blobs[blob][begin:end]))
 
+    def keys(self) -> Iterator[bytes | None]:
+        """Copies the key of each message."""
+        records = self.records
+        columns = (records["blob"], records["start"], records["key_length"])
+        for blob, start, length in zip(*[column.tolist() for column in columns], strict=True):
+            yield None if length < 0 else bytes(self.blobs[blob][start : start + length])
+
     def __iter__(self) -> Iterator[DueMessage]:
         if not len(self.records):
             return
@@ -231,6 +238,9 @@ class DueRows:
             )  # fmt: skip
 
 
+NO_DUE_ROWS: Final = DueRows(np.zeros(0, RECORD), (), (), [])
+
+
 class HalfState(IntEnum):
     """Whether a message is a half, see core/leader/halves.py, and what is sent of it."""
 
@@ -240,6 +250,9 @@ class HalfState(IntEnum):
     """It is one, as it was accepted."""
     PASSED_ON = 2
     """What is sent goes to the ingress topic: the message is due later."""
+    DEFERRED = 3
+    """The same, of any message, as its topic takes nothing now. Its last header says when it was
+    due at first."""
 
 
 class MessageOutcome(IntEnum):

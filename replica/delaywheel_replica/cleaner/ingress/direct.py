@@ -13,6 +13,7 @@ import numpy as np
 
 from delaywheel_replica.cleaner.due.rows import (
     ABSENT,
+    NO_DUE_ROWS,
     RECORD,
     Direct,
     DueRows,
@@ -21,8 +22,6 @@ from delaywheel_replica.cleaner.due.rows import (
     join_rows,
 )
 from delaywheel_replica.core.ingress.underway import Forwarded
-
-_NO_ROWS = DueRows(np.zeros(0, RECORD), (), (), [])
 
 
 def direct_rows(
@@ -36,7 +35,7 @@ def direct_rows(
         ttl_header: those that may have this header are marked; empty: none is.
     """
     if not messages:
-        return _NO_ROWS
+        return NO_DUE_ROWS
     ttl = ttl_header.encode()
     records: Records = np.zeros(len(messages), RECORD)
     topics: dict[str, int] = {}

@@ -18,7 +18,7 @@ in between, and why it does not:
 | an answer is lost, the server dies | UNKNOWN: the record may be held, so only a wheel delivers it |
 | an answer comes after the end of the term | it is ignored; the next leader hands the record over again |
 | a transaction carries a direct message and its partition's offset | both are committed, or neither |
-| a direct message's topic takes nothing | the message waits, and with it the rest of its partition; other partitions continue. As any message, it becomes a dead letter when the topic's patience ends |
+| a direct message's topic takes nothing | it is deferred. Where it cannot be, it waits, and with it the rest of its partition, until it becomes a dead letter; other partitions continue |
 | records are read twice | those below the position are skipped |
 | a partition ends before what was read or announced of it | each leader reads it to that end, and no further; records announced after the end are reported as accepted or lost |
 | a topic is recreated | nothing of the new one counts (`IngressPort.recreated`) until this term starts again from what is committed, as a new leader does, and finds the new topic id |

@@ -11,7 +11,7 @@ caller set: a search begins at that time.
 | the topic itself | due, or the caller's timestamp, if that is earlier | may be delivered |
 | the dead-letter topic | due | may be dead letters |
 | the outcomes topic, first | due | are named by a cancel: if it took effect, that is there; |
-|   |   | or what became of a half instead, other than that it was delivered |
+|   |   | or what became of it instead, other than that it was delivered |
 | the halves topic | due | are halves that a group was asked about: its letter |
 | then the outcomes topic, all of it | due | the same: its answer |
 | then the dead-letter topic | due | the same, if it has no letter, and no answer is known: |
@@ -332,8 +332,8 @@ def _done_ms(asked: AskPlace) -> int:
 
 
 def _ended(message: Message) -> _Named | None:
-    """The message that an outcome says was withdrawn, or the half that was asked or passed on."""
-    return _named_by_outcome(message, "cancelled", "asked", "committed")
+    """The message that an outcome says was withdrawn or deferred, or the half that has an end."""
+    return _named_by_outcome(message, "cancelled", "deferred", "asked", "committed")
 
 
 def _answered(message: Message) -> _Named | None:

@@ -115,9 +115,15 @@ class KafkaTopicAdmin:
             },
             request_timeout=CALL_S,
         )
-        unserved = {at.topic for at, future in asked.items() if _is_not_led(future)}
-        self._served |= {name: new[name].partitions for name in new.keys() - unserved}
-        return {name: replace(new[name], state=TopicState.LEADERLESS) for name in unserved}
+        unserved: dict[str, set[int]] = {}
+        for at, future in asked.items():
+            if _is_not_led(future):
+                unserved.setdefault(at.topic, set()).add(at.partition)
+        self._served |= {name: new[name].partitions for name in new.keys() - unserved.keys()}
+        return {
+            name: replace(new[name], state=TopicState.LEADERLESS, unled=frozenset(numbers))
+            for name, numbers in unserved.items()
+        }
 
     def limits(self, names: Sequence[str]) -> Mapping[str, Limits | None]:
         """Returns each topic's limits; None if this node may not read them."""
@@ -175,14 +181,16 @@ def may_write(topic: Any) -> bool:
 
 
 def _described(topic: Any) -> TopicDescription:
-    state = TopicState.PRESENT
-    if any(partition.leader is None for partition in topic.partitions):
-        state = TopicState.LEADERLESS
+    unled = frozenset(each.id for each in topic.partitions if each.leader is None)
+    state = TopicState.LEADERLESS if unled else TopicState.PRESENT
     if not may_write(topic):
         state = TopicState.DENIED
-    copies = ((len(partition.isr), len(partition.replicas)) for partition in topic.partitions)
-    missing = frozenset((in_sync, replicas) for in_sync, replicas in copies if in_sync < replicas)
-    return TopicDescription(state, len(topic.partitions), missing)
+    lagging = {
+        each.id: (len(each.isr), len(each.replicas))
+        for each in topic.partitions
+        if len(each.isr) < len(each.replicas)
+    }
+    return TopicDescription(state, len(topic.partitions), unled, lagging)
 
 
 def _limits_of(config: Mapping[str, Any]) -> Limits:

@@ -17,6 +17,7 @@ from delaywheel.ingress import HalfAnswer
 from delaywheel.record_headers import (
     DEAD_PREFIX,
     DELIVERED_HEADERS,
+    FIRST_DUE,
     GROUP_NAME,
     HALF_DELIVER_AT,
     HALF_GROUP,
@@ -233,7 +234,8 @@ def _split(
         if not is_reserved(name):
             passed.append((name, value))
         elif name == _WHEEL:
-            asked.pop(ingress.ID, None)  # from an earlier delivery
+            for earlier in _OF_A_DELIVERY:
+                asked.pop(earlier, None)
         elif name in _ASKED:
             asked[name] = value
         elif name not in DELIVERED_HEADERS and not name.startswith(DEAD_PREFIX):
@@ -245,9 +247,11 @@ def _split(
 _ASKED: Final = frozenset(
     {
         *(ingress.TOPIC, *ingress.DUES, ingress.ID, ingress.PARTITION, ingress.TIMESTAMP),
-        *(ingress.CANCEL, ingress.COMMIT, ingress.ANSWER, HALF_GROUP, HALF_DELIVER_AT),
+        *(ingress.CANCEL, ingress.COMMIT, ingress.ANSWER, HALF_GROUP, HALF_DELIVER_AT, FIRST_DUE),
     }
 )
+_OF_A_DELIVERY: Final = (ingress.ID, FIRST_DUE)
+"""Before the last `_WHEEL` they are of an earlier delivery, and ask for nothing."""
 
 
 def _delayed(
@@ -274,6 +278,9 @@ def _delayed(
     if is_half:
         _check_halves(record, rules)
         ours, half_due_ms = _half(asked, due_ms)
+    first_due_ms = _optional(
+        asked, FIRST_DUE, lambda n: n in ingress.PLAUSIBLE_MS, UnfitReason.DUE_INVALID
+    )
     headers = _encoded(passed) + (encode_headers(ours) if is_half else b"")
     length_bytes = len(record.key or b"") + len(record.value or b"") + len(headers)
     most_bytes = rules.max_message_bytes
@@ -282,6 +289,8 @@ def _delayed(
     if length_bytes > most_bytes:
         detail = f"{length_bytes:,} bytes, at most {most_bytes:,}"
         raise _UnfitError(UnfitReason.MESSAGE_TOO_LARGE, detail)
+    if first_due_ms != ABSENT:  # a leader has deferred it: so long it was when it was accepted
+        headers += encode_headers([(FIRST_DUE, b"%d" % first_due_ms)])
     return Delayed(
         id_ or message_id(record.place, record.timestamp_ms),
         due_ms,

@@ -192,7 +192,8 @@ class CleanerStatus:
         dead_by_reason: Dead letters since then, by reason.
         lateness: How late messages were forwarded since then; None: not counted.
         commit_times: How long transactions took that were committed since then, likewise.
-        unavailable_topics: Topics whose messages become dead letters until they answer again.
+        unavailable_topics: Topics that take nothing, or some partition of which does: these
+            messages are deferred, or become dead letters.
         fences: Promises that it wants of every member, while it leads.
         fills: Wheel -> the seq up to which members that have fenced it may still fetch it, while
             this node leads.

@@ -28,6 +28,7 @@ _IS_DEAD: Final = {
 
 _ENDED: Final[Mapping[str | None, "pb.MessageState.ValueType"]] = {
     "cancelled": pb.MESSAGE_STATE_CANCELLED,
+    "deferred": pb.MESSAGE_STATE_DONE,
     "asked": pb.MESSAGE_STATE_ASKED,
     "committed": pb.MESSAGE_STATE_COMMITTED,
 }
@@ -84,8 +85,9 @@ class AskedPlaces:
     async def ended(self, message: pb.StoredMessage) -> "pb.MessageState.ValueType | None":
         """What became of a message that is done; None: nothing proves it.
 
-        CANCELLED, also if it has another due; of a half also ASKED, and COMMITTED if its message is
-        due later; DEAD_LETTERED, with the reason, which is added; otherwise DELIVERED.
+        CANCELLED, also if it has another due; DONE if it was deferred; of a half also ASKED, and
+        COMMITTED if its message is due later; DEAD_LETTERED, with the reason, which is added;
+        otherwise DELIVERED.
         """
         found = await self._look(self._question(message, is_named_by_cancel=True))
         if found is None or found.place is None:

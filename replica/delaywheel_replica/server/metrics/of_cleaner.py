@@ -175,6 +175,11 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     ),
     _counted("elections", "Times that this node began to lead.", "elections"),
     _counted("forwarded_messages", "Messages committed to their topics by this node.", "forwarded"),
+    _counted(
+        "deferred_messages",
+        "Messages whose topic took nothing, and that come back through the ingress topic.",
+        "deferred",
+    ),
     _counted("cancelled_messages", "Messages cancelled by their callers.", "cancelled"),
     _counted("duplicate_messages", "Retries dropped at their due.", "duplicates"),
     _counted(
@@ -280,7 +285,7 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     ),
     gauge(
         "unavailable_topics",
-        "Topics that take nothing now: their messages are dead-lettered; 100 are counted at most.",
+        "Topics that take nothing now: their messages are deferred, or dead-lettered; 100 at most.",
         _of(lambda status: len(status.unavailable_topics)),
     ),
     gauge(

@@ -1,0 +1,124 @@
+"""Defers messages whose topic takes nothing: they come back through the ingress topic, later.
+
+| a due message whose topic, or partition, takes nothing (troubles.py) | becomes |
+|---|---|
+| its patience has not ended, and the cluster's own ingress topic takes it | deferred |
+| its patience has ended | a dead letter, `TOPIC_UNAVAILABLE` |
+| there is no such topic, or it leads to some topics alone, or takes nothing itself | as without
+                                        patience: a dead letter once troubles.py waits no longer |
+
+A deferred message is done, with the outcome `deferred`; in the same transaction it goes to the
+ingress topic, with its id and another due, and is a message like any other from there on. So
+
+1. It is delivered once: each name (id and due) has one end, and the next one begins in the same
+   transaction. Whatever leaders come and go, nothing but Kafka and the wheels knows of it.
+2. It lies on the disks of as many nodes as any message; no process has it in memory.
+3. It holds up no other message, for however long its topic takes nothing.
+4. Its first due travels with it (`dw-first-due`): patience and time to live count from that.
+5. It can be cancelled by its present name; by an earlier one it is done.
+
+It comes back when it has waited half as long again as it, or its topic, has waited by then: so it
+is late by half of an outage more than the outage itself, and in an outage the messages that come
+back are no more than twice those that fall due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delaywheel.record_headers import FIRST_DUE, last_of
+from delaywheel_replica.cleaner.due.rows import ABSENT, DueMessage, DueRows, HalfState
+from delaywheel_replica.cleaner.ingress.rewriting import AsSent, requested, rewritten
+from delaywheel_replica.patterns import Pattern
+
+LEAST_WAIT_MS: Final = 500
+"""As often Kafka is asked whether a topic is well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long messages wait for topics that take nothing.
+
+    Attributes:
+        ingress: The topic through which they come back.
+        seconds: How long they wait.
+        of_topics: The same for some topics; the first pattern that fits counts.
+        span_ms: How far ahead a due may be.
+    """
+
+    ingress: str
+    seconds: float
+    of_topics: Sequence[tuple[Pattern, float]] = ()
+    span_ms: int = 86_400_000
+
+    def of(self, topic: str) -> float:
+        """Returns how many seconds messages for a topic wait."""
+        return next((s for pattern, s in self.of_topics if pattern.fits(topic)), self.seconds)
+
+    def next_dues_ms(self, rows: DueRows, waited_ms: int, now_ms: int) -> NDArray[np.int64]:
+        """Returns the dues at which messages of one topic come back; 0: their patience has ended.
+
+        Args:
+            rows: Messages of one topic.
+            waited_ms: How long their topic has taken nothing.
+            now_ms: The wall clock.
+        """
+        headers = zip(rows.headers(), rows.dues_ms.tolist(), strict=True)
+        firsts_ms = np.array([first_due_ms(*each) for each in headers], np.int64)
+        (topic,) = rows.topic_names()
+        left_ms = firsts_ms + round(self.of(topic) * 1000) - now_ms
+        waits_ms = np.maximum(now_ms - firsts_ms, waited_ms) // 2
+        waits_ms = np.minimum(np.minimum(waits_ms, left_ms), self.span_ms // 2)
+        dues_ms = now_ms + np.maximum(waits_ms, LEAST_WAIT_MS)
+        return np.where(left_ms > 0, dues_ms, 0)
+
+    def deferred(self, rows: DueRows, dues_ms: NDArray[np.int64], partition: int) -> DueRows:
+        """Returns messages as they go to this partition of the ingress topic, for new dues."""
+        due_ms = iter(dues_ms.tolist())
+        return rewritten(
+            rows,
+            np.arange(len(rows)),
+            lambda message: self._sent(message, next(due_ms), partition),
+        )
+
+    def _sent(self, message: DueMessage, due_ms: int, partition: int) -> AsSent:
+        first_ms = first_due_ms(message.headers, message.due_ms)
+        headers = [each for each in message.headers if each[0] != FIRST_DUE]
+        headers += [*requested(message, due_ms), (FIRST_DUE, b"%d" % first_ms)]
+        state = HalfState.DEFERRED
+        return AsSent(self.ingress, headers, partition, ABSENT, state, has_ttl=False)
+
+
+def first_due_ms(headers: Iterable[tuple[str, bytes | None]], due_ms: int) -> int:
+    """Returns when a message was due at first: before it was deferred, if it was.
+
+    Example:
+        >>> first_due_ms([], 7), first_due_ms([("dw-first-due", b"5")], 7)
+        (7, 5)
+    """
+    return int(last_of(headers, FIRST_DUE) or due_ms)
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Returns the partition that Kafka's clients choose for a key: murmur2, as Java's.
+
+    Example:
+        >>> [partition_of(key, 6) for key in (b"", b"a", b"order 17")]
+        [3, 4, 2]
+    """
+    mask, m = 0xFFFF_FFFF, 0x5BD1_E995
+    length = len(key)
+    h = 0x9747_B28C ^ length
+    whole = length - length % 4
+    for at in range(0, whole, 4):
+        k = int.from_bytes(key[at : at + 4], "little") * m & mask
+        h = h * m & mask ^ (k ^ k >> 24) * m & mask
+    if whole < length:
+        h = (h ^ int.from_bytes(key[whole:], "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return ((h ^ h >> 15) & 0x7FFF_FFFF) % partitions

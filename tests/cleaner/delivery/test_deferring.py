@@ -1,0 +1,276 @@
+"""Messages whose topic, or partition, takes nothing: they come back through the ingress topic."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cleaner.delivery.test_outcomes import A1, NAMES, NOW_MS, Leader, sent
+from cleaner.delivery.test_topics_in_trouble import (
+    BEGIN_S,
+    ITERATION_S,
+    LIMITS,
+    PRESENT,
+    Kafka,
+    rows_of,
+    run_once,
+)
+from delaywheel.headers import encode_headers
+from delaywheel.identity import WheelId
+from delaywheel_replica.cleaner.delivery import outcomes
+from delaywheel_replica.cleaner.delivery.dead_letters import DeadLetters, Hold, Plan
+from delaywheel_replica.cleaner.delivery.deferring import LEAST_WAIT_MS, Patience, partition_of
+from delaywheel_replica.cleaner.delivery.expiring import find_expired
+from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
+from delaywheel_replica.cleaner.delivery.topics import TopicState
+from delaywheel_replica.cleaner.due.rows import RECORD, Direct, DueRows
+from delaywheel_replica.cleaner.outside.ports import Record
+from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.ingress.reading import CommittedRecord, Delayed, IngressRules, read
+from delaywheel_replica.patterns import Pattern
+from support.due.wheels import Wheels, wheels_in_memory
+
+__all__ = ["wheels_in_memory"]
+
+PATIENCE_S = 120.0
+BAD = replace(PRESENT, state=TopicState.LEADERLESS)
+RULES = IngressRules({}, 1_000, frozenset())
+
+
+def judge(kafka: Kafka, **more: float) -> DeadLetters:
+    patience = Patience(
+        NAMES.ingress, PATIENCE_S, [(Pattern(topic), s) for topic, s in more.items()]
+    )
+    return DeadLetters(
+        kafka,
+        kafka,
+        NAMES,
+        compresses=False,
+        batch_size_bytes=1_000_000,
+        patience=patience,
+        clock=kafka,
+    )
+
+
+def now_ms(kafka: Kafka) -> int:
+    return round(kafka.now * 1000)
+
+
+def due_now(kafka: Kafka, *topics: str, before_s: float = 0.0) -> DueRows:
+    return rows_of(*topics, due_ms=round((kafka.now - before_s) * 1000))
+
+
+def read_again(record: Record, at: int = 0) -> Delayed:
+    place = IngressPlace(NAMES.ingress, 0, at)
+    taken = CommittedRecord(place, NOW_MS, record.key, record.value, record.headers)
+    request = read(taken, RULES)
+    assert isinstance(request, Delayed)
+    return request
+
+
+def dues_of(plan: Plan) -> list[int]:
+    headers = [dict(each) for each in plan.deferred.headers()]
+    return [int(each["dw-deliver-at"] or 0) for each in headers]
+
+
+def test_messages_for_a_topic_that_takes_nothing_hold_up_no_others() -> None:
+    kafka = Kafka({"good": PRESENT, "bad": BAD, NAMES.ingress: PRESENT})
+    judging, rows = judge(kafka), rows_of("good", "bad")
+    plans = [run_once(kafka, judging, rows) for _ in range(2)]
+    first = next(plan for plan in plans if plan is not None)
+    assert first.rows.topic_names() == {"good"}
+    assert (first.deferred.topic_names(), first.dead) == ({NAMES.ingress}, [])
+    assert kafka.now - BEGIN_S < 3 * ITERATION_S, "the first answers are waited for, nothing else"
+    assert judging.unavailable_topics == ("bad",)
+
+
+def test_each_wait_is_half_of_what_was_waited_by_then() -> None:
+    kafka = Kafka({"bad": BAD, NAMES.ingress: PRESENT})
+    judging = judge(kafka)
+    run_once(kafka, judging, due_now(kafka, "bad"))
+    waits_ms = []
+    for _ in range(4):
+        kafka.now += 10
+        deferring = judging.plan(due_now(kafka, "bad"))
+        assert isinstance(deferring, Plan)
+        waits_ms.append(dues_of(deferring)[0] - now_ms(kafka))
+    assert waits_ms == pytest.approx([5_000, 10_000, 15_000, 20_000], abs=200), "of its topic"
+    fresh = Kafka({"bad": BAD, NAMES.ingress: PRESENT})
+    judging = judge(fresh)
+    plan = run_once(fresh, judging, due_now(fresh, "bad", before_s=30))
+    plan = plan or run_once(fresh, judging, due_now(fresh, "bad", before_s=30))
+    assert plan is not None
+    assert dues_of(plan)[0] - now_ms(fresh) == pytest.approx(15_000, abs=200), "or of the message"
+
+
+def test_a_message_is_a_dead_letter_once_its_patience_has_ended() -> None:
+    kafka = Kafka({"bad": BAD, "brief": BAD, NAMES.ingress: PRESENT})
+    judging = judge(kafka, brief=10)
+    run_once(kafka, judging, due_now(kafka, "bad", "brief"))
+    kafka.now += 10
+    plan = run_once(kafka, judging, due_now(kafka, "bad", "brief", before_s=119))
+    assert plan is not None
+    assert [(each.message.topic, each.reason) for each in plan.dead] == [
+        ("brief", DeadReason.TOPIC_UNAVAILABLE)
+    ]
+    assert dues_of(plan)[0] - now_ms(kafka) < 1_000, "no later than its patience ends"
+    plan = run_once(kafka, judging, due_now(kafka, "bad", "brief", before_s=121))
+    assert plan is not None
+    assert len(plan.dead) == 2
+    assert not len(plan.deferred)
+
+
+@pytest.mark.parametrize("ingress", [None, TopicState.MISSING, TopicState.DENIED])
+def test_without_an_ingress_topic_messages_wait_as_if_there_were_no_patience(
+    ingress: TopicState | None,
+) -> None:
+    kafka = Kafka({"bad": BAD})
+    if ingress is not None:
+        kafka.topics[NAMES.ingress] = replace(PRESENT, state=ingress)
+    judging, waited_s = judge(kafka), 0.0
+    while (plan := run_once(kafka, judging, rows_of("bad"))) is None:
+        waited_s += ITERATION_S
+    assert 4 < waited_s < 6
+    assert [each.reason for each in plan.dead] == [DeadReason.TOPIC_UNAVAILABLE]
+
+
+def test_a_message_that_the_ingress_topic_does_not_take_is_not_deferred() -> None:
+    small = replace(PRESENT, limits=replace(LIMITS, max_message_bytes=100))
+    kafka = Kafka({"bad": BAD, NAMES.ingress: small})
+    judging = judge(kafka)
+    plan = run_once(kafka, judging, rows_of("bad")) or run_once(kafka, judging, rows_of("bad"))
+    assert plan is not None
+    assert len(plan.dead) == 1
+
+
+def keyed(kafka: Kafka, keys: list[bytes | None], partitions: list[int]) -> DueRows:
+    records = np.zeros(len(keys), RECORD)
+    records["value_length"] = records["timestamp_ms"] = -1
+    records["key_length"] = [-1 if key is None else len(key) for key in keys]
+    records["start"] = np.cumsum([0, *(len(key or b"") for key in keys[:-1])])
+    records["partition"], records["due_ms"] = partitions, now_ms(kafka)
+    blob = b"".join(key or b"" for key in keys)
+    return DueRows(records, ["half"], [WheelId("a", 1)], [memoryview(blob)])
+
+
+def test_only_messages_for_the_partitions_that_take_nothing_are_deferred() -> None:
+    partial = replace(BAD, partitions=4, troubled=frozenset({1, 2}))
+    kafka = Kafka({"half": partial, NAMES.ingress: PRESENT})
+    judging = judge(kafka)
+    keys = [b"%d" % number for number in range(40)]
+    named = [None] * 4
+    run_once(kafka, judging, keyed(kafka, [None], [0]))
+    plan = run_once(
+        kafka, judging, keyed(kafka, [*keys, *named, None], [-1] * 40 + [0, 1, 2, 3, -1])
+    )
+    assert plan is not None
+    stay = [partition_of(key, 4) in {0, 3} for key in keys]
+    assert 5 < sum(stay) < 35
+    assert len(plan.rows) == sum(stay) + 2 + 1
+    assert {-1, 0, 3} == set(plan.rows.partitions.tolist())
+    assert plan.rows.partitions.tolist()[-1] in {0, 3}, "one that goes anywhere goes where it can"
+    assert len(plan.deferred) == 40 - sum(stay) + 2
+    headers = [dict(each) for each in plan.deferred.headers()]
+    assert [each.get("dw-partition") for each in headers[-2:]] == [b"1", b"2"]
+    assert all("dw-partition" not in each for each in headers[:-2])
+
+
+def test_partitions_that_a_search_found_silent_are_not_known() -> None:
+    kafka = Kafka({"half": replace(PRESENT, partitions=4), NAMES.ingress: PRESENT})
+    kafka.silent = {"half"}
+    judging, rows = judge(kafka), keyed(kafka, [None], [0])
+    judging.failed(rows)
+    plan = run_once(kafka, judging, rows) or run_once(kafka, judging, rows)
+    assert plan is not None
+    assert len(plan.deferred) == 1
+
+
+def test_the_ingress_topic_is_used_where_it_is_well() -> None:
+    partial = replace(BAD, partitions=6, troubled=frozenset({0, 1, 3, 4, 5}))
+    kafka = Kafka({"bad": BAD, NAMES.ingress: partial})
+    judging = judge(kafka)
+    for _ in range(4):
+        plan = run_once(kafka, judging, rows_of("bad"))
+    assert plan is not None
+    assert plan.deferred.partitions.tolist() == [2]
+
+
+class DefersAll(DeadLetters):
+    """No topic takes anything."""
+
+    def __init__(self) -> None:
+        self.patience = Patience(NAMES.ingress, PATIENCE_S)
+        self.leader: Leader
+
+    def plan(self, rows: DueRows, ahead: object = None) -> Plan | Hold:
+        del ahead
+        if not len(rows):
+            return Plan(rows)
+        dues_ms = self.patience.next_dues_ms(rows, 0, self.leader.now_ms)
+        return Plan(rows.take(slice(0)), deferred=self.patience.deferred(rows, dues_ms, 2))
+
+    def committed(self) -> None:
+        """Nothing was tried."""
+
+
+def test_what_comes_back_is_the_same_message_under_another_due(wheels: Wheels) -> None:
+    own = (("x", b"1"), ("ttl", b"9"))
+    message = sent(1, headers=own, key=b"k", value=b"v", partition=3, timestamp_ms=NOW_MS - 7)
+    wheels.write(A1, [message])
+    leader = Leader(wheels)
+    leader.forwarder._dead_letters = letters = DefersAll()
+    letters.leader = leader
+    list(leader.transactions(200))
+    record, outcome = (r for r in leader.producers.committed if r.topic != NAMES.control)
+    assert (record.topic, record.partition) == (NAMES.ingress, 2)
+    request = read_again(record)
+    next_ms = leader.now_ms + LEAST_WAIT_MS
+    assert (request.id, request.due_ms, request.topic) == (message.id, next_ms, "orders")
+    assert (request.key, request.value, request.partition, request.timestamp_ms) == (
+        *(b"k", b"v", 3, NOW_MS - 7),
+    )
+    first = ("dw-first-due", b"%d" % message.due_ms)
+    assert request.headers == encode_headers([*own, first])
+    told = json.loads(outcome.value or b"")
+    assert (told["outcome"], told["id"], told["due_ms"], told["until_ms"], told["topic"]) == (
+        *("deferred", message.id.hex(), message.due_ms, next_ms, "orders"),
+    )
+    assert leader.forwarder.counters["deferred"] == 1
+    # Once more: its first due stays, and is there once.
+    again = replace(message, due_ms=next_ms, headers=(*own, first))
+    wheels.write(A1, [again])
+    before = len(leader.producers.committed)
+    list(leader.transactions(2_000))
+    record = next(r for r in leader.producers.committed[before:] if r.topic == NAMES.ingress)
+    assert read_again(record).headers == request.headers
+    leader.reader.close()
+
+
+def test_what_was_delivered_and_is_sent_again_begins_anew() -> None:
+    before = [("dw-first-due", b"1700000000000"), ("dw-id", b"00" * 16), ("dw-wheel", b"a.1")]
+    asked = [("dw-topic", b"orders"), ("dw-delay-ms", b"5")]
+    record = Record(NAMES.ingress, None, None, [*before, *asked])
+    assert read_again(record).headers == b""
+    assert b"dw-first-due" in read_again(record._replace(headers=[*asked, before[0]])).headers
+
+
+def test_a_message_in_no_wheel_has_no_acceptance_that_ends() -> None:
+    rows = rows_of("bad")
+    direct = replace(rows, wheels=[Direct("in", 1)])
+    patience = Patience(NAMES.ingress, PATIENCE_S)
+    dues = np.array([NOW_MS])
+    assert len(list(outcomes.deferred(NAMES, patience.deferred(rows, dues, 0)))) == 1
+    assert not list(outcomes.deferred(NAMES, patience.deferred(direct, dues, 0)))
+
+
+def test_the_time_to_live_counts_from_the_first_due() -> None:
+    headers = encode_headers([("ttl", b"30"), ("dw-first-due", b"1000000")])
+    records = np.zeros(1, RECORD)
+    records["key_length"] = records["value_length"] = records["timestamp_ms"] = -1
+    records["headers_length"], records["due_ms"], records["ttl"] = len(headers), 1_020_000, True
+    rows = DueRows(records, ["t"], [WheelId("a", 1)], [memoryview(headers)])
+    assert not find_expired(rows, 1_029_999, "ttl")
+    assert find_expired(rows, 1_030_000, "ttl")
