@@ -1318,8 +1318,13 @@ class CancelManyResponse(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     LOOKED_FIELD_NUMBER: _builtins.int
+    HALVES_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """Empty on the last page: everything requested was examined."""
+    halves: _builtins.int
+    """Half messages that matched and wait for their senders' word, or go out by it: they are left
+    alone, and in no result.
+    """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___CancelResult]: ...
     @_builtins.property
@@ -1330,10 +1335,11 @@ class CancelManyResponse(_message.Message):
         results: _abc.Iterable[Global___CancelResult] | None = ...,
         next_page_token: _builtins.str = ...,
         looked: Global___Looked | None = ...,
+        halves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["looked", b"looked"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["looked", b"looked", "next_page_token", b"next_page_token", "results", b"results"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["halves", b"halves", "looked", b"looked", "next_page_token", b"next_page_token", "results", b"results"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

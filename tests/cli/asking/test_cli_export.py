@@ -21,6 +21,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.doing.many import message_of_json
 from delaywheel_replica.cli.printing.shapes import message_line
 from support.clients.command import Command
+from support.clients.fake_service import answer
 from support.clients.scripted_node import ScriptedNode
 
 DUE_MS = 1_900_000_000_123
@@ -90,6 +91,27 @@ def test_a_line_without_its_value_cancels_nothing(command: Command, tmp_path: Pa
     ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
     assert (ended.code, ended.out) == (2, "")
     assert "line 1 has no value" in ended.err
+
+
+def test_a_line_of_a_half_message_cancels_nothing(command: Command, tmp_path: Path) -> None:
+    """Its sender would hear that it is committed, and it would be delivered nowhere."""
+    file = tmp_path / "lines"
+    half = {"handle": f"n1.7:1900000000:{'00' * 16}", "value": None, "headers": [["dw-half", "g"]]}
+    file.write_text(json.dumps(half))
+    ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
+    assert (ended.code, ended.out) == (2, "")
+    assert "line 1 is of a half message" in ended.err
+
+
+def test_half_messages_are_left_out(command: Command, node: ScriptedNode) -> None:
+    stored = [pb.StoredMessage(handle=f"n1.7:1900000000:{n:032x}", value=b"v") for n in range(3)]
+    stored[1].headers.add(name="dw-half", value=b"shop")
+    node.search = answer(pb.SearchResponse(messages=stored))
+    ended = command("export")
+    assert [json.loads(line)["handle"] for line in ended.out.splitlines()] == [
+        stored[0].handle, stored[2].handle,
+    ]  # fmt: skip
+    assert "1 half message left out" in ended.err
 
 
 def test_a_cluster_that_answers_late_is_asked_again(

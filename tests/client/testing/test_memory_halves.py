@@ -195,6 +195,17 @@ def test_programs_of_the_document(db: sqlite3.Connection) -> None:
     assert db.execute("SELECT count(*) FROM delaywheel_barrier").fetchone() == (2,)
 
 
+def test_cancels_of_many_leave_halves_alone() -> None:
+    with MemoryService() as service, service.client() as client:
+        half = client.begin("orders", b"half", group="shop")
+        client.begin("orders", b"gone", group="shop").rollback()
+        plain = client.produce("orders", b"plain", delay="1h")
+        done = client.cancel_many("orders")
+        assert (done.cancelled, done.halves, done.complete) == ((plain,), 1, True)
+        half.commit()
+        assert values(service) == [b"half"]
+
+
 def test_what_is_refused() -> None:
     with MemoryService() as service, service.client() as client:
         half = client.begin("orders", b"v", group="shop")

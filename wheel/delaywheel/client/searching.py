@@ -45,6 +45,7 @@ class ManyCancelled:
             unknown.
         already_delivered: They are in their topics, or dead letters.
         not_found: Of handles: they were never accepted.
+        halves: How many half messages matched and were left alone: their senders decide.
     """
 
     cancelled: tuple[Handle, ...]
@@ -54,6 +55,7 @@ class ManyCancelled:
     complete: bool
     already_delivered: tuple[Handle, ...] = ()
     not_found: tuple[Handle, ...] = ()
+    halves: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class CancellingMany:
         # By handle and due: what is rescheduled within its second keeps its handle.
         self._results: dict[tuple[str, int], pb.CancelOutcome.ValueType] = {}
         self._incomplete = False
+        self._halves = 0
         self.done = limit < 1
         """Whether there is nothing more to ask."""
 
@@ -155,6 +158,7 @@ class CancellingMany:
         """Adds the results of a page."""
         for result in page.results:
             self._results.setdefault((result.handle, result.due_ms), result.outcome)
+        self._halves += page.halves
         self._incomplete |= page.looked.incomplete
         self._request.page_token = page.next_page_token
         self.done = not page.next_page_token or len(self._results) >= self._limit
@@ -170,6 +174,7 @@ class CancellingMany:
             self._handles_with({moved}, but=self._stays()),
             not self._request.page_token and not self._incomplete and self._limit > 0,
             already_delivered=self._handles_with({delivered}),
+            halves=self._halves,
         )
 
     def _stays(self) -> frozenset[bytes]:

@@ -345,6 +345,9 @@ class _Servicer(pb_grpc.DelayWheelServicer):
             page, token = _page(found, request.page_token, request.limit)
             answer = pb.CancelManyResponse(next_page_token=token, looked=pb.Looked(node="memory"))
             for kept in page:
+                if is_half(kept.sent):
+                    answer.halves += kept.standing is Standing.PENDING
+                    continue
                 was_pending = kept.standing is Standing.PENDING
                 outcome = pb.CANCEL_OUTCOME_UNSPECIFIED
                 if not (request.dry_run and was_pending):

@@ -364,6 +364,7 @@ def cancelled_many(row: pb.CancelManyResponse, *, dry_run: bool) -> dict[str, An
             }
             for each in row.results
         ],
+        "halves": row.halves,
         "looked": looked(row.looked),
     }
 

@@ -29,7 +29,7 @@ from delaywheel_replica.server.changing.pending import Answered, Decided
 from delaywheel_replica.server.changing.permission import in_order, judged
 from delaywheel_replica.server.lookup.filters import Wanted, wanted_of
 from delaywheel_replica.server.lookup.references import Reference, reference_of
-from delaywheel_replica.server.lookup.search import Asked, Page, Search
+from delaywheel_replica.server.lookup.search import Asked, Search
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S, CallsToNodes
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
@@ -51,7 +51,8 @@ _Answered = Answered | pb.MessageCancelled | None
 # This many calls of CancelMany hold a page at once, and of one principal no more than are left to
 # others. Further ones are refused before anything is written.
 _PAGES_AT_ONCE: Final = 16
-_CANCELLED: Final = frozenset({pb.MESSAGE_STATE_CANCELLED, pb.MESSAGE_STATE_ROLLED_BACK})
+_HELD: Final = frozenset({pb.MESSAGE_STATE_HELD, pb.MESSAGE_STATE_COMMITTED})
+_HALVES: Final = _HELD | {pb.MESSAGE_STATE_ROLLED_BACK, pb.MESSAGE_STATE_ASKED}
 
 
 class Cancels:
@@ -123,6 +124,9 @@ class CancelMany:
     call finds again what is not due yet, with the earlier cancels, and reports the same. So a
     caller that did not receive the answer repeats the call.
 
+    Half messages are left alone, and counted: whoever has something to do with their topic would
+    decide over transactions that are open. Their senders roll them back, or a cancel names them.
+
     The node that is asked judges its caller, as for all calls. It passes on in which topics that
     may change something, so that the leader's node finds nothing else, whatever grants it has
     itself.
@@ -183,13 +187,15 @@ class CancelMany:
             raise RequestRefusedError(Reason.NO_LEADER)
         asked = Asked(wanted, request.page_token, request.limit, with_cancelled=True)
         page = await self._search.page(asked, principal)
-        results = await self._results(page, dry_run=request.dry_run)
+        messages = [message for message in page.messages if message.state not in _HALVES]
+        results = await self._results(messages, dry_run=request.dry_run)
         answer = pb.CancelManyResponse(
             next_page_token=page.next_token,
             looked=page.looked(self._view.status().heartbeat.node),
+            halves=sum(message.state in _HELD for message in page.messages),
         )
-        for message, outcome in zip(page.messages, results, strict=True):
-            was_cancelled = message.state in _CANCELLED
+        for message, outcome in zip(messages, results, strict=True):
+            was_cancelled = message.state == pb.MESSAGE_STATE_CANCELLED
             answer.results.add(
                 handle=message.handle,
                 due_ms=message.due_ms,
@@ -200,20 +206,20 @@ class CancelMany:
         return answer
 
     async def _results(
-        self, page: Page, *, dry_run: bool
+        self, messages: Sequence[pb.StoredMessage], *, dry_run: bool
     ) -> Iterable["pb.CancelOutcome.ValueType"]:
-        references = [Reference.of(message.id, message.due_ms) for message in page.messages]
+        references = [Reference.of(message.id, message.due_ms) for message in messages]
         if not references:
             return ()
         if dry_run:
-            return await self._cancelled_before(page, references)
+            return await self._cancelled_before(messages, references)
         return list(map(_outcome, await self._groups.cancel(references, WAIT_S)))
 
     async def _cancelled_before(
-        self, page: Page, references: Sequence[Reference]
+        self, messages: Sequence[pb.StoredMessage], references: Sequence[Reference]
     ) -> Iterable["pb.CancelOutcome.ValueType"]:
         """What is known of messages that have a cancel; of all others nothing is said."""
-        are_cancelled = [message.state in _CANCELLED for message in page.messages]
+        are_cancelled = [message.state == pb.MESSAGE_STATE_CANCELLED for message in messages]
         decided = iter(await self._finder.known(list(compress(references, are_cancelled))))
         return [
             _outcome(next(decided)) if is_cancelled else pb.CANCEL_OUTCOME_UNSPECIFIED

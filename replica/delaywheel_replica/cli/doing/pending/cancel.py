@@ -133,6 +133,7 @@ class _Many:
         whole = pb.CancelManyResponse()
         for page in self._pages(dry_run=dry_run):
             whole.results.extend(page.results)
+            whole.halves += page.halves
             add_looked(whole.looked, page.looked)
         return whole
 
@@ -189,6 +190,8 @@ def _print(answer: pb.CancelManyResponse, *, as_json: bool, dry_run: bool) -> No
             say(f"{number:,} {words}")
     if elsewhere := len(_gone_elsewhere(answer)):
         say(f"{elsewhere:,} rescheduled, not found at the new due: delivered, or look again")
+    if answer.halves:
+        note(f"{counted(answer.halves, 'half message')} left alone: their senders decide")
     looked = answer.looked
     if looked.HasField("to_slot"):
         since = clock(looked.to_slot)

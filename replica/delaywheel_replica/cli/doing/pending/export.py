@@ -10,6 +10,9 @@ To move messages to another cluster takes two runs, and a file between them:
 
 So each line of the second file is of a message that this cluster will not deliver, and it delivers
 every other one of the first. Nothing is cancelled before its content lies in a file.
+
+Half messages stay, as they wait for a transaction of their senders for seconds: they are in no
+export, and a line of one is refused.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from typing import Final, Unpack
 from delaywheel import Client, Handle, Reason
 from delaywheel.client.searching import ManyCancelled
 from delaywheel.errors import DelaywheelError
+from delaywheel.record_headers import HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.asking.sdk_failures import failure_of
 from delaywheel_replica.cli.doing.many import batches, opened
@@ -58,11 +62,14 @@ def export(
 def _list(wanted: pb.Filter, server: Nodes, timeout_s: float) -> None:
     """Prints page after page: no more than one is in memory."""
     looking = Looking(pb.SearchRequest(filter=wanted, with_content=True), server, timeout_s)
-    number = 0
+    number = halves = 0
 
     def lines() -> Iterator[dict[str, object]]:
-        nonlocal number
+        nonlocal number, halves
         for message in _patiently(looking, timeout_s):
+            if any(header.name == HALF_GROUP for header in message.headers):
+                halves += 1
+                continue
             if message.content_withheld:
                 text = (
                     f"you have no right 'read' in topic {message.topic}, and a line without the"
@@ -75,6 +82,8 @@ def _list(wanted: pb.Filter, server: Nodes, timeout_s: float) -> None:
 
     print_ndjson(lines())
     note(f"{counted(number, 'message')} exported")
+    if halves:
+        note(f"{counted(halves, 'half message')} left out: their senders decide")
     if looking.is_incomplete:
         raise CommandFailure(
             "NOT_ALL_EXAMINED", "a node is missing frames: there may be more, ask again"
@@ -165,6 +174,13 @@ def _handles(first: int, lines: Sequence[bytes]) -> dict[int, Handle]:
                     raise CommandFailure(
                         "LINE_INVALID",
                         f"line {first + place} has no value: what it names could not be moved",
+                        ExitCode.USAGE,
+                    )
+                if any(name == HALF_GROUP for name, _ in read.get("headers", ())):
+                    raise CommandFailure(
+                        "LINE_INVALID",
+                        f"line {first + place} is of a half message: its sender decides, leave it"
+                        " out",
                         ExitCode.USAGE,
                     )
             except (ValueError, TypeError, KeyError, DelaywheelError) as error:
