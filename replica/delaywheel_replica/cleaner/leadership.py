@@ -85,6 +85,9 @@ LED_TICK_S = QUIET_ROW_S
 """The same while another node leads: its silence counts only after four of these."""
 
 MIN_CALL_MS = 2_000
+THROTTLED_LATELY_MS = 30_000
+"""For so long after it was last throttled a leader says so."""
+
 STANDSTILL_S = 10.0
 """A progress that has not moved for so long stands still: topics in trouble are found by then."""
 
@@ -180,9 +183,12 @@ class Leadership:
 
     @property
     def pause_s(self) -> float:
-        """How long no transaction may begin, whatever happens; 0 if this node does not lead."""
+        """How long no transaction may begin, as far as is worth waiting for; 0: it does not lead.
+
+        What Kafka throttles waits for longer than the row may: it is looked at again meanwhile.
+        """
         forwarder = self._forwarder
-        return 0.0 if forwarder is None else forwarder.pause_s
+        return 0.0 if forwarder is None else min(forwarder.pause_s, TICK_S)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -304,6 +310,7 @@ class Leadership:
             lateness_ms=self._lateness_ms(),
             error=error,
             warnings=(*self._candidacy.warnings, *refused),
+            throttled=self._throttled(),
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
             fills=self._fills,
@@ -318,6 +325,16 @@ class Leadership:
             if forwarder is None
             else self._candidacy.halves_objection or unheard,
         )
+
+    def _throttled(self) -> str | None:
+        """Says what Kafka takes from this leader, if it has throttled it of late."""
+        forwarder = self._forwarder
+        rate = None if forwarder is None else forwarder.quota_bytes_per_s
+        late_ms = self._clock.monotonic_ms() - self._throttled_until_ms
+        if not rate or late_ms > THROTTLED_LATELY_MS:
+            return None
+        unit = 10 ** (len(str(rate)) - 1)  # one digit: the row is not written for each transaction
+        return f"it throttles the leader to about {rate // unit * unit:,} bytes a second"
 
     def _why_not(self, forwarder: Forwarder | None) -> str | None:
         """Returns why this node does not lead or forward."""
@@ -413,7 +430,14 @@ class Leadership:
             votes=server.votes,
             vote_round=server.vote_round,
             control_quiet_ms=now_ms - self._control_moved_ms,
+            throttled_until_ms=self._throttled_until_ms,
         )
+
+    @property
+    def _throttled_until_ms(self) -> int:
+        """Until when Kafka throttles this leader, by the monotonic clock."""
+        producers = self._candidacy.producers
+        return 0 if producers is None else producers.throttled_until_ms or 0
 
     def _step(self, event: Event) -> None:
         before = self._election.phase
@@ -487,8 +511,8 @@ class Leadership:
         assert server is not None  # without one, the machine has ended its term
         objection = self._candidacy.halves_objection
         forwarder.take_in(server.heartbeat.node, server.heartbeats, objection)
-        if forwarder.pause_s > 0:
-            return forwarder.pause_s
+        if self.pause_s > 0:
+            return self.pause_s
         now_ms = self._clock.wall_ms()
         planned, was_long = self._plan(forwarder, server, now_ms)
         if not (self._commit_wanted or was_long or planned):
@@ -496,7 +520,7 @@ class Leadership:
         done = self._transact(forwarder, planned, server, now_ms)
         if self._election.phase not in IN_TERM:
             return TICK_S
-        return forwarder.pause_s if done.behind else self._wait_s(forwarder, self._clock.wall_ms())
+        return self.pause_s if done.behind else self._wait_s(forwarder, self._clock.wall_ms())
 
     def _plan(
         self, forwarder: Forwarder, server: ServerStatus, now_ms: int
@@ -518,7 +542,7 @@ class Leadership:
         """Returns how long to wait: until the next due, one tick at most."""
         due_ms = None if forwarder.held else forwarder.next_due_ms()
         wait_s = TICK_S if due_ms is None else (due_ms - now_ms) / 1000
-        return max(forwarder.pause_s, 0.001, min(wait_s, TICK_S))
+        return max(self.pause_s, 0.001, min(wait_s, TICK_S))
 
     def _transact(
         self, forwarder: Forwarder, planned: Planned, server: ServerStatus, now_ms: int

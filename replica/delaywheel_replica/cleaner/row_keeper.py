@@ -75,6 +75,7 @@ class View:
     ingress_slot: int | None = None
     floor_wait: FloorWait | None = None
     standstill: Standstill | None = None
+    throttled: str | None = None
     halves_objection: str | None = None
 
     def status(
@@ -110,6 +111,7 @@ class View:
             halves_objection=self.halves_objection,
             floor_wait=self.floor_wait,
             standstill=self.standstill,
+            throttled=self.throttled,
         )
 
 

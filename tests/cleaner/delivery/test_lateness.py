@@ -49,6 +49,7 @@ class Refusing:
 
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
+        self.throttled_until_ms = None
         self.now_s = 0.0
         self.commit_s = 0.0
 
@@ -67,6 +68,9 @@ class Refusing:
 
     def write_own(self, number: int, records: Iterable[Record]) -> None:
         """Takes all of our own records."""
+
+    def flush(self, number: int, timeout_ms: int) -> bool:
+        return True
 
 
 def rows_due(*dues_ms: int) -> DueRows:

@@ -97,6 +97,17 @@ def clock_wrong_at_a_restart(script: Script) -> None:
 
 
 @TERM(r"kafka_faults", r"delivers")
+def throttled(script: Script) -> None:
+    """Kafka throttles the leader: more is due at once than the quota takes in half a minute."""
+    script.do(3_000, "kafka_faults", changes={"bytes_per_s": 4_000}, ms=FOREVER_MS)
+    script.flow(3_500, 30_000, 1_500, "b", delay_ms=2_000, patience_ms=6_000)
+    at_ms = script.about(5_000)
+    for turn in range(12):
+        script.send(at_ms + turn, "abc", delay_ms=3_000, count=30)
+    script.until_ms = 60_000
+
+
+@TERM(r"kafka_faults", r"delivers")
 def slow_ends(script: Script) -> None:
     """The brokers end a transaction so slowly that the leader's main thread waits."""
     us = script.about(script.random.choice((1_300_000, 2_500_000, 4_000_000, 5_000_000)), 300_000)

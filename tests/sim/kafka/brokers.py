@@ -24,7 +24,7 @@ A state that no client may cause raises `SimKafkaError`: see `SimKafka.check`.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 
@@ -34,9 +34,10 @@ from sim.kafka.faults import KafkaFaults, draw_us
 from sim.kafka.log import Entry, Partition, Transaction
 from sim.kafka.topic_troubles import TopicTroubles
 from sim.machine.clocks import SimClock
-from sim.machine.scheduler import US_PER_MS, Scheduler
+from sim.machine.scheduler import US_PER_MS, US_PER_S, Scheduler
 
 DOWN_RETRY_US = 100 * US_PER_MS
+QUOTA_WINDOW_S = 10
 
 
 class Code(StrEnum):
@@ -129,6 +130,7 @@ class SimKafka:
         self.troubles = TopicTroubles()
         self._topics: dict[str, list[Partition]] = {}
         self._ids: dict[str, _Coordinated] = {}
+        self._taken: deque[tuple[int, int]] = deque()
         self._down_since_us: int | None = None
         self._cut_since_us: dict[str, int] = {}
         self._visible: dict[str, list[Entry]] = {}
@@ -163,6 +165,17 @@ class SimKafka:
     def partitions(self, topic: str) -> list[Partition]:
         """The partitions of a topic; none if it does not exist."""
         return self._topics.get(topic, [])
+
+    def throttled_us(self, sent_bytes: int) -> int:
+        """Counts what was taken from a producer; returns for how long it is throttled."""
+        quota, now_us = self.faults.bytes_per_s, self.scheduler.now_us
+        if not quota:
+            return 0
+        self._taken.append((now_us, sent_bytes))
+        while self._taken[0][0] <= now_us - QUOTA_WINDOW_S * US_PER_S:
+            self._taken.popleft()
+        beyond = sum(each for _, each in self._taken) - quota * QUOTA_WINDOW_S
+        return max(0, beyond * US_PER_S // quota)
 
     # Which nodes can reach it.
 

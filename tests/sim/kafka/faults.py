@@ -38,6 +38,10 @@ class KafkaFaults:
     init_us: RangeUs = (50_000, 75_000)
     """How long an InitProducerId takes before it counts."""
 
+    bytes_per_s: int = 0
+    """The quota of all producers together; 0: none. What goes beyond it within `QUOTA_WINDOW_S` is
+    taken, and its connection is muted for as long as makes up for it."""
+
     lost_request: float = 0.0
     lost_reply: float = 0.0
     lost_init_reply: float = 0.0

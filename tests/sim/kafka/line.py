@@ -17,6 +17,7 @@ from typing import Any
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
 from sim.kafka.faults import RangeUs, draw_us
+from sim.machine.clocks import SimClock
 from sim.machine.scheduler import US_PER_MS, US_PER_S, Process, Signal
 
 CONNECT_RETRY_US = 100 * US_PER_MS
@@ -62,18 +63,16 @@ class KafkaLine:
         kafka: The brokers.
         node: Whose client this is.
         names: Of our topics and transactional ids.
-        wall_ms: The node's clock: records without a timestamp get it.
+        clock: The node's: records without a timestamp get its wall clock's time.
         scheduler: Of true time.
         random: The client's random stream.
     """
 
-    def __init__(
-        self, kafka: SimKafka, node: str, names: KafkaNames, wall_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, kafka: SimKafka, node: str, names: KafkaNames, clock: SimClock) -> None:
         self.kafka = kafka
         self.node = node
         self.names = names
-        self.wall_ms = wall_ms
+        self.clock = clock
         self.scheduler = kafka.scheduler
         self.random = kafka.scheduler.stream(f"kafka client {node} {kafka.scheduler.now_us}")
 

@@ -18,23 +18,22 @@ from sim.kafka.control import SimControl
 from sim.kafka.ingress import SimIngress, partitions_of
 from sim.kafka.line import KafkaLine
 from sim.kafka.producers import SimProducers
+from sim.machine.clocks import SimClock
 
 
 class SimKafkaClient:
     """One node's access to Kafka, as `KafkaPort` wants it."""
 
-    def __init__(
-        self, kafka: SimKafka, node: str, names: KafkaNames, wall_ms: Callable[[], int]
-    ) -> None:
+    def __init__(self, kafka: SimKafka, node: str, names: KafkaNames, clock: SimClock) -> None:
         """Begins with nothing sent.
 
         Args:
             kafka: The brokers.
             node: Whose client this is.
             names: Of our topics and transactional ids.
-            wall_ms: The node's clock: records without a timestamp get it.
+            clock: The node's: records without a timestamp get its wall clock's time.
         """
-        self._line = KafkaLine(kafka, node, names, wall_ms)
+        self._line = KafkaLine(kafka, node, names, clock)
 
     def check(self, *, has_wheels: bool) -> Checked:
         """Makes sure that Kafka answers and can keep our promises; creates our topics."""

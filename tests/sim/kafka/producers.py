@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from delaywheel_replica.cleaner.delivery.deferring import partition_of
-from delaywheel_replica.cleaner.kafka.producers import ABORT_MS
+from delaywheel_replica.cleaner.kafka.producers import ABORT_MS, THROTTLED_S
 from delaywheel_replica.cleaner.outside.ports import IDS, KafkaCallEnd, Record, RefusedRecord
+from delaywheel_replica.core.protocol.producer_quota import THROTTLED
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     VERDICTS,
     Call,
@@ -34,11 +35,8 @@ BUSY_RETRY_S = 0.02
 class SimProducers:
     """The producers of all transactional ids, as `ProducersPort` wants them.
 
-    Attributes:
-        answered_ms: None: simulated brokers answer all records of a transaction at once.
+    Simulated brokers answer all records of a transaction at once, or once they no longer throttle.
     """
-
-    answered_ms: int | None = None
 
     def __init__(self, line: KafkaLine) -> None:
         self._line = line
@@ -63,9 +61,19 @@ class SimProducers:
         """Hands over records without which the transaction must not be committed."""
         self._producers[number].write_own(records)
 
-    def flush(self, number: int, timeout_ms: int) -> None:
-        """Waits until the brokers have what was written."""
-        self._producers[number].flush(timeout_ms)
+    @property
+    def answered_ms(self) -> int | None:
+        """When records of a running transaction were last answered, or will be."""
+        return self.throttled_until_ms
+
+    @property
+    def throttled_until_ms(self) -> int | None:
+        """Until when Kafka has said that it throttles one of them."""
+        return max((one.throttled_until_ms for one in self._producers.values()), default=0) or None
+
+    def flush(self, number: int, timeout_ms: int) -> bool:
+        """Waits until the brokers have what was written, and take more."""
+        return self._producers[number].flush(timeout_ms)
 
     def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Ends the transaction with `last` as its last record."""
@@ -93,6 +101,9 @@ class SimProducer:
         self._failed: KafkaCallEnd | None = None
         self._queue: list[tuple[Partition, Record]] = []
         self._added: set[Partition] = set()
+        self._began_us = 0
+        self._throttled_until_us = 0
+        self.throttled_until_ms = 0
 
     def init(self, timeout_ms: int) -> KafkaCallEnd:
         """Fences older producers of this id and ends their transactions."""
@@ -119,6 +130,7 @@ class SimProducer:
         self._failed = self._fatal
         if self._epoch < 0:
             self._failed = _ended(Call.BEGIN, Code.NOT_READY)
+        self._began_us = self._line.scheduler.now_us
         self._queue = []  # records already sent keep the old ones
         self._added = set()
 
@@ -147,7 +159,20 @@ class SimProducer:
         if self._failed is not None:
             return False
         self._failed = self._send_queue(Call.FLUSH, self._deadline_us(timeout_ms))
-        return self._failed is None or self._failed.verdict is TransactionState.ABORT
+        if self._failed is not None:
+            return self._failed.verdict is TransactionState.ABORT
+        self._wait_out()
+        return self._failed is None
+
+    def _wait_out(self) -> None:
+        """Waits until the brokers take more, if the transaction can wait for so long."""
+        scheduler = self._line.scheduler
+        left_us = self._throttled_until_us - scheduler.now_us
+        if left_us > 0 and self._throttled_until_us > self._began_us + THROTTLED_S * US_PER_S:
+            cause = f"{THROTTLED}: for {left_us} us"
+            self._failed = KafkaCallEnd(TransactionState.ABORT, cause)
+        elif left_us > 0:
+            scheduler.sleep(left_us / US_PER_S)
 
     def commit(self, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Ends the transaction with `last` as its last record."""
@@ -182,7 +207,7 @@ class SimProducer:
             if record.key is not None:
                 number = partition_of(record.key, len(partitions))
         if record.timestamp_ms <= 0:
-            record = record._replace(timestamp_ms=line.wall_ms())
+            record = record._replace(timestamp_ms=line.clock.wall_ms())
         self._queue.append((partitions[number % len(partitions)], record))
         return None
 
@@ -205,7 +230,16 @@ class SimProducer:
                     self._queue,
                     self._added,
                 )
+            # A muted connection takes nothing: what is sent waits there.
+            muted_s = (self._throttled_until_us - line.scheduler.now_us) / US_PER_S
+            if not self._pause(muted_s, deadline_us):
+                return _ended(call, Code.TIMED_OUT)
             code, taken = line.ask(request, self._left_s(deadline_us)) or (Code.TIMED_OUT, 0)
+            sent_bytes = sum(record.batch_bytes for _, record in self._queue[:taken])
+            throttled_us = line.kafka.throttled_us(sent_bytes)
+            if throttled_us:
+                self._throttled_until_us = line.scheduler.now_us + throttled_us
+                self.throttled_until_ms = line.clock.monotonic_ms() + throttled_us // US_PER_MS + 1
             self._queue = self._queue[taken:]
             if code is Code.CONCURRENT:
                 code = Code.OK if self._pause(BUSY_RETRY_S, deadline_us) else Code.TIMED_OUT

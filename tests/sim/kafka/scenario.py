@@ -42,7 +42,7 @@ class Leader:
         self._node = node
         self._heard_us = -HEARD_US
         clock = SimClock(kafka.scheduler)
-        self._client = SimKafkaClient(kafka, node, NAMES, clock.wall_ms)
+        self._client = SimKafkaClient(kafka, node, NAMES, clock)
 
     def run(self) -> None:
         """Stands again and again while no leader is heard."""

@@ -31,7 +31,7 @@ class Site:
         self.b = self.client("b")
 
     def client(self, node: str) -> KafkaPort:
-        return SimKafkaClient(self.kafka, node, NAMES, self.clock.wall_ms)
+        return SimKafkaClient(self.kafka, node, NAMES, self.clock)
 
     def faults(self, **changes: Any) -> None:
         self.kafka.faults = replace(KafkaFaults(), **changes)

@@ -275,7 +275,7 @@ class SimCleaner:
 
     def _made_dead_letters(self) -> tuple[DestinationTopics, DeadLetters]:
         node, world = self.node, self._world
-        line = KafkaLine(world.kafka, f"{node.name}", world.names, node.clock.wall_ms)
+        line = KafkaLine(world.kafka, f"{node.name}", world.names, node.clock)
         topics = DestinationTopics(
             SimTopicAdmin(line),
             on_news=self.wake,
@@ -335,7 +335,7 @@ class SimCleaner:
     def _made_ingress(self) -> Ingress:
         node, names, settings = self.node, self._world.names, self._settings
         return Ingress(
-            SimKafkaClient(self._world.kafka, node.name, names, node.clock.wall_ms),
+            SimKafkaClient(self._world.kafka, node.name, names, node.clock),
             self._made_handover,
             IngressSettings(
                 names=names,
@@ -386,7 +386,7 @@ class _WatchedClient(SimKafkaClient):
 
     def __init__(self, cleaner: SimCleaner) -> None:
         node = cleaner.node
-        super().__init__(node.world.kafka, node.name, node.world.names, node.clock.wall_ms)
+        super().__init__(node.world.kafka, node.name, node.world.names, node.clock)
         self._cleaner = cleaner
 
     def producers(self) -> SimProducers:

@@ -56,6 +56,7 @@ FOUND = {
     "unreadable_original",
     "cancel_or_other_due",
     "self_fenced",
+    "throttled",
     "slow_mirror",
     "nobody_left",
     "exchanged_in_turn",
@@ -171,6 +172,15 @@ def test_a_drill_leads_where_it_should(name: str) -> None:
     lines = takewhile(lambda line: "everything heals" not in line, world.trace.lines())
     for what in DRILLS[name].reaches:
         assert any(re.search(what, line) for line in lines), what
+
+
+def test_a_leader_that_is_throttled_keeps_its_term() -> None:
+    world = World(DRILLS["throttled"].plan(2))
+    world.trace._entries = deque()
+    assert not world.run().violations
+    lines = [*takewhile(lambda line: "everything heals" not in line, world.trace.lines())]
+    assert any("epoch 0" in line for line in lines)
+    assert not any(re.search(r"init .* epoch 1", line) for line in lines)
 
 
 def test_every_interleaving_has_its_drill() -> None:

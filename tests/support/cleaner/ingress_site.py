@@ -278,8 +278,9 @@ class Producers(CommittingProducers):
         self.commits = True
         self.flushes = 0
 
-    def flush(self, number: int, timeout_ms: int) -> None:  # noqa: ARG002 - the port's
+    def flush(self, number: int, timeout_ms: int) -> bool:  # noqa: ARG002 - the port's
         self.flushes += 1
+        return True
 
     def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         if self.verdict is TransactionState.COMMITTED or (

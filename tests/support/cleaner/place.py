@@ -100,7 +100,7 @@ class Place:
         self.scheduler.spawn("a", self._run)
 
     def client(self, node: str) -> SimKafkaClient:
-        return SimKafkaClient(self.kafka, node, NAMES, self.clock.wall_ms)
+        return SimKafkaClient(self.kafka, node, NAMES, self.clock)
 
     @property
     def view(self) -> View:

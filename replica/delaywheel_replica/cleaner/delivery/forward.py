@@ -60,6 +60,12 @@ from delaywheel_replica.core.leader.rescheduling import (
 from delaywheel_replica.core.protocol.control import OPENING, ControlRecord, ControlState
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
+from delaywheel_replica.core.protocol.producer_quota import (
+    MESSAGE_BYTES,
+    THROTTLED,
+    ProducerQuota,
+    wire_bytes,
+)
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import FORWARD_ROOM_BYTES, KafkaNames
@@ -154,6 +160,8 @@ class Forwarder:
         # When it began to wait for frames that cannot be read.
         self._unread_ms: int | None = None
         self._next_begin = 0.0
+        self._quota = ProducerQuota()
+        self._sent_bytes = 0
 
     def start_forwarding(self) -> None:
         """Starts to forward messages; before, there are only idle commits."""
@@ -172,7 +180,14 @@ class Forwarder:
     @property
     def pause_s(self) -> float:
         """Returns how long the next transaction has to wait."""
-        return max(0.0, self._next_begin - self._monotonic())
+        throttled_s = (self._producers.throttled_until_ms or 0) / 1000
+        return max(0.0, max(self._next_begin, throttled_s) - self._monotonic())
+
+    @property
+    def quota_bytes_per_s(self) -> int | None:
+        """What Kafka takes a second from this leader, as measured; None: it does not throttle."""
+        known = self._quota.bytes_per_s
+        return None if known is None else round(known)
 
     def next_due_ms(self) -> int | None:
         """Returns the earliest unfinished due among loaded messages."""
@@ -222,7 +237,7 @@ class Forwarder:
             self._reader.start(self.state.progress)
             self._reading = True
         self._reader.update(limits, self.state.lost, withdrawn(self.state))
-        pace = self._pace
+        pace = self._pace.within(self._quota.most_bytes)
         room = TransactionRoom(-(-pace.cap_messages // 2), -(-pace.cap_bytes // 2))
         taken = self._take(now_ms, room)
         step = self._reader.next_step(
@@ -281,6 +296,7 @@ class Forwarder:
         )
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
+        self._sent_bytes = 0
         number, self._next_id = self._next_id, (self._next_id + 1) % IDS
         if planned.plan.look_up:
             self._producers.warm(planned.plan.look_up, WARM_MS)
@@ -305,6 +321,7 @@ class Forwarder:
         own.write(control[:-1])
         ended = self._producers.commit(number, control[-1], timeout_ms)
         commit_ms = round((self._monotonic() - began) * 1000)
+        self._note_throttling(began)
         behind = bool(taken.step.settled) or (step is not None and step.behind)
         unfit = Counter[str]()
         if ended.verdict is TransactionState.COMMITTED:
@@ -318,14 +335,31 @@ class Forwarder:
                 self.counters += self.ingress.committed(taken, self.state)
                 unfit = taken.unfit
         else:
-            self.counters["failed_transactions"] += 1
-            if self.ingress is not None:
-                self.ingress.failed()
-            if step is not None and not is_aftermath(ended.cause):
-                self._dead_letters.failed(planned.rows)
+            self._failed(planned, ended.cause)
         self._next_begin = began + self._pace.pause_ms / 1000
         return Transacted(
             ended.verdict, ended.cause, commit_ms, todo, behind, forwarded, dead, unfit
+        )
+
+    def _failed(self, planned: Planned, cause: str | None) -> None:
+        """Has looked for what Kafka refused, if that is why a transaction failed."""
+        self.counters["failed_transactions"] += 1
+        if self.ingress is not None:
+            self.ingress.failed()
+        is_throttled = cause is not None and cause.startswith(THROTTLED)
+        if planned.step is not None and not (is_throttled or is_aftermath(cause)):
+            self._dead_letters.failed(planned.rows)
+
+    def _note_throttling(self, began: float) -> None:
+        """Learns from the transaction that has just ended what Kafka takes."""
+        began_ms = round(began * 1000)
+        throttled_ms = max(0, (self._producers.throttled_until_ms or 0) - began_ms)
+        self.counters["throttled_ms"] += throttled_ms
+        self._quota = self._quota.after(
+            self._sent_bytes,
+            began_ms=began_ms,
+            throttled_ms=throttled_ms,
+            most_bytes=self._pace.limits.max_bytes,
         )
 
     def _is_full(self, step: Step) -> bool:
@@ -399,7 +433,8 @@ class Forwarder:
         dead = list(plan.dead)
         names = self._names
         forwarded = list[DueRows]()
-        for rows, ends_batch in _batches(plan.rows, plan.batch_limits):
+        portions = self._quota.portions(round(self._monotonic() * 1000))
+        for rows, ends_batch in _portions(_batches(plan.rows, plan.batch_limits), portions):
             records = outcomes.forwarded(names, rows, situation.now_ms)
             refused = self._producers.write(number, records)
             written = rows
@@ -409,8 +444,9 @@ class Forwarder:
                 chosen = rows.take(numbers)
                 dead += [condemn(m, r.reason) for m, r in zip(chosen, refused, strict=True)]
             forwarded.append(written)
-            if ends_batch:
-                own.flush()
+            self._sent_bytes += wire_bytes(len(rows), rows.length_bytes)
+            if ends_batch and not own.flush():
+                break
         self._write_dead(dead, own)
         own.write(outcomes.forwarded(names, plan.deferred, situation.now_ms))
         own.write(outcomes.deferred(names, plan.deferred))
@@ -486,10 +522,10 @@ class _OwnRecords:
         if fitting:
             self._producers.write_own(self._number, fitting)
 
-    def flush(self) -> None:
-        """Waits until the brokers have everything written so far."""
-        self._producers.flush(self._number, self._timeout_ms)
+    def flush(self) -> bool:
+        """Waits until the brokers have everything written so far; False: the transaction failed."""
         self._together.clear()
+        return self._producers.flush(self._number, self._timeout_ms)
 
 
 def _load(plan: Plan) -> Load:
@@ -506,6 +542,28 @@ def _was_done(lost: LostFrames, progress: Progress | None) -> bool:
     if progress is None or lost.slot == 0:
         return False
     return progress.covers_all(lost.wheel, lost.last_seq, lost.last_slot * 1000 + 999)
+
+
+def _portions(
+    batches: Iterable[tuple[DueRows, bool]], portions: Iterator[int]
+) -> Iterator[tuple[DueRows, bool]]:
+    """Divides batches so that each portion is answered before the next one is written.
+
+    So it is seen whether Kafka throttles before more is under way than it takes.
+    """
+    room = next(portions)
+    for rows, ends_batch in batches:
+        ends = np.cumsum(rows.lengths_bytes + MESSAGE_BYTES)
+        start, done = 0, 0
+        while start < len(rows) and int(ends[-1]) - done > room:
+            stop = max(start + 1, int(ends.searchsorted(done + room, side="right")))
+            if stop >= len(rows):
+                break
+            yield rows.take(slice(start, stop)), True
+            start, done = stop, int(ends[stop - 1])
+            room = next(portions)
+        yield (rows.take(slice(start, None)) if start else rows), ends_batch
+        room = next(portions) if ends_batch else room - int(ends[-1]) + done
 
 
 def _batches(rows: DueRows, limits: Mapping[str, int]) -> Iterator[tuple[DueRows, bool]]:

@@ -26,6 +26,10 @@ Records for many partitions take their time: the client sends a request for each
 is busy, or was just started, takes milliseconds for each. So a flush does not end while answers
 come: after its time it goes on until none has come for `ANSWER_MS`. A candidacy would only make the
 next leader begin with the same records.
+
+Where Kafka throttles, it answers and then takes nothing for the time that it says
+(core/protocol/producer_quota.py): no record is handed over before that time has passed, so that
+none is under way then, and a transaction that cannot wait so long can be aborted with a known end.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ import threading
 import time
 from collections.abc import Iterable
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
 
 from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are, words_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
@@ -46,6 +50,7 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
     RefusedRecord,
 )
+from delaywheel_replica.core.protocol.producer_quota import THROTTLED
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     VERDICTS,
     Call,
@@ -59,6 +64,9 @@ ROOM_S = 2.0
 """How long a full queue of the client may take to drain."""
 
 ABORT_MS = 2_000
+
+THROTTLED_S = 7.0
+"""How long after its beginning a transaction may still be throttled: it must yet be committed."""
 
 CLOSE_S = 1.0
 """How long a client that is closed may take to report what became of its records."""
@@ -83,7 +91,8 @@ class TransactionalProducer:
 
     Attributes:
         answered_ms: When records of the running transaction were last answered, as far as a flush
-            has seen it, by the monotonic clock. For any thread.
+            has seen it, or will be, as Kafka throttles; by the monotonic clock. For any thread.
+        throttled_until_s: Until when Kafka has said that it throttles, likewise.
     """
 
     def __init__(
@@ -94,15 +103,14 @@ class TransactionalProducer:
         purpose: str = "leader",
         log_level: int,
     ) -> None:
-        self._producer = Producer(
-            settings.producer(transactional_id, purpose=purpose, log_level=log_level),
-            logger=LOGGER,
-        )
+        own = settings.producer(transactional_id, purpose=purpose, log_level=log_level)
+        self._producer = Producer({**own, "throttle_cb": self._throttle}, logger=LOGGER)
         self._failed: KafkaCallEnd | None = None
         self._abortable = False
-        self._latest_s = 0.0
+        self._began_s = self._latest_s = 0.0
         # Read by another thread, so it is only set.
         self.answered_ms: int | None = None
+        self.throttled_until_s = 0.0
 
     @property
     def failed(self) -> bool:
@@ -125,7 +133,8 @@ class TransactionalProducer:
     def begin(self) -> None:
         """Opens a transaction."""
         self._failed, self._abortable, self.answered_ms = None, False, None
-        self._latest_s = time.monotonic() + MAX_CALL_MS / 1000
+        self._began_s = time.monotonic()
+        self._latest_s = self._began_s + MAX_CALL_MS / 1000
         try:
             self._producer.begin_transaction()
         except KafkaException as exception:
@@ -174,7 +183,26 @@ class TransactionalProducer:
         if unanswered:
             verdict = VERDICTS[Call.FLUSH, LibraryAnswer.TIMED_OUT]
             self._failed = KafkaCallEnd(verdict, f"no answer to {unanswered} records")
-        return unanswered == 0
+            return False
+        return self._wait_out()
+
+    def _wait_out(self) -> bool:
+        """Waits until Kafka takes more; returns whether the transaction can wait for so long."""
+        left_s = self.throttled_until_s - time.monotonic()
+        if self.throttled_until_s > self._began_s + THROTTLED_S and left_s > 0:
+            cause = f"{THROTTLED}: Kafka takes nothing for {left_s:.1f} s, for a quota of its own"
+            self._failed = KafkaCallEnd(TransactionState.ABORT, cause)
+            return False
+        if left_s > 0:
+            time.sleep(left_s)
+        return True
+
+    def _throttle(self, event: ThrottleEvent) -> None:
+        """Notes that a broker throttles; called while the client is polled."""
+        until_s = time.monotonic() + event.throttle_time
+        if until_s > self.throttled_until_s:
+            self.throttled_until_s = until_s
+            self.answered_ms = round(until_s * 1000)
 
     def _wait_for_answers(self, timeout_s: float) -> int:
         """Returns how many records have no answer."""
@@ -183,6 +211,7 @@ class TransactionalProducer:
         while True:
             unanswered = self._producer.flush(max(0.0, min(_LOOK_S, until_s - now_s)))
             now_s = time.monotonic()
+            until_s = max(until_s, min(self.throttled_until_s + ANSWER_MS / 1000, self._latest_s))
             if before is not None and unanswered < before:
                 self.answered_ms = round(now_s * 1000)
                 until_s = max(until_s, min(now_s + ANSWER_MS / 1000, self._latest_s))
@@ -280,6 +309,8 @@ class TransactionalProducer:
             error = error_of(exception)
             failed_before_end = error.code() == _DELIVERY_FAILED
             return _ended(Call.FLUSH if failed_before_end else Call.COMMIT, error)
+        with contextlib.suppress(KafkaException), fatal_errors_as_they_are():
+            self._producer.poll(0)  # whether its last record was throttled
         return KafkaCallEnd(VERDICTS[Call.COMMIT, LibraryAnswer.OK])
 
 
@@ -295,6 +326,12 @@ class LeaderProducers:
         """When records of a running transaction were last answered. For any thread."""
         times_ms = [producer.answered_ms for producer in [*self._producers.values()]]
         return max((at_ms for at_ms in times_ms if at_ms is not None), default=None)
+
+    @property
+    def throttled_until_ms(self) -> int | None:
+        """Until when Kafka has said that it throttles one of them. For any thread."""
+        until_s = max((one.throttled_until_s for one in [*self._producers.values()]), default=0.0)
+        return round(until_s * 1000) or None
 
     def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         """Makes a new producer of this id, which fences the older ones."""
@@ -316,9 +353,9 @@ class LeaderProducers:
         """Hands over records without which the transaction must not be committed."""
         self._producers[number].write_own(records)
 
-    def flush(self, number: int, timeout_ms: int) -> None:
-        """Waits until the brokers have every record."""
-        self._producers[number].flush(timeout_ms)
+    def flush(self, number: int, timeout_ms: int) -> bool:
+        """Waits until the brokers have every record, and take more."""
+        return self._producers[number].flush(timeout_ms)
 
     def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Ends the transaction with `last` as its last record."""

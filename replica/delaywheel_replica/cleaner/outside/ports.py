@@ -84,6 +84,10 @@ class ProducersPort(Protocol):
         For any thread, while another one waits in `flush` or `commit`.
         """
 
+    @property
+    def throttled_until_ms(self) -> int | None:
+        """Until when Kafka has said that it throttles one of them, by the monotonic clock."""
+
     def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         """Makes a new producer of this id, which fences the older ones.
 
@@ -103,8 +107,11 @@ class ProducersPort(Protocol):
         When the client refuses one, the transaction is aborted.
         """
 
-    def flush(self, number: int, timeout_ms: int) -> None:
-        """Waits until the brokers have every record; `commit` reports a failure."""
+    def flush(self, number: int, timeout_ms: int) -> bool:
+        """Waits until the brokers have every record, and take more; False: `commit` says why not.
+
+        A transaction that is to be throttled for longer than it may last is aborted, THROTTLED.
+        """
 
     def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Flushes, writes the record that must come last, and commits; aborts if it cannot.

@@ -142,6 +142,7 @@ class Election:
         self._epoch: int | None = None
         self._in_term_since_ms = 0
         self._last_commit_ms = 0
+        self._throttled_until_ms = 0
         self._recent_ms: tuple[int, ...] = ()
 
     @property
@@ -172,7 +173,15 @@ class Election:
     @property
     def waits_until_ms(self) -> int:
         """Until when a leader that waits for Kafka counts; then its last commit is too old."""
-        return self._last_commit_ms + self._patience_ms
+        return self._quiet_since_ms + self._patience_ms
+
+    @property
+    def _quiet_since_ms(self) -> int:
+        """Since when a leader has not committed anything though it could.
+
+        While Kafka throttles, it takes nothing from whoever leads.
+        """
+        return max(self._last_commit_ms, self._throttled_until_ms)
 
     @property
     def _patience_ms(self) -> int:
@@ -235,6 +244,7 @@ class Election:
                 assert_never(event)
 
     def _tick(self, tick: ElectionTick) -> list[Effect]:
+        self._throttled_until_ms = tick.throttled_until_ms
         if self._phase is ElectionPhase.STANDBY:
             self._follow(tick)
             return self._call(tick) if self._may_stand(tick) else []
@@ -364,7 +374,7 @@ class Election:
         drift_ms = tick.wall_ms - tick.now_ms - self._clock_offset_ms
         checks = (
             (tick.overtaken, EndReason.OVERTAKEN),
-            (tick.now_ms - self._last_commit_ms > self._patience_ms, EndReason.COMMITS_TOO_OLD),
+            (tick.now_ms - self._quiet_since_ms > self._patience_ms, EndReason.COMMITS_TOO_OLD),
             (not tick.server_fresh, EndReason.SERVER_STALE),
             (not tick.hears_enough, EndReason.UNHEARD),
             (abs(drift_ms) > self._config.max_clock_skew_ms, EndReason.CLOCK_JUMPED),

@@ -53,6 +53,8 @@ whatever it holds is not halved before a call might not last for it.
 from dataclasses import dataclass, replace
 from statistics import median_low
 
+from delaywheel_replica.core.protocol.producer_quota import MESSAGE_BYTES
+
 LEAST_PAUSE_MS = 20
 MOST_PAUSE_MS = 25
 RECENT_COMMITS = 16
@@ -154,6 +156,17 @@ class Pace:
         if not self.recent_ms:
             return MOST_PAUSE_MS
         return min(max(LEAST_PAUSE_MS, 2 * median_low(self.recent_ms)), MOST_PAUSE_MS)
+
+    def within(self, most_bytes: int | None) -> "Pace":
+        """Returns the same with no more than a quota takes (core/protocol/producer_quota.py)."""
+        if most_bytes is None:
+            return self
+        most_messages = max(1, most_bytes // MESSAGE_BYTES)
+        return replace(
+            self,
+            cap_messages=min(self.cap_messages, most_messages),
+            cap_bytes=min(self.cap_bytes, most_bytes),
+        )
 
     def is_filled_by(self, messages: int, length_bytes: int) -> bool:
         """Whether so much is near the cap; what did not fit any more may be large."""

@@ -214,6 +214,8 @@ class CleanerStatus:
             None: it can.
         floor_wait: What keeps back the floor, if it is far behind, and this node leads.
         standstill: Why progress does not move, if it has not for long, and this node leads.
+        throttled: What a quota of Kafka's leaves to this leader, if it was throttled of late, for
+            people.
     """
 
     node: str
@@ -254,6 +256,7 @@ class CleanerStatus:
     halves_objection: str | None = None
     floor_wait: FloorWait | None = None
     standstill: Standstill | None = None
+    throttled: str | None = None
 
     @property
     def floor(self) -> int | None:

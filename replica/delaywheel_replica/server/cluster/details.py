@@ -182,7 +182,8 @@ class Details:
 
 def _of_kafka(cleaner: CleanerStatus) -> str:
     """Returns what keeps the cleaner from working, or else what endangers its work."""
-    return cleaner.kafka_error or "; ".join(cleaner.kafka_warnings)
+    throttled = () if cleaner.throttled is None else (cleaner.throttled,)
+    return cleaner.kafka_error or "; ".join((*cleaner.kafka_warnings, *throttled))
 
 
 def _of_ingress(ingress: IngressStatus) -> Iterator[str]:

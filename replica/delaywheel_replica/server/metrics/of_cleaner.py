@@ -236,6 +236,11 @@ CLEANER_METRICS: tuple[Spec, ...] = (
         "Transactions that ended in any other way, or are not known to be committed.",
         "failed_transactions",
     ),
+    counter(
+        "kafka_throttled_seconds",
+        "For how long Kafka has throttled the leader, for a quota of its own.",
+        _of(lambda status: status.counters.get("throttled_ms", 0) / 1e3),
+    ),
     histogram(
         "commit_duration_seconds",
         "Time from the begin of a committed transaction to the answer to its commit.",

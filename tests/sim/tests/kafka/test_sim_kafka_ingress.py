@@ -23,7 +23,7 @@ class Ingress(Site):
     def __init__(self) -> None:
         super().__init__()
         self.kafka.create(TOPIC, 2)
-        self.line = KafkaLine(self.kafka, "a", NAMES, self.clock.wall_ms)
+        self.line = KafkaLine(self.kafka, "a", NAMES, self.clock)
         self.reader = SimIngress(self.line)
         self.reader.assign({AT: 0})
 
