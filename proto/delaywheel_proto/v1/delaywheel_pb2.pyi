@@ -1812,6 +1812,7 @@ class MemberReport(_message.Message):
     ACCESS_DIFFERS_FIELD_NUMBER: _builtins.int
     UNANSWERED_HALVES_FIELD_NUMBER: _builtins.int
     UNCHECKED_FIELD_NUMBER: _builtins.int
+    UNAVAILABLE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     now_ms: _builtins.int
     """The node's wall clock."""
@@ -1910,6 +1911,10 @@ class MemberReport(_message.Message):
         yet; at most 20 groups, those with the most first.
         """
 
+    @_builtins.property
+    def unavailable(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnavailableTopic]:
+        """Only from the leader: what is known of `unavailable_topics`."""
+
     def __init__(
         self,
         *,
@@ -1946,10 +1951,11 @@ class MemberReport(_message.Message):
         access_differs: _abc.Iterable[_builtins.str] | None = ...,
         unanswered_halves: _abc.Iterable[Global___UnansweredHalves] | None = ...,
         unchecked: _builtins.str = ...,
+        unavailable: _abc.Iterable[Global___UnavailableTopic] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "certificate_expires_ms", b"certificate_expires_ms", "cleaner_started_ms", b"cleaner_started_ms", "floor_wait", b"floor_wait", "ingress_lag", b"ingress_lag", "ledger", b"ledger", "refusing", b"refusing", "standstill", b"standstill"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "access_differs", b"access_differs", "access_fault", b"access_fault", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "insecure", b"insecure", "kafka_error", b"kafka_error", "ledger", b"ledger", "missing_frames", b"missing_frames", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unanswered_halves", b"unanswered_halves", "unavailable_topics", b"unavailable_topics", "unchecked", b"unchecked", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms", "_cleaner_started_ms", b"_cleaner_started_ms", "_ingress_lag", b"_ingress_lag", "access_differs", b"access_differs", "access_fault", b"access_fault", "alone_messages", b"alone_messages", "certificate_expires_ms", b"certificate_expires_ms", "certificate_fault", b"certificate_fault", "cleaner_started_ms", b"cleaner_started_ms", "dead_letters", b"dead_letters", "elections", b"elections", "floor_wait", b"floor_wait", "in_sync_changes", b"in_sync_changes", "ingress_faults", b"ingress_faults", "ingress_lag", b"ingress_lag", "insecure", b"insecure", "kafka_error", b"kafka_error", "ledger", b"ledger", "missing_frames", b"missing_frames", "now_ms", b"now_ms", "pending_bytes", b"pending_bytes", "pending_messages", b"pending_messages", "refusing", b"refusing", "role", b"role", "server_started_ms", b"server_started_ms", "standstill", b"standstill", "unanswered_halves", b"unanswered_halves", "unavailable", b"unavailable", "unavailable_topics", b"unavailable_topics", "unchecked", b"unchecked", "undeletable_file", b"undeletable_file", "undeletable_files", b"undeletable_files", "unreadable_frames", b"unreadable_frames", "verifying_wheels", b"verifying_wheels", "version", b"version", "waiting_calls", b"waiting_calls", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__certificate_expires_ms: _TypeAlias = _typing.Literal["certificate_expires_ms"]  # noqa: Y015
     _WhichOneofArgType__certificate_expires_ms: _TypeAlias = _typing.Literal["_certificate_expires_ms", b"_certificate_expires_ms"]  # noqa: Y015
@@ -1965,6 +1971,42 @@ class MemberReport(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ingress_lag) -> _WhichOneofReturnType__ingress_lag | None: ...
 
 Global___MemberReport: _TypeAlias = MemberReport  # noqa: Y015
+
+@_typing.final
+class UnavailableTopic(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    DEFERRED_MESSAGES_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    since_ms: _builtins.int
+    """Since when, Unix milliseconds."""
+    cause: _builtins.str
+    deferred_messages: _builtins.int
+    """Messages that were deferred meanwhile; one that comes back too early counts again."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those that take nothing; none: all of them."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        since_ms: _builtins.int = ...,
+        cause: _builtins.str = ...,
+        deferred_messages: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "deferred_messages", b"deferred_messages", "partitions", b"partitions", "since_ms", b"since_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnavailableTopic: _TypeAlias = UnavailableTopic  # noqa: Y015
 
 @_typing.final
 class UnansweredHalves(_message.Message):

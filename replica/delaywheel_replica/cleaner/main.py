@@ -336,7 +336,7 @@ class Cleaner:
         if not (now or is_time):
             return
         leads = view.role is Role.LEADING
-        unavailable = self._dead_letters.unavailable_topics if leads else ()
+        unavailable = self._dead_letters.unavailable if leads else ()
         tallies = self._leadership.tallies
         counters = self._leadership.counters
         self._halves_asked = view.epoch, counters.get("halves_asked", 0)
@@ -357,7 +357,7 @@ class Cleaner:
             dead_by_reason=dict(tallies.dead_reasons),
             lateness=tallies.lateness.read(),
             commit_times=tallies.commit_times.read(),
-            unavailable_topics=unavailable[:TOPICS_NAMED],
+            unavailable=unavailable[:TOPICS_NAMED],
             unanswered=self._unanswered.found,
             ingress=None if ingress is None else ingress.status(),
         )

@@ -247,15 +247,15 @@ def test_an_unavailable_topic_holds_up_the_others_once(
         first = [sent(stuck, 300, b"1"), sent(good, 300, b"1")]
         world.server.write(first)
         wait_done(world, first)
-        reported = world.wait_for("reported", lambda s: bool(s.unavailable_topics))
-        assert reported.unavailable_topics == (stuck,)
+        reported = world.wait_for("reported", lambda s: bool(s.unavailable))
+        assert [each.topic for each in reported.unavailable] == [stuck]
         assert reasons(dead_letters(kafka, cluster_id, 1)) == [b"TOPIC_UNAVAILABLE"]
         with capture_logs() as logs:
             second = [sent(stuck, 300, b"2"), sent(good, 300, b"2")]
             world.server.write(second)
             wait_done(world, second, timeout_s=patience_s - 2)  # no message waits for it any more
             release()
-            world.wait_for("it is back", lambda s: not s.unavailable_topics)
+            world.wait_for("it is back", lambda s: not s.unavailable)
             third = [sent(stuck, 300, b"3"), sent(good, 300, b"3")]
             world.server.write(third)
             wait_done(world, third)

@@ -84,7 +84,7 @@ def test_messages_for_a_topic_that_takes_nothing_hold_up_no_others() -> None:
     assert first.rows.topic_names() == {"good"}
     assert (first.deferred.topic_names(), first.dead) == ({NAMES.ingress}, [])
     assert kafka.now - BEGIN_S < 3 * ITERATION_S, "the first answers are waited for, nothing else"
-    assert judging.unavailable_topics == ("bad",)
+    assert [each.topic for each in judging.unavailable] == ["bad"]
 
 
 def test_each_wait_is_half_of_what_was_waited_by_then() -> None:
@@ -174,6 +174,9 @@ def test_only_messages_for_the_partitions_that_take_nothing_are_deferred() -> No
     assert plan.rows.partitions.tolist()[-1] in {0, 3}, "one that goes anywhere goes where it can"
     assert len(plan.deferred) == 40 - sum(stay) + 2
     headers = [dict(each) for each in plan.deferred.headers()]
+    (seen,) = judging.unavailable
+    assert (seen.topic, seen.partitions, seen.cause) == ("half", (1, 2), "leaderless")
+    assert (seen.deferred, now_ms(kafka) - seen.since_ms) == (len(plan.deferred), 100)
     assert [each.get("dw-partition") for each in headers[-2:]] == [b"1", b"2"]
     assert all("dw-partition" not in each for each in headers[:-2])
 

@@ -225,10 +225,10 @@ def test_a_topic_that_takes_nothing_holds_up_the_others_once(wheels: Wheels) -> 
     stuck = Findings(unavailable={"b": "no answer"}, tried={"a", "b"})
     trials.searches[0][1].set_result(stuck)
     assert isinstance(judging.plan(rows), Hold)
-    assert not judging.unavailable_topics
+    assert not judging.unavailable
     clock.now += 3  # five seconds after it failed
     assert planned(judging.plan(rows)) == (1, [DeadReason.TOPIC_UNAVAILABLE])
-    assert list(judging.unavailable_topics) == ["b"]
+    assert [each.topic for each in judging.unavailable] == ["b"]
     ((names, probe),) = trials.searches[1:]
     assert names == {"b"}
     probe.set_result(Findings(complete=False, tried={"b"}))  # of which it says nothing
@@ -239,7 +239,7 @@ def test_a_topic_that_takes_nothing_holds_up_the_others_once(wheels: Wheels) -> 
     assert names == {"b"}
     probe.set_result(Findings(tried={"b"}))
     assert planned(judging.plan(rows)) == (2, [])
-    assert not judging.unavailable_topics
+    assert not judging.unavailable
 
 
 def test_a_topic_without_a_leader_comes_back_when_kafka_says_so(wheels: Wheels) -> None:

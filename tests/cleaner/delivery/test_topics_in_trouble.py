@@ -222,7 +222,7 @@ def test_many_topics_that_only_trials_find_are_waited_for_together() -> None:
     kafka.now += 30
     judging.plan(rows)
     assert fates(kafka, judging, rows) == (51, [])
-    assert not judging.unavailable_topics
+    assert not judging.unavailable
 
 
 def test_a_search_tries_every_partition_for_messages_that_go_anywhere() -> None:
@@ -274,7 +274,7 @@ def test_what_it_took_to_find_a_topic_counts_as_waiting_for_it() -> None:
     kafka.now += PATIENCE_S - 1
     judging.failed(rows)
     assert held_s(kafka, judging, 10, lambda _: rows) <= 1 + ITERATION_S
-    assert judging.unavailable_topics == ("bad",)
+    assert [each.topic for each in judging.unavailable] == ["bad"]
     kafka.topics["next"] = replace(PRESENT, state=TopicState.LEADERLESS)
     after = rows_of("good", "next")
     assert held_s(kafka, judging, 10, lambda _: after) <= 2, "the allowance is used up"
@@ -306,12 +306,12 @@ def test_trouble_of_an_earlier_term_condemns_nothing_in_the_next() -> None:
     judging, rows = judge(kafka), rows_of("good", "bad")
     judging.failed(rows)
     held_s(kafka, judging, 10, lambda _: rows)
-    assert list(judging.unavailable_topics) == ["bad"]
+    assert [each.topic for each in judging.unavailable] == ["bad"]
     for away_s in (10, 7 * 86_400):  # another one leads, and the topic is mended
         kafka.silent = set()
         kafka.now += away_s
         judging.begin_term(kafka.progress())
-        assert not judging.unavailable_topics
+        assert not judging.unavailable
         assert fates(kafka, judging, rows) == (2, [])
         kafka.silent = {"bad"}
         judging.failed(rows)
@@ -336,7 +336,7 @@ def test_a_new_leader_looks_first_when_messages_are_overdue() -> None:
     judging.begin_term(kafka.progress(4))
     rows = overdue(kafka, "good", "bad", by_s=4)
     assert held_s(kafka, judging, 10, lambda _: rows) <= 2, "others have waited long enough"
-    assert judging.unavailable_topics == ("bad",)
+    assert [each.topic for each in judging.unavailable] == ["bad"]
     assert kafka.searched[0] == {"good", "bad"}
     kafka.topics["late"] = PRESENT
     judging.begin_term(kafka.progress())

@@ -209,6 +209,7 @@ def test_status_of_all_nodes_as_json(command: Command, node: ScriptedNode) -> No
         "pending_bytes": 500,
         "dead_letters": 1_017,
         "unavailable_topics": [],
+        "unavailable": [],
         "verifying_wheels": 3,
         "wheels": 7,
         "unanswered_halves": [],
@@ -387,7 +388,20 @@ LAGGING = pb.WheelStatus(
 
 AT_ITS_RESERVE = pb.MemberReport(refusing=pb.Error(reason="DISK_FULL", message="3 bytes free"))
 LETTERS = pb.MemberReport(dead_letters=17)
-TROUBLED = pb.MemberReport(dead_letters=17, unavailable_topics="abc")
+TROUBLED = pb.MemberReport(
+    dead_letters=17,
+    unavailable_topics="abc",
+    now_ms=60_000,
+    unavailable=[
+        pb.UnavailableTopic(
+            topic="a",
+            partitions=[1, 4],
+            since_ms=29_000,
+            cause="leaderless",
+            deferred_messages=1_312,
+        )
+    ],
+)
 CUT_OFF = pb.MemberReport(ingress_faults=["in/0 ends before it began"])
 
 
@@ -410,7 +424,7 @@ CUT_OFF = pb.MemberReport(ingress_faults=["in/0 ends before it began"])
         (healthy(members=[pb.Member(node="n2", reachable=True, report=LETTERS)]), "OK", 0),
         (
             healthy(members=[pb.Member(node="n2", reachable=True, report=TROUBLED)]),
-            "DEGRADED: messages for a, b and 1 more topic become dead letters",
+            "DEGRADED: messages for a, b and 1 more topic are deferred, or become dead letters",
             1,
         ),
         (
@@ -515,6 +529,12 @@ def test_what_was_forwarded_early_is_reported(command: Command, node: ScriptedNo
     )
     reported = command("status").out
     assert "set back, so some of what is due up to 2030-03-18T17:46:40.000Z is done" in reported
+
+
+def test_what_takes_nothing_is_shown_by_partition(command: Command, node: ScriptedNode) -> None:
+    troubled = pb.Member(node="n2", reachable=True, report=TROUBLED)
+    node.describe = answer(healthy(members=[troubled]))
+    assert "a [1, 4] for 31 s, leaderless: 1,312 deferred" in command("status").out
 
 
 def test_nobody_answering_is_down(command: Command) -> None:

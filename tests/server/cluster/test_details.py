@@ -25,6 +25,7 @@ from delaywheel_replica.core.protocol.status_files import (
     Role,
     ServerStatus,
     Standstill,
+    UnavailableTopic,
 )
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.cluster.details import Details, OwnReport
@@ -93,7 +94,7 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     cleaner = cleaner_status(
         monotonic_ms=monotonic_ms() + 60_000,  # it stays fresh
         kafka_error="Timed out",
-        unavailable_topics=("orders",),
+        unavailable=(UnavailableTopic("orders", (1, 4), 17, "leaderless", 3),),
         floor_wait=FloorWait(901, ("a.1",)),
         standstill=Standstill(17, "a cause"),
         unreadable=FrameSet.of([(WheelId("a", 1), 3), (WheelId("a", 1), 4)]),
@@ -107,6 +108,11 @@ def test_what_its_processes_have_counted(data: Path) -> None:
     assert list(report.waiting_calls) == [waiting]
     assert (report.role, report.kafka_error) == ("leading", "Timed out")
     assert list(report.unavailable_topics) == ["orders"]
+    assert list(report.unavailable) == [
+        pb.UnavailableTopic(
+            topic="orders", partitions=[1, 4], since_ms=17, cause="leaderless", deferred_messages=3
+        )
+    ]
     assert (report.standstill.since_ms, report.standstill.cause) == (17, "a cause")
     assert report.unreadable_frames == 2
     assert (report.floor_wait.behind_seconds, [*report.floor_wait.causes]) == (901, ["a.1"])

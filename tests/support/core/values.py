@@ -27,6 +27,7 @@ from delaywheel_replica.core.protocol.status_files import (
     Role,
     ServerStatus,
     Standstill,
+    UnavailableTopic,
 )
 
 NODES = ("a", "b", "c", "d", "e")
@@ -168,7 +169,17 @@ cleaner_statuses = st.builds(
     dead_by_reason=st.dictionaries(st.text(max_size=8), seqs, max_size=3),
     lateness=st.none() | histograms,
     commit_times=st.none() | histograms,
-    unavailable_topics=st.lists(st.text(max_size=8), max_size=3).map(tuple),
+    unavailable=st.lists(
+        st.builds(
+            UnavailableTopic,
+            st.text(max_size=8),
+            st.lists(st.integers(0, 9), max_size=2).map(tuple),
+            times_ms,
+            st.text(max_size=8),
+            seqs,
+        ),
+        max_size=3,
+    ).map(tuple),
     fences=st.lists(fences, max_size=2).map(tuple),
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),
     prevote_request=st.none() | st.builds(PrevoteRequest, st.integers(1, 9), times_ms),

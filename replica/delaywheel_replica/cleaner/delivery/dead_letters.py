@@ -55,6 +55,7 @@ from delaywheel_replica.cleaner.due.rows import NO_DUE_ROWS, DueMessage, DueRows
 from delaywheel_replica.cleaner.outside.clocks import Clock
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.status_files import UnavailableTopic
 from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_replica.process.logs import get_logger
 
@@ -208,6 +209,7 @@ class DeadLetters:
         self._ttl_header = ttl_header
         self._patience = patience
         self._turn = 0
+        self._deferring: Mapping[str, int] = {}  # how many of each topic, by the last plan
         self._monotonic = clock.monotonic
         self._wall_ms = clock.wall_ms
         self._troubles = Troubles()
@@ -228,9 +230,9 @@ class DeadLetters:
         self._ahead_at = 0.0
 
     @property
-    def unavailable_topics(self) -> tuple[str, ...]:
+    def unavailable(self) -> tuple[UnavailableTopic, ...]:
         """The topics that take nothing, or whose partitions do: their messages go elsewhere."""
-        return self._troubles.given_up
+        return self._troubles.given_up(self._monotonic(), self._wall_ms())
 
     def begin_term(self, progress: Progress | None) -> None:
         """Begins a term: what this node learnt in an earlier one may no longer hold.
@@ -268,6 +270,7 @@ class DeadLetters:
         """Notes that a step was committed; its condemned messages are dealt with."""
         self._guilty.clear()
         self._look_up.clear()
+        self._troubles.defer(self._deferring)
 
     def plan(self, rows: DueRows, ahead: Callable[[], Iterable[str]] = tuple) -> Plan | Hold:
         """Decides what to do with these messages now.
@@ -278,6 +281,7 @@ class DeadLetters:
         now = self._monotonic()
         self._allowance.pass_time(now)
         alive, expired = self._without_expired(rows)
+        self._deferring = {}
         plan = self._plan(alive, ahead, now)
         self._allowance.hold(holding=isinstance(plan, Hold) and plan.for_topics)
         if isinstance(plan, Hold):
@@ -585,6 +589,7 @@ class DeadLetters:
         """Defers messages that go where nothing is taken; the others are dead letters."""
         deferred: list[DueRows] = []
         dead: list[Condemned] = []
+        counts: dict[str, int] = {}
         for number in np.unique(rows.topic_numbers).tolist():
             name = rows.topics[number]
             mine = rows.take(rows.topic_numbers == number)
@@ -592,7 +597,9 @@ class DeadLetters:
             if taken_in and self._defers(name):
                 later, mine = self._deferred(mine, taken_in, now)
                 deferred.append(later)
+                counts[name] = len(later)
             dead += [Condemned(each, DeadReason.TOPIC_UNAVAILABLE, cause) for each in mine]
+        self._deferring = counts
         return join_rows(deferred, rows.wheels) if deferred else NO_DUE_ROWS, dead
 
     def _deferred(

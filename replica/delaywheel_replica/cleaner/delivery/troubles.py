@@ -40,6 +40,7 @@ import numpy as np
 from delaywheel_replica.cleaner.delivery.topics import Topic, TopicState
 from delaywheel_replica.cleaner.due.rows import DueRows, join_rows
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW
+from delaywheel_replica.core.protocol.status_files import UnavailableTopic
 
 PATIENCE_S = 5.0
 REGAIN_S = 60.0
@@ -102,6 +103,8 @@ class _Trouble:
         sample: What to probe with; None: Kafka itself reports the end.
         by_kafka: Kafka also said that it accepts nothing.
         given_up: Messages for it are deferred, or dead letters.
+        partitions: Those that take nothing by Kafka's word; none: that is not known.
+        deferred: How many of its messages were deferred.
     """
 
     since: float
@@ -111,6 +114,8 @@ class _Trouble:
     sample: DueRows | None = None
     by_kafka: bool = False
     given_up: bool = False
+    partitions: frozenset[int] = frozenset()
+    deferred: int = 0
     probe_at: float = 0.0
     pause_s: float = FIRST_PROBE_S
 
@@ -143,7 +148,8 @@ class Troubles:
         for name, topic in topics.items():
             trouble = self._of.get(name)
             if topic.state in TAKES_NOTHING:
-                self._begin(name, topic.state.value, now, since=now).by_kafka = True
+                begun = self._begin(name, topic.state.value, now, since=now)
+                begun.by_kafka, begun.partitions = True, topic.troubled
             elif trouble is not None and not trouble.is_over:
                 trouble.needed_at = now
                 if trouble.sample is None or topic.state is not TopicState.PRESENT:
@@ -183,11 +189,23 @@ class Troubles:
         """Defers a topic's messages, or makes dead letters of them, until it works again."""
         self._of[name].given_up = True
 
-    @property
-    def given_up(self) -> tuple[str, ...]:
-        """The topics whose messages are deferred, or become dead letters."""
+    def defer(self, messages: Mapping[str, int]) -> None:
+        """Counts messages that were deferred, by topic."""
+        for name, count in messages.items():
+            self._of[name].deferred += count
+
+    def given_up(self, now: float, now_ms: int) -> tuple[UnavailableTopic, ...]:
+        """Returns the topics whose messages are deferred, or become dead letters."""
         return tuple(
-            sorted(n for n, trouble in self._of.items() if trouble.given_up and not trouble.is_over)
+            UnavailableTopic(
+                name,
+                tuple(sorted(trouble.partitions)) if trouble.sample is None else (),
+                now_ms - self.waited_ms(name, now),
+                trouble.cause,
+                trouble.deferred,
+            )
+            for name, trouble in sorted(self._of.items())
+            if trouble.given_up and not trouble.is_over
         )
 
     def probes(self, now: float) -> DueRows | None:
@@ -234,6 +252,7 @@ class Troubles:
         elif trouble.ended_at is not None:
             trouble.since += since - trouble.ended_at
             trouble.ended_at, trouble.cause, trouble.given_up = None, cause, False
+            trouble.deferred = 0
         trouble.needed_at = now
         return trouble
 

@@ -193,6 +193,7 @@ def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
         ("dead letters", _dead_letters(answer)),
         *_ingress(answer),
         *_unanswered(answer),
+        *_unavailable(answer),
         ("pending", _pending(answer.pending) if answer.HasField("pending") else None),
         ("acknowledged", _acknowledged(answer)),
     ]
@@ -244,6 +245,16 @@ def _unanswered(answer: pb.DescribeClusterResponse) -> Iterator[tuple[str, objec
             waited_ms = member.report.now_ms - each.oldest_ms
             checker = "" if waited_ms < _UNCHECKED_MS else "; does its checker run?"
             yield "half messages", f"{halves}, the first for {about(waited_ms)}{checker}"
+
+
+def _unavailable(answer: pb.DescribeClusterResponse) -> Iterator[tuple[str, object]]:
+    """Yields which topics take nothing, since when, and how many of their messages are deferred."""
+    for member in answer.members:
+        for each in member.report.unavailable:
+            partitions = f" [{', '.join(map(str, each.partitions))}]" if each.partitions else ""
+            since = about(member.report.now_ms - each.since_ms)
+            deferred = f"{each.deferred_messages:,} deferred"
+            yield "takes nothing", f"{each.topic}{partitions} for {since}, {each.cause}: {deferred}"
 
 
 def _pending(pending: pb.Pending) -> str:

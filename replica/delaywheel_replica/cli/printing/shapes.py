@@ -83,6 +83,16 @@ def _report(report: pb.MemberReport) -> dict[str, Any]:
         "pending_bytes": report.pending_bytes,
         "dead_letters": report.dead_letters,
         "unavailable_topics": list(report.unavailable_topics),
+        "unavailable": [
+            {
+                "topic": each.topic,
+                "partitions": list(each.partitions),
+                "since_ms": each.since_ms,
+                "cause": each.cause,
+                "deferred_messages": each.deferred_messages,
+            }
+            for each in report.unavailable
+        ],
         "verifying_wheels": report.verifying_wheels,
         "wheels": report.wheels,
         "unanswered_halves": [

@@ -171,7 +171,8 @@ def _troubles_of(answer: pb.DescribeClusterResponse, member: pb.Member) -> Itera
     if refused.reason:
         yield f"{node} takes no messages: {refused.reason}: {refused.message}"
     if report.unavailable_topics:
-        yield f"messages for {_named(report.unavailable_topics)} become dead letters"
+        topics = _named(report.unavailable_topics)
+        yield f"messages for {topics} are deferred, or become dead letters"
     if report.unreadable_frames:
         yield f"{node} waits for {counted(report.unreadable_frames, 'frame')} that it cannot read"
     yield from _about_ingress(report)

@@ -165,6 +165,24 @@ class UnansweredHalves:
 
 
 @dataclass(frozen=True, slots=True)
+class UnavailableTopic:
+    """A topic that takes nothing, or partitions of which do not.
+
+    Attributes:
+        partitions: These; none: all of them.
+        since_ms: Since when, in Unix milliseconds.
+        cause: Why, for people.
+        deferred: How many of its messages were deferred meanwhile.
+    """
+
+    topic: str
+    partitions: tuple[int, ...]
+    since_ms: int
+    cause: str
+    deferred: Natural
+
+
+@dataclass(frozen=True, slots=True)
 class CleanerStatus:
     """The cleaner's status.
 
@@ -192,8 +210,7 @@ class CleanerStatus:
         dead_by_reason: Dead letters since then, by reason.
         lateness: How late messages were forwarded since then; None: not counted.
         commit_times: How long transactions took that were committed since then, likewise.
-        unavailable_topics: Topics that take nothing, or some partition of which does: these
-            messages are deferred, or become dead letters.
+        unavailable: Topics whose messages are deferred, or become dead letters.
         fences: Promises that it wants of every member, while it leads.
         fills: Wheel -> the seq up to which members that have fenced it may still fetch it, while
             this node leads.
@@ -240,7 +257,7 @@ class CleanerStatus:
     dead_by_reason: Mapping[str, Natural] = field(default_factory=dict)
     lateness: Histogram | None = None
     commit_times: Histogram | None = None
-    unavailable_topics: tuple[str, ...] = ()
+    unavailable: tuple[UnavailableTopic, ...] = ()
     fences: tuple[Fence, ...] = ()
     fills: Mapping[WheelId, Natural] = field(default_factory=dict)
     prevote_request: PrevoteRequest | None = None

@@ -19,6 +19,7 @@ from delaywheel_replica.core.protocol.status_files import (
     CleanerStatus,
     IngressStatus,
     ServerStatus,
+    UnavailableTopic,
 )
 from delaywheel_replica.server.access.callers import Access
 from delaywheel_replica.server.certificates import NodeCertificates
@@ -139,7 +140,8 @@ class Details:
         fresh = self._view.cleaner.fresh()
         if fresh is not None:
             report.role, report.kafka_error = fresh.role.value, _of_kafka(fresh)
-            report.unavailable_topics.extend(fresh.unavailable_topics)
+            report.unavailable_topics.extend(each.topic for each in fresh.unavailable)
+            report.unavailable.extend(map(_unavailable, fresh.unavailable))
             for each in fresh.unanswered:
                 report.unanswered_halves.add(
                     group=each.group, letters=each.letters, oldest_ms=each.oldest_ms
@@ -178,6 +180,16 @@ class Details:
             gaps=state.gaps,
             gap_messages=state.gap_messages,
         )
+
+
+def _unavailable(topic: UnavailableTopic) -> pb.UnavailableTopic:
+    return pb.UnavailableTopic(
+        topic=topic.topic,
+        partitions=topic.partitions,
+        since_ms=topic.since_ms,
+        cause=topic.cause,
+        deferred_messages=topic.deferred,
+    )
 
 
 def _of_kafka(cleaner: CleanerStatus) -> str:

@@ -291,7 +291,7 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     gauge(
         "unavailable_topics",
         "Topics that take nothing now: their messages are deferred, or dead-lettered; 100 at most.",
-        _of(lambda status: len(status.unavailable_topics)),
+        _of(lambda status: len(status.unavailable)),
     ),
     gauge(
         "unreadable_frames",
