@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delaywheel.consumer import ConsumerError, ExponentialBackoff, ReceivedMessage
+from delaywheel.consumer.watching.health import ConsumerTrouble
 from delaywheel.ingress import IngressLimits
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import INGRESS, FakeKafka
@@ -102,6 +105,50 @@ def test_causes_that_go_in_circles_end() -> None:
     first, second = OSError(), RuntimeError()
     first.__cause__, second.__cause__ = second, first
     assert outcomes(first, retry=(), retry_by={KeyError: ("1s",)}) == ["ATTEMPTS_EXHAUSTED"]
+
+
+@pytest.mark.parametrize("wrong", [lambda *_: math.sqrt(-1), lambda *_: "5 sec", lambda *_: idle()])
+def test_a_function_with_a_bug_hides_nothing_and_the_default_counts(
+    wrong: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = outcomes(OSError("the bank is down"), retry=wrong)
+    assert found == [5_000, 30_000, 120_000, 600_000, 1_800_000, "ATTEMPTS_EXHAUSTED"]
+    assert "a function of retry has failed" in caplog.text
+
+
+def test_a_function_with_a_bug_is_a_trouble_until_it_works_again() -> None:
+    kafka, is_wrong = FakeKafka(partitions=1), [True]
+    consumer = start(kafka, retry=lambda *_: None if not is_wrong else "5 sec", retry_by={})
+    for trouble in ("a function of retry: ValueError: ", None):
+        kafka.send(b"v")
+        consumer.run_once()
+        [message] = consumer.take()
+        message.retry(error=OSError("down"))
+        consumer.engine._look_at_s = 0.0
+        consumer.run_once()
+        said = consumer.engine.health.troubles.get(ConsumerTrouble.BACKOFF_FAILED)
+        assert (said or "").startswith(trouble or "")
+        assert (said is None) == (trouble is None)
+        is_wrong.clear()
+        kafka.now_ms += 10_000
+    assert consumer.engine.counts.retried == consumer.engine.counts.dead == 1
+
+
+def test_a_function_with_a_bug_does_not_end_a_consumer_whose_handler_is_late() -> None:
+    kafka = FakeKafka(partitions=1)
+    kafka.send(b"v")
+    consumer = start(kafka, retry=lambda *_: math.sqrt(-1), handler_timeout="10ms")
+    consumer.run_once()
+    [message] = consumer.take()
+    message.handed_s -= 1
+    consumer.engine.desk._next_look_s = 0.0
+    consumer.run_once()
+    consumer.run_once()
+    assert consumer.engine.counts.retried == 1
+
+
+async def idle() -> None:
+    """Has nothing to await."""
 
 
 def test_the_whole_time_is_limited() -> None:

@@ -117,9 +117,9 @@ class RecordBlock:
             made.are_headers_unread = index in fetched.unread
         return made
 
-    def made(self) -> Iterator[ReceivedMessage]:
-        """Yields the objects that there are."""
-        yield from self._made.values()
+    def made(self) -> list[ReceivedMessage]:
+        """Returns the objects that there are; handlers may have more made meanwhile."""
+        return list(self._made.values())
 
     def keys(self, begin: int, end: int) -> Sequence[bytes | None]:
         """Returns the keys of these records."""

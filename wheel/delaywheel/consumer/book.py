@@ -396,6 +396,19 @@ class Book:
             for block in shelf.blocks
         )
 
+    def is_awaited(self, partitions: Iterable[Partition]) -> bool:
+        """Whether any handler still has a record of these partitions.
+
+        Not one whose block was left by what is no outcome: such a record stays in hand.
+        """
+        return any(
+            block.states.count(State.IN_HAND, block.begin)
+            > sum(one.has_returned and one.state is State.IN_HAND for one in block.made())
+            for shelf in map(self._shelves.get, partitions)
+            if shelf is not None
+            for block in shelf.blocks
+        )
+
     def assign(self, positions: Mapping[Partition, int | None]) -> list[ReceivedMessage]:
         """Assigns partitions from these offsets on; forgets the records held of them.
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, cast
 
-from delaywheel.consumer.rules.backoff import Backoff, Delays, delays_of
+from delaywheel.consumer.rules.backoff import DEFAULT_RETRY, Backoff, Delays, delays_of
 from delaywheel.consumer.rules.deserializers import Deserializer, Field, deserializers_of
 from delaywheel.consumer.rules.middleware import Middleware
 from delaywheel.consumer.rules.routing import Route
@@ -15,8 +15,6 @@ from delaywheel.consumer.rules.topics import GroupTopic, digest
 from delaywheel.consumer.watching.events import ConsumerEvents, check_events
 from delaywheel.levels import Duration, length_ms
 from delaywheel.ttl import TTL_HEADER
-
-DEFAULT_RETRY: Final = ("5s", "30s", "2m", "10m", "30m")
 
 KEPT_SETTINGS: Final = frozenset(
     {
@@ -49,7 +47,7 @@ class GroupOptions(TypedDict, total=False):
     Attributes:
         retry: The delay before each further attempt: a list (empty: failed records are dead at
             once), an `ExponentialBackoff`, or a function of message and error that returns a delay,
-            or None for dead.
+            or None for dead. Where that raises, or returns no delay, the default list counts.
         jitter: By how much of itself a delay becomes longer at most, so that what failed together
             does not come back together. Not for `retry(after=…)`.
         stuck_after: How long the first record of a partition may be in hand, and hold up that

@@ -249,6 +249,7 @@ class Dispatcher(Desk):
 
     def flush(self, timeout_s: float) -> bool:
         """Waits until settled records are committed, as far as can be; returns whether all are."""
+        self._state.check_may_wait("flush")
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while self._book.has_ended_records and not self._state.has_ended:
@@ -310,6 +311,7 @@ class Dispatcher(Desk):
         with self._changed:
             waiting = [one for one in messages if one.state is State.IN_HAND]
             for message in waiting:
+                message.has_returned = False
                 self._book.hold_back(message)
             self._book.put_back(waiting)
             self._state.notify()

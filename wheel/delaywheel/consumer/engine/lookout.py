@@ -41,7 +41,7 @@ class Lookout:
         self._ask_limits_at_s = 0.0
 
     def look_at_hand(self) -> None:
-        """Finds a record that is never settled: later ones of its partition wait for it."""
+        """Finds a record that is never settled, which later ones wait for, and a bug in delays."""
         long_s = time.monotonic() - self._state.settings.stuck_after_ms / 1000
         with self._state.changed:
             stuck = [
@@ -54,6 +54,8 @@ class Lookout:
             oldest = min(stuck, key=lambda one: one.handed_s)
             text = f"{oldest!r} is not settled, and holds up the commits of its partition"
         self._state.note_trouble(ConsumerTrouble.UNSETTLED, text)
+        failure = self._state.policy.backoff_failure
+        self._state.note_trouble(ConsumerTrouble.BACKOFF_FAILED, failure)
 
     def look_behind(self, paused: AbstractSet[Partition]) -> None:
         """Finds out how much is unread, and what stands still behind an open transaction."""

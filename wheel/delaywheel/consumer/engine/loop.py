@@ -108,8 +108,9 @@ class Engine:
 
         Raises:
             RuntimeError: The thread was never started, or is that of the process that forked this
-                one: whoever waits would wait for ever.
+                one, or is here: whoever waits would wait for ever.
         """
+        self._state.check_may_wait("messages cannot be waited for")
         if not self._thread.is_alive() and not self.has_ended:
             raise RuntimeError(
                 "the consumer does not run: take its messages within its with block, in the process"
@@ -141,6 +142,8 @@ class Engine:
     def seek(self, at: Partition, to: int | datetime) -> None:
         """Reads a partition from another offset or time on, once the engine's thread has done so.
 
+        On that thread itself it returns at once; nothing is fetched or handed out before it is so.
+
         Raises:
             ValueError: The partition is not assigned, or no longer; or order is kept; or the offset
                 is negative, or the time has no zone.
@@ -158,6 +161,8 @@ class Engine:
         with self._changed:
             self._check_assigned([at])
             self._seeks.append(seek)
+            if self._state.is_own_thread:
+                return
             while any(one is seek for one in self._seeks) and not self._state.has_ended:
                 self.check_runs()
                 self._changed.wait(_FETCH_S)
@@ -190,6 +195,7 @@ class Engine:
     # The thread.
 
     def _run(self) -> None:
+        self._state.thread_id = threading.get_ident()
         try:
             self._begin()
             while not self._state.is_stopping:
@@ -362,11 +368,11 @@ class Engine:
         self._broker.resubscribe(read_topics)
 
     def _end(self) -> None:
-        """Ends gracefully: stays in the group until records in hand are settled."""
+        """Ends gracefully: stays in the group until no handler has a record."""
         deadline = time.monotonic() + self._state.settings.drain_ms / 1000
         with self._changed:
             self._state.notify()
-        while self._book.in_hand(self._book.partitions) and time.monotonic() < deadline:
+        while self._book.is_awaited(self._book.partitions) and time.monotonic() < deadline:
             self._run_once(fetches=False)
         self._commits.settle_up(deadline)
         self._commits.give_back(self._book.partitions)
@@ -483,5 +489,5 @@ class Engine:
             self._state.is_draining = True
             self._state.gives_up_all = not self._broker.is_incremental
             self._book.pause(partitions)
-            while self._book.in_hand(partitions) and time.monotonic() < deadline_s:
+            while self._book.is_awaited(partitions) and time.monotonic() < deadline_s:
                 self._changed.wait(_FETCH_S)

@@ -35,6 +35,7 @@ class EngineState:
         is_draining: Whether partitions are being given up: settling is reported at once.
         gives_up_all: Whether these are all partitions: nothing is handed out.
         is_stopping: Whether the end was asked for.
+        thread_id: Of the engine's thread, once it runs.
         has_ended: Whether the thread has ended.
         give_up_s: When to stop insisting, on the monotonic clock; None: when the end is asked for.
         refused_since_s: Since when a right is missing, on the monotonic clock; None: none is.
@@ -62,6 +63,7 @@ class EngineState:
         self.is_draining = False
         self.gives_up_all = False
         self.is_stopping = False
+        self.thread_id: int | None = None
         self.has_ended = False
         self.is_paused_by_caller = False
         self.give_up_s: float | None = None
@@ -101,6 +103,23 @@ class EngineState:
             # What is handled would be handled again elsewhere, if the group goes on without us.
             or self.is_commit_refused
         )
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the engine's thread is here: in something of the program that it has called."""
+        return threading.get_ident() == self.thread_id
+
+    def check_may_wait(self, what: str) -> None:
+        """Does nothing where others may be waited for.
+
+        Raises:
+            RuntimeError: The engine's thread is here, and would wait for itself.
+        """
+        if self.is_own_thread:
+            raise RuntimeError(
+                f"{what}: not in an event or on_lost, which the consumer's own thread calls:"
+                " nothing is fetched or committed before that returns"
+            )
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Sets a callback for the thread: records may be available, or none ever will be."""

@@ -5,6 +5,7 @@
 | `("5s", "30s")` | the nth of the list | dead, ATTEMPTS_EXHAUSTED |
 | `ExponentialBackoff` | `first * factor ** (n - 1)`, at most `cap` | after `retries`: the same |
 | a function of message and error | what it returns | None: dead, NOT_RETRIABLE |
+| and that raises, or returns no delay | the nth of `DEFAULT_RETRY` | dead, ATTEMPTS_EXHAUSTED |
 
 Jitter makes a delay longer, never shorter, by a part of itself that follows from the record's
 origin and attempt: what failed together comes back spread out, and the same record always alike.
@@ -16,10 +17,10 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel.consumer.message import ReceivedMessage
-from delaywheel.functions import check_plain
+from delaywheel.functions import check_begun, check_plain
 from delaywheel.levels import Duration, length_ms
 
 Failure: TypeAlias = BaseException | str | None
@@ -83,6 +84,9 @@ Backoff: TypeAlias = (
 """What the options take: see above."""
 
 
+DEFAULT_RETRY: Final = ("5s", "30s", "2m", "10m", "30m")
+
+
 class Delays(NamedTuple):
     """A checked back-off.
 
@@ -120,6 +124,9 @@ def delays_of(given: Backoff) -> Delays:
     return Delays(after, max(levels_ms, default=0))
 
 
+DEFAULT_DELAYS: Final = delays_of(DEFAULT_RETRY)
+
+
 def with_jitter(delay_ms: int, message: ReceivedMessage, jitter: float) -> int:
     """Returns a delay that is up to this part of itself longer, by where the record is from."""
     if not jitter:
@@ -133,6 +140,7 @@ def _chosen_by(
 ) -> Callable[[ReceivedMessage, Failure], int | None]:
     def after(message: ReceivedMessage, error: Failure) -> int | None:
         chosen = choose(message, error)
+        check_begun(choose, chosen)
         return None if chosen is None else length_ms(chosen)
 
     return after

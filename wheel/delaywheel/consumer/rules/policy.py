@@ -43,6 +43,7 @@ What topics take may be changed at any time. So nothing is lost by what was know
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Literal
@@ -68,7 +69,7 @@ from delaywheel.consumer.records import (
     retry_record,
     shortened,
 )
-from delaywheel.consumer.rules.backoff import Delays, Failure, with_jitter
+from delaywheel.consumer.rules.backoff import DEFAULT_DELAYS, Delays, Failure, with_jitter
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.errors import MessageInvalidError
@@ -86,6 +87,8 @@ from delaywheel.reasons import Reason
 from delaywheel.record_headers import OMISSIONS
 from delaywheel.transactional import ANY_PARTITION, Outgoing
 from delaywheel.ttl import TTL_HEADER, ttl_s_of
+
+_LOG = logging.getLogger("delaywheel.consumer")
 
 _BATCH_BYTES = 120
 """What Kafka adds to a record that is alone in its batch, besides what it adds per header."""
@@ -122,6 +125,8 @@ class Policy:
         self._limits: IngressLimits | None = None
         self._retry_partitions: Mapping[str, int] = {}
         self._too_small_for: set[TopicNames] = set()
+        self.backoff_failure: str | None = None
+        """How a function of the program's that returns delays failed when it was called last."""
 
     @property
     def knows_limits(self) -> bool:
@@ -204,7 +209,16 @@ class Policy:
     def _delay_ms(self, message: ReceivedMessage, error: Failure) -> int | DeadLetterReason:
         """Returns the delay before the next attempt, or why there is none."""
         delays = self._delays(error)
-        delay_ms = delays.after(message, error)
+        try:
+            delay_ms = delays.after(message, error)
+        except Exception as raised:  # noqa: BLE001 - it is the program's, and the record's is known
+            self.backoff_failure = f"a function of retry: {error_text(raised)}"
+            _LOG.exception("%r: a function of retry has failed; the default counts", message)
+            delays = DEFAULT_DELAYS
+            delay_ms = delays.after(message, error)
+        else:
+            if delays.is_chosen:
+                self.backoff_failure = None
         if delay_ms is not None:
             return with_jitter(delay_ms, message, self._settings.jitter)
         if self._settings.asks_about_halves:

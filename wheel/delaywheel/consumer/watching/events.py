@@ -18,7 +18,9 @@ class ConsumerEvents:
 
     Each outcome is reported once, after the transaction that has it was committed. All methods are
     called on the consumer's own thread, which fetches and commits: keep them short. What one raises
-    is logged, and changes nothing.
+    is logged, and changes nothing. `pause`, `resume`, `stop` and `seek` may be called there: a seek
+    is made once the event has returned, before anything else is handed out. What would wait for the
+    consumer (`flush`, `receive`, a loop, leaving its block) raises RuntimeError.
 
     Example:
         Count what is given up::
