@@ -94,6 +94,10 @@ class ConsumerReason(StrEnum):
         "GROUP_DIFFERS",
         "other members use another partition.assignment.strategy: take a group of its own",
     )
+    INSTANCE_TAKEN = (
+        "INSTANCE_TAKEN",
+        "stop the other consumer, or give each an instance of its own",
+    )
     KAFKA_FATAL = "KAFKA_FATAL", "the Kafka client has failed for good: create a new consumer"
 
 

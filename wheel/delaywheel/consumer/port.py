@@ -101,12 +101,14 @@ class TransactionFailure(NamedTuple):
         is_refusal: It is certainly not committed, since a topic does not take one of its records.
         is_forbidden: These credentials lack a right that it needs.
         has_begun_to_end: Its end was requested, so it may be committed.
+        is_fenced: Another consumer of the group has this one's `instance`.
     """
 
     text: str
     is_refusal: bool = False
     is_forbidden: bool = False
     has_begun_to_end: bool = True
+    is_fenced: bool = False
 
 
 class MissingRight(NamedTuple):
@@ -295,6 +297,10 @@ class Broker(Protocol):
 
         Returns:
             None: It is committed.
+
+        Raises:
+            ConsumerError: Another consumer of the group has this one's `instance`: a new producer
+                would end that one's work.
         """
 
     def renew_producer(self, unseen: AbstractSet[str]) -> None:

@@ -5,6 +5,7 @@
 | a topic, the group or the transactional id is not permitted | the consumer stops, |
 |   | NOT_AUTHORIZED; or waits, with `wait_for_rights` |
 | a topic does not take a record as it is | that record alone gets another outcome |
+| another member has the same `group.instance.id` | the consumer stops, INSTANCE_TAKEN |
 | a client does not know a setting, or not its value | the consumer stops, SETTING_INVALID |
 | our transactions may not last so long | the consumer stops, TRANSACTION_TIMEOUT_REFUSED |
 | anything else | asked again, later each time |
@@ -30,6 +31,9 @@ REFUSALS = frozenset(
     }
 )
 """These credentials may not do this."""
+
+FENCED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID})
+"""Another member of the group has the same `group.instance.id`."""
 
 _OF_RECORDS = frozenset(
     {
@@ -82,6 +86,9 @@ def failure_of(
     for text, error in causes:
         if error.code() in REFUSALS:
             return TransactionFailure(text, is_forbidden=True, has_begun_to_end=not is_before_end)
+    for text, error in causes:
+        if error.code() in FENCED:
+            return TransactionFailure(text, is_fenced=True)
     for text, error in causes:
         if is_before_end and error.code() in _OF_RECORDS:
             return TransactionFailure(text, is_refusal=True)

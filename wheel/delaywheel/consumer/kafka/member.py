@@ -45,7 +45,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from delaywheel.consumer.kafka.failures import REFUSALS, translated_errors
+from delaywheel.consumer.kafka.failures import FENCED, REFUSALS, translated_errors
 from delaywheel.consumer.kafka.fetching import in_columns
 from delaywheel.consumer.kafka.order_topic import ORDER_CONFIG, OrderTopics
 from delaywheel.consumer.kafka.topics import (
@@ -256,7 +256,9 @@ class KafkaBroker:
         error = message.error()
         if error is None:
             return True
-        if error.fatal():
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            if any(KafkaError(code).str() in error.str() for code in FENCED):
+                raise self._fenced(error.str())  # the client's code is that of any fatal error
             raise ConsumerError(ConsumerReason.KAFKA_FATAL, error.str())
         if error.code() in REFUSALS:
             self._refusal = error.str()
@@ -384,7 +386,15 @@ class KafkaBroker:
         transaction = Transaction(self._producer)
         failure = transaction.commit(records, offsets, membership, one_by_one=one_by_one)
         self._is_copy_loose = transaction.is_copy_loose
+        if failure is not None and failure.is_fenced:
+            raise self._fenced(failure.text)
         return failure
+
+    def _fenced(self, text: str) -> ConsumerError:
+        instance, group = self._settings.instance, self._settings.group
+        return ConsumerError(
+            ConsumerReason.INSTANCE_TAKEN, f"instance {instance!r} of group {group!r}: {text}"
+        )
 
     @translated_errors()
     def renew_producer(self, unseen: AbstractSet[str]) -> None:
