@@ -12,6 +12,7 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from delaywheel.consumer import (
     ConsumerError,
     ConsumerReason,
+    ConsumerTrouble,
     ReceivedMessage,
     RetryConsumer,
 )
@@ -331,7 +332,6 @@ def test_what_cannot_be_is_refused_by_name(kafka: KafkaBroker, cluster: str, ord
         return reported.value.reason
 
     assert reason_of("nowhere", cluster=cluster) is ConsumerReason.TOPIC_MISSING
-    assert reason_of(orders, cluster="another") is ConsumerReason.INGRESS_MISSING
     missing = reason_of(orders, cluster=cluster, create_topics=False)
     assert missing is ConsumerReason.TOPICS_NOT_MADE
     setting = reason_of(orders, cluster=cluster, kafka={"sessions.timeout": 1})
@@ -367,7 +367,7 @@ def test_a_group_that_shares_partitions_in_another_way_is_named(
     other.close()
 
 
-def test_without_an_ingress_topic_it_stops_and_says_which_is_missing(
+def test_without_an_ingress_topic_it_waits_and_stops_if_that_goes(
     kafka: KafkaBroker, cluster_id: str, orders: str, send: Send
 ) -> None:
     """Neither is the record passed, nor is its handler called again and again."""
@@ -376,10 +376,6 @@ def test_without_an_ingress_topic_it_stops_and_says_which_is_missing(
 
     def start() -> RetryConsumer:
         return RetryConsumer(orders, group=GROUP, bootstrap=kafka.address, cluster=cluster_id)
-
-    with pytest.raises(ConsumerError, match=ingress) as reported, start() as consumer:
-        consumer.receive(PATIENCE_S)
-    assert reported.value.reason is ConsumerReason.INGRESS_MISSING
 
     handled = []
 
@@ -391,7 +387,20 @@ def test_without_an_ingress_topic_it_stops_and_says_which_is_missing(
                     delete_topic(kafka.address, ingress)
                 message.retry()
 
-    create_topic(kafka.address, ingress)
+    def make_ingress() -> None:
+        with start() as waiting:
+            deadline = time.monotonic() + PATIENCE_S
+            while ingress not in (waiting.trouble or ""):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert list(waiting.health.troubles) == [ConsumerTrouble.NO_INGRESS]
+            create_topic(kafka.address, ingress)
+            message = waiting.receive(PATIENCE_S)
+            assert message is not None
+            assert waiting.health.is_well
+            message.nack()
+
+    make_ingress()
     with pytest.raises(ConsumerError, match=ingress) as reported:
         retry_all()
     assert reported.value.reason is ConsumerReason.INGRESS_MISSING

@@ -209,3 +209,20 @@ def test_wrong_options_are_refused(options: dict[str, object], says: str) -> Non
 def test_an_impossible_back_off_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         ExponentialBackoff("5s", **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("causes", [True, False])
+def test_classes_count_for_what_an_exception_was_raised_from(*, causes: bool) -> None:
+    def became(error: Exception, **options: Any) -> list[int | str] | None:
+        try:
+            return outcomes(error, retry=("1s",), causes=causes, **options)
+        except type(error):
+            return None
+
+    wrapped = raised_from(RuntimeError("charging"), raised_from(ValueError(), OSError("down")))
+    assert became(wrapped, retry_on=OSError) == ([1_000, "ATTEMPTS_EXHAUSTED"] if causes else None)
+    dead = ["NOT_RETRIABLE"] if causes else [1_000, "ATTEMPTS_EXHAUSTED"]
+    assert became(wrapped, dead_on=ValueError) == dead
+    beside = RuntimeError("while that was handled")
+    beside.__context__ = OSError("down")
+    assert became(beside, retry_on=OSError) is None

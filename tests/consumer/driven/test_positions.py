@@ -98,11 +98,14 @@ def test_a_partition_that_lost_its_end_is_read_from_its_beginning() -> None:
     assert consumer.engine.counts.restarts == 1
 
 
-def test_a_group_that_began_at_the_end_misses_no_partition_that_is_added() -> None:
+def test_a_group_that_began_at_the_end_misses_no_partition_that_is_added(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     kafka = FakeKafka(partitions=2)
     send(kafka, "before", 5, partition=0)
     consumer = start(kafka, start="latest")
     assert handle(consumer) == []
+    assert "begins at the end of orders/0 at 5, orders/1 at 0" in caplog.text
     kafka.partitions = 3
     sent = send(kafka, "added", 5, partition=2)
     another = DrivenConsumer(kafka, start="latest")  # it knows only what Kafka says

@@ -28,6 +28,10 @@ class KafkaUnavailable(Exception):
     """Kafka does not answer; retrying may help."""
 
 
+class IngressToCome(KafkaUnavailable):
+    """There is no ingress topic yet: a node makes it when it is started."""
+
+
 class RightMissing(KafkaUnavailable):
     """These credentials may not do that now; retrying may help, as the right is waited for."""
 
@@ -134,7 +138,7 @@ class Broker(Protocol):
         """Checks the topics, and creates ours that are missing.
 
         Raises:
-            KafkaUnavailable: Try again.
+            KafkaUnavailable: Try again; IngressToCome is one.
             ConsumerError: It is impossible.
         """
 

@@ -342,14 +342,14 @@ def error_text(error: BaseException) -> str:
     return (f"{name}: {said}" if said else name)[:LONGEST_ERROR]
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields an exception, and those that it was raised from."""
+def causes(error: BaseException, *, explicit: bool = False) -> Iterator[BaseException]:
+    """Yields an exception, and those that it was raised from: with `from` only, if `explicit`."""
     seen: set[int] = set()
     left: BaseException | None = error
     while left is not None and id(left) not in seen:
         yield left
         seen.add(id(left))
-        left = left.__cause__ or left.__context__
+        left = left.__cause__ or (None if explicit else left.__context__)
 
 
 def encode_error(text: str) -> bytes:

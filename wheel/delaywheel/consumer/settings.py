@@ -112,6 +112,7 @@ class Options(GroupOptions, total=False):
         dead_on: Exceptions that are not retried, even if `retry_on` includes them: the record is
             dead at once. Any other exception is raised out of the `with` block, and the record
             stays unsettled.
+        causes: Whether both count for what an exception was raised from (`__cause__`), too.
         route: Patterns for the header `routingkey`; other records are skipped.
         expired: What becomes of records whose time to live has passed: skipped, or dead letters.
         ttl_header: The header that states the time to live, in seconds; None: there is none. Others
@@ -139,6 +140,7 @@ class Options(GroupOptions, total=False):
     retry_for: Duration | None
     retry_on: type[Exception] | Sequence[type[Exception]]
     dead_on: type[Exception] | Sequence[type[Exception]]
+    causes: bool
     route: Iterable[str] | None
     expired: Literal["skip", "dead"]
     ttl_header: str | None
@@ -172,6 +174,7 @@ class ConsumerSettings:
     jitter: float
     retry_on: tuple[type[Exception], ...]
     dead_on: tuple[type[Exception], ...]
+    causes: bool
     route: Route | None
     expired: Literal["skip", "dead"]
     ttl_header: str | None
@@ -262,6 +265,7 @@ def read_settings(
         jitter=jitter,
         retry_on=_exceptions(options.get("retry_on", Exception)),
         dead_on=_exceptions(options.get("dead_on", ())),
+        causes=options.get("causes", True),
         route=None if route is None else Route(route),
         expired=expired,
         ttl_header=options.get("ttl_header", TTL_HEADER),

@@ -150,6 +150,11 @@ class Positions:
             if failure.is_forbidden:
                 raise ConsumerError(ConsumerReason.NOT_AUTHORIZED, failure.text)
             raise KafkaUnavailable(failure.text)
+        places = ", ".join(f"{at} at {offset}" for at, offset in ends.items())
+        _LOG.warning(
+            "the group has no offsets, never had any or they expired: it begins at the end of %s",
+            places,
+        )
         return ends
 
     def passed(

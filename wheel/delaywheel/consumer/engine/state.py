@@ -12,7 +12,13 @@ from typing import TypeVar
 from delaywheel.consumer.book import Book
 from delaywheel.consumer.message import ConsumerError, ConsumerReason, ReceivedMessage
 from delaywheel.consumer.order import KeyOrder
-from delaywheel.consumer.port import Broker, KafkaUnavailable, RightMissing, insist
+from delaywheel.consumer.port import (
+    Broker,
+    IngressToCome,
+    KafkaUnavailable,
+    RightMissing,
+    insist,
+)
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
@@ -174,10 +180,12 @@ class EngineState:
 
     def note_away(self, what: str, away: KafkaUnavailable | None) -> None:
         """Notes that Kafka does not answer this, or that it does."""
-        if not isinstance(away, RightMissing):
-            self.note_trouble(
-                ConsumerTrouble.KAFKA_AWAY, None if away is None else f"{what}: {away}"
-            )
+        if isinstance(away, RightMissing):
+            return
+        is_to_come = isinstance(away, IngressToCome)
+        self.note_trouble(ConsumerTrouble.NO_INGRESS, str(away) if is_to_come else None)
+        text = None if away is None or is_to_come else f"{what}: {away}"
+        self.note_trouble(ConsumerTrouble.KAFKA_AWAY, text)
 
     def insist(self, what: str, ask: Callable[[], _T]) -> _T | None:
         """Asks until Kafka answers; None if the end came meanwhile."""

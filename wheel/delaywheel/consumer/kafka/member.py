@@ -67,6 +67,7 @@ from delaywheel.consumer.message import ConsumerError, ConsumerReason
 from delaywheel.consumer.order import Away, check_partitions
 from delaywheel.consumer.port import (
     ConsumedTopic,
+    IngressToCome,
     KafkaUnavailable,
     MissingRight,
     OnPartitions,
@@ -137,6 +138,8 @@ class KafkaBroker:
             with translated_errors():
                 ingress = self._ingress = self._ingress_topic(partitions_of(self._asking))
             return Start(ingress, self.prepare(list(self._settings.topics)))
+        except IngressToCome:
+            raise
         except KafkaUnavailable as gone:  # at the start the address may be the wrong one
             raise KafkaUnavailable(f"{self._settings.bootstrap}: {gone}") from gone
 
@@ -470,7 +473,7 @@ class KafkaBroker:
         name = re.escape(ingress_topic(cluster)) if cluster else ingress_topic(".+")
         found = [topic for topic in topics if re.fullmatch(name, topic)]
         if not found:
-            raise _no_ingress(ingress_topic(cluster or "<cluster>"))
+            raise IngressToCome(_no_ingress(ingress_topic(cluster or "<cluster>")).text)
         if len(found) > 1:
             raise ConsumerError(ConsumerReason.CLUSTER_AMBIGUOUS, ", ".join(sorted(found)))
         return found[0]
@@ -529,5 +532,6 @@ def _places(positions: Mapping[Partition, int | None]) -> list[TopicPartition]:
 def _no_ingress(topic: str) -> ConsumerError:
     return ConsumerError(
         ConsumerReason.INGRESS_MISSING,
-        f"Kafka has no topic {topic}, from which delaywheel takes what is to come back",
+        f"Kafka has no topic {topic}, from which delaywheel takes what is to come back, or these"
+        " credentials may not describe it",
     )

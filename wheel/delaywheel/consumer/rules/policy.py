@@ -5,9 +5,9 @@
 | ended, or said done | any | done |
 | raised UnreadableError | any | dead, UNREADABLE |
 | raised FunctionKindError: it is not of the kind that is called | any | none |
-| raised one of `dead_on` | any | dead, NOT_RETRIABLE |
-| raised one of `retry_on`, or said retry | yes | retried, after its back-off's delay |
-| raised one of `retry_on`, or said retry | no | dead, ATTEMPTS_EXHAUSTED |
+| raised one of `dead_on`, or from one | any | dead, NOT_RETRIABLE |
+| raised one of `retry_on`, or from one, or said retry | yes | retried, after its back-off's delay |
+| raised one of `retry_on`, or from one, or said retry | no | dead, ATTEMPTS_EXHAUSTED |
 | raised anything else | any | none: the exception is raised, the record stays unsettled |
 | said retry after a delay | any | retried, after that delay |
 | said dead | any | dead, with the reason given |
@@ -166,9 +166,15 @@ class Policy:
         """Returns the outcome that a handler's exception calls for; None if it must be raised."""
         if isinstance(error, FunctionKindError):
             return None
-        if isinstance(error, (UnreadableError, *self._settings.dead_on)):
+        if isinstance(error, UnreadableError) or self._is_of(error, self._settings.dead_on):
             return "dead"
-        return "retry" if isinstance(error, self._settings.retry_on) else None
+        return "retry" if self._is_of(error, self._settings.retry_on) else None
+
+    def _is_of(self, error: Exception, classes: tuple[type[Exception], ...]) -> bool:
+        """Whether an exception, or one that it was raised from, is of these classes."""
+        if isinstance(error, classes) or not self._settings.causes:
+            return isinstance(error, classes)
+        return any(isinstance(one, classes) for one in causes(error, explicit=True))
 
     def failed(self, message: ReceivedMessage, error: Exception, now_ms: int) -> Settlement | None:
         """Returns the settlement by a handler's exception; None if that must be raised."""

@@ -4,6 +4,7 @@
 |---|---|---|
 | KAFKA_AWAY | a question is not answered | it is answered |
 | COMMIT_FAILED | a transaction is not committed | one is, or the partitions are reassigned |
+| NO_INGRESS | at the start there is no ingress topic | there is |
 | NO_TOPIC | a topic is deleted, or a pattern matches none | it is there, or one |
 | TOPIC_UNREAD | the group's topics for one that a pattern matches are refused | they are not |
 |   | refused, or it is gone |
@@ -34,6 +35,8 @@ class ConsumerTrouble(StrEnum):
     """Kafka does not answer, or not now: the consumer goes on when it does."""
     COMMIT_FAILED = "COMMIT_FAILED"
     """The last transaction was not committed, or perhaps not: it is tried again."""
+    NO_INGRESS = "NO_INGRESS"
+    """There is no ingress topic yet: a node of the cluster makes it, and the consumer waits."""
     NO_TOPIC = "NO_TOPIC"
     """A topic that is named was deleted, or a pattern matches none that can be read."""
     TOPIC_UNREAD = "TOPIC_UNREAD"
