@@ -88,6 +88,8 @@ class FakeKafka:
     is_group_denied: bool = False
     hidden: set[str] = field(default_factory=set)
     held_up: set[Partition] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    """Topics that do not answer what is written to them, as without a leader."""
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
     is_incremental: bool = False
@@ -405,16 +407,9 @@ class FakeBroker:
     ) -> TransactionFailure | None:
         """See `Broker`."""
         assert not self._is_broken, "a producer that failed was used again"
-        if self.kafka.is_group_denied:
+        if (failure := self._failure(records, offsets, one_by_one=one_by_one)) is not None:
             self._is_broken = True
-            return TransactionFailure("the group", is_forbidden=True, has_begun_to_end=False)
-        touched = {one.topic for one in records} | {at.topic for at in offsets}
-        if denied := sorted(touched & (self.kafka.denied | self.kafka.hidden)):
-            self._is_broken = True
-            return TransactionFailure(denied[0], is_forbidden=True, has_begun_to_end=False)
-        if (refused := self._refused(records, one_by_one=one_by_one)) is not None:
-            self._is_broken = True
-            return TransactionFailure(refused, is_refusal=True)
+            return failure
         fault, self.fault = self.fault, None
         if fault is not Fault.FAILS:
             if int(membership) != self.kafka.generation:
@@ -424,6 +419,26 @@ class FakeBroker:
         if fault is not None:
             self._is_broken = True
             return TransactionFailure(fault.value)
+        return None
+
+    def _failure(
+        self,
+        records: Sequence[Outgoing],
+        offsets: Mapping[Partition, Passed],
+        *,
+        one_by_one: bool,
+    ) -> TransactionFailure | None:
+        """Says why a transaction is not committed, if the topics or rights are why."""
+        if self.kafka.is_group_denied:
+            return TransactionFailure("the group", is_forbidden=True, has_begun_to_end=False)
+        written = {one.topic for one in records}
+        touched = written | {at.topic for at in offsets}
+        if denied := sorted(touched & (self.kafka.denied | self.kafka.hidden)):
+            return TransactionFailure(denied[0], is_forbidden=True, has_begun_to_end=False)
+        if (refused := self._refused(records, one_by_one=one_by_one)) is not None:
+            return TransactionFailure(refused, is_refusal=True)
+        if silent := self.kafka.silent & written:
+            return TransactionFailure("no answer", unanswered=frozenset(silent))
         return None
 
     def _refused(self, records: Sequence[Outgoing], *, one_by_one: bool) -> str | None:

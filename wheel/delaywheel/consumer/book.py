@@ -240,6 +240,8 @@ class Book:
         self._aside: dict[Partition, deque[RecordRun]] = {}
         self._paused: set[Partition] = set()
         self._withheld: AbstractSet[str] = frozenset()
+        self.held_up: AbstractSet[Partition] = frozenset()
+        """The partitions of which nothing is cut now: a topic does not answer their outcomes."""
         self._held = 0
         self._held_bytes = 0
         self._written_bytes = 0
@@ -334,8 +336,11 @@ class Book:
         return frozenset(
             at.topic
             for at, shelf in self._shelves.items()
-            if shelf.first_state is State.SETTLED and not self.is_withheld(at)
+            if shelf.first_state is State.SETTLED and self._may_cut(at)
         )
+
+    def _may_cut(self, partition: Partition) -> bool:
+        return not self.is_withheld(partition) and partition not in self.held_up
 
     @property
     def is_worth_a_commit(self) -> bool:
@@ -724,18 +729,24 @@ class Book:
         self._note(message, settlement)
 
     def cut(
-        self, most: int | None = None, before: Mapping[Partition, int] | None = None
+        self,
+        most: int | None = None,
+        before: Mapping[Partition, int] | None = None,
+        only: Collection[Partition] = (),
     ) -> Cut | None:
         """Returns what the next transaction should commit; None: nothing. Changes nothing here.
 
         Args:
             most: The most records that it may settle.
             before: Of these partitions alone, and only what is before these offsets.
+            only: Of these alone, though they are held up; empty: of all that are not.
         """
         cut = Cut() if most is None else Cut(most=most)
         for at, shelf in self._shelves.items():
             is_left_out = before is not None and at not in before
-            for block in () if is_left_out or self.is_withheld(at) else shelf.blocks:
+            is_left_out |= self.is_withheld(at) if only else not self._may_cut(at)
+            is_left_out |= bool(only) and at not in only
+            for block in () if is_left_out else shelf.blocks:
                 end = block.settled_end()
                 if before is not None:
                     end = min(end, bisect_left(block.offsets, before[at]))

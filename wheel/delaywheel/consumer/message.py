@@ -169,6 +169,13 @@ class Settlement(NamedTuple):
     is_measured: bool = False
     writes: Writes | None = None
 
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that its transaction writes to for it."""
+        written = () if self.writes is None else self.writes.records
+        own = () if self.record is None else (self.record,)
+        return frozenset(one.topic for one in (*written, *own, *self.order, *self.answers))
+
 
 DONE = Settlement(Outcome.DONE)
 """The settlement of all records that are done, unless their order writes something."""

@@ -105,6 +105,7 @@ class TransactionFailure(NamedTuple):
         is_refusal: It is certainly not committed, since a topic does not take one of its records.
         is_forbidden: These credentials lack a right that it needs.
         has_begun_to_end: Its end was requested, so it may be committed.
+        unanswered: The topics that have not taken what is written to them, and not refused it.
         is_fenced: Another consumer of the group has this one's `instance`.
     """
 
@@ -112,6 +113,7 @@ class TransactionFailure(NamedTuple):
     is_refusal: bool = False
     is_forbidden: bool = False
     has_begun_to_end: bool = True
+    unanswered: frozenset[str] = frozenset()
     is_fenced: bool = False
 
 

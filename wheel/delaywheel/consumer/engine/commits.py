@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from delaywheel.consumer.book import CUT_RECORDS, Cut
 from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
 from delaywheel.consumer.engine.dispatcher import Dispatcher
+from delaywheel.consumer.engine.held_up import HeldUp
 from delaywheel.consumer.engine.positions import Positions
 from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState
@@ -56,6 +57,7 @@ class Commits:
         # What was refused together ends here: until it is committed nothing else is, or a busy
         # partition would fill each narrower cut, and the refused record would never be alone.
         self._cut_before: Mapping[Partition, int] | None = None
+        self._held_up = HeldUp(state.book)
         self._known_topics: set[str] = set()
         self._refused: tuple[Settlement, Mapping[str, int]] | None = None
         self._confirmed: tuple[int, AbstractSet[str]] = (0, frozenset())
@@ -151,8 +153,14 @@ class Commits:
     def commit(self) -> None:
         """Commits settled records, in as many transactions as that takes."""
         state = self._state
-        while not state.must_recover and self._is_confirmed():
-            cut = self._cut()
+        while not state.must_recover:
+            tried = self._held_up.to_try(time.monotonic())
+            if not self._is_confirmed(tried):
+                break
+            cut = self._cut(tried)
+            if cut is None and tried:  # nothing of them is settled any more
+                self._answered(tried)
+                continue
             if cut is None:
                 break
             failure = self._try(cut)
@@ -171,19 +179,19 @@ class Commits:
                 if failure.is_refusal:
                     self._narrow(failure, cut)
                 state.events.commit_failed(failure.text)
-            if not cut.is_full and self._cut_before is None:
+            if not cut.is_full and self._cut_before is None and not tried:
                 break
         self.last_s = time.monotonic()
         self.next_s = self.last_s + state.settings.commit_every_ms / 1000
 
-    def _cut(self) -> Cut | None:
+    def _cut(self, only: Collection[Partition]) -> Cut | None:
         """Returns what to commit next, once it is known what its topics are and take now."""
         while True:
             with self._state.changed:
-                cut = self._book.cut(self._cut_most, self._cut_before)
+                cut = self._book.cut(self._cut_most, self._cut_before, only)
                 if cut is None and self._cut_before is not None:
                     self._cut_before = None
-                    cut = self._book.cut(self._cut_most)
+                    cut = self._book.cut(self._cut_most, None, only)
                 self._dispatcher.wants_commit = False
             if cut is None:
                 return None
@@ -252,7 +260,7 @@ class Commits:
         state.policy.learn_sizes(sizes)
         return sizes
 
-    def _is_confirmed(self) -> bool:
+    def _is_confirmed(self, tried: Collection[Partition]) -> bool:
         """Whether what was fetched is of the topics that its offsets are to be committed for.
 
         The client goes on in a topic that is recreated, at the old offset. Committed for the old
@@ -260,7 +268,8 @@ class Commits:
         """
         self.is_outdated = False
         with self._state.changed:
-            asked = self._book.taken, self._book.settled_topics
+            topics = self._book.settled_topics | {at.topic for at in tried}
+            asked = self._book.taken, topics
         if not asked[1] or asked == self._confirmed:
             return True
         is_current = self._positions.are_current(asked[1])
@@ -287,7 +296,18 @@ class Commits:
         settled = self._state.events.to_report(cut)
         self._book.committed(cut)
         self._deliveries.committed(cut.offsets)
+        self._answered(cut.offsets)
         return settled
+
+    def _answered(self, partitions: Iterable[Partition]) -> None:
+        """Takes in that partitions are not held up, or no longer."""
+        self._held_up.forget(partitions)
+        self._say_what_is_held_up()
+
+    def _say_what_is_held_up(self) -> None:
+        text = self._held_up.text
+        if text != self._state.health.troubles.get(ConsumerTrouble.HELD_UP):
+            self._state.note_trouble(ConsumerTrouble.HELD_UP, text)
 
     def _fail(self, failure: TransactionFailure, cut: Cut) -> None:
         """Stops handing out until Kafka has shown what happened."""
@@ -298,7 +318,10 @@ class Commits:
         self._known_topics.clear()
         self._book.counts.failed_commits += 1
         if failure.is_refusal:
+            self._answered(cut.offsets)
             return
+        self._held_up.failed(cut, failure.unanswered, time.monotonic())
+        self._say_what_is_held_up()
         if failure.has_begun_to_end or not failure.is_forbidden:
             self._doubtful = cut
         self._back_off()
@@ -430,6 +453,8 @@ class Commits:
         The offsets of a partition that is no longer ours may be committed by others, and no longer
         show our outcome. The caller has the lock.
         """
+        partitions = list(partitions)
+        self._answered(partitions)
         cut = self._doubtful
         if cut is None:
             return

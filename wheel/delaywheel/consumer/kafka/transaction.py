@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -60,6 +61,7 @@ class Transaction:
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._refused: list[tuple[str, KafkaError]] = []
+        self._left: Counter[str] = Counter()
         self.is_copy_loose = False
 
     def commit(
@@ -94,7 +96,8 @@ class Transaction:
             self._producer.commit_transaction(CALL_S)
         except (KafkaException, BufferError, KafkaUnavailable) as exception:
             cause = self._cause_of(exception, passed, membership)
-            return failure_of(cause, self._refused, is_before_end=is_before_end)
+            failure = failure_of(cause, self._refused, is_before_end=is_before_end)
+            return failure._replace(unanswered=frozenset(+self._left))
         ended_s = time.monotonic()
         self.is_copy_loose = (
             ending_s - began_s >= _OFFSETS_REPEATED_S or ended_s - ending_s >= _END_REPEATED_S
@@ -120,8 +123,12 @@ class Transaction:
         return raised
 
     def _write(self, record: Outgoing) -> None:
+        self._left[record.topic] += 1
+
         def note(error: KafkaError | None, _: object) -> None:
-            if error is not None:
+            if error is None:
+                self._left[record.topic] -= 1
+            else:
                 self._refused.append((record.topic, error))
 
         def hand_over() -> None:

@@ -4,6 +4,8 @@
 |---|---|---|
 | KAFKA_AWAY | a question is not answered | it is answered |
 | COMMIT_FAILED | a transaction is not committed | one is, or the partitions are reassigned |
+| HELD_UP | two transactions in a row fail as a topic does not answer what they write | the |
+|   | partitions that wait for it are committed |
 | NO_INGRESS | at the start there is no ingress topic | there is |
 | NO_TOPIC | a topic is deleted, or a pattern matches none | it is there, or one |
 | TOPIC_UNREAD | the group's topics for one that a pattern matches are refused | they are not |
@@ -35,6 +37,8 @@ class ConsumerTrouble(StrEnum):
     """Kafka does not answer, or not now: the consumer goes on when it does."""
     COMMIT_FAILED = "COMMIT_FAILED"
     """The last transaction was not committed, or perhaps not: it is tried again."""
+    HELD_UP = "HELD_UP"
+    """A topic takes no outcomes now: partitions that have some for it wait, the others do not."""
     NO_INGRESS = "NO_INGRESS"
     """There is no ingress topic yet: a node of the cluster makes it, and the consumer waits."""
     NO_TOPIC = "NO_TOPIC"

@@ -1,0 +1,94 @@
+"""A topic that takes nothing for a while: who writes there waits, and nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from delaywheel.consumer.records import Partition
+from delaywheel.consumer.watching.health import ConsumerTrouble
+from support.consumer.driven import DrivenConsumer, start
+from support.consumer.fake_kafka import FakeKafka
+
+BILLS = "bills"
+ONE, TWO = Partition("orders", 0), Partition("orders", 1)
+
+
+def run(consumer: DrivenConsumer, *, is_time: bool = False) -> None:
+    """Runs it for a while, as it is; or once what is held up is to be tried again."""
+    for topic in consumer.engine._commits._held_up._topics.values():
+        if is_time:
+            topic.try_at_s = 0.0
+    consumer.run_often()
+
+
+def handle(consumer: DrivenConsumer) -> None:
+    consumer.run_often()
+    for message in consumer.take(99):
+        if message.at == ONE:
+            message.produce(BILLS, message.value)
+        message.done()
+
+
+@pytest.fixture
+def kafka() -> FakeKafka:
+    return FakeKafka(partitions=2, more={BILLS: "bills"}, silent={BILLS})
+
+
+def put(kafka: FakeKafka, at: Partition, count: int) -> None:
+    for number in range(count):
+        kafka._append(at, b"k", b"%d" % number, [])
+
+
+def test_a_topic_that_does_not_answer_holds_up_its_writers_alone(kafka: FakeKafka) -> None:
+    consumer = start(kafka, max_deliveries=None)
+    put(kafka, ONE, 3)
+    put(kafka, TWO, 3)
+    handle(consumer)
+    run(consumer)
+    assert kafka.offsets == {TWO: 3}
+    text = consumer.engine.health.troubles[ConsumerTrouble.HELD_UP]
+    assert text == "orders/0 waits until topic bills takes its outcomes"
+    failed = consumer.engine.counts.failed_commits
+    assert failed == 2
+    put(kafka, TWO, 3)
+    handle(consumer)
+    run(consumer)
+    assert (kafka.offsets, consumer.engine.counts.failed_commits) == ({TWO: 6}, failed)
+    run(consumer, is_time=True)  # in vain
+    put(kafka, TWO, 3)
+    handle(consumer)
+    run(consumer)
+    assert (kafka.offsets, consumer.engine.counts.failed_commits) == ({TWO: 9}, failed + 1)
+    kafka.silent.clear()
+    run(consumer)
+    assert ONE not in kafka.offsets
+    run(consumer, is_time=True)
+    assert kafka.offsets == {ONE: 3, TWO: 9}
+    assert consumer.engine.health.is_well
+    assert [record.value for record in kafka.committed_records] == [b"0", b"1", b"2"]
+
+
+def test_a_moment_without_an_answer_holds_up_nothing(kafka: FakeKafka) -> None:
+    consumer = start(kafka, max_deliveries=None)
+    put(kafka, ONE, 3)
+    consumer.run_often()
+    for message in consumer.take(99):
+        message.produce(BILLS, message.value)
+        message.done()
+    consumer.run_once()
+    assert consumer.engine.counts.failed_commits == 1
+    kafka.silent.clear()
+    consumer.run_often()
+    assert kafka.offsets == {ONE: 3}
+    assert consumer.engine.health.is_well
+
+
+def test_what_is_held_up_is_forgotten_with_its_partition(kafka: FakeKafka) -> None:
+    consumer = start(kafka, max_deliveries=None)
+    put(kafka, ONE, 3)
+    handle(consumer)
+    run(consumer)
+    assert ConsumerTrouble.HELD_UP in consumer.engine.health.troubles
+    consumer.engine._lost([ONE])
+    assert ConsumerTrouble.HELD_UP not in consumer.engine.health.troubles
+    assert not consumer.engine._book.held_up

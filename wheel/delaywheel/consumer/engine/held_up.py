@@ -1,0 +1,89 @@
+"""Partitions whose outcomes a topic does not take now: each holds up itself alone.
+
+A topic may have a partition without leader, or too few replicas in sync, for as long as a broker is
+away. A transaction that writes there fails after a while, and with it the outcomes of all
+partitions that are committed together.
+
+| what happens | is done |
+|---|---|
+| a transaction fails, and a topic has not answered what it writes | it is tried again: a broker |
+|   | may be away for a moment |
+| the next one fails like that | the partitions with outcomes for that topic are held up: nothing |
+|   | of them is committed, the others go on; what is held of them is bounded as always |
+| `FIRST_S` later, twice as long each time, `LONGEST_S` at most | they are tried, without others: |
+|   | a transaction that fails again stops everything for as long as that takes |
+| a transaction of theirs is committed, or refused | they are as the others |
+
+No I/O, no clock, no lock: the engine's thread alone is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from delaywheel.consumer.book import Book, Cut
+from delaywheel.consumer.records import Partition
+
+FIRST_S: Final = 10.0
+LONGEST_S: Final = 120.0
+
+
+@dataclass(slots=True)
+class _Unanswering:
+    partitions: set[Partition] = field(default_factory=set)
+    wait_s: float = FIRST_S
+    try_at_s: float = 0.0
+
+
+class HeldUp:
+    """The partitions of one consumer that are held up, by the topic that does not answer."""
+
+    def __init__(self, book: Book) -> None:
+        """Begins with none."""
+        self._book = book
+        self._topics: dict[str, _Unanswering] = {}
+        self._failed: frozenset[str] = frozenset()
+
+    @property
+    def text(self) -> str | None:
+        """Which they are, in words; None: none is."""
+        if not self._topics:
+            return None
+        topic, its = next(iter(self._topics.items()))
+        count = len(self._book.held_up)
+        more = f", and {count - 1} more partitions wait" if count > 1 else ""
+        return f"{min(its.partitions)} waits until topic {topic} takes its outcomes{more}"
+
+    def failed(self, cut: Cut, unanswered: frozenset[str], now_s: float) -> None:
+        """Takes in that a transaction failed, and which topics have not answered it."""
+        again, self._failed = unanswered & (self._failed | self._topics.keys()), unanswered
+        for block, _, settlement in cut.settled():
+            for topic in settlement.topics & again:
+                its = self._topics.setdefault(topic, _Unanswering())
+                if now_s >= its.try_at_s and block.at in its.partitions:
+                    its.wait_s = min(2 * its.wait_s, LONGEST_S)
+                its.partitions.add(block.at)
+                its.try_at_s = now_s + its.wait_s
+        self._hold_up()
+
+    def to_try(self, now_s: float) -> Collection[Partition]:
+        """Returns partitions that are to be tried now, by themselves: of one topic."""
+        due = (frozenset(its.partitions) for its in self._topics.values() if now_s >= its.try_at_s)
+        return next(due, ())
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """Takes in that partitions are answered, or no longer ours."""
+        if not self._topics and not self._failed:
+            return
+        gone = set(partitions)
+        self._failed = frozenset()
+        for topic, its in list(self._topics.items()):
+            its.partitions -= gone
+            if not its.partitions:
+                del self._topics[topic]
+        self._hold_up()
+
+    def _hold_up(self) -> None:
+        self._book.held_up = frozenset().union(*(its.partitions for its in self._topics.values()))
