@@ -174,3 +174,18 @@ async def test_coroutines_handle_the_records_of_a_key_in_order() -> None:
         await consumer.run(handle, concurrency=2)
     assert [value for value in ended if value != b"b1"] == [b"a1", b"a2", b"a3"]
     assert ended[0] in (b"a1", b"b1")
+
+
+def test_a_record_that_is_put_back_for_later_appears_when_the_clock_is_moved() -> None:
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
+        consumer = service.consumer("orders", group="billing")
+        client.produce("orders", b"v", delay="1s")
+        service.advance("1s")
+        [message] = consumer
+        assert message.nack("10s")
+        assert not list(consumer)
+        service.advance("9s")
+        assert not list(consumer)
+        service.advance("1s")
+        [again] = consumer
+        assert (again.value, again.attempt) == (b"v", 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +22,7 @@ def filled(records: int = 4, **options: object) -> tuple[FakeKafka, DrivenConsum
     kafka = FakeKafka(partitions=2)
     for number in range(records):
         for at in (ONE, TWO):
-            kafka._append(at, b"k", b"%d" % number, [])
+            kafka._append(at, at.topic.encode() + b"%d" % at.number, b"%d" % number, [])
     consumer = start(kafka, **options)
     while consumer.engine._book.held < 2 * records:
         consumer.run_once()
@@ -181,3 +182,38 @@ def test_a_record_that_is_put_back_comes_first_as_the_same_attempt(*, ordered: b
         consumer.run_once()
     assert consumer.engine.counts.done == 8
     assert kafka.offsets[ONE] == kafka.offsets[TWO] == 4
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_record_that_is_put_back_for_later_is_handed_out_then(*, ordered: bool) -> None:
+    kafka, consumer = filled(ordered=ordered, max_deliveries=None)
+    desk = consumer.engine.desk
+    first = next(one for one in desk.take_turns(2) if one.at == ONE)
+    assert first.nack("1h")
+    assert (first.done(), first.is_ours) == (False, False)
+    desk.end_turn(first)
+    consumer.run_once()
+    assert first.at not in {one.at for one in desk.take_turns(9)}, "its key waits with it"
+    desk.put_back_due(time.monotonic() + 3_599)
+    assert not desk.take_turns(9)
+    desk.put_back_due(time.monotonic() + 3_601)
+    [again] = desk.take_turns(9)
+    assert (again.place, again.attempt) == (first.place, 1)
+    again.done()
+    desk.end_turn(again)
+    consumer.run_once()
+    assert kafka.offsets[ONE] == 1
+    [following] = desk.take_turns(9)
+    assert following.value == b"1"
+
+
+def test_what_is_put_back_for_later_may_be_another_members_by_then() -> None:
+    kafka, consumer = filled(max_deliveries=None)
+    for message in consumer.take(9):
+        message.nack("1h")
+    kafka.rebalance({consumer.broker: []})
+    consumer.run_once()
+    consumer.engine.desk.put_back_due(time.monotonic() + 3_601)
+    assert consumer.take(9) == []
+    with pytest.raises(ValueError, match="soon"):
+        message.nack("soon")

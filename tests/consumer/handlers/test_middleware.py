@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from delaywheel.consumer import AsyncRetryConsumer, Middleware, RetryConsumer
+from delaywheel.consumer import AsyncRetryConsumer, Middleware, ReceivedMessage, RetryConsumer
 from delaywheel.testing import MemoryConsumer, MemoryService
+from support.consumer.running import RunningKafka
 
 Call = Callable[[Any], Any]
 
@@ -99,3 +100,47 @@ def fails(_: object) -> None:
 def test_the_wrong_kind_is_refused_at_once(kind: Any, middleware: Any) -> None:
     with pytest.raises(TypeError, match="function is needed around these handlers"):
         kind("orders", group="g", bootstrap="nowhere", middleware=[middleware("a", [])])
+
+
+def test_each_topic_has_its_handler_also_by_pattern_and_for_retries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[tuple[str, str, int]] = []
+
+    def of(name: str) -> Call:
+        def handle(message: ReceivedMessage) -> None:
+            said.append((name, message.topic, message.attempt))
+            if message.attempt == 1:
+                raise OSError("down")
+
+        return handle
+
+    async def awaited_one(message: ReceivedMessage) -> None:
+        of("awaited")(message)
+
+    handlers = {"orders": of("orders"), "^bill.*": of("bills")}
+    options: dict[str, Any] = {"group": "g", "retry": ("1s",)}
+    with MemoryService(topics=["orders", "bills"]) as service, service.client() as client:
+        consuming = service.consumer(["orders", "^bill.*"], **options)
+        another = service.consumer("orders", **options)
+        for topic in ("orders", "bills"):
+            client.produce(topic, b"v", delay="0s")
+        consuming.run(handlers)
+        service.advance("1s")
+        consuming.run(handlers)
+        assert sorted(said) == sorted(
+            (name, name, attempt) for name in ("orders", "bills") for attempt in (1, 2)
+        )
+        said.clear()
+        asyncio.run(another.run({"orders": awaited_one}))  # type: ignore[arg-type]
+        assert said == [("awaited", "orders", 1), ("awaited", "orders", 2)]
+        with pytest.raises(ValueError, match=r"\^bill\.\*, bills: one"):
+            consuming.run({"orders": of("orders"), "bills": of("bills")})
+    real = RetryConsumer(["orders", "^bill.*"], group="g", bootstrap="nowhere")
+    with pytest.raises(ValueError, match=r"\^bill.*: one for each topic"):
+        real.run({"orders": of("orders")})
+    kafka = RunningKafka(monkeypatch)
+    kafka.put(b"v")
+    with RetryConsumer("orders", group="g", bootstrap="nowhere") as running:
+        running.run({"orders": lambda _: running.stop()})
+    assert running.counts.done == 1

@@ -19,6 +19,7 @@ from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.records import MOST_WRITTEN_BYTES, Partition
 from delaywheel.errors import MessageInvalidError
 from delaywheel.ingress import IngressLimits
+from delaywheel.message import Headers
 from support.consumer.driven import DrivenConsumer, start
 from support.consumer.fake_kafka import INGRESS, FakeKafka, Fault
 
@@ -97,6 +98,34 @@ def test_it_is_written_with_an_outcome_that_is_done_and_no_other(
         assert (first.key, first.headers, first.partition) == (b"k", [("trace", b"7")], 0)
         assert kafka.offsets[message.at] == 1
     assert consumer.engine._book.held_bytes == sum(one.length_bytes for one in waiting(consumer))
+
+
+@pytest.mark.parametrize("after", [None, "1s"])
+@pytest.mark.parametrize(
+    ("given", "carried"),
+    [
+        (None, [("traceparent", b"00-1"), ("tracestate", b"a=1")]),
+        ({"own": b"1"}, [("own", b"1"), ("traceparent", b"00-1"), ("tracestate", b"a=1")]),
+        ([("traceparent", b"00-2")], [("traceparent", b"00-2")]),
+    ],
+)
+def test_the_trace_of_a_record_is_passed_on(
+    kafka: FakeKafka, given: Headers | None, carried: list[tuple[str, bytes]], after: str | None
+) -> None:
+    consumer = start(kafka)
+    trace: Headers = [("traceparent", b"00-1"), ("other", b"x"), ("tracestate", b"a=1")]
+    kafka.send(b"order", headers=list(trace))
+    consumer.run_once()
+    [message] = consumer.take()
+    message.retry()  # its headers come back with it
+    consumer.run_often()
+    [message] = consumer.take()
+    assert message.attempt == 2
+    message.produce(BILLS, b"1", headers=given, after=after)
+    message.done()
+    consumer.run_once()
+    written = kafka.committed_records[-1].headers
+    assert [each for each in written if not each[0].startswith("dw-")] == carried
 
 
 def waiting(consumer: DrivenConsumer) -> list[ReceivedMessage]:

@@ -13,7 +13,12 @@ from typing import Self, TypeVar, Unpack
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.message import HandlerCancelledError, ReceivedMessage
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.rules.middleware import check_middleware, wrapped_awaited
+from delaywheel.consumer.rules.middleware import (
+    HandlersByTopic,
+    check_middleware,
+    check_topics,
+    wrapped_awaited,
+)
 from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
 from delaywheel.consumer.sync import WAIT_S, BaseConsumer
 from delaywheel.levels import Duration, length_ms
@@ -215,18 +220,26 @@ class AsyncRetryConsumer(AwaitedConsumer):
                 await called(batch)
 
     async def run(
-        self, handle: Callable[[ReceivedMessage], Awaitable[object]], *, concurrency: int = 1
+        self,
+        handle: Callable[[ReceivedMessage], Awaitable[object]] | HandlersByTopic,
+        *,
+        concurrency: int = 1,
     ) -> None:
         """Handles each message within `async with`, up to `concurrency` at once, until `stop`.
 
         Records of one key are handled one after another, in their order.
 
+        Args:
+            handle: A coroutine function; or one for each topic, or pattern, that was given.
+            concurrency: How many at once.
+
         Raises:
-            ValueError: `concurrency` is below 1.
+            ValueError: `concurrency` is below 1, or a topic is without handler.
             TypeError: The handler is no coroutine function.
             Exception: An exception from a handler that means neither retry nor dead; the other
                 handlers are cancelled, and their messages delivered again.
         """
+        check_topics(handle, self._settings.topics.given)
         await self._run(wrapped_awaited(handle, self._settings.middleware), concurrency)
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:

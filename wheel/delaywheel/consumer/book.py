@@ -629,15 +629,13 @@ class Book:
             if partition not in self._paused and not self.is_withheld(partition):
                 self._waiting.extendleft(reversed(self._aside.pop(partition)))
 
-    def hand_out_again(self, message: ReceivedMessage) -> ReceivedMessage:
-        """Puts a record in hand back, to be handed out first; returns it as it will be.
+    def take_back(self, message: ReceivedMessage) -> ReceivedMessage:
+        """Takes a record in hand back; returns it as it will be, to be `put_back`.
 
         What its handler still has is forgotten: it is settled no more.
         """
         self._drop_writes(message)
-        again = message.block.take_back(message.index)
-        self.put_back([again])
-        return again
+        return message.block.take_back(message.index)
 
     def hold_back(self, message: ReceivedMessage) -> None:
         """Notes that a record must not be handed out yet; `put_back` ends that."""

@@ -52,8 +52,8 @@ class Desk(ABC):
         """Takes back records that nobody has begun to handle: they are handed out again, first."""
 
     @abstractmethod
-    def nack(self, message: ReceivedMessage) -> bool:
-        """Takes back a record that its handler gives up: it is handed out again, first."""
+    def nack(self, message: ReceivedMessage, after_ms: int) -> bool:
+        """Takes back a record that its handler gives up: it is handed out again then, first."""
 
     def done(self, message: ReceivedMessage) -> bool:
         """Settles a record as handled."""

@@ -9,11 +9,19 @@ from enum import IntEnum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from delaywheel.consumer.leaving import UnreadableError, leave_one
-from delaywheel.consumer.records import Partition, Place, RecordHeaders, Trip, Writes, error_text
+from delaywheel.consumer.records import (
+    Partition,
+    Place,
+    RecordHeaders,
+    Trip,
+    Writes,
+    error_text,
+    with_trace,
+)
 from delaywheel.consumer.rules.deserializers import Field, FieldContext, may_pass
 from delaywheel.errors import DelaywheelError
 from delaywheel.functions import check_begun, check_plain
-from delaywheel.levels import Duration
+from delaywheel.levels import Duration, length_ms
 from delaywheel.message import Headers, Message
 from delaywheel.record_headers import last_of
 from delaywheel.transactional import MOST_TIMEOUT_ADVICE, Outgoing
@@ -411,7 +419,8 @@ class ReceivedMessage:
             topic: An existing topic.
             value: Bytes, or None for a null.
             key: Bytes or None.
-            headers: Pairs, or a mapping.
+            headers: Pairs, or a mapping. Without a `traceparent` among them this message's is
+                added, with its `tracestate`: what is written belongs to the same trace.
             partition: None: chosen from the key, as Java's clients do.
             after: The record appears so much later, by delaywheel; None: at once.
 
@@ -428,7 +437,7 @@ class ReceivedMessage:
             topic,
             value,
             key=key,
-            headers=headers,
+            headers=with_trace(headers, self.headers),
             partition=partition,
             delay=timedelta(0) if after is None else after,
         )
@@ -447,19 +456,25 @@ class ReceivedMessage:
         """
         return self.desk.done(self)
 
-    def nack(self) -> bool:
+    def nack(self, after: Duration | None = None) -> bool:
         """Puts the record back: it is handed out again, before all others, as the same attempt.
 
-        Nothing is written to Kafka. To have it later, or as a further attempt, call `retry`. This
-        object is not ours any more: the next delivery is another one.
+        Nothing is written to Kafka, and the commits of its partition wait for it. To have it later
+        without that, or as a further attempt, call `retry`. This object is not ours any more: the
+        next delivery is another one.
+
+        Args:
+            after: How much later, give or take 0.1 s; None: at once. With `run`, and with
+                `ordered`, later records of its key wait until then.
 
         Returns:
             False: It no longer belongs to this consumer.
 
         Raises:
             SettledError: It was settled before.
+            ValueError: `after` is not a duration.
         """
-        return self.desk.nack(self)
+        return self.desk.nack(self, 0 if after is None else length_ms(after))
 
     def retry(
         self, after: Duration | None = None, *, error: BaseException | str | None = None

@@ -34,14 +34,15 @@ Their names begin with `dw-dead-`, as in the service's own dead letters:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import lt
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from delaywheel import ingress
 from delaywheel.errors import MessageInvalidError
+from delaywheel.message import Headers
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
     OMITTED_HEADER,
@@ -99,6 +100,10 @@ class Passed(NamedTuple):
     transaction: str = ""
     deliveries: int = 0
     suspect_until: int = 0
+
+
+_TRACE: Final = ("traceparent", "tracestate")
+"""The headers of W3C's trace context."""
 
 
 class Place(NamedTuple):
@@ -276,6 +281,16 @@ def retry_record(
     if partition is not None:
         packed.append((ingress.PARTITION, b"%d" % partition))
     return Outgoing(ingress_topic, key, value, packed)
+
+
+def with_trace(given: Headers | None, read: RecordHeaders) -> Headers | None:
+    """Returns headers of what a handler writes, with the trace of the record that it has read."""
+    trace = [each for each in read if each[0] in _TRACE]
+    if not trace:
+        return given
+    pairs = list(given.items() if isinstance(given, Mapping) else given or ())
+    has_own = any(isinstance(pair, tuple) and pair[:1] == _TRACE[:1] for pair in pairs)
+    return pairs if has_own else [*pairs, *trace]
 
 
 def kept(record: Outgoing, name: str) -> Outgoing:

@@ -15,7 +15,12 @@ from delaywheel.consumer.engine.handler_threads import HandlerThreads
 from delaywheel.consumer.kafka import KafkaBroker
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.rules.middleware import check_middleware, wrapped
+from delaywheel.consumer.rules.middleware import (
+    HandlersByTopic,
+    check_middleware,
+    check_topics,
+    wrapped,
+)
 from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
 from delaywheel.consumer.watching.figures import Figures
 from delaywheel.consumer.watching.health import ConsumerHealth
@@ -208,18 +213,28 @@ class RetryConsumer(ThreadedConsumer):
             elif self._engine.has_ended:
                 return
 
-    def run(self, handle: Callable[[ReceivedMessage], object], *, concurrency: int = 1) -> None:
+    def run(
+        self,
+        handle: Callable[[ReceivedMessage], object] | HandlersByTopic,
+        *,
+        concurrency: int = 1,
+    ) -> None:
         """Handles each message within `with message`, on so many threads, until `stop`.
 
         Records of one key are handled one after another, in their order; those without a key by any
         thread. What a handler has not begun by the end is left to the next owner.
 
+        Args:
+            handle: A function; or one for each topic, or pattern, that the consumer was given.
+            concurrency: The number of threads.
+
         Raises:
-            ValueError: `concurrency` is below 1.
+            ValueError: `concurrency` is below 1, or a topic is without handler.
             TypeError: The handler is a coroutine function.
             BaseException: An exception from a handler that means neither retry nor dead; handlers
                 that have begun are waited for.
         """
+        check_topics(handle, self._settings.topics.given)
         self._run(wrapped(handle, self._settings.middleware), concurrency)
 
     def run_batches(

@@ -40,7 +40,14 @@ from delaywheel.consumer.order import KeyOrder
 from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Incoming, Partition, Place, fetched_of
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
-from delaywheel.consumer.rules.middleware import check_middleware, wrapped, wrapped_awaited
+from delaywheel.consumer.rules.later import Later
+from delaywheel.consumer.rules.middleware import (
+    HandlersByTopic,
+    check_middleware,
+    check_topics,
+    wrapped,
+    wrapped_awaited,
+)
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.rules.turns import KeyTurns
 from delaywheel.consumer.settings import ConsumerSettings
@@ -81,6 +88,7 @@ class MemoryConsumer(Desk):
         self._next = 0
         # Whose turn has come since an earlier record of their key was settled.
         self._freed: Final = deque[ReceivedMessage]()
+        self._later: Final = Later()
         self._outcomes: Final[Counter[Outcome]] = Counter()
         self._produced = 0
         self.dead_letters: Final[list[Outgoing]] = []
@@ -117,12 +125,18 @@ class MemoryConsumer(Desk):
     ) -> Awaitable[None]: ...
 
     @overload
+    def run(self, handle: HandlersByTopic, *, concurrency: int = ...) -> Awaitable[None] | None: ...
+
+    @overload
     def run(
         self, handle: Callable[[ReceivedMessage], object], *, concurrency: int = ...
     ) -> None: ...
 
     def run(
-        self, handle: Callable[[ReceivedMessage], Any], *, concurrency: int = 1
+        self,
+        handle: Callable[[ReceivedMessage], Any] | HandlersByTopic,
+        *,
+        concurrency: int = 1,
     ) -> Awaitable[None] | None:
         """Handles what has appeared, each within `with`, or up to `concurrency` coroutines at once.
 
@@ -131,13 +145,15 @@ class MemoryConsumer(Desk):
             `AsyncRetryConsumer`. None: all was handled, one after another.
 
         Raises:
-            ValueError: `concurrency` is below 1.
+            ValueError: `concurrency` is below 1, or a topic is without handler.
             TypeError: The middleware is not awaited, and the handler is, or the reverse.
             BaseException: What a handler raised that means neither retry nor dead.
         """
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: at least 1")
-        middleware, is_awaited = self._settings.middleware, is_coroutine_function(handle)
+        check_topics(handle, self._settings.topics.given)
+        first = next(iter(handle.values())) if isinstance(handle, Mapping) else handle
+        middleware, is_awaited = self._settings.middleware, is_coroutine_function(first)
         check_middleware(middleware, is_awaited=is_awaited)
         if is_awaited:
             return self._run(wrapped_awaited(handle, middleware), concurrency)
@@ -228,6 +244,7 @@ class MemoryConsumer(Desk):
 
     def _waiting(self) -> ReceivedMessage | None:
         """Returns the next record to look at; None: no further one has appeared."""
+        self._freed.extendleft(reversed(self._later.take_due(self._now_ms())))
         if self._freed:
             return self._freed.popleft()
         appeared = self._service.delivered()
@@ -286,7 +303,7 @@ class MemoryConsumer(Desk):
             message.block.writes.pop(message.index, None)
         self._freed.extendleft(reversed(waiting))
 
-    def nack(self, message: ReceivedMessage) -> bool:
+    def nack(self, message: ReceivedMessage, after_ms: int) -> bool:
         """See `ReceivedMessage.nack`."""
         if message.is_settled:
             raise SettledError.of(message)
@@ -294,7 +311,10 @@ class MemoryConsumer(Desk):
             return False
         again = message.block.take_back(message.index)
         self._order.replaced(message, again)
-        self._freed.appendleft(again)
+        if after_ms:
+            self._later.add(message, again, self._now_ms() + after_ms)
+        else:
+            self._freed.appendleft(again)
         return True
 
     def _message(self, record: DeliveredRecord) -> ReceivedMessage:

@@ -23,6 +23,7 @@ from delaywheel.consumer.message import (
 )
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
+from delaywheel.consumer.rules.later import Later
 from delaywheel.consumer.rules.policy import DeadLetterReason, Policy
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes
 from delaywheel.consumer.watching.health import ConsumerTrouble
@@ -53,6 +54,7 @@ class Dispatcher(Desk):
         self._order = state.order
         self._changed = state.changed
         self._handler_times = HandlerTimes()
+        self._later = Later()
         self._next_look_s = 0.0
         self._running_on: list[ReceivedMessage] = []
         self.wants_commit = False
@@ -161,6 +163,9 @@ class Dispatcher(Desk):
     def end_turn(self, message: ReceivedMessage) -> None:
         """Lets the next record of this one's key have its turn: its handler has ended."""
         with self._changed:
+            if (again := self._later.turn_of(message)) is not None:
+                self._book.turns.keep(message, again)
+                return
             following = self._book.turns.end(message)
             if following is not None:  # nobody is woken: whoever ends a turn takes the next one
                 self._book.put_back([following])
@@ -316,7 +321,15 @@ class Dispatcher(Desk):
             self._book.put_back(waiting)
             self._state.notify()
 
-    def nack(self, message: ReceivedMessage) -> bool:
+    def put_back_due(self, now_s: float) -> None:
+        """Puts back what was to come later, and may be called all the time."""
+        if not self._later.is_due(now_s):
+            return
+        with self._changed:
+            self._book.put_back(self._later.take_due(now_s))
+            self._state.notify()
+
+    def nack(self, message: ReceivedMessage, after_ms: int) -> bool:
         """See `ReceivedMessage.nack`."""
         with self._changed:
             if not message.is_ours:
@@ -324,7 +337,11 @@ class Dispatcher(Desk):
                 return False
             if message.is_settled:
                 raise SettledError.of(message)
-            again = self._book.hand_out_again(message)
+            again = self._book.take_back(message)
+            if after_ms:
+                self._later.add(message, again, time.monotonic() + after_ms / 1000)
+            else:
+                self._book.put_back([again])
             again.on_lost(None)
             if self._order is not None:
                 self._order.replaced(message, again)

@@ -257,6 +257,7 @@ class Engine:
         if (refusal := self._broker.refusal()) is not None:
             self._state.refused(refusal)
         self.desk.take_back_late()
+        self.desk.put_back_due(now_s)
         if now_s >= self._look_at_s or self._rights.has_news:
             self._look()
         self._commits.commit_if_due()

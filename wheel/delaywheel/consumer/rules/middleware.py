@@ -14,7 +14,16 @@ function, and awaits `call_next`. What returns without having run is an error: s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+import re
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, TypeAlias
 
@@ -27,20 +36,55 @@ from delaywheel.functions import (
 )
 
 Handler: TypeAlias = Callable[[Any], Any]
+HandlersByTopic: TypeAlias = Mapping[str, Handler]
+"""Handlers by what a consumer was given as its topics: names, and patterns."""
 Middleware: TypeAlias = Callable[[Any, Handler], Any]
 
 
-def wrapped(handle: Handler, middleware: Sequence[Middleware]) -> Handler:
-    """Returns a handler with all middleware around it.
+def wrapped(handle: Handler | HandlersByTopic, middleware: Sequence[Middleware]) -> Handler:
+    """Returns a handler, or that of each message's topic, with all middleware around it.
 
     Raises:
-        TypeError: It is no function, or has to be awaited.
+        TypeError: One is no function, or has to be awaited.
     """
-    check_plain("handle", handle)
-    called = _ended(handle)
+    for each in _handlers_in(handle):
+        check_plain("handle", each)
+    called = _by_topic(handle) if isinstance(handle, Mapping) else _ended(handle)
     for one in reversed(middleware):
         called = _ended(one, called)
     return called
+
+
+def _handlers_in(handle: Handler | HandlersByTopic) -> Iterable[Handler]:
+    return handle.values() if isinstance(handle, Mapping) else (handle,)
+
+
+def _by_topic(handlers: HandlersByTopic) -> Handler:
+    called = {topic: _ended(one) for topic, one in handlers.items()}
+
+    def call(message: Any) -> object:
+        return _of_topic(called, message.topic)(message)
+
+    return call
+
+
+def _of_topic(handlers: HandlersByTopic, topic: str) -> Handler:
+    """Returns a topic's handler: of its name, or of the first pattern that it matches."""
+    if topic in handlers:
+        return handlers[topic]
+    return next(
+        one for name, one in handlers.items() if name.startswith("^") and re.match(name, topic)
+    )
+
+
+def check_topics(handle: Handler | HandlersByTopic, read: Collection[str]) -> None:
+    """Checks that handlers by topic are of the topics and patterns that are read, and of each.
+
+    Raises:
+        ValueError: One is missing, or of another topic.
+    """
+    if isinstance(handle, Mapping) and (wrong := sorted(handle.keys() ^ set(read))):
+        raise ValueError(f"handlers by topic: {', '.join(wrong)}: one for each topic that is read")
 
 
 def _ended(function: Callable[..., object], *beside: object) -> Handler:
@@ -54,18 +98,20 @@ def _ended(function: Callable[..., object], *beside: object) -> Handler:
 
 
 def wrapped_awaited(
-    handle: Callable[[Any], Awaitable[object]], middleware: Sequence[Middleware]
+    handle: Callable[[Any], Awaitable[object]] | HandlersByTopic, middleware: Sequence[Middleware]
 ) -> Callable[[Any], Coroutine[Any, Any, object]]:
-    """Returns a coroutine function with all middleware around it.
+    """Returns a coroutine function, or that of each message's topic, with all middleware around it.
 
     Raises:
-        TypeError: It is no coroutine function.
+        TypeError: One is no coroutine function.
     """
-    check_awaited("handle", handle)
+    for each in _handlers_in(handle):
+        check_awaited("handle", each)
 
     async def alone(message: Any) -> object:
-        result = await handle(message)
-        check_ended(handle, result)
+        function = _of_topic(handle, message.topic) if isinstance(handle, Mapping) else handle
+        result = await function(message)
+        check_ended(function, result)
         return result
 
     called: Callable[[Any], Coroutine[Any, Any, object]] = alone

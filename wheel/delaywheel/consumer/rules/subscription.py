@@ -61,6 +61,7 @@ class Subscription:
     """The topics that are read now, by `TopicNames`; one thread changes it, all may read it.
 
     Attributes:
+        given: The names and patterns.
         named: The source topics that are named.
         read_topics: The source and retry topics.
         retry_topics: The retry topics; also of what is no longer read, but may be in hand.
@@ -79,6 +80,7 @@ class Subscription:
         """
         self._group, self._made = group, made
         self._patterns = tuple(_pattern(one) for one in topics if one.startswith("^"))
+        self.given = tuple(topics)
         self.named = frozenset(one for one in topics if not one.startswith("^"))
         # Two more show whether the group's topics of any two sources differ.
         samples = ("_1_", "_2_") if self._patterns else ()

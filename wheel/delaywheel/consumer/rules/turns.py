@@ -3,7 +3,8 @@
 | a record that is to be handed out | then it |
 |---|---|
 | has no key, or nobody has a turn with its key | has the turn: its handler begins |
-| is the next of its key, whose turn has ended | has the turn |
+| is the next of its key, whose turn has ended; or was put back for later, and that is now | has \
+the turn |
 | has a key with which another one has the turn | is parked: it waits as before, out of the way of |
 |   | records with other keys |
 
@@ -51,6 +52,11 @@ class KeyTurns:
             return queue[0]
         del self._keys[message.key]
         return None
+
+    def keep(self, message: ReceivedMessage, again: ReceivedMessage) -> None:
+        """Ends a turn that the same record is to have again, as another object, before others."""
+        if message.key is not None:
+            self._keys[message.key][0] = again
 
     def withdraw(self, partitions: Container[Partition]) -> list[ReceivedMessage]:
         """Parks nothing of these partitions any more.
