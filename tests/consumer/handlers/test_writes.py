@@ -16,7 +16,7 @@ from delaywheel.consumer import (
     WriteRefusedError,
 )
 from delaywheel.consumer.batch import Batch
-from delaywheel.consumer.records import MOST_WRITTEN_BYTES, Partition
+from delaywheel.consumer.records import MOST_WRITTEN_BYTES, Partition, RecordHeaders
 from delaywheel.errors import MessageInvalidError
 from delaywheel.ingress import IngressLimits
 from delaywheel.message import Headers
@@ -113,8 +113,8 @@ def test_the_trace_of_a_record_is_passed_on(
     kafka: FakeKafka, given: Headers | None, carried: list[tuple[str, bytes]], after: str | None
 ) -> None:
     consumer = start(kafka)
-    trace: Headers = [("traceparent", b"00-1"), ("other", b"x"), ("tracestate", b"a=1")]
-    kafka.send(b"order", headers=list(trace))
+    read: RecordHeaders = [("traceparent", b"00-1"), ("other", b"x"), ("tracestate", b"a=1")]
+    kafka.send(b"order", headers=read)
     consumer.run_once()
     [message] = consumer.take()
     message.retry()  # its headers come back with it

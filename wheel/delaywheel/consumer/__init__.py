@@ -36,6 +36,7 @@ from delaywheel.consumer.message import (
 )
 from delaywheel.consumer.records import Partition, Place
 from delaywheel.consumer.rules.backoff import ExponentialBackoff
+from delaywheel.consumer.rules.breaker import CircuitBreaker
 from delaywheel.consumer.rules.deserializers import read_json, read_text
 from delaywheel.consumer.rules.middleware import Middleware
 from delaywheel.consumer.rules.policy import DeadLetterReason
@@ -52,6 +53,7 @@ __all__ = [
     "AsyncRetryConsumer",
     "Batch",
     "BatchItemError",
+    "CircuitBreaker",
     "ConsumerError",
     "ConsumerEvents",
     "ConsumerHealth",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypedDict, cast
 
 from delaywheel.consumer.rules.backoff import DEFAULT_RETRY, Backoff, Delays, delays_of
+from delaywheel.consumer.rules.breaker import CircuitBreaker
 from delaywheel.consumer.rules.deserializers import Deserializer, Field, deserializers_of
 from delaywheel.consumer.rules.middleware import Middleware
 from delaywheel.consumer.rules.routing import Route
@@ -113,6 +114,8 @@ class Options(GroupOptions, total=False):
             dead at once. Any other exception is raised out of the `with` block, and the record
             stays unsettled.
         causes: Whether both count for what an exception was raised from (`__cause__`), too.
+        breaker: When so many attempts fail that records are tried one at a time, until one is done:
+            `CircuitBreaker`. None: never.
         route: Patterns for the header `routingkey`; other records are skipped.
         expired: What becomes of records whose time to live has passed: skipped, or dead letters.
         ttl_header: The header that states the time to live, in seconds; None: there is none. Others
@@ -141,6 +144,7 @@ class Options(GroupOptions, total=False):
     retry_on: type[Exception] | Sequence[type[Exception]]
     dead_on: type[Exception] | Sequence[type[Exception]]
     causes: bool
+    breaker: CircuitBreaker | None
     route: Iterable[str] | None
     expired: Literal["skip", "dead"]
     ttl_header: str | None
@@ -175,6 +179,7 @@ class ConsumerSettings:
     retry_on: tuple[type[Exception], ...]
     dead_on: tuple[type[Exception], ...]
     causes: bool
+    breaker: CircuitBreaker | None
     route: Route | None
     expired: Literal["skip", "dead"]
     ttl_header: str | None
@@ -266,6 +271,7 @@ def read_settings(
         retry_on=_exceptions(options.get("retry_on", Exception)),
         dead_on=_exceptions(options.get("dead_on", ())),
         causes=options.get("causes", True),
+        breaker=options.get("breaker"),
         route=None if route is None else Route(route),
         expired=expired,
         ttl_header=options.get("ttl_header", TTL_HEADER),

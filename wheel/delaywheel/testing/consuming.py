@@ -39,6 +39,7 @@ from delaywheel.consumer.message import (
 from delaywheel.consumer.order import KeyOrder
 from delaywheel.consumer.port import Start
 from delaywheel.consumer.records import Incoming, Partition, Place, fetched_of
+from delaywheel.consumer.rules.breaker import Circuit
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.later import Later
 from delaywheel.consumer.rules.middleware import (
@@ -89,6 +90,8 @@ class MemoryConsumer(Desk):
         # Whose turn has come since an earlier record of their key was settled.
         self._freed: Final = deque[ReceivedMessage]()
         self._later: Final = Later()
+        breaker = settings.breaker
+        self._circuit: Final = None if breaker is None else Circuit(breaker)
         self._outcomes: Final[Counter[Outcome]] = Counter()
         self._produced = 0
         self.dead_letters: Final[list[Outgoing]] = []
@@ -101,10 +104,15 @@ class MemoryConsumer(Desk):
         """Has nothing to end."""
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
-        while (message := self._waiting()) is not None:
+        while self._may_take() and (message := self._waiting()) is not None:
             if self._is_for_a_handler(message):
                 _set(message, State.IN_HAND)
+                if self._circuit is not None:
+                    self._circuit.taken(message, self._now_ms() / 1000)
                 yield message
+
+    def _may_take(self) -> bool:
+        return self._circuit is None or self._circuit.most(1, self._now_ms() / 1000) > 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -338,6 +346,8 @@ class MemoryConsumer(Desk):
             raise SettledError.of(message)
         if not message.is_ours:
             return False
+        if self._circuit is not None:
+            self._circuit.ended(message, settlement, self._now_ms() / 1000)
         _, freed = self._order.settled(message, settlement)
         self._freed.extendleft(reversed(freed))
         _set(message, State.COMMITTED)

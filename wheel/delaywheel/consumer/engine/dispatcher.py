@@ -22,6 +22,7 @@ from delaywheel.consumer.message import (
     printable,
 )
 from delaywheel.consumer.records import Partition
+from delaywheel.consumer.rules.breaker import Circuit
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.later import Later
 from delaywheel.consumer.rules.policy import DeadLetterReason, Policy
@@ -54,6 +55,8 @@ class Dispatcher(Desk):
         self._order = state.order
         self._changed = state.changed
         self._handler_times = HandlerTimes()
+        breaker = state.settings.breaker
+        self._circuit = None if breaker is None else Circuit(breaker)
         self._later = Later()
         self._next_look_s = 0.0
         self._running_on: list[ReceivedMessage] = []
@@ -115,10 +118,8 @@ class Dispatcher(Desk):
         batch = Batch()
         with self._changed:
             self._state.raise_error()
-            if not self._state.may_hand_out:
-                return batch
             now_ms, now_s = self._now_ms(), time.monotonic()
-            left = most
+            left = self._allowed(most, now_s)
             if self._order is not None:  # each decides what the next ones wait for
                 while left and (message := self._next(now_ms, now_s)) is not None:
                     left -= 1
@@ -127,6 +128,8 @@ class Dispatcher(Desk):
                 runs = self._for_handlers(run, now_ms)
                 left -= sum(one.size for one in runs)
                 batch.take(runs)
+            if self._circuit is not None and batch:
+                self._circuit.taken(batch[0], now_s)
         return batch
 
     def hand_out_one(self) -> ReceivedMessage | None:
@@ -137,9 +140,11 @@ class Dispatcher(Desk):
         """
         with self._changed:
             self._state.raise_error()
-            if not self._state.may_hand_out:
-                return None
-            return self._next(self._now_ms(), time.monotonic())
+            now_s = time.monotonic()
+            message = self._next(self._now_ms(), now_s) if self._allowed(1, now_s) else None
+            if self._circuit is not None and message is not None:
+                self._circuit.taken(message, now_s)
+            return message
 
     def take_turns(self, most: int) -> list[ReceivedMessage]:
         """Returns up to so many records whose turn it is; `end_turn` is to follow for each.
@@ -150,14 +155,15 @@ class Dispatcher(Desk):
         taken: list[ReceivedMessage] = []
         with self._changed:
             self._state.raise_error()
-            if not self._state.may_hand_out:
-                return taken
             now_ms, now_s = self._now_ms(), time.monotonic()
+            most = self._allowed(most, now_s)
             while len(taken) < most and (message := self._next(now_ms, now_s)) is not None:
                 if self._book.turns.begin(message):
                     taken.append(message)
                 else:
                     self._book.hold_back(message)
+            if self._circuit is not None and taken:
+                self._circuit.taken(taken[0], now_s)
         return taken
 
     def end_turn(self, message: ReceivedMessage) -> None:
@@ -175,6 +181,20 @@ class Dispatcher(Desk):
         with self._changed:
             self._book.end_parking(self._book.partitions)
             self._state.notify()
+
+    def _allowed(self, most: int, now_s: float) -> int:
+        """Returns how many of so many records may be handed out now."""
+        if not self._state.may_hand_out:
+            return 0
+        return most if self._circuit is None else self._circuit.most(most, now_s)
+
+    def say_if_open(self) -> None:
+        """Notes whether the circuit is open; may be called all the time."""
+        if self._circuit is not None:
+            with self._changed:
+                text = self._circuit.text
+            if text != self._state.health.troubles.get(ConsumerTrouble.CIRCUIT_OPEN):
+                self._state.note_trouble(ConsumerTrouble.CIRCUIT_OPEN, text)
 
     def _next(self, now_ms: int, now_s: float) -> ReceivedMessage | None:
         while (message := self._book.hand_out_one(now_s)) is not None:
@@ -248,7 +268,8 @@ class Dispatcher(Desk):
     def wait(self, timeout_s: float) -> None:
         """Returns when records may be available, or after this time."""
         with self._changed:
-            if (self._book.has_waiting and self._state.may_hand_out) or self.has_ended:
+            is_allowed = self._allowed(1, time.monotonic()) > 0
+            if (self._book.has_waiting and is_allowed) or self.has_ended:
                 return
             self._changed.wait(timeout_s)
 
@@ -280,7 +301,7 @@ class Dispatcher(Desk):
                 return
             if message.state is not State.IN_HAND:
                 return
-            if self._order is None:
+            if self._order is None and self._circuit is None:
                 self._book.settle_one_done(message)
             else:
                 self._note(message, DONE)
@@ -292,7 +313,7 @@ class Dispatcher(Desk):
         """See `Desk`."""
         now_s = time.monotonic()
         with self._changed:
-            if self._order is None and not self._running_on:
+            if self._order is None and self._circuit is None and not self._running_on:
                 for run in runs:
                     # Those of a run were handed out together.
                     took_s = now_s - run.block.handed_s[run.begin]
@@ -380,6 +401,8 @@ class Dispatcher(Desk):
         """Records an outcome, and decides whose turn it is then."""
         if message.is_settled:
             raise SettledError.of(message)
+        if self._circuit is not None:
+            self._circuit.ended(message, settlement, time.monotonic())
         if self._order is not None and message.state is not State.FORGOTTEN:
             written, freed = self._order.settled(message, settlement)
             if written:

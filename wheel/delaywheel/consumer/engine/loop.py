@@ -258,6 +258,7 @@ class Engine:
             self._state.refused(refusal)
         self.desk.take_back_late()
         self.desk.put_back_due(now_s)
+        self.desk.say_if_open()
         if now_s >= self._look_at_s or self._rights.has_news:
             self._look()
         self._commits.commit_if_due()

@@ -13,6 +13,7 @@
 | UNSETTLED | a partition's first record is in hand for `stuck_after` | it is settled |
 | HANDLER_HANGS | a record is taken back after `handler_timeout` | its handler ends all the same |
 | BACKOFF_FAILED | a function of `retry` raises, or returns no delay | it is called and does not |
+| CIRCUIT_OPEN | with `breaker`, so many attempts have failed | a record that is tried is done |
 | RECORD_BY_RECORD | whoever had a partition before has died with records of it in hand | these |
 |   | have outcomes |
 | PARTITION_UNREAD | with `ordered`, a partition lacks its counterpart | it is assigned with that |
@@ -51,6 +52,8 @@ class ConsumerTrouble(StrEnum):
     """A handler goes on for longer than `handler_timeout`; its record has failed by that."""
     BACKOFF_FAILED = "BACKOFF_FAILED"
     """The program's function of delays has failed: records are retried by the default list."""
+    CIRCUIT_OPEN = "CIRCUIT_OPEN"
+    """So many attempts have failed that one record is tried at a time: see `CircuitBreaker`."""
     RECORD_BY_RECORD = "RECORD_BY_RECORD"
     """Records are handed out one by one, as one of them may have ended the process before."""
     PARTITION_UNREAD = "PARTITION_UNREAD"
