@@ -2,11 +2,17 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from delaywheel.seqset import NO_SEQS, SeqSet
-from delaywheel.storage.files.slot_table import ENTRY_LENGTH_BYTES, TableHead, load_head, read_entry
+from delaywheel.storage.files.slot_table import (
+    ENTRY_LENGTH_BYTES,
+    TableHead,
+    load_head,
+    read_entries,
+)
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.frames.rows import Places
@@ -74,6 +80,13 @@ class Bench:
         slots = {messages[0].due_ms // 1000 for messages in self.frames.values()}
         assert reader.indexed_slots(BASE_SLOT, BASE_SLOT + 40 * HOUR).tolist() == sorted(slots)
 
+    def entry(self, ahead: int) -> Any:
+        """The table's entry of a slot; None: it is damaged."""
+        hour, second = divmod(BASE_SLOT + ahead, HOUR)
+        head = load_head(self.disk, self.folder)
+        entries, damaged = read_entries(self.disk, self.folder, head, hour)
+        return None if damaged[second] else entries[second]
+
     def slot_path(self, ahead: int) -> Path:
         return layout.slot_path(self.folder, BASE_SLOT + ahead)
 
@@ -97,7 +110,7 @@ def test_a_second_is_found_without_a_scan_of_the_index(scans: list[int]) -> None
 def test_an_entry_says_how_much_a_slot_holds() -> None:
     bench = Bench(behind=0)
     for ahead in (0, 30 * HOUR):
-        entry = read_entry(bench.disk, bench.folder, BASE_SLOT + ahead)
+        entry = bench.entry(ahead)
         assert entry is not None
         frames = bench.expected(BASE_SLOT + ahead, 1 << 40)
         assert int(entry["frames"]) == int(entry["messages"]) == len(frames)
@@ -128,11 +141,31 @@ def test_a_damaged_entry_is_counted_anew(scans: list[int]) -> None:
     bench = Bench()
     at = BASE_SLOT % HOUR * ENTRY_LENGTH_BYTES
     bench.disk.flip_bit(bench.table_path(), 8 * at)
-    assert read_entry(bench.disk, bench.folder, BASE_SLOT) is None
+    assert bench.entry(0) is None
     bench.wheel.checkpoint()
     assert load_head(bench.disk, bench.folder).stale == frozenset()
     bench.assert_found()
     assert not scans
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_second_is_missed_though_its_page_of_the_table_says_that_it_has_nothing(
+    *, is_cut: bool
+) -> None:
+    bench = Bench()
+    content = bytearray(bench.disk.content(bench.table_path()))
+    at = BASE_SLOT % HOUR * ENTRY_LENGTH_BYTES
+    if is_cut:
+        del content[at:]
+    else:
+        content[at : at + 4096] = bytes(len(content[at : at + 4096]))
+    bench.disk.set_content(bench.table_path(), bytes(content))
+    bench.disk.delete(bench.slot_path(1))
+    slot = BASE_SLOT + 1
+    reader = WheelReader(bench.disk, DATA, bench.wheel.wheel)
+    assert slot in reader.indexed_slots(slot, slot + 1)
+    found = list(reader.slot_frames(slot, 1 << 40))
+    assert [frame.seq for frame in found] == sorted(bench.expected(slot, 1 << 40))
 
 
 @pytest.mark.parametrize("seq_is_behind", [False, True])
@@ -231,7 +264,7 @@ def test_hours_below_the_floor_are_dropped() -> None:
     delete_below(bench.wheel, BASE_SLOT + 3 * HOUR)
     bench.wheel.checkpoint()
     head = load_head(bench.disk, bench.folder)
-    assert head.hours == frozenset({(BASE_SLOT + 30 * HOUR) // HOUR})
+    assert head.hours == {(BASE_SLOT + 30 * HOUR) // HOUR: 1}
     assert len(bench.disk.list_folder(layout.table_folder(bench.folder))) == 2
 
 

@@ -25,13 +25,18 @@ A hole in the index has no slot, so it is in no entry. The head lists the holes 
 passed: otherwise a frame that lost first its row and then its bytes would never be noticed
 (reading/unlisted.py).
 
+A page that reads as zeros, or a file that is too short, looks like entries of seconds without
+frames; with the slot file gone as well, such a second would be passed over in silence. So the head
+says how many seconds of each hour have frames: of an hour that shows fewer no entry is trusted.
+
 Hence an entry must always be compared with the slot file, and if the two differ, the index decides:
 the table saves work, and nothing is ever deleted because of it.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -57,7 +62,8 @@ ENTRY: Final[np.dtype[Any]] = np.dtype(
 ENTRY_LENGTH_BYTES: Final = 32
 UNIT_BYTES: Final = 8
 
-_MAGIC = b"DWs2"
+_MAGIC = b"DWs3"
+_NO_HOURS: Final[Mapping[int, int]] = MappingProxyType({})
 _HEAD = struct.Struct("<4sIQqIII")
 _CHECKED_FROM = 8
 _WORDS = 7  # before the check value
@@ -84,8 +90,8 @@ class TableHead(NamedTuple):
     """Every frame up to this is counted."""
     top_slot: int = -1
     """The greatest slot among those frames."""
-    hours: frozenset[int] = frozenset()
-    """The hours since 1970 in which slots have entries."""
+    hours: Mapping[int, int] = _NO_HOURS
+    """The hours since 1970 in which slots have entries -> how many of these count frames."""
     stale: frozenset[int] = frozenset()
     """Slots whose entries must not be trusted."""
     holes: SeqSet = NO_SEQS
@@ -102,7 +108,8 @@ def load_head(disk: Disk, folder: Path) -> TableHead:
 
 def save_head(disk: Disk, folder: Path, head: TableHead) -> None:
     """Saves the head of the table durably."""
-    hours, stale = (np.array(sorted(part), "<u4") for part in (head.hours, head.stale))
+    hours = np.array(sorted(head.hours.items()), "<u4").reshape(-1, 2)
+    stale = np.array(sorted(head.stale), "<u4")
     holes = np.array(head.holes.spans, "<u8")
     counts = len(hours), len(stale), len(holes)
     content = _HEAD.pack(_MAGIC, 0, head.seq, head.top_slot, *counts)
@@ -117,35 +124,32 @@ def _head_of(content: bytes) -> TableHead:
     magic, checksum, seq, top_slot, hours, stale, holes = _HEAD.unpack_from(content)
     if magic != _MAGIC or crc32c(content[_CHECKED_FROM:]) != checksum:
         raise ValueError("the head of a slot table is damaged")
-    slots = np.frombuffer(content, "<u4", hours + stale, _HEAD.size)
-    spans = np.frombuffer(content, "<u8", 2 * holes, _HEAD.size + slots.nbytes)
+    numbers = np.frombuffer(content, "<u4", 2 * hours + stale, _HEAD.size)
+    spans = np.frombuffer(content, "<u8", 2 * holes, _HEAD.size + numbers.nbytes)
     return TableHead(
         seq,
         top_slot,
-        frozenset(slots[:hours].tolist()),
-        frozenset(slots[hours:].tolist()),
+        dict(numbers[: 2 * hours].reshape(hours, 2).tolist()),
+        frozenset(numbers[2 * hours :].tolist()),
         SeqSet((first, last) for first, last in spans.reshape(holes, 2).tolist()),
     )
 
 
-def read_entries(disk: Disk, folder: Path, hour: int) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Returns the entries of an hour, zeros if absent, and which of them are damaged."""
+def read_entries(
+    disk: Disk, folder: Path, head: TableHead, hour: int
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Returns the entries of an hour, zeros if absent, and which of them are damaged.
+
+    All are if fewer count frames than the head says.
+    """
     entries = np.zeros(SECONDS_PER_HOUR, ENTRY)
     content = _read(disk, layout.table_path(folder, hour), 0, entries.nbytes)
     there = np.frombuffer(content, ENTRY, len(content) // ENTRY_LENGTH_BYTES)
     entries[: len(there)] = there
-    return entries, entries["check"] != checks_of(entries, hour * SECONDS_PER_HOUR)
-
-
-def read_entry(disk: Disk, folder: Path, slot: int) -> NDArray[Any] | None:
-    """Returns the entry of a slot; zeros if it has none, None if it is damaged."""
-    hour, second = divmod(slot, SECONDS_PER_HOUR)
-    path = layout.table_path(folder, hour)
-    content = _read(disk, path, second * ENTRY_LENGTH_BYTES, ENTRY_LENGTH_BYTES)
-    if len(content) < ENTRY_LENGTH_BYTES:
-        return np.zeros(1, ENTRY)[0]  # type: ignore[no-any-return]  # numpy's stubs
-    entry = np.frombuffer(content, ENTRY)
-    return entry[0] if (entry["check"] == checks_of(entry, slot)).all() else None
+    damaged = entries["check"] != checks_of(entries, hour * SECONDS_PER_HOUR)
+    if np.count_nonzero((entries["frames"] > 0) | damaged) < head.hours.get(hour, 0):
+        damaged[:] = True
+    return entries, damaged
 
 
 def checks_of(entries: NDArray[Any], first_slot: int) -> NDArray[np.uint32]:
@@ -163,7 +167,7 @@ def slots_with_frames(
     """Returns slots in [from_slot, to_slot) that have frames by their entries, and stale slots."""
     counted, stale = [np.empty(0, np.int64)], [np.array(sorted(head.stale), np.int64)]
     for hour in hours_between(head, from_slot, to_slot):
-        entries, damaged = read_entries(disk, folder, hour)
+        entries, damaged = read_entries(disk, folder, head, hour)
         counted.append(np.flatnonzero(entries["frames"]) + hour * SECONDS_PER_HOUR)
         stale.append(np.flatnonzero(damaged) + hour * SECONDS_PER_HOUR)
     return _between(counted, from_slot, to_slot), _between(stale, from_slot, to_slot)

@@ -39,7 +39,6 @@ from delaywheel.storage.files.slot_table import (
     TableHead,
     load_head,
     read_entries,
-    read_entry,
     slots_with_frames,
 )
 from delaywheel.storage.folder import layout
@@ -70,7 +69,6 @@ _PIECE_BYTES = 256 * 1024
 _length_of = struct.Struct("<I").unpack_from
 _LENGTH_AT = HEADER.fields["length_bytes"][1]  # type: ignore[index]  # a dtype with fields
 
-_NO_ENTRY = np.zeros(1, ENTRY)[0]
 _NO_PLACES: Places = np.empty(0, np.int64), np.empty(0, INDEX_ROW)
 
 KNOWN: Final[np.dtype[Any]] = np.dtype(
@@ -222,11 +220,8 @@ class SlotPlaces:
 
     def _entry(self, slot: int) -> NDArray[Any] | None:
         """Returns the table's entry of a slot; None if it cannot be trusted."""
-        if slot in self._head.stale or slot in self._returned.slots:
-            return None
-        if slot // layout.SECONDS_PER_HOUR not in self._head.hours:
-            return _NO_ENTRY  # type: ignore[no-any-return]  # numpy's stubs
-        return read_entry(self._disk, self._folder, slot)
+        (entry,), (is_known,) = self._entries(np.array([slot]))
+        return entry if is_known else None
 
     def _entries(self, slots: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Returns the entries of slots of one hour, and which of them can be trusted.
@@ -238,7 +233,8 @@ class SlotPlaces:
         if hour not in self._head.hours:
             return np.zeros(len(slots), ENTRY), ~distrusted
         if self._hour is None or self._hour[:2] != (hour, self._head.seq):
-            self._hour = hour, self._head.seq, *read_entries(self._disk, self._folder, hour)
+            read = read_entries(self._disk, self._folder, self._head, hour)
+            self._hour = hour, self._head.seq, *read
         _, _, entries, damaged = self._hour
         seconds = slots - hour * layout.SECONDS_PER_HOUR
         return entries[seconds], ~(damaged[seconds] | distrusted)

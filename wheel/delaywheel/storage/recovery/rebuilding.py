@@ -198,7 +198,7 @@ def _table_ends(
     """Returns where the slots of an hour end by the table, and which entries are damaged."""
     if hour not in head.hours:
         return [0] * layout.SECONDS_PER_HOUR, [False] * layout.SECONDS_PER_HOUR
-    entries, damaged = read_entries(disk, folder, hour)
+    entries, damaged = read_entries(disk, folder, head, hour)
     ends = entries["end"].astype(np.int64) * UNIT_BYTES
     # An entry that counted frames beyond the head says where those end.
     return ends.tolist(), (damaged | (entries["last_seq"] > head.seq)).tolist()

@@ -126,7 +126,7 @@ class Dial:
         head = load_head(disk, folder)
         doubtful = [np.array(sorted(head.stale), np.int64)]
         for hour in sorted(head.hours):
-            entries, damaged = read_entries(disk, folder, hour)
+            entries, damaged = read_entries(disk, folder, head, hour)
             slots = np.arange(len(entries)) + hour * layout.SECONDS_PER_HOUR
             damaged |= np.isin(slots, doubtful[0]) | (entries["last_seq"] > head.seq)
             doubtful.append(slots[damaged])

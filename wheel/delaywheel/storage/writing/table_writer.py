@@ -138,14 +138,14 @@ class SlotTable:
         except OSError:
             self.change(changed)
             raise
-        old = {hour for hour in head.hours | hours if hour < floor // SECONDS_PER_HOUR}
+        old = {hour for hour in {**head.hours, **hours} if hour < floor // SECONDS_PER_HOUR}
         with self._lock:
             if self._closed or self._cuts != cuts:
                 self._changed |= changed
                 return False
             stale = frozenset(slot for slot in damaged if slot >= floor)
-            hours = (head.hours | hours) - old
-            self._save(TableHead(to_seq, top_slot, hours, stale, old_holes | holes))
+            kept = {hour: n for hour, n in {**head.hours, **hours}.items() if hour not in old}
+            self._save(TableHead(to_seq, top_slot, kept, stale, old_holes | holes))
         for hour in old:
             self._disk.delete(layout.table_path(self._folder, hour))
         return True
@@ -187,33 +187,45 @@ class SlotTable:
 
     def _write(
         self, places: Places, recounted: NDArray[np.int64]
-    ) -> tuple[frozenset[int], set[int]]:
-        """Counts frames hour by hour; returns the hours, and the slots with damaged entries."""
+    ) -> tuple[dict[int, int], set[int]]:
+        """Counts frames hour by hour; returns the hours, and the slots with damaged entries.
+
+        Each hour with how many of its slots count frames.
+        """
         seqs, rows = places
         row_hours, recounted_hours = rows["slot"] // SECONDS_PER_HOUR, recounted // SECONDS_PER_HOUR
         order = np.argsort(row_hours, kind="stable")
         seqs, rows, row_hours = seqs[order], rows[order], row_hours[order]
         hours = np.union1d(row_hours, recounted_hours)
         edges = np.searchsorted(row_hours, hours), np.searchsorted(row_hours, hours, side="right")
+        written: dict[int, int] = {}
         damaged: set[int] = set()
         for hour, first, end in zip(
             hours.tolist(), *(edge.tolist() for edge in edges), strict=True
         ):
             seconds = recounted[recounted_hours == hour] - hour * SECONDS_PER_HOUR
-            damaged |= self._write_hour(hour, seconds, (seqs[first:end], rows[first:end]))
+            written[hour], wrong = self._write_hour(
+                hour, seconds, (seqs[first:end], rows[first:end])
+            )
+            damaged |= wrong
         if len(hours):
             self._disk.sync_folder(layout.table_folder(self._folder))
-        return frozenset(hours.tolist()), damaged
+        return written, damaged
 
-    def _write_hour(self, hour: int, recounted: NDArray[np.int64], places: Places) -> set[int]:
-        """Counts the frames of an hour, and puts changed entries on the medium."""
+    def _write_hour(
+        self, hour: int, recounted: NDArray[np.int64], places: Places
+    ) -> tuple[int, set[int]]:
+        """Counts the frames of an hour, and puts changed entries on the medium.
+
+        Returns how many slots count frames, and those with damaged entries.
+        """
         first_slot, path = hour * SECONDS_PER_HOUR, layout.table_path(self._folder, hour)
         entries, is_damaged = (
             np.zeros(SECONDS_PER_HOUR, ENTRY),
             np.zeros(SECONDS_PER_HOUR, np.bool_),
         )
         if hour in self.head.hours or self._disk.exists(path):
-            entries, is_damaged = read_entries(self._disk, self._folder, hour)
+            entries, is_damaged = read_entries(self._disk, self._folder, self.head, hour)
         entries[recounted], is_damaged[recounted] = 0, False
         changed = np.union1d(recounted, _count(entries, first_slot, places))
         checks = checks_of(entries, first_slot)
@@ -227,7 +239,8 @@ class SlotTable:
                 file.sync_data()
             finally:
                 file.close()
-        return set((np.flatnonzero(is_damaged) + first_slot).tolist())
+        wrong = set((np.flatnonzero(is_damaged) + first_slot).tolist())
+        return int(np.count_nonzero((entries["frames"] > 0) & ~is_damaged)), wrong
 
     def _save(self, head: TableHead) -> None:
         save_head(self._disk, self._folder, head)
