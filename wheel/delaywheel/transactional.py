@@ -86,9 +86,11 @@ _MOVES: Final = frozenset(
         "NOT_COORDINATOR",
         "COORDINATOR_NOT_AVAILABLE",
         "COORDINATOR_LOAD_IN_PROGRESS",
+        "_DESTROY_BROKER",
     }
 )
-"""What brokers answer while leaders and coordinators move to others."""
+"""What brokers answer while leaders and coordinators move to others; of the last the client says
+that it has dropped the broker that it asked: Kafka no longer names it."""
 _MOVED_S: Final = 0.1
 
 
