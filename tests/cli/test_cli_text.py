@@ -6,12 +6,15 @@ import ast
 import json
 import unicodedata
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel_replica.cli import printing
+from delaywheel_replica.cli.printing.records import line
 from delaywheel_replica.cli.printing.tables import print_facts, print_json, print_ndjson
 from delaywheel_replica.cli.printing.text import bytes_text, printable
 
@@ -56,3 +59,14 @@ def test_nothing_is_printed_around_it() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id != "print" or not node.args, f"{path}:{node.lineno}"
+
+
+def test_a_headers_name_is_no_line_of_its_own() -> None:
+    """A row that nobody sent could be made to look like one of the answer."""
+    headers: Any = [("a\ndue 2026-01-01T00:00:00.000Z", b"x"), ("dw-id", b"b\nc"), ("dw-due", b"5")]
+    record: Any = SimpleNamespace(
+        **{name: lambda: None for name in ("key", "value", "topic", "partition", "offset")},
+        headers=lambda: headers,
+        timestamp=lambda: (0, 0),
+    )
+    assert "\n" not in line(record)

@@ -63,6 +63,27 @@ def test_who_begins_otherwise_is_closed_unanswered_and_logged_once(
 
 
 @pytest.mark.usefixtures("one")
+def test_strangers_silence_the_log_for_a_while_only(
+    members: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred silenced it until the next start."""
+    monkeypatch.setattr(accepting, "STRANGERS_LOGGED", 2)
+
+    def strangers(*names: bytes) -> None:
+        for name in names:
+            with Raw(members["n1"]) as raw:
+                raw.socket.sendall(name)
+                raw.wait_ended()
+
+    with structlog.testing.capture_logs() as logs:
+        strangers(b"stranger1", b"stranger2", b"stranger3")
+        assert len(refused(logs)) == 2
+        monkeypatch.setattr(accepting, "STRANGERS_LOGGED_S", 0.0)
+        strangers(b"stranger4")
+    assert [log.get("not_logged") for log in logs if log["event"] == "stranger refused"][2] == 1
+
+
+@pytest.mark.usefixtures("one")
 def test_a_caller_is_reported_in_the_log(members: dict[str, str]) -> None:
     """Its gRPC sees a closed connection; the port cannot read its request."""
     with (

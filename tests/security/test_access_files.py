@@ -143,3 +143,34 @@ def test_a_file_that_could_not_be_read_is_tried_again(
     now_s += 2
     assert file.current == "after"
     assert not file.refused
+
+
+def test_a_file_without_grants_is_not_complete() -> None:
+    """Who empties the file to write it again would deny everybody everything meanwhile."""
+    for content in (b"", b'[[topic_quota]]\ntopics = ["*"]\npending_messages = 1\n'):
+        with pytest.raises(ValueError, match="no \\[\\[grant\\]\\]"):
+            Grants.parse(content)
+
+
+@pytest.mark.parametrize(
+    "metadata", [("authorization", "Bearer wrong"), ("dw-passed", "00")], ids=["token", "node"]
+)
+def test_who_shows_something_wrong_is_known_by_the_certificate(
+    tmp_path: Path, metadata: tuple[str, str]
+) -> None:
+    """The audit log named nobody."""
+    grants = tmp_path / "grants.toml"
+    grants.touch(0o600)
+    grants.write_text('[[grant]]\nwho = ["*"]\nmay = ["change"]\n')
+    config = Config(cluster_id="c", node_id="n", data_dir=tmp_path, kafka={}, grants=grants)
+
+    class Call:
+        def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+            return (metadata,)
+
+        def auth_context(self) -> dict[str, list[bytes]]:
+            return {"peer_dns": [b"shop.example.org"]}
+
+    with pytest.raises(RequestRefusedError) as refused:
+        Access(config).admit("Cancel", Call())
+    assert refused.value.refusal.principal == "dns:shop.example.org"

@@ -30,8 +30,9 @@ HELLO_S: Final = 5.0
 
 HELLO_BYTES: Final = 64 << 10
 
-STRANGERS_LOGGED: Final = 100
-"""Refusals of nodes that are not members are logged once each, at most this many."""
+STRANGERS_LOGGED: Final = 20
+STRANGERS_LOGGED_S: Final = 60.0
+"""Refusals of who is no member are logged once each in this time, and no more than so many."""
 
 _TEXT: Final = 300
 """How many characters of a malformed message's error are kept."""
@@ -72,6 +73,8 @@ class Acceptor:
         self._on_message = on_message
         self._most_bytes = {Stream.CONTROL: CONTROL_BYTES, Stream.DATA: data_bytes}
         self._strangers: set[PeerRefusal] = set()
+        self._strangers_since_s = 0.0
+        self._unlogged = 0
 
     def serve(self, channel: Channel, greeted: Callable[[], None]) -> None:
         """Serves one connection from its first byte to its end; the caller closes it.
@@ -150,9 +153,17 @@ class Acceptor:
             self._note_stranger(refusal)
 
     def _note_stranger(self, refusal: PeerRefusal) -> None:
-        if refusal not in self._strangers and len(self._strangers) < STRANGERS_LOGGED:
-            self._strangers.add(refusal)
-            _log.warning("stranger refused", reason=refusal.reason.value, text=refusal.text)
+        now_s = time.monotonic()
+        if now_s - self._strangers_since_s >= STRANGERS_LOGGED_S:
+            self._strangers.clear()
+            self._strangers_since_s = now_s
+        if refusal in self._strangers or len(self._strangers) >= STRANGERS_LOGGED:
+            self._unlogged += 1
+            return
+        self._strangers.add(refusal)
+        unlogged, self._unlogged = self._unlogged, 0
+        others = {"not_logged": unlogged} if unlogged else {}
+        _log.warning("stranger refused", reason=refusal.reason.value, text=refusal.text, **others)
 
     def _read(self, peer: Peer, stream: Stream, incoming: IncomingStream, until_s: float) -> None:
         tally = peer.tallies[Way.IN, stream]

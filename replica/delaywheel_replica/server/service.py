@@ -135,7 +135,7 @@ class DelayWheelService:
             if not context.caller.rights.may_everywhere(Right.INSPECT):
                 named = reference_of(request.message)
                 (topics,) = await self._queries.topics_of([named], context.caller.principal)
-                refuse_unseen(context.caller, topics)
+                refuse_unseen(context.caller, topics, knows_all=self._queries.knows_all())
             message = await self._get(request, context)
             if not shown_to(context.caller, [message]):
                 raise RequestRefusedError(Reason.MESSAGE_NOT_FOUND)

@@ -69,6 +69,9 @@ class Site:
     def is_deleted(self, _reference: Reference) -> bool:
         return self.has_finished
 
+    def knows_all(self) -> bool:
+        return True
+
     async def others_have_none(self, _message: pb.MessageRef, *, wanted: int) -> bool:
         self.asked += 1
         return not self.others_have and wanted == 0
@@ -123,3 +126,17 @@ async def test_other_nodes_are_asked_for_few_of_the_messages_of_a_call() -> None
     told = await site.judged(SHOP, *(named(f"nowhere {number}") for number in range(20)))
     assert told == [CancelDecision.NOT_FOUND] * 16 + [Reason.NOT_UP_TO_DATE] * 4
     assert site.asked == 16
+
+
+async def test_what_is_hidden_is_told_apart_from_what_is_nowhere_by_nothing() -> None:
+    """Behind sixteen that are nowhere, one that is nowhere was told otherwise."""
+    nowhere = [named(f"nowhere {number}") for number in range(16)]
+    caller = Caller("shop", "token", lambda: SHOP.rights)
+    for asked in (named("is hidden"), named("lies nowhere")):
+        site = Site()
+        assert (await site.judged(caller, *nowhere, asked))[-1] is Reason.NOT_UP_TO_DATE
+        site = Site(others_have=True)
+        assert await site.judged(caller, asked) == [Reason.NOT_UP_TO_DATE]
+        assert site.asked == 1
+    assert caller.hidden is not None
+    assert (caller.hidden.principal, caller.hidden.reason) == ("shop", Reason.FORBIDDEN)

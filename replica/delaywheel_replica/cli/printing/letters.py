@@ -7,7 +7,7 @@ from typing import Any
 
 from delaywheel.deadletters import Letter, LetterCounts, LetterState, Mark, Settled
 from delaywheel_replica.cli.printing.tables import print_table
-from delaywheel_replica.cli.printing.text import base64_of, bytes_text
+from delaywheel_replica.cli.printing.text import base64_of, bytes_text, one_line
 from delaywheel_replica.cli.values import iso
 
 COLUMNS = ("place", "since", "reason", "topic", "bytes")
@@ -84,7 +84,7 @@ def facts(letter: Letter, mark: Mark | None) -> Iterable[tuple[str, object]]:
     yield "due", None if letter.due_ms is None else iso(letter.due_ms)
     yield "key", bytes_text(letter.key)
     for name, value in letter.headers:
-        yield f"header {name}", bytes_text(value)
+        yield f"header {one_line(name)}", bytes_text(value)
     yield "value", bytes_text(letter.value)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import Message
 
 from delaywheel.record_headers import COMMITTED, DELIVERED_HEADERS, headers_of
-from delaywheel_replica.cli.printing.text import base64_of, bytes_text
+from delaywheel_replica.cli.printing.text import base64_of, bytes_text, one_line
 from delaywheel_replica.cli.values import iso
 from delaywheel_replica.quantities import about
 
@@ -67,14 +67,14 @@ def _parts(record: Message) -> Iterator[str]:
         yield f"{about(delivery.lateness_ms)} late"
     yield f"{record.topic()}/{record.partition()}/{record.offset()}"
     if delivery.id is not None:
-        yield f"id {delivery.id}"
+        yield f"id {one_line(delivery.id)}"
     yield f"key {bytes_text(record.key())}"
     yield f"value {bytes_text(record.value())}"
     if headers is None:
         yield "headers that cannot be decoded"
     for name, value in headers or []:
         if name not in DELIVERED_HEADERS or delivery.due_ms is None:
-            yield f"header {name} {bytes_text(value)}"
+            yield f"header {one_line(name)} {bytes_text(value)}"
 
 
 def _delivery(record: Message, headers: list[tuple[str, bytes | None]]) -> _Delivery:

@@ -31,6 +31,11 @@ def bytes_text(content: bytes | None) -> str:
         return f"0x{content.hex()}"
 
 
+def one_line(text: str) -> str:
+    """Returns a text as part of a line: a line feed is escaped, as JSON escapes it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
 def say(text: str) -> None:
     """Prints a line of the answer."""
     print(printable(text))

@@ -5,6 +5,7 @@
 | an operator's act | always |
 | a call that cancels or reschedules | once there are grants: nobody has a name without |
 | a refusal for lack of rights, or of a name | at most one a second of each principal and call |
+| a message is kept from who names it | the same: its caller is told that there is none |
 
 A call is one line, however many messages it names, and a line is short, whatever they are called:
 collectors of logs cut longer ones in two, and the second half could be made to look like a line.
@@ -29,7 +30,12 @@ from delaywheel_replica.server.access.tables import ANONYMOUS
 from delaywheel_replica.server.node.refusals import Refusal
 
 AUDIT_LOGGER: Final = "delaywheel.audit"
-OF_ACCESS: Final = frozenset({Reason.FORBIDDEN, Reason.TOKEN_UNKNOWN, Reason.NODE_UNPROVEN})
+OF_ACCESS: Final = frozenset(
+    {
+        *(Reason.FORBIDDEN, Reason.TOKEN_UNKNOWN),
+        *(Reason.NODE_UNPROVEN, Reason.CERTIFICATE_EXPIRED),
+    }
+)
 _NAMED_AT_MOST: Final = 3
 _TEXT_AT_MOST: Final = 300
 """Characters of each text that is said by others."""

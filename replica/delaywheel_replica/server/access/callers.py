@@ -75,9 +75,14 @@ class Caller:
         how: How they showed it: "node", "token", "certificate", or "nothing".
         has_certificate: Whether their connection shows one, whatever they are known by.
         expires_s: When that expires, Unix seconds.
+        hidden: What they lack for a message of which they were told that there is none; None: that
+            was not so yet.
     """
 
-    __slots__ = ("_purse", "_rights", "expires_s", "has_certificate", "how", "principal")
+    __slots__ = (
+        *("_purse", "_rights", "expires_s"),
+        *("has_certificate", "hidden", "how", "principal"),
+    )
 
     def __init__(
         self,
@@ -94,6 +99,7 @@ class Caller:
         self.principal: Final = principal
         self.has_certificate: Final = has_certificate
         self.how: Final = how
+        self.hidden: Refusal | None = None
         self._rights: Final = rights
 
     @property
@@ -149,6 +155,12 @@ class Caller:
     def refuse_without(self, right: Right, what: str) -> RequestRefusedError:
         """Returns the refusal for something that they may not do."""
         return _forbidden(self, f"has no right {right.value!r}: {what}")
+
+    def hide(self, right: Right, topics: Iterable[str]) -> None:
+        """Notes that a message in these topics is kept from them: the audit log says so."""
+        if self.hidden is None:
+            text = f"in topic {min(topics)}, whose messages it may not know of"
+            self.hidden = self.refuse_without(right, text).refusal
 
 
 def _everything() -> Rights:
@@ -283,25 +295,33 @@ class Access:
         metadata = dict(shown.invocation_metadata() or ())
         names = shown.auth_context() if self._asks_for_certificates or self._grants else {}
         expires_s = min(map(_expires_s, names.get(_CERTIFICATE, ())), default=inf)
+        certified = self._certified(names)
         if time.time() >= expires_s:
-            raise RequestRefusedError(Reason.CERTIFICATE_EXPIRED)
+            raise _unnamed(Reason.CERTIFICATE_EXPIRED, certified)
         if by_nodes and PASSED in metadata:
             if hmac.compare_digest(_text(metadata[PASSED]), self._shown_by_nodes):
                 return A_NODE
             if self._grants is not None:
-                raise RequestRefusedError(Reason.NODE_UNPROVEN)
+                raise _unnamed(Reason.NODE_UNPROVEN, certified)
         if self._grants is None:
             return Caller(None, "nothing", _everything, expires_s=expires_s)
-        has_certificate = _CERTIFICATE in names
         authorization = _text(metadata.get("authorization", ""))
         if authorization[: len(_BEARER)].lower() == _BEARER:
             token = authorization[len(_BEARER) :].strip()
-            return self._token_holder(token, expires_s, has_certificate=has_certificate)
+            has_certificate = _CERTIFICATE in names
+            return self._token_holder(token, certified, expires_s, has_certificate=has_certificate)
+        if certified is not None:
+            return self._named(certified, "certificate", expires_s)
+        return self._named(ANONYMOUS, "nothing", expires_s)
+
+    def _certified(self, names: Mapping[str, Iterable[bytes]]) -> str | None:
+        """Returns the principal that a certificate names; None: none, or nobody asks for it."""
+        if self._grants is None:
+            return None
         for kind, its_property in self._kinds.items():
             for name in filter(None, names.get(its_property, ())):
-                principal = f"{kind}:{name.decode(errors='replace')}"
-                return self._named(principal, "certificate", expires_s)
-        return self._named(ANONYMOUS, "nothing", expires_s)
+                return f"{kind}:{name.decode(errors='replace')}"
+        return None
 
     def _named(self, principal: str, how: str, expires_s: float) -> Caller:
         grants = self._grants
@@ -312,14 +332,16 @@ class Access:
 
         return Caller(principal, how, rights, purse=self._purse, expires_s=expires_s)
 
-    def _token_holder(self, token: str, expires_s: float, *, has_certificate: bool) -> Caller:
+    def _token_holder(
+        self, token: str, certified: str | None, expires_s: float, *, has_certificate: bool
+    ) -> Caller:
         digest = digest_of(token)
 
         def name() -> str:
             known = {} if self._tokens is None else self._tokens.current
             holder = known.get(digest or "")
             if holder is None:
-                raise RequestRefusedError(Reason.TOKEN_UNKNOWN)
+                raise _unnamed(Reason.TOKEN_UNKNOWN, certified)
             return f"token:{holder}"
 
         grants = self._grants
@@ -343,6 +365,11 @@ def _expires_s(certificate: bytes) -> float:
         return x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp()
     except ValueError:
         return -inf
+
+
+def _unnamed(reason: Reason, certified: str | None) -> RequestRefusedError:
+    """Returns the refusal of what a call shows, with the name in its certificate for the log."""
+    return RequestRefusedError.of(Refusal(reason, principal=certified))
 
 
 def _forbidden(caller: Caller, text: str) -> RequestRefusedError:

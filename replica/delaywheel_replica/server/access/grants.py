@@ -60,6 +60,8 @@ class Grants:
             name = min(unknown)
             known = ", ".join(f"[[{each}]]" for each in _TABLES)
             raise ValueError(f"{name}: only {known} are known{did_you_mean(name, _TABLES)}")
+        if not tables_of(document, "grant"):
+            raise ValueError("it has no [[grant]], so nobody could do anything: is it complete?")
         grants = enumerate(tables_of(document, "grant"), 1)
         return cls([_grant(number, table) for number, table in grants], Quotas.parse(document))
 

@@ -75,8 +75,13 @@ def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Searchable:
     return Searchable(tuple(tuple(map(Pattern, rights.topics_of(each))) for each in needed))
 
 
-def refuse_unseen(caller: Caller, topics: frozenset[str] | None) -> None:
+def refuse_unseen(caller: Caller, topics: frozenset[str] | None, *, knows_all: bool) -> None:
     """Refuses to show a message whose copies are in these topics; None: not all are known.
+
+    Args:
+        caller: Who asks.
+        topics: Those of all copies.
+        knows_all: Whether it would be known if there were none.
 
     Raises:
         RequestRefusedError: MESSAGE_NOT_FOUND; FORBIDDEN, if the caller may know that there is one;
@@ -89,6 +94,10 @@ def refuse_unseen(caller: Caller, topics: frozenset[str] | None) -> None:
         return
     if may_know_of(rights, topics):
         raise caller.refuse_without(Right.INSPECT, "in the topic of this message")
+    if topics:
+        caller.hide(Right.INSPECT, topics)
+        if not knows_all:
+            raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
     raise RequestRefusedError(Reason.MESSAGE_NOT_FOUND)
 
 

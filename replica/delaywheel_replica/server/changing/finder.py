@@ -6,6 +6,7 @@ looked up, and core/leader/cancel.py decides.
 """
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -83,7 +84,10 @@ class MessageFinder:
         self._decides = SharedLook(self.decide_many)
 
     async def topics_if_there(
-        self, named: Sequence[Reference], principal: str | None
+        self,
+        named: Sequence[Reference],
+        principal: str | None,
+        is_hidden: Callable[[frozenset[str]], bool],
     ) -> list[frozenset[str] | Answered]:
         """Returns in which topics messages lie; or what callers are told of one that is not there.
 
@@ -92,20 +96,29 @@ class MessageFinder:
         Args:
             named: The messages.
             principal: Who asks.
+            is_hidden: Whether they may not know of a message in some topics. Of one that is here
+                they are told what they would be told of one that is nowhere, after as long.
         """
         results: list[frozenset[str] | Answered] = []
-        unknown: list[int] = []
+        unknown: list[tuple[int, bool]] = []
         all_topics = await self._queries.topics_of(named, principal)
         for row, (reference, topics) in enumerate(zip(named, all_topics, strict=True)):
-            if topics:
+            is_kept = bool(topics) and is_hidden(topics or frozenset())
+            is_known = self._queries.knows_all() if is_kept else topics is not None
+            if topics and not is_kept:
                 results.append(topics)
-            elif topics is not None and self._queries.is_deleted(reference):
+            elif is_known and self._queries.is_deleted(reference):
                 results.append(Decided(CancelDecision.TOO_LATE))
             else:
                 results.append(Refusal(Reason.NOT_UP_TO_DATE))
-                unknown += [row] if topics is not None else []
-        asked = unknown[:_ASKED_ABOUT]
-        have_none = await asyncio.gather(*(self.nobody_has(named[row]) for row in asked))
+                unknown += [(row, is_kept)] if is_known else []
+        asked = [row for row, _ in unknown[:_ASKED_ABOUT]]
+        have_none = await asyncio.gather(
+            *(
+                self.nobody_has(named[row]._replace(id=os.urandom(16)) if is_kept else named[row])
+                for row, is_kept in unknown[:_ASKED_ABOUT]
+            )
+        )
         for row, is_none in zip(asked, have_none, strict=True):
             if is_none:
                 results[row] = Decided(CancelDecision.NOT_FOUND)

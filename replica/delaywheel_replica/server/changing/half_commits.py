@@ -152,6 +152,8 @@ class HalfCommits:
                 error = caller.refuse_without(Right.PRODUCE, "in the topic of this message")
                 refused[row] = error.refusal
             else:
+                if topics:
+                    caller.hide(Right.PRODUCE, topics)
                 refused[row] = Refusal(Reason.NOT_UP_TO_DATE)
         return refused
 

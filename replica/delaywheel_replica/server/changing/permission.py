@@ -19,12 +19,11 @@ anyone who may send to a topic could send a message there with the id and due of
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.finder import MessageFinder
-from delaywheel_replica.server.changing.pending import Answered, Decided
+from delaywheel_replica.server.changing.pending import Answered
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.refusals import Refusal
 
@@ -44,12 +43,21 @@ async def judged(
         return results
     rows = [row for row, each in enumerate(named) if isinstance(each, Reference)]
     references = [each for each in named if isinstance(each, Reference)]
-    all_topics = await finder.topics_if_there(references, caller.principal)
+
+    def is_hidden(topics: frozenset[str]) -> bool:
+        may_change = all(caller.rights.may(Right.CHANGE, topic) for topic in topics)
+        if may_change or may_know_of(caller.rights, topics):
+            return False
+        caller.hide(Right.CHANGE, topics)
+        return True
+
+    all_topics = await finder.topics_if_there(references, caller.principal, is_hidden)
     for row, topics in zip(rows, all_topics, strict=True):
         if not isinstance(topics, frozenset):
             results[row] = topics
-        elif refusal := _refusal(caller, topics):
-            results[row] = refusal
+        elif not all(caller.rights.may(Right.CHANGE, topic) for topic in topics):
+            text = "in the topic of this message"
+            results[row] = caller.refuse_without(Right.CHANGE, text).refusal
     return results
 
 
@@ -59,13 +67,3 @@ def in_order(
     """Returns what became of each message: what was judged, or of one that may be changed, next."""
     results = iter(changed)
     return [next(results) if isinstance(each, Reference) else each for each in judged]
-
-
-def _refusal(caller: Caller, topics: frozenset[str]) -> Answered | None:
-    """What a caller gets of a message in these topics; None: it may change it."""
-    rights = caller.rights
-    if all(rights.may(Right.CHANGE, topic) for topic in topics):
-        return None
-    if may_know_of(rights, topics):
-        return caller.refuse_without(Right.CHANGE, "in the topic of this message").refusal
-    return Decided(CancelDecision.NOT_FOUND)
