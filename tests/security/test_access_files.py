@@ -174,3 +174,31 @@ def test_who_shows_something_wrong_is_known_by_the_certificate(
     with pytest.raises(RequestRefusedError) as refused:
         Access(config).admit("Cancel", Call())
     assert refused.value.refusal.principal == "dns:shop.example.org"
+
+
+HALVES = """
+[[grant]]
+who = ["token:shop"]
+may = ["produce"]
+
+[[grant]]
+who = ["token:shop"]
+may = ["half"]
+topics = ["orders*"]
+groups = ["shop-*", "common"]
+"""
+
+
+def test_half_messages_are_granted_by_topic_and_group() -> None:
+    rights = Grants.parse(HALVES.encode()).rights_of("token:shop")
+    assert rights.may_begin("orders", "shop-1")
+    assert rights.may_begin("orders.eu", "common")
+    assert not rights.may_begin("orders", "payments")
+    assert not rights.may_begin("bills", "shop-1")
+    assert not Grants.parse(HALVES.encode()).rights_of("token:other").may_begin("orders", "common")
+
+
+@pytest.mark.parametrize("given", ['may = ["half"]', 'may = ["produce"]\ngroups = ["*"]'])
+def test_groups_go_with_the_right_for_halves(given: str) -> None:
+    with pytest.raises(ValueError, match="grant 1: groups: of checkers, with the right 'half'"):
+        Grants.parse(f'[[grant]]\nwho = ["*"]\n{given}\n'.encode())

@@ -232,7 +232,9 @@ class DelayWheelService:
             answer.principal, answer.shown_by = caller.principal, caller.how
             for granted in caller.rights.granted:
                 answer.grants.add(
-                    may=sorted(granted.may), topics=[each.text for each in granted.topics]
+                    may=sorted(granted.may),
+                    topics=[each.text for each in granted.topics],
+                    groups=[each.text for each in granted.groups],
                 )
             add_quotas(answer, caller)
         return answer

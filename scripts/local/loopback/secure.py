@@ -17,7 +17,8 @@ _REQUEST: Final = (
 _GRANTS: Final = """
 [[grant]]
 who = ["dns:localhost"]
-may = ["produce", "change", "inspect", "read", "operate"]
+may = ["produce", "half", "change", "inspect", "read", "operate"]
+groups = ["*"]
 
 [[quota]]
 who = ["*"]

@@ -13,7 +13,7 @@ SHOP = pb.WhoAmIResponse(
     node="n1",
     principal="shop",
     shown_by="token",
-    grants=[pb.Grant(may=["inspect", "produce"], topics=["orders.*"])],
+    grants=[pb.Grant(may=["half", "produce"], topics=["orders.*"], groups=["shop-*"])],
     quota=pb.Quota(messages_per_second=1_500, in_flight_bytes=4_000_000),
     topic_quotas=[pb.TopicQuota(topics=["orders.*"], pending_messages=7)],
 )
@@ -25,7 +25,8 @@ def test_rights_and_quotas_are_shown(command: Command, node: ScriptedNode) -> No
     assert ended.code == 0
     for part in (
         "shop (shown by a token, to node n1)",
-        "inspect, produce",
+        "half, produce",
+        "shop-*",
         "quota on each node: messages_per_second 1,500, in_flight_bytes 4,000,000",
         "quota of each topic orders.* on each node: pending_messages 7",
     ):

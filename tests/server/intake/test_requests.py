@@ -14,8 +14,16 @@ from hypothesis import strategies as st
 from delaywheel.headers import encode_headers
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.patterns import Pattern
+from delaywheel_replica.server.access.callers import Caller
+from delaywheel_replica.server.access.rights import Granted, Right, Rights
 from delaywheel_replica.server.access.spending import TopicRoom
-from delaywheel_replica.server.intake.validate import IntakeRules, RequestBatch, refuse_without_room
+from delaywheel_replica.server.intake.validate import (
+    IntakeRules,
+    RequestBatch,
+    refuse_foreign_halves,
+    refuse_without_room,
+)
 from delaywheel_replica.server.intake.validate import decode as decode_bytes
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 from support.wheels.messages import Message, columns_of, messages_of
@@ -424,3 +432,24 @@ def test_a_topics_messages_are_found_without_a_pass_for_each() -> None:
         "b": [0, 2, 5],
         "c": [3],
     }
+
+
+def test_who_may_not_name_a_group_sends_no_half_of_it() -> None:
+    """Anybody filled the checker and the database of any group."""
+    rights = Rights(
+        [
+            Granted(
+                frozenset({Right.PRODUCE, Right.HALF}), (Pattern("orders"),), (Pattern("shop-*"),)
+            )
+        ]
+    )
+    halves = [
+        row(headers=[pb.Header(name="dw-half", value=group)])
+        for group in (b"shop-1", b"payments", b"payments")
+    ]
+    rules = replace(BIG, halves_refusal=lambda: None)
+    batch = decode(pb.DelayProduceRequest(messages=[row(), *halves]), rules, now_ms=NOW_MS)
+    refusal = refuse_foreign_halves(batch, Caller("token:shop", "token", lambda: rights))
+    assert refusal is not None
+    assert refusal.principal == "token:shop"
+    assert batch.refusals == {2: refusal, 3: refusal}

@@ -12,7 +12,7 @@ from delaywheel_replica.cli.reaching import Nodes
 def whoami(*, as_json: bool, server: Nodes, timeout_s: float) -> None:
     """Asks the first node that answers."""
     answer = ask(server, lambda stub: stub.WhoAmI(pb.WhoAmIRequest(), timeout=timeout_s))
-    grants = [(list(each.may), list(each.topics)) for each in answer.grants]
+    grants = [(list(each.may), list(each.topics), list(each.groups)) for each in answer.grants]
     if as_json:
         print_json(
             {
@@ -20,7 +20,10 @@ def whoami(*, as_json: bool, server: Nodes, timeout_s: float) -> None:
                 "unlimited": answer.unlimited,
                 "principal": answer.principal or None,
                 "shown_by": answer.shown_by or None,
-                "grants": [{"may": may, "topics": topics} for may, topics in grants],
+                "grants": [
+                    {"may": may, "topics": topics, "groups": groups}
+                    for may, topics, groups in grants
+                ],
                 "quota": _numbers(answer.quota) if answer.HasField("quota") else None,
                 "topic_quotas": [
                     {"topics": list(each.topics), **_numbers(each)} for each in answer.topic_quotas
@@ -32,8 +35,8 @@ def whoami(*, as_json: bool, server: Nodes, timeout_s: float) -> None:
     else:
         shown = f"by a {answer.shown_by}" if answer.shown_by != "nothing" else "by nothing"
         say(f"{answer.principal} (shown {shown}, to node {answer.node})")
-        rows = [(", ".join(may), ", ".join(topics)) for may, topics in grants]
-        print_table(("may", "in topics"), rows, none="nothing is granted")
+        rows = [tuple(map(", ".join, grant)) for grant in grants]
+        print_table(("may", "in topics", "with groups"), rows, none="nothing is granted")
         if answer.HasField("quota"):
             say(f"quota on each node: {_shown(answer.quota)}")
         for each in answer.topic_quotas:

@@ -5,6 +5,12 @@
 who = ["uri:spiffe://shop/*", "token:billing"]   # principals; `*` stands for any characters
 may = ["produce", "change", "inspect"]
 topics = ["orders.*"]                            # all topics, if it is left out
+
+[[grant]]
+who = ["token:billing"]
+may = ["half"]                                   # with `produce`, of the grant above
+topics = ["orders.*"]
+groups = ["billing-*"]                           # groups of checkers: `half` needs them
 ```
 
 Whoever is named in no grant may do nothing. `*` means everybody who shows a certificate or a token;
@@ -27,7 +33,7 @@ from delaywheel_replica.server.access.tables import (
     texts,
 )
 
-_FIELDS: Final = ("who", "may", "topics")
+_FIELDS: Final = ("who", "may", "topics", "groups")
 _PRINCIPALS_AT_MOST: Final = 4_096
 """Principals that are kept: an authority may have signed any number of names."""
 
@@ -90,4 +96,7 @@ def _grant(number: int, table: Any) -> tuple[tuple[Pattern, ...], Granted]:
         if name not in known:
             meant = did_you_mean(name, known)
             raise ValueError(f"{what}: may: there is no right {name!r}{meant}")
-    return who, Granted(frozenset(Right(name) for name in may), topics)
+    if (Right.HALF in may) != ("groups" in fields):
+        raise ValueError(f"{what}: groups: of checkers, with the right 'half', and only then")
+    groups = patterns(what, "groups", fields) if "groups" in fields else ()
+    return who, Granted(frozenset(Right(name) for name in may), topics, groups)

@@ -3,6 +3,7 @@
 | right | allows |
 |---|---|
 | `produce` | to send messages |
+| `half` | to send half messages of some groups of checkers; and `produce`, in the same topic |
 | `change` | to cancel and reschedule messages |
 | `inspect` | counts, states, ids, dues, sizes |
 | `read` | keys, values and headers; and what `inspect` allows |
@@ -26,6 +27,7 @@ class Right(StrEnum):
     """Something that may be granted."""
 
     PRODUCE = "produce"
+    HALF = "half"
     CHANGE = "change"
     INSPECT = "inspect"
     READ = "read"
@@ -33,10 +35,11 @@ class Right(StrEnum):
 
 
 class Granted(NamedTuple):
-    """Some rights in some topics."""
+    """Some rights in some topics; of half messages, with some groups of checkers."""
 
     may: frozenset[Right]
     topics: tuple[Pattern, ...]
+    groups: tuple[Pattern, ...] = ()
 
 
 class Rights:
@@ -45,6 +48,7 @@ class Rights:
     def __init__(self, granted: Iterable[Granted]) -> None:
         self.granted: Final = tuple(granted)
         self._decided: Final = lru_cache(_KNOWN_AT_MOST)(self._decide)
+        self._begins: Final = lru_cache(_KNOWN_AT_MOST)(self._may_begin)
 
     @property
     def are_none(self) -> bool:
@@ -57,6 +61,18 @@ class Rights:
 
     def _decide(self, right: Right, topic: str) -> bool:
         return any(pattern.fits(topic) for pattern in self._patterns(right))
+
+    def may_begin(self, topic: str, group: str) -> bool:
+        """Whether half messages of a group are allowed in a topic."""
+        return self._begins(topic, group)
+
+    def _may_begin(self, topic: str, group: str) -> bool:
+        return any(
+            Right.HALF in granted.may
+            and any(pattern.fits(topic) for pattern in granted.topics)
+            and any(pattern.fits(group) for pattern in granted.groups)
+            for granted in self.granted
+        )
 
     def may_somewhere(self, right: Right) -> bool:
         """Whether it is allowed in some topic."""
@@ -81,6 +97,10 @@ class _All(Rights):
 
     def may(self, right: Right, topic: str) -> bool:
         del right, topic
+        return True
+
+    def may_begin(self, topic: str, group: str) -> bool:
+        del topic, group
         return True
 
 

@@ -36,6 +36,7 @@ from delaywheel_replica.server.intake.validate import (
     RequestBatch,
     decode_outlined,
     refuse_forbidden,
+    refuse_foreign_halves,
     refuse_without_room,
 )
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -219,8 +220,9 @@ class Producing:
         stages = self._stages
         batch = decode_outlined(request, outline, stages.rules, now_ms=wall_ms())
         refused = refuse_forbidden(batch, caller)
-        if refused:
-            stages.audit.refused("DelayProduce", address, next(iter(refused.values())))
+        refusal = next(iter(refused.values()), None) or refuse_foreign_halves(batch, caller)
+        if refusal is not None:
+            stages.audit.refused("DelayProduce", address, refusal)
         doubtful = [name for name in stages.topics.doubtful(batch) if name not in refused]
         if not doubtful:
             self._judge(batch, ())

@@ -102,14 +102,14 @@ class RequestBatch:
         accepted: Those that were not refused when `accept` was called.
         to_check: The rows whose senders ask for their ids to be checked.
         checked: Those of them for which that was done, unless it refused them.
-        halves: The rows that are half messages.
+        halves: The rows that are half messages, each with its group of checkers.
     """
 
     def __init__(self, columns: Columns, to_check: NDArray[np.intp] = NO_ROWS) -> None:
         self.columns = columns
         self.to_check = to_check
         self.checked: list[int] = []
-        self.halves: list[int] = []
+        self.halves: dict[int, str] = {}
         self.refusals: dict[int, Refusal] = {}
         self.accepted = columns
         # The row of each accepted message; None: all rows.
@@ -289,21 +289,32 @@ def _check_headers(batch: RequestBatch, rules: IntakeRules, *, now_ms: int) -> N
     batch.refuse(found.too_many, _TOO_MANY_HEADERS)
     batch.refuse(found.malformed, Refusal(Reason.HEADER_INVALID))
     for row in found.reserved.tolist():
-        refusal = _judge_half(batch, row, rules, now_ms=now_ms)
+        given = _ours_of(batch, row)
+        refusal = _judge_half(batch, row, given, rules, now_ms=now_ms)
         if refusal is None:
-            batch.halves.append(row)
+            batch.halves[row] = (dict(given)[HALF_GROUP] or b"").decode()
         else:
             batch.refuse([row], refusal)
 
 
+def _ours_of(batch: RequestBatch, row: int) -> list[tuple[str, bytes | None]]:
+    """Returns the headers of a message whose names are ours."""
+    columns = batch.columns
+    end = int(columns.starts[row]) + int(batch.lengths_bytes[row])
+    headers = bytes(columns.blob[end - int(columns.headers_lengths[row]) : end])
+    return [(name, value) for name, value in decode_headers(headers) if is_reserved(name)]
+
+
 def _judge_half(
-    batch: RequestBatch, row: int, rules: IntakeRules, *, now_ms: int
+    batch: RequestBatch,
+    row: int,
+    ours: Sequence[tuple[str, bytes | None]],
+    rules: IntakeRules,
+    *,
+    now_ms: int,
 ) -> Refusal | None:
     """Why a message with headers of ours is refused; None: they make it a half."""
     columns, length_bytes = batch.columns, int(batch.lengths_bytes[row])
-    end = int(columns.starts[row]) + length_bytes
-    headers = bytes(columns.blob[end - int(columns.headers_lengths[row]) : end])
-    ours = [(name, value) for name, value in decode_headers(headers) if is_reserved(name)]
     given, names = dict(ours), [name for name, _ in ours]
     if not {HALF_GROUP} <= given.keys() <= {HALF_GROUP, HALF_DELIVER_AT}:
         return Refusal(Reason.HEADER_RESERVED)
@@ -369,6 +380,24 @@ def refuse_forbidden(batch: RequestBatch, caller: Caller) -> Mapping[str, Refusa
             refused[topic] = caller.refuse_without(Right.PRODUCE, f"in topic {topic}").refusal
             batch.refuse(batch.rows_for(number), refused[topic])
     return refused
+
+
+def refuse_foreign_halves(batch: RequestBatch, caller: Caller) -> Refusal | None:
+    """Refuses half messages that a caller may not send; returns the first refusal.
+
+    Whoever names a group has its checkers asked: by letters that they read, one for each half.
+
+    Raises:
+        RequestRefusedError: TOKEN_UNKNOWN.
+    """
+    rights, refused = caller.rights, dict[str, Refusal]()
+    for row, group in batch.halves.items():
+        if not rights.may_begin(batch.columns.topic(row), group):
+            if group not in refused:
+                text = f"for group {group} in the topic of this message"
+                refused[group] = caller.refuse_without(Right.HALF, text).refusal
+            batch.refuse([row], refused[group])
+    return next(iter(refused.values()), None)
 
 
 def refuse_without_room(batch: RequestBatch, room_in: Callable[[str], TopicRoom | None]) -> None:
