@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.server.connections import STRANGER_BYTES, STRANGER_S
 from support.peers.authority import Authority
 from support.server import h2_frames as h2
@@ -78,6 +80,13 @@ def test_a_header_block_without_end_is_cut_off(server: ServerProcess) -> None:
                 line.sendall(BLOCK)
         assert is_closed(line, 60)
         assert time.monotonic() - began_s < STRANGER_S
+
+
+def test_nothing_is_inflated(server: ServerProcess) -> None:
+    """Some hundred small requests of zeros, 16 MiB each, made senders wait for seconds."""
+    with pytest.raises(grpc.RpcError) as refused:
+        server.stub.WhoAmI(pb.WhoAmIRequest(), timeout=30, compression=grpc.Compression.Gzip)
+    assert "UNIMPLEMENTED" in str(refused.value)
 
 
 def who_am_i(line: socket.socket) -> bytes:

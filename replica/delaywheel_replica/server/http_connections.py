@@ -1,15 +1,18 @@
-"""The connections of the HTTP port: a bounded number, of which the oldest gives way to newer ones.
+"""The connections of the HTTP port: a bounded number. Beyond, the address with most gives way.
 
 aiohttp keeps any number, and one that never sends a request for ever: whoever reaches the port
-could take the descriptors that the wheel needs. Who scrapes metrics keeps one or two.
+could take the descriptors that the wheel needs. Who scrapes metrics keeps one or two. Of the
+address with most connections the oldest ends first; those of the node's own address, from which
+orchestrators probe, only if there are no others.
 """
 
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -19,6 +22,8 @@ CONNECTIONS_AT_MOST: Final = 64
 """So many are open, and so many are within the handshake of TLS."""
 _HANDSHAKE_S: Final = 10.0
 _CLOSING_S: Final = 1.0
+_OWN: Final = ""
+"""Stands for the host of connections from the address that they came to."""
 _NO_ROOM_PAUSE_S: Final = 0.1
 """No descriptor is to be had: asking again at once would be all that is done."""
 
@@ -35,7 +40,7 @@ class HttpConnections:
         """
         self._server: Final = server
         self._context: Final = context
-        self._shaking: Final[dict[asyncio.Task[None], socket.socket]] = {}  # as they came
+        self._shaking: Final[dict[asyncio.Task[None], tuple[socket.socket, str]]] = {}
         self._accepting: asyncio.Task[None] | None = None
         self._socket: socket.socket | None = None
 
@@ -65,20 +70,21 @@ class HttpConnections:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connected, _ = await loop.sock_accept(listening)
+                connected, address = await loop.sock_accept(listening)
             except OSError:
                 await asyncio.sleep(_NO_ROOM_PAUSE_S)
                 continue
             if len(self._shaking) >= CONNECTIONS_AT_MOST:
-                self._end(next(iter(self._shaking)))
+                hosts = [host for _, host in self._shaking.values()]
+                self._end([*self._shaking][_giving_way(hosts)])
             task = asyncio.create_task(self._begin(connected))
-            self._shaking[task] = connected
+            self._shaking[task] = connected, _host_of(address, connected.getsockname())
             task.add_done_callback(lambda task: self._shaking.pop(task, None))
 
     def _end(self, shaking: asyncio.Task[None]) -> None:
         """Ends a handshake as if its other side were gone: whose it is by then closes it."""
         with suppress(OSError):
-            self._shaking.pop(shaking).shutdown(socket.SHUT_RDWR)
+            self._shaking.pop(shaking)[0].shutdown(socket.SHUT_RDWR)
 
     async def _begin(self, connected: socket.socket) -> None:
         context = None if self._context is None else self._context()
@@ -92,7 +98,19 @@ class HttpConnections:
             )
         except OSError:  # gone, silent for too long, or it speaks another TLS, or none
             return
-        opened = self._server.connections
-        for handler in opened[: max(0, len(opened) - CONNECTIONS_AT_MOST)]:
-            if handler.transport is not None:
-                handler.transport.abort()
+        opened = [each.transport for each in self._server.connections if each.transport]
+        while len(opened) > CONNECTIONS_AT_MOST:
+            hosts = [
+                _host_of(*map(each.get_extra_info, ("peername", "sockname"))) for each in opened
+            ]
+            opened.pop(_giving_way(hosts)).abort()
+
+
+def _host_of(address: Any, own: Any) -> str:
+    return _OWN if address[0] == own[0] else str(address[0])
+
+
+def _giving_way(hosts: Sequence[str]) -> int:
+    """Returns which of some connections ends for others, given the hosts of these, oldest first."""
+    counts = Counter(host for host in hosts if host != _OWN)
+    return hosts.index(max(counts, key=counts.__getitem__)) if counts else 0

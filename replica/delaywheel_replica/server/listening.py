@@ -223,6 +223,8 @@ def _options(config: Config, connections: int) -> list[tuple[str, int]]:
         *ages,
         ("grpc.max_receive_message_length", config.max_request_bytes + _TOO_LARGE_BYTES),
         ("grpc.max_send_message_length", -1),
+        # Nothing is inflated: what is sent has the length that is bounded.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
         # Otherwise a server left behind would share the port with its successor.
         ("grpc.so_reuseport", 0),
         ("grpc.enable_http_proxy", 0),

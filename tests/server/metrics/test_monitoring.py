@@ -9,6 +9,7 @@ import select
 import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -178,6 +179,24 @@ async def test_idle_connections_give_way(node: Node) -> None:
     finally:
         for each in idle:
             each.close()
+
+
+async def test_who_opens_many_connections_takes_none_of_others(node: Node) -> None:
+    """150 a second from elsewhere kept out who probes from the node's own machine."""
+    host, _, port = node.address.rpartition(":")
+    with ExitStack() as held:
+
+        def connected(source: str) -> socket.socket:
+            line = socket.create_connection((host, int(port)), source_address=(source, 0))
+            return held.enter_context(line)
+
+        others = [connected(host), connected("127.0.0.3")]
+        many = [connected("127.0.0.2") for _ in range(CONNECTIONS_AT_MOST + 36)]
+        async with asyncio.timeout(30):
+            while len(select.select(many, (), (), 0)[0]) < 36:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        assert (await node.get("/healthz"))[0] == 200
+        assert select.select(others, (), (), 0)[0] == []
 
 
 async def test_what_this_process_is(node: Node) -> None:
