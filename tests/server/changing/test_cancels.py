@@ -101,6 +101,9 @@ class Site:
         wheels = {OWN: wheel_heartbeat(2), OTHERS: wheel_heartbeat(self.held)}
         return ServerStatus(heartbeat("a", open_=OWN, wheels=wheels), 1, monotonic_ms())
 
+    async def read_ahead(self, references: list[Reference], _: str | None) -> None:
+        pass
+
     async def find_many(self, references: list[Reference]) -> list[Found]:
         self.asked += references
         if self.during:

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -327,6 +328,7 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
     others = SimpleNamespace()
     finder = MessageFinder(*cast("Any", (view, others, others, others)))
     monkeypatch.setattr(finder, "find", never)
+    others.read_ahead = AsyncMock()
     reschedules = Reschedules(
         *cast("Any", (view, finder, others, others)),
         span=Span(600, 0),

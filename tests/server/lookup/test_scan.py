@@ -569,3 +569,12 @@ async def test_who_names_many_invented_messages_delays_others_by_a_turn() -> Non
     await site.queries.topics_of([Reference.of(ID, BASE_SLOT * 1000)], "other")
     assert not hog.done()
     assert len(await hog) == len(invented)
+    further = [Reference(BASE_SLOT + n, ID, None) for n in range(2_000, 3_000)]
+    ahead = asyncio.create_task(site.queries.read_ahead(further, "hog"))
+    await asyncio.sleep(0)
+    await site.queries.topics_of([Reference.of(ID, BASE_SLOT * 1000)], "other")
+    assert not ahead.done()
+    await ahead
+    built = site.queries.index_size()[2]
+    await site.queries.find_many(further)
+    assert site.queries.index_size()[2] == built, "none is read with the messages of others"

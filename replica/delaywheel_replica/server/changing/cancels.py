@@ -94,6 +94,7 @@ class Cancels:
                 address, messages, within_s, partly=request.partly
             )
         elif permitted:
+            await self._finder.read_ahead([*permitted.values()], caller.principal)
             cancelled = await self._groups.cancel(
                 [*permitted.values()],
                 within_s,

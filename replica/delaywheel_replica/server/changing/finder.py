@@ -124,6 +124,10 @@ class MessageFinder:
                 results[row] = Decided(CancelDecision.NOT_FOUND)
         return results
 
+    async def read_ahead(self, named: Sequence[Reference], principal: str | None) -> None:
+        """See `Queries.read_ahead`."""
+        await self._queries.read_ahead(named, principal)
+
     def leader_address(self, caller: Caller) -> str | None:
         """Returns where the leader's node is, to pass a call on to it; None: it is answered here.
 

@@ -206,9 +206,10 @@ class Reschedules:
         elif rows:
             if self._view.cleaner.leading() is None:
                 raise RequestRefusedError(Reason.NO_LEADER)
-            some = (wanted[row] for row in rows)
+            some = [each for row in rows if isinstance(each := wanted[row], _Wanted)]
+            await self._finder.read_ahead([each.named for each in some], caller.principal)
             changed = await self._reschedule_here(
-                [each for each in some if isinstance(each, _Wanted)],
+                some,
                 within_s,
                 partly=request.partly,
                 first_s=PASSED_ON_S if caller.is_node else WAIT_S,

@@ -163,6 +163,16 @@ class Queries:
         lone = LoneIds.joined([part async for part in self._in_turns(references, "", look)])
         return lone.where(lone.due_ms >= floor * 1000)
 
+    async def read_ahead(self, references: Sequence[Reference], principal: str | None) -> None:
+        """Reads the seconds of a call's messages that the index lacks, if these are many.
+
+        Its messages are looked for with those of others next: so these wait for its turns alone.
+        """
+        seconds = {each.slot: each for each in references if not self.is_deleted(each)}
+        unread = [each for slot, each in seconds.items() if slot not in self._scanner.ids]
+        if len(unread) > _UNREAD_AT_ONCE:
+            await self._find(unread, principal or "", with_frames=False)
+
     async def topics_of(
         self, references: Sequence[Reference], principal: str | None = None
     ) -> list[frozenset[str] | None]:
