@@ -76,10 +76,10 @@ def test_strangers_silence_the_log_for_a_while_only(
                 raw.wait_ended()
 
     with structlog.testing.capture_logs() as logs:
-        strangers(b"stranger1", b"stranger2", b"stranger3")
+        strangers(b"1stranger", b"2stranger", b"3stranger")
         assert len(refused(logs)) == 2
         monkeypatch.setattr(accepting, "STRANGERS_LOGGED_S", 0.0)
-        strangers(b"stranger4")
+        strangers(b"4stranger")
     assert [log.get("not_logged") for log in logs if log["event"] == "stranger refused"][2] == 1
 
 

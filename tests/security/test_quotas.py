@@ -12,6 +12,10 @@ from delaywheel_replica.server.access.spending import Spending
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 
 QUOTAS = b"""
+[[grant]]
+who = ["*"]
+may = ["produce"]
+
 [[quota]]
 who = ["token:shop-1"]
 messages_per_second = 5

@@ -66,10 +66,11 @@ class Grants:
             name = min(unknown)
             known = ", ".join(f"[[{each}]]" for each in _TABLES)
             raise ValueError(f"{name}: only {known} are known{did_you_mean(name, _TABLES)}")
-        if not tables_of(document, "grant"):
+        tables = enumerate(tables_of(document, "grant"), 1)
+        grants, quotas = [_grant(*each) for each in tables], Quotas.parse(document)
+        if not grants:
             raise ValueError("it has no [[grant]], so nobody could do anything: is it complete?")
-        grants = enumerate(tables_of(document, "grant"), 1)
-        return cls([_grant(number, table) for number, table in grants], Quotas.parse(document))
+        return cls(grants, quotas)
 
     def rights_of(self, principal: str) -> Rights:
         """Returns what a principal may do."""
