@@ -9,11 +9,13 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import Message, Producer
 from structlog.testing import capture_logs
 
+from delaywheel.transactional import transactional
 from delaywheel_replica.cleaner.delivery import bisection, troubles
 from delaywheel_replica.cleaner.delivery import dead_letters as deadletters
+from delaywheel_replica.cleaner.delivery.deferring import partition_of
 from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.kafka import KafkaBroker
 from support.cleaner.cleaner_world import World, sent
@@ -262,6 +264,21 @@ def test_an_unavailable_topic_holds_up_the_others_once(
         assert not failures(logs), "the leader tried it once more"
     assert [m.value() for m in read_all(kafka.address, good, at_least=3)] == [b"1", b"2", b"3"]
     assert [m.value() for m in read_all(kafka.address, stuck, at_least=1)] == [b"3"]
+
+
+def test_the_partition_of_a_key_is_the_clients(kafka: KafkaBroker, cluster_id: str) -> None:
+    topic = f"keyed-{cluster_id}"
+    create_topic(kafka.address, topic, partitions=7)
+    producer = Producer(
+        {"bootstrap.servers": kafka.address, "partitioner": transactional("any")["partitioner"]}
+    )
+    keys = [b"", *(b"%d" % number * (number % 9 + 1) for number in range(60))]
+    for key in keys:
+        producer.produce(topic, key=key)
+    producer.flush()
+    with CommittedReader(kafka.address, topic, partitions=7) as reader:
+        records = reader.wait_for(len(keys))
+    assert {r.key(): r.partition() for r in records} == {k: partition_of(k, 7) for k in keys}
 
 
 def test_more_outcomes_than_their_topic_takes_in_one_batch(
