@@ -52,6 +52,18 @@ def test_a_letter_that_its_topic_refuses_costs_no_handler_a_second_run() -> None
     assert consumer.engine.health.is_well
 
 
+def test_a_transaction_that_is_not_answered_in_time_is_tried_with_less() -> None:
+    """A quota of Kafka takes so much at once, and no more."""
+    kafka = FakeKafka(partitions=1, in_time=2)
+    for number in range(60):
+        kafka._append(Partition(kafka.source, 0), b"k", b"%08d" % number + b"x" * 200, [])
+    consumer = start(kafka)
+    assert set(kill_large_ones(kafka, consumer).values()) == {1}
+    assert len(letters(kafka)) == 60
+    assert consumer.engine.counts.failed_commits < 50
+    assert consumer.engine.health.is_well
+
+
 def test_a_refused_record_is_found_beside_a_busy_partition() -> None:
     kafka = FakeKafka(partitions=2, most_bytes=8_000)
     kafka._append(Partition(kafka.source, 1), b"k", b"large" + b"x" * 9_000, [])

@@ -62,8 +62,10 @@ class FakeKafka:
         denied: The topics that the members may not read, or write to.
         is_group_denied: Whether they may not commit as members, which nobody else says.
         hidden: Those of them that they may not even describe.
+        in_time: How many records of a transaction are answered in time.
     """
 
+    in_time: int = 1_000_000
     partitions: int = 2
     source: str = "orders"
     retry: str = "orders-retry-g"
@@ -410,6 +412,9 @@ class FakeBroker:
         if (failure := self._failure(records, offsets, one_by_one=one_by_one)) is not None:
             self._is_broken = True
             return failure
+        if len(records) > self.kafka.in_time:
+            self._is_broken = True
+            return TransactionFailure("no answer in time", is_late=True)
         fault, self.fault = self.fault, None
         if fault is not Fault.FAILS:
             if int(membership) != self.kafka.generation:

@@ -107,6 +107,7 @@ class TransactionFailure(NamedTuple):
         has_begun_to_end: Its end was requested, so it may be committed.
         unanswered: The topics that have not taken what is written to them, and not refused it.
         is_fenced: Another consumer of the group has this one's `instance`.
+        is_late: Kafka did not answer in time: less may be answered.
     """
 
     text: str
@@ -115,6 +116,7 @@ class TransactionFailure(NamedTuple):
     has_begun_to_end: bool = True
     unanswered: frozenset[str] = frozenset()
     is_fenced: bool = False
+    is_late: bool = False
 
 
 class MissingRight(NamedTuple):

@@ -178,6 +178,9 @@ class Commits:
                     state.changed.notify_all()
                 if failure.is_refusal:
                     self._narrow(failure, cut)
+                elif failure.is_late:
+                    # A quota of Kafka, or slow brokers: half as much may come in time.
+                    self._cut_most = max(1, min(cut.count, CUT_RECORDS) // 2)
                 state.events.commit_failed(failure.text)
             if not cut.is_full and self._cut_before is None and not tried:
                 break

@@ -61,6 +61,13 @@ def _translated(exception: KafkaException) -> Exception:
     return KafkaUnavailable(words_of(error))
 
 
+_LATE = frozenset({"_TIMED_OUT", "_MSG_TIMED_OUT", "REQUEST_TIMED_OUT"})
+
+
+class NoAnswerInTime(KafkaUnavailable):
+    """Records of a transaction were not answered; fewer may be."""
+
+
 @contextmanager
 def translated_errors() -> Iterator[None]:
     """Raises what Kafka's errors mean, outside of a transaction."""
@@ -92,4 +99,5 @@ def failure_of(
     for text, error in causes:
         if is_before_end and error.code() in _OF_RECORDS:
             return TransactionFailure(text, is_refusal=True)
-    return TransactionFailure(causes[0][0] if causes else str(raised))
+    is_late = isinstance(raised, NoAnswerInTime) or any(e.name() in _LATE for _, e in causes)
+    return TransactionFailure(causes[0][0] if causes else str(raised), is_late=is_late)

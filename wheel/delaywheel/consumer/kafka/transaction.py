@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from delaywheel.consumer.kafka.failures import failure_of
+from delaywheel.consumer.kafka.failures import NoAnswerInTime, failure_of
 from delaywheel.consumer.port import KafkaUnavailable, TransactionFailure
 from delaywheel.consumer.records import Partition, Passed
 from delaywheel.transactional import MAX_CALL_MS, Outgoing, fatal_errors_as_they_are
@@ -157,7 +157,7 @@ class Transaction:
             if not unanswered:
                 return
             if time.monotonic() > deadline:
-                raise KafkaUnavailable(f"no answer to {unanswered} records")
+                raise NoAnswerInTime(f"no answer to {unanswered} records")
 
 
 def _send_offsets(producer: Producer, offsets: list[TopicPartition], membership: bytes) -> None:
