@@ -1,8 +1,8 @@
 """Partitions whose outcomes a topic does not take now: each holds up itself alone.
 
-A topic may have a partition without leader, or too few replicas in sync, for as long as a broker is
-away. A transaction that writes there fails after a while, and with it the outcomes of all
-partitions that are committed together.
+A topic may answer nothing for as long as a broker is away. A transaction that writes there fails
+after a while, and with it the outcomes of all partitions that are committed together. While Kafka
+cannot even end that transaction, no producer of the same id begins another: decision 300.
 
 | what happens | is done |
 |---|---|
