@@ -7,13 +7,14 @@ call of it has begun: one header block that goes on for ever took 30 MiB, and 40
 |---|---|
 | whose caller was admitted to a call | once the certificate that it shows has expired |
 | of a stranger: no call was admitted yet | once it has sent `STRANGER_BYTES` |
-| the same, at a port that asks for no certificates | `STRANGER_S` after it was seen first |
+| the same, at a port that asks for no certificates | after `STRANGER_S` that the loop served |
 | the same, one of more than a quarter of a port's, from one address | the oldest first |
 
 Health checks and reflection, which everybody may call, make nobody known, nor does `WhoAmI` of who
 has no rights. A caller whose connection is closed opens another with its next call.
 """
 
+import asyncio
 import os
 import socket
 import time
@@ -55,7 +56,7 @@ class _OpenConnection(NamedTuple):
     Attributes:
         address: The other end's.
         port: Ours.
-        since_s: When it was seen first, by the monotonic clock.
+        since_s: When it was seen first, by how long the event loop had served.
     """
 
     address: str
@@ -76,16 +77,18 @@ class CallerConnections:
         self._ports: dict[int, bool] = {}
         self._admitted: Final[dict[str, _AdmittedConnection]] = {}
         self._seen: dict[tuple[int, int], _OpenConnection | None] = {}
+        self._loop: asyncio.AbstractEventLoop
         self._is_over: Final = Event()
         self._thread: Final = Thread(target=self._watch, name="connections", daemon=True)
 
     def start(self, ports: Mapping[int, bool]) -> None:
-        """Watches, until `stop`.
+        """Watches, until `stop`. On the event loop that serves them.
 
         Args:
             ports: Those for callers, and whether each asks for certificates.
         """
         self._ports = dict(ports)
+        self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     def stop(self) -> None:
@@ -102,16 +105,27 @@ class CallerConnections:
         self._admitted[address] = _AdmittedConnection(expires_s, time.monotonic())
 
     def _watch(self) -> None:
-        pause_s = _LOOK_S
+        pause_s, served_s = _LOOK_S, 0.0
+        answered = self._asked_loop()
         while not self._is_over.wait(pause_s):
+            if answered.is_set():
+                served_s += pause_s
+                answered = self._asked_loop()
             began_s = time.thread_time()
-            self._look(time.monotonic(), time.time())
+            self._look(time.monotonic(), time.time(), served_s)
             pause_s = max(_LOOK_S, (time.thread_time() - began_s) * _PAUSES)
 
-    def _look(self, now_s: float, wall_s: float) -> None:
+    def _asked_loop(self) -> Event:
+        """Has the event loop set what is returned: while it does not, no call is begun either."""
+        answered = Event()
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(answered.set)
+        return answered
+
+    def _look(self, now_s: float, wall_s: float, served_s: float) -> None:
         admitted = {_plain(address): each for address, each in self._admitted.copy().items()}
         opened, strangers = set[str](), list[tuple[float, int, _OpenConnection]]()
-        for descriptor, seen in self._open(now_s):
+        for descriptor, seen in self._open(served_s):
             opened.add(seen.address)
             known = admitted.get(seen.address)
             if known is None:
@@ -121,7 +135,7 @@ class CallerConnections:
         of_address = Counter((seen.port, _host(seen.address)) for _, _, seen in strangers)
         for since_s, descriptor, seen in sorted(strangers):
             sharer = seen.port, _host(seen.address)
-            is_old = now_s - since_s >= STRANGER_S and not self._ports[seen.port]
+            is_old = served_s - since_s >= STRANGER_S and not self._ports[seen.port]
             if (
                 is_old
                 or of_address[sharer] > self._of_address
@@ -133,7 +147,7 @@ class CallerConnections:
             if each.noted_s < now_s and _plain(address) not in opened:
                 self._admitted.pop(address, None)
 
-    def _open(self, now_s: float) -> list[tuple[int, _OpenConnection]]:
+    def _open(self, served_s: float) -> list[tuple[int, _OpenConnection]]:
         """Returns callers' connections, each with its descriptor."""
         seen: dict[tuple[int, int], _OpenConnection | None] = {}
         found = []
@@ -144,14 +158,16 @@ class CallerConnections:
                 if not S_ISSOCK(status.st_mode):
                     continue
                 key = descriptor, status.st_ino
-                one = self._seen[key] if key in self._seen else self._first_seen(descriptor, now_s)
+                one = (
+                    self._seen[key] if key in self._seen else self._first_seen(descriptor, served_s)
+                )
                 seen[key] = one
                 if one is not None:
                     found.append((descriptor, one))
         self._seen = seen
         return found
 
-    def _first_seen(self, descriptor: int, now_s: float) -> _OpenConnection | None:
+    def _first_seen(self, descriptor: int, served_s: float) -> _OpenConnection | None:
         """Returns a connection of a caller; None: it is something else."""
         with _connection(descriptor) as connection:
             if connection is None or connection.family not in {socket.AF_INET, socket.AF_INET6}:
@@ -163,7 +179,7 @@ class CallerConnections:
                 address = _address_of(connection)
             except OSError:  # it listens
                 return None
-            return None if address is None else _OpenConnection(address, port, now_s)
+            return None if address is None else _OpenConnection(address, port, served_s)
 
 
 def close_connections(callers: Collection[str]) -> None:
