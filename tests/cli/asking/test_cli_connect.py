@@ -104,6 +104,20 @@ def test_topics_that_stop_forwarding_or_make_dead_letters(
     assert made[f"topic {cluster_id}-none"]["level"] == "ok"
 
 
+def test_a_topic_that_keeps_less_than_a_delay_takes_no_timestamps_of_messages_own(
+    check: Checks, kafka: KafkaBroker, cluster_id: str
+) -> None:
+    """Kafka deletes by a record's timestamp, which may be that of its sending."""
+    brief, stamped = f"{cluster_id}-brief", f"{cluster_id}-stamped"
+    create(kafka, brief, retention_ms="3600000")
+    create(kafka, stamped, retention_ms="3600000", message_timestamp_type="LogAppendTime")
+    items = check(topics=(brief, stamped))
+    found = items[f"topic {brief}"]
+    assert (check.code, found["level"]) == (0, "warning")
+    assert found["text"].startswith("retention.ms=3600000 is less than the greatest delay")
+    assert items[f"topic {stamped}"]["level"] == "ok"
+
+
 class MakesNone:
     """A Kafka that knows no topics, and makes none: for lack of a right, say."""
 

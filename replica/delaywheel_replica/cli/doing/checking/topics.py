@@ -188,6 +188,12 @@ def _destination(
     if "compact" in topic_config["cleanup.policy"].value:
         text = "it is compacted: a message without a key becomes a dead letter"
         yield warning(f"topic {name}", text, "see that every message for it has a key")
+    kept_ms = int(topic_config["retention.ms"].value)
+    own_times = topic_config["message.timestamp.type"].value == "CreateTime"
+    if own_times and 0 <= kept_ms < config.span_seconds * 1000:
+        text = f"retention.ms={kept_ms} is less than the greatest delay: a message that was sent"
+        text += " with a timestamp of its own may be deleted as soon as it is delivered"
+        yield warning(f"topic {name}", text, "raise retention.ms, or send without timestamps")
 
 
 def _summary(described: Any, topic_config: Mapping[str, Any]) -> str:
