@@ -31,6 +31,8 @@ PLACE_ID_PREFIX: Final = b"dwin"
 """How the ids begin that follow from records' places. The service takes no such id from anybody:
 whoever had sent a message under it before would have the record dropped as a duplicate."""
 
+_MOVED_PREFIX: Final = b"dwmv"
+
 PARTITION: Final = "dw-partition"
 """A number: the partition that the message goes to."""
 
@@ -59,6 +61,18 @@ HEADER_BYTES: Final = 8
 
 DUES: Final = (DELAY_MS, DELIVER_AT, LEVEL)
 """A record has exactly one of these."""
+
+
+def id_to_send_again(id_: bytes) -> bytes:
+    """Returns an id that the service takes: for one of a place, always the same other one.
+
+    Example:
+        >>> id_to_send_again(b"dwin" + bytes(12))[:4], id_to_send_again(b"any other id...")[:4]
+        (b'dwmv', b'any ')
+    """
+    if id_.startswith(PLACE_ID_PREFIX):
+        return _MOVED_PREFIX + id_.removeprefix(PLACE_ID_PREFIX)
+    return id_
 
 
 class HalfAnswer(StrEnum):

@@ -424,7 +424,7 @@ class Checks:
         if FIRST_DUE not in dict(log_entry.headers):
             self._halves.passed_on(log_entry)
             return
-        ours = dict(log_entry.headers)
+        ours = dict(reversed(log_entry.headers))  # the first `dw-id` is that of its delivery
         key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
         entry = self._book.of(key)
         self._ingress.defers(log_entry, key, entry)

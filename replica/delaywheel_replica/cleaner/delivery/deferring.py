@@ -8,7 +8,8 @@
                                         patience: a dead letter once troubles.py waits no longer |
 
 A deferred message is done, with the outcome `deferred`; in the same transaction it goes to the
-ingress topic, with its id and another due, and is a message like any other from there on. So
+ingress topic, with its id (`id_to_send_again`) and another due, and is a message like any other
+from there on. So
 
 1. It is delivered once: each name (id and due) has one end, and the next one begins in the same
    transaction. Whatever leaders come and go, nothing but Kafka and the wheels knows of it.

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from functools import lru_cache
 
-from delaywheel.ingress import DELIVER_AT, TOPIC
+from delaywheel.ingress import DELIVER_AT, TOPIC, id_to_send_again
 from delaywheel.record_headers import HALF_TOPIC, last_of
 from delaywheel_replica.cleaner.due.given_up import LostFrames
 from delaywheel_replica.cleaner.due.rows import (
@@ -99,7 +99,8 @@ def forwarded(names: KafkaNames, rows: DueRows, now_ms: int) -> Iterator[Record]
         if record.timestamp_ms != NOW:
             headers.append(("dw-forwarded", b"%d" % now_ms))
         if half in _TO_INGRESS:  # there, these count only behind the last `dw-wheel`
-            headers += (("dw-id", ids[at : at + _ID_DIGITS]), *first_due)
+            again = id_to_send_again(bytes.fromhex(ids[at : at + _ID_DIGITS].decode()))
+            headers += (("dw-id", again.hex().encode()), *first_due)
         yield record
 
 

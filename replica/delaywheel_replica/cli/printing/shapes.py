@@ -6,15 +6,13 @@ Bytes are base64, null stays null; states are lower case; absent fields are null
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 
-from delaywheel.ingress import PLACE_ID_PREFIX
+from delaywheel.ingress import id_to_send_again
 from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.printing.text import base64_of
 from delaywheel_replica.cli.values import iso
-
-_MOVED_PREFIX: Final = b"dwmv"
 
 
 def cluster(answer: pb.DescribeClusterResponse) -> dict[str, Any]:
@@ -317,7 +315,7 @@ def message_line(row: pb.StoredMessage) -> dict[str, Any]:
     line: dict[str, Any] = {
         "handle": row.handle,
         "topic": row.topic,
-        "id": _moved_id(row.id).hex(),
+        "id": id_to_send_again(row.id).hex(),
         "at": row.due_ms,
         **(_text_or_base64("key", row.key) if row.HasField("key") else {}),
         **_text_or_base64("value", if_set(row, "value")),
@@ -330,13 +328,6 @@ def message_line(row: pb.StoredMessage) -> dict[str, Any]:
             (header.name, _header_text(if_set(header, "value"))) for header in row.headers
         ]
     return line
-
-
-def _moved_id(id_: bytes) -> bytes:
-    """Returns an id that any cluster takes: for an ingress record's, always the same other one."""
-    if id_.startswith(PLACE_ID_PREFIX):
-        return _MOVED_PREFIX + id_.removeprefix(PLACE_ID_PREFIX)
-    return id_
 
 
 def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
