@@ -30,7 +30,13 @@ from delaywheel_audit.kafka.plan import Plan
 from delaywheel_audit.kafka.source import register, ship_package
 from delaywheel_audit.matching.findings import is_error
 from delaywheel_audit.matching.ingress import COLUMNS as INGRESS_COLUMNS
-from delaywheel_audit.matching.ingress import SCHEMA, Asked, ingress_requests, with_ingress
+from delaywheel_audit.matching.ingress import (
+    SCHEMA,
+    Asked,
+    are_all_asked,
+    ingress_requests,
+    with_ingress,
+)
 from delaywheel_audit.matching.letters import COLUMNS as LETTER_COLUMNS
 from delaywheel_audit.matching.matching import in_range
 from delaywheel_audit.matching.reconcile import Books, Inputs, Say, outcomes_of, reconcile
@@ -45,6 +51,7 @@ from delaywheel_audit.settings import Setting, SettingsUnreadableError
 from delaywheel_audit.sources.hiding import shown_command
 from delaywheel_audit.sources.inputs import HeldBackError, KafkaPlace, read_ledger, topics_in
 from delaywheel_audit.sources.ledger_files import (
+    END_MS,
     LedgerFolder,
     LedgerUnreadableError,
     Listing,
@@ -182,6 +189,11 @@ class _Run:
         folder = LedgerFolder(setting.ledger)
         everything = folder.listing()
         _refuse_nothing(everything, done, setting.ledger)
+        if not everything.files and not everything.given_up:
+            self._note(
+                f"no file of a ledger is at {shown(setting.ledger)}, and no wheel of now has taken "
+                "anything: is it the right place, and mounted?"
+            )
         facts = Facts(
             done, began_ms, folder.extents(everything), folder.holes(everything), setting.seal_ms
         )
@@ -322,11 +334,16 @@ class _Run:
         if records:  # these read it three times
             kafka = kafka.persist(StorageLevel.DISK_ONLY)
             self._kept.append(kafka)
+            if not records.is_whole and not are_all_asked(records, kafka, terms):
+                records = self._read_ingress(place, terms, facts, is_whole=True)
+                self._answers = partial(_answers, asked, records, terms)
             books = with_ingress(ledger, records, kafka, ended, terms, facts)
         return Inputs(books, kafka, ended, all_kafka, deleted, letters)
 
-    def _read_ingress(self, place: KafkaPlace, terms: Terms, facts: Facts) -> Asked:
-        """Reads the requests in settled records of ingress topics."""
+    def _read_ingress(
+        self, place: KafkaPlace, terms: Terms, facts: Facts, *, is_whole: bool = False
+    ) -> Asked:
+        """Reads the requests in settled records of ingress topics, of the range's time or all."""
         settled = facts.done.ingress
         nothing = self._spark.createDataFrame([], SCHEMA)
         if not settled:
@@ -336,21 +353,34 @@ class _Run:
                 "the ingress topics are not read, since that needs delaywheel on every executor: "
                 "what went out directly is taken at its word"
             )
-            return Asked(nothing, is_used=True)
+            return Asked(nothing, is_used=True, is_whole=True)
         margin, from_ms = self._options.kafka_margin_ms, None
-        if terms.from_ms is not None and margin is not None:
+        if terms.from_ms is not None and margin is not None and not is_whole:
             from_ms = max(0, terms.accepted_range()[0] - margin)
-        plan = place.pin(sorted({topic for topic, _ in settled}), from_ms, None)
+        names = sorted({topic for topic, _ in settled})
+        plan = place.pin(names, from_ms, None)
         ranges = [range_ for topic in plan.topics for range_ in topic.ranges]
-        has_all = not any(each.cut or (from_ms is None and each.start) for each in ranges)
-        if not has_all:
+        since_ms = 0
+        if any(each.cut or (from_ms is None and each.start) for each in ranges):
+            since_ms = END_MS
             self._note(
                 "Kafka has deleted records of ingress topics: what went out directly is taken at "
                 "its word"
             )
         self._say(f"Kafka: {_size(plan):,} offsets of ingress topics")
         asked = ingress_requests(place.read(self._spark, plan, INGRESS_COLUMNS), settled)
-        return Asked(asked, is_used=True, has_all=has_all)
+        if is_whole and not since_ms:
+            begun = place.read(self._spark, plan, "topic,timestamp_ms").groupBy("topic")
+            rows = begun.agg(F.min("timestamp_ms").alias("begins_ms")).collect()
+            begins: dict[str, int | None] = {row["topic"]: row["begins_ms"] for row in rows}
+            since_ms = max(begins.get(name) or END_MS for name in names)
+            self._note(
+                "what went out directly before "
+                + ("now" if since_ms == END_MS else moment(since_ms))
+                + " is taken at its word if no record asks for it: an ingress topic begins then,"
+                " and may have been made anew"
+            )
+        return Asked(asked, is_used=True, since_ms=since_ms, is_whole=from_ms is None)
 
     def _note(self, line: str) -> None:
         self._notes.append(line)
@@ -425,20 +455,19 @@ class _Run:
 
 
 def _refuse_nothing(everything: Listing, done: Done, place: str) -> None:
-    """Refuses an empty folder for a cluster that has accepted messages."""
+    """Refuses an empty folder for a cluster whose wheels have taken something."""
     if everything.files or everything.given_up:
         return
-    was_renewed = any(number > 1 for number in done.numbers.values())
-    if done.closed or was_renewed or any(done.seqs.values()):
+    if any(done.closed.values()) or any(done.seqs.values()):
         raise LedgerUnreadableError(
-            f"{shown(place)}: no file of a ledger, though the cluster has had wheels; is it the "
+            f"{shown(place)}: no file of a ledger, though wheels have taken messages; is it the "
             "right place, and mounted? A new cluster publishes within ledger_seal_seconds"
         )
 
 
 def _answers(outcomes: DataFrame, records: Asked, terms: Terms) -> str:
     """Says what is known of answers about halves, by outcomes and requests in ingress topics."""
-    if records and not records.has_all:
+    if records and records.since_ms:
         return "what was answered is not known, as not all of the ingress topics was read"
     halves = outcomes.where("outcome = 'asked'")
     if terms.topics:

@@ -31,6 +31,13 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
             "a promise was broken: keep data folders, ledger and topics, and send it again.",
             is_error=True,
         ),
+        "overdue": Kind(
+            "Accepted and not delivered, by more than `--late-tolerance` after its due when this "
+            "began: it is pending, and should not be.",
+            "Look whether a node leads and Kafka takes its messages (`delaywheel status`). It is "
+            "delivered once they do; then reconcile again.",
+            is_error=True,
+        ),
         "not_verifiable": Kind(
             "Accepted, due and done, and Kafka has deleted records of that time, or compacts the "
             "topic: whether it was in its topic or among the outcomes is unknown.",

@@ -9,7 +9,10 @@ as its wheel. So, among the settled records that ask for a message,
   it, counts as accepted as well, and is found missing. Below the floor everything is published.
 
 Such an acceptance has the wheel `ingress`, and the offset of its record as its seq. A copy from
-`ingress` without a record that asks for it is unexpected, unless Kafka has deleted records since.
+`ingress` without a record that asks for it is looked for among all records of ingress topics:
+those of before an outage are old. If there is none, the copy is unexpected, unless Kafka has
+deleted records since; an ingress topic that begins later than the copy was accepted may have been
+deleted and made anew, so it is taken at its word as well.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.matching.matching import INGRESS, KEY, in_range, is_ours
 from delaywheel_audit.matching.terms import Facts, Terms
+from delaywheel_audit.sources.ledger_files import END_MS
 
 if TYPE_CHECKING:
     from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
@@ -42,12 +46,14 @@ class Asked:
     Attributes:
         asked: `SCHEMA`.
         is_used: Whether there are ingress topics.
-        has_all: Whether Kafka still has every record.
+        since_ms: From when on Kafka has every record: what was accepted before is believed.
+        is_whole: It was read from the beginning.
     """
 
     asked: DataFrame
     is_used: bool = False
-    has_all: bool = False
+    since_ms: int = END_MS
+    is_whole: bool = False
 
     def __bool__(self) -> bool:
         return self.is_used
@@ -96,6 +102,18 @@ def _request_of(row: Row, levels_ms: Mapping[str, int]) -> Iterator[_RequestRow]
         yield bytearray(request.id), request.due_ms, request.topic, *at
 
 
+def are_all_asked(records: Asked, kafka: DataFrame, terms: Terms) -> bool:
+    """Whether each message of the range that went out directly has a record that asks for it."""
+    wanted = in_range(terms, F.col("due_ms"), F.col("went.dw_accepted_ms"))
+    unasked = _went_directly(is_ours(kafka)).where(wanted)
+    return unasked.join(records.asked, list(KEY), "left_anti").isEmpty()
+
+
+def _went_directly(ours: DataFrame) -> DataFrame:
+    copies = ours.where(F.col("dw_wheel") == INGRESS).groupBy(*KEY)
+    return copies.agg(F.min(F.struct("dw_accepted_ms", "topic")).alias("went"))
+
+
 def with_ingress(
     ledger: DataFrame,
     records: Asked,
@@ -120,11 +138,11 @@ def with_ingress(
     if terms.by == "due":  # a ledger's files hold dues of all the span
         wanted = in_range(terms, F.col("due_ms"), F.col("due_ms"))
         asked, ours, taken = asked.where(wanted), ours.where(wanted), taken.where(wanted)
+    is_believed = F.col("asked").isNotNull() | (F.col("went.dw_accepted_ms") < records.since_ms)
     direct = (
-        ours.where(F.col("dw_wheel") == INGRESS)
-        .groupBy(*KEY)
-        .agg(F.min(F.struct("dw_accepted_ms", "topic")).alias("went"))
-        .join(asked, list(KEY), "inner" if records.has_all else "left")
+        _went_directly(ours)
+        .join(asked, list(KEY), "left")
+        .where(is_believed)
         .join(taken.select(*KEY).distinct(), list(KEY), "left_anti")
     )
     rows = direct.select(

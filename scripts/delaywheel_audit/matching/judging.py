@@ -18,7 +18,7 @@ _NUMBERS = "node string, last_number long"
 def judged(messages: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
     """Returns messages with their fates as counts: the columns of `buckets`, and more."""
     known = _with_strays(_with_match(messages), terms, facts)
-    return with_findings(_with_fates(_with_orphans(known, terms)), terms)
+    return with_findings(_with_fates(_with_orphans(known, terms)), terms, facts)
 
 
 def _with_match(messages: DataFrame) -> DataFrame:
@@ -136,7 +136,7 @@ def _with_fates(known: DataFrame) -> DataFrame:
     )
 
 
-def with_findings(fated: DataFrame, terms: Terms) -> DataFrame:
+def with_findings(fated: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
     """Adds counts that depend on the fates."""
     forwarded = F.col("forwarded") > 0
     copies = F.col("copies")
@@ -154,6 +154,9 @@ def with_findings(fated: DataFrame, terms: Terms) -> DataFrame:
     same_topic = F.col("copy.topic").eqNullSafe(F.col("row.topic"))
     changed = forwarded & (~F.col("matches") | ~same_topic | F.col("malformed"))
     lateness = F.when(forwarded, at - due)
+    # A retry may be accepted after its due.
+    expected = F.greatest("due_ms", "last_row.accepted_at_ms") + terms.late_tolerance_ms
+    is_overdue = expected < facts.began_ms - terms.clock_tolerance_ms
     return with_answers(fated).withColumns(
         {
             "acknowledged": (F.col("rows") > 0).cast("long"),
@@ -165,6 +168,7 @@ def with_findings(fated: DataFrame, terms: Terms) -> DataFrame:
             "delay_ms": F.when(forwarded, at - F.col("row.accepted_at_ms")),
             "early": F.coalesce(lateness < -tolerance, F.lit(col=False)).cast("long"),
             "late": F.coalesce(lateness > terms.late_tolerance_ms, F.lit(col=False)).cast("long"),
+            "overdue": F.when(is_overdue, F.col("pending")).otherwise(0).cast("long"),
             "unpublished": _is_stray("unpublished"),
             "unbooked": _is_stray("gap"),
         }

@@ -41,14 +41,15 @@ if the table above says so; else it is `changed`.
 
 Missing messages are then searched in all of Kafka, whatever its time (`pairing`): a record of the
 same id and acceptance is the same message, with another due or with damaged headers, and both
-become `changed`. What is missing then, and may have been among records that Kafka has deleted, is
-not verifiable (`retention`).
+become `changed`. If they are too many for that, callers may have set their timestamps: all is
+matched once more, with all of Kafka. What is missing then, and may have been among records that
+Kafka has deleted, is not verifiable (`retention`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark import StorageLevel
@@ -164,12 +165,17 @@ def reconcile(
         say(f"Kafka has what was accepted from {moment(first_ms)} to {moment(last_ms)}")
         terms = terms.reaching_all()
         inputs, first, sums = _first_look(read, terms, facts, say)
+    if sums["missing"] > MAX_SOUGHT:
+        first.unpersist()
+        say(f"{sums['missing']:,} are missing: matching with all of Kafka, whatever its time")
+        whole = replace(inputs, kafka=inputs.all_kafka())
+        inputs, first, sums = _first_look(lambda _: whole, terms, facts, say)
     kept = [first]
     too_many = sums["missing"] > MAX_SOUGHT
     if sums["missing"] and not too_many:
         say(f"{sums['missing']:,} are missing: looking for them in all of Kafka")
         pairs = pair(first, inputs.all_kafka(), inputs.whole_ledger())
-        sums = _keep(kept, with_findings(with_pairs(first, pairs), terms))
+        sums = _keep(kept, with_findings(with_pairs(first, pairs), terms, facts))
     if sums["missing"]:
         deleted = inputs.deleted()
         if deleted:

@@ -94,6 +94,7 @@ def findings(judged: DataFrame) -> DataFrame:
     undelivered = (F.col("lost") > 0) & (F.col("forwarded") == 0) & ~F.col("elsewhere")
     findings = [
         finding(F.col("missing") > 0, "missing", _missing_detail()),
+        finding(F.col("overdue") > 0, "overdue", F.lit("")),
         finding(F.col("not_verifiable") > 0, "not_verifiable", F.col("deleted_text")),
         finding(F.col("duplicated") > 0, "duplicated", _copies_detail(), copy="last_copy"),
         finding(F.col("early") > 0, "early", F.lit("")),

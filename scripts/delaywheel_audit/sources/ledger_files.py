@@ -292,7 +292,9 @@ class LedgerFolder:
         further than the first one saw, has all that was there before it.
 
         Raises:
-            LedgerUnreadableError: The place does not answer, or is no folder.
+            LedgerUnreadableError: The place does not answer, or is no folder. One that is not
+                there is empty: it is made with the first file, and what goes out directly is in
+                none.
         """
         first = self._look()
         if not first.given_up and not first.inner_holes():
@@ -301,7 +303,7 @@ class LedgerFolder:
 
     def _look(self) -> Listing:
         try:
-            infos = self._fs.get_file_info(fs.FileSelector(self._folder, recursive=True))
+            infos = self._fs.get_file_info(_all_below(self._folder))
             files = [
                 file
                 for info in infos
@@ -401,6 +403,10 @@ class LedgerFolder:
             return file.hour_ms, file.hour_ms + HOUR_MS - 1
         ends: list[int] = [end for pair in known for end in pair if end is not None]
         return (min(ends), max(ends)) if ends else (file.hour_ms, file.hour_ms + HOUR_MS - 1)
+
+
+def _all_below(folder: str) -> fs.FileSelector:
+    return fs.FileSelector(folder, allow_not_found=True, recursive=True)
 
 
 def _azure_host(authority: str) -> str:

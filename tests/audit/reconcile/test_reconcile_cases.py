@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from delaywheel_audit import job
 from delaywheel_audit.kafka.control import Done
 from delaywheel_audit.matching.ingress import SCHEMA as ASKED
-from delaywheel_audit.matching.ingress import Asked, with_ingress
+from delaywheel_audit.matching.ingress import Asked, are_all_asked, with_ingress
 from delaywheel_audit.matching.matching import INGRESS
 from delaywheel_audit.matching.reconcile import Books, Inputs, outcomes_schema, reconcile
 from delaywheel_audit.matching.retention import Deleted
@@ -144,6 +144,12 @@ def pending(world: World) -> None:
     world.accept("pending", due=NOW + 60_000)
     world.accept("not taken", due=NOW - 50, seq=91)
     world.accept("split, behind", due=NOW + 1, seq=80)
+
+
+def overdue(world: World) -> None:
+    world.accept("overdue", due=NOW - 2_001, seq=91)
+    world.accept("within the tolerances", due=NOW - 2_000, seq=91)
+    world.accept("accepted late", due=NOW - 60_000, seq=91, at=NOW - 500)
 
 
 def done_or_missing(world: World) -> None:
@@ -394,6 +400,8 @@ def through_ingress(world: World) -> None:
     world.outcomes.append(("ingress-dead-lettered", "SLOT_FULL", *[None] * 11, origin))
     for name in ("direct", "twice", "twice", "by nobody"):
         world.deliver(f"asked, {name}")
+    # Its ingress topic was deleted and made anew.
+    world.forward("asked, before", topic="parcels", wheel=INGRESS, at=DUE - 10_001)
     for name in ("in a wheel", "in a fresh wheel"):
         world.accept(f"asked, {name}", topic="parcels")
         world.forward(f"asked, {name}", topic="parcels")
@@ -404,7 +412,7 @@ def foreign(world: World) -> None:
 
 
 CASES: list[Callable[[World], None]] = [
-    good, forwarded_after_the_record, pending, done_or_missing, cancelled,
+    good, forwarded_after_the_record, pending, overdue, done_or_missing, cancelled,
     cancelled_twice_accepted, cancelled_and_forwarded, twice_accepted, twice_in_one_frame,
     duplicate_before_the_first_is_published, outcome_before_its_row,
     acceptance_without_an_outcome, differing, dead, halves, lost, lost_in_a_row,
@@ -451,7 +459,7 @@ def run(
     terms: Terms = TERMS,
     *,
     first_offset: int = 0,
-    has_all_asked: bool = True,
+    asked_since_ms: int = DUE - 10_000,
 ) -> Books:
     """Reconciles; records before `first_offset` are of a time that is not read first."""
     kafka = spark.createDataFrame(world.kafka, KAFKA)
@@ -460,7 +468,7 @@ def run(
         [(*row, *[None] * (15 - len(row))) for row in world.outcomes],
         outcomes_schema().replace("id string", "id binary"),
     )
-    asked = Asked(spark.createDataFrame(world.asked, ASKED), is_used=True, has_all=has_all_asked)
+    asked = Asked(spark.createDataFrame(world.asked, ASKED), is_used=True, since_ms=asked_since_ms)
     inputs = Inputs(
         spark.createDataFrame(world.ledger, LEDGER),
         read_first,
@@ -518,6 +526,7 @@ def found(spark: SparkSession) -> Found:
 
 
 NAMES = [
+    "overdue",
     "split, done", "gone wheel", "missing", "cancel broken", "one fate of two", "differs", "lost",
     "first of a row", "last of a row", "in an enormous row",
     "duplicated", "early", "late", "changed due", "changed topic", "changed time",
@@ -540,6 +549,7 @@ def test_every_kind_has_exactly_its_messages(found: Found) -> None:
             "too many outcomes", "two dues", "two acceptances", "long ago, missing",
             "due behind it", "outcome missing", "asked, gone", "half, one copy lost",
         },
+        "overdue": {"overdue"},
         "not_verifiable": {
             "up to the first left", "within the tolerance", "of an empty topic",
             "outcome deleted", "any topic, no outcome", "of a compacted topic",
@@ -623,7 +633,7 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
     for name in (*fates, "accepted", "duplicated", "unexpected", "early", "late"):
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
-        "pending": 3, "cancelled": 8, "duplicates_dropped": 7, "dead": 3, "lost": 4,
+        "pending": 6, "cancelled": 8, "duplicates_dropped": 7, "dead": 3, "lost": 4,
         "not_verifiable": 6, "missing": 13, "duplicated": 3, "unexpected": 14, "early": 2,
         "late": 2, "committed": 2, "asked": 6, "deferred": 1, "asked_committed": 1,
         "asked_rolled_back": 1, "asked_undecided": 1, "asked_open": 3,
@@ -670,7 +680,7 @@ def test_buckets_are_closed_to_the_left(found: Found) -> None:
 def test_each_ingress_record_counts_once(found: Found) -> None:
     """Whether a wheel had it or not; what is not below the floor may be pending."""
     rows = [row for row in found.buckets if row["topic"] == "parcels"]
-    counts = {"accepted": 5, "forwarded": 4, "missing": 1, "pending": 0}
+    counts = {"accepted": 6, "forwarded": 5, "missing": 1, "pending": 0}
     assert {name: sum(row[name] for row in rows) for name in counts} == counts
 
 
@@ -687,7 +697,7 @@ def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSessi
     world.forward("too new", at=ACCEPTED + 1)
     world.forward("asked, record deleted", wheel=INGRESS)
     terms = Terms(by="accepted", from_ms=ACCEPTED - 60_000, to_ms=ACCEPTED + 1, interval_ms=3_000)
-    books = run(spark, world, terms, first_offset=1, has_all_asked=False)
+    books = run(spark, world, terms, first_offset=1, asked_since_ms=END_MS)
     counts = {name: books.totals[name] for name in ("accepted", "forwarded", "missing")}
     assert counts == {"accepted": 4, "forwarded": 3, "missing": 1}
     assert books.totals["unexpected"] == 0
@@ -697,6 +707,34 @@ def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSessi
     (bucket,) = books.buckets.collect()
     assert bucket["bucket_ms"] == ACCEPTED - ACCEPTED % 3_000
     books.release()
+
+
+def test_more_that_are_missing_than_can_be_sought_are_looked_for_in_all_of_kafka(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers' own timestamps may be of any time."""
+    monkeypatch.setattr("delaywheel_audit.matching.reconcile.MAX_SOUGHT", 1)
+    world = World()
+    for number in range(3):
+        world.accept(f"old {number}")
+        world.forward(f"old {number}", timestamp=5, forwarded=DUE + 7)
+    books = run(spark, world, first_offset=3)
+    assert {name: books.totals[name] for name in ("forwarded", "missing")} == {
+        "forwarded": 3, "missing": 0,
+    }  # fmt: skip
+    assert not books.sought_too_many
+    books.release()
+
+
+def test_what_went_out_directly_has_a_record_or_older_ones_are_read(spark: SparkSession) -> None:
+    world = World()
+    world.ask("asked")
+    world.deliver("asked")
+    world.forward("of another time", topic="parcels", wheel=INGRESS, due=NOW + 86_400_000)
+    records = Asked(spark.createDataFrame(world.asked, ASKED), is_used=True)
+    assert are_all_asked(records, spark.createDataFrame(world.kafka, KAFKA), TERMS)
+    world.deliver("sent before an outage")
+    assert not are_all_asked(records, spark.createDataFrame(world.kafka, KAFKA), TERMS)
 
 
 def test_what_the_ledger_has_all_of() -> None:

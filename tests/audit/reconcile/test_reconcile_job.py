@@ -126,6 +126,10 @@ def test_a_ledger_without_files_of_the_time_proves_nothing(
     (tmp_path / "unmounted").mkdir()
     with pytest.raises(CouldNotRun, match=r"LEDGER_UNREADABLE.*no file of a ledger"):
         run(spark, replace(options, ledger=str(tmp_path / "unmounted")))
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(CouldNotRun, match="LEDGER_UNREADABLE"):
+        run(spark, replace(options, ledger=str(file)))
 
     day_ms = 86_400_000
     began_ms = int(time.time() * 1000)

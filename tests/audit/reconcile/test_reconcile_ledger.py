@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delaywheel.identity import WheelId
+from delaywheel_audit.job import _refuse_nothing
+from delaywheel_audit.kafka.control import Done
 from delaywheel_audit.sources.ledger_files import (
     HOUR_MS,
     Hole,
@@ -200,8 +203,16 @@ def ledger_seen_in_part(
 
 
 def test_a_place_that_is_not_there_is_an_error_and_no_empty_ledger(tmp_path: Path) -> None:
-    with pytest.raises(LedgerUnreadableError, match="nowhere"):
-        LedgerFolder(str(tmp_path / "nowhere")).listing()
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(LedgerUnreadableError, match="file"):
+        LedgerFolder(str(file)).listing()
+    # Where all messages went out directly no node has made it.
+    assert not LedgerFolder(str(tmp_path / "nowhere")).listing().files
+    done = Done(1, {"n1.2": 0}, {}, 0, {"n1.1": 0}, {"n1": 2})
+    _refuse_nothing(Listing([]), done, "nowhere")
+    with pytest.raises(LedgerUnreadableError, match="wheels have taken messages"):
+        _refuse_nothing(Listing([]), replace(done, closed={"n1.1": 1}), "nowhere")
     with pytest.raises(LedgerUnreadableError):
         LedgerFolder("gopher://x/y")
 
