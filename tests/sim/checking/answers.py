@@ -1,33 +1,47 @@
 """What must hold of the answers that callers hear, and of what nodes decide for them.
 
-| call | answer | is true only if |
-|---|---|---|
-| cancel | CANCELLED | a row says so, and it was not delivered |
-| | ALREADY_DELIVERED | it was |
-| | TOO_LATE | it is due, or nearly; nobody has cancelled it |
-| | NOT_FOUND | nobody was told before that it is accepted |
-| reschedule | RESCHEDULED | a leader has decided that, and it was not delivered at its old due |
-| | others | as of a cancel |
-| commit | COMMITTED | a row says so |
-| | LEFT_TO_CHECK | it is due, or nearly |
+docs/SIMULATION.md has the table: each answer of each call, what is true of it, and the mutants that
+answer it where it is not.
 
-What disks have lost is excused. TOO_LATE and LEFT_TO_CHECK are judged by the clock of the node that
-decides, when it does.
+What disks have lost is excused. TOO_LATE and LEFT_TO_CHECK are judged by the latest clock of any
+node, when a node answers.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import TOO_LATE_MS, CancelDecision
 from delaywheel_replica.server.commit.own_halves import LEFT_TO_CHECK_MS
 from sim.checking.book import Entry, Fate
+from sim.checking.calm import is_calm
+from sim.checking.letters import latest_clock_us
 from sim.checking.truth import FrameName, Key
+from sim.machine.clocks import EPOCH_MS
+from sim.machine.scheduler import US_PER_MS
 
 if TYPE_CHECKING:
     from sim.checking.checks import Checks
-    from sim.nodes.node import SimNode
+    from sim.nodes.clients import Change
     from sim.nodes.world import World
+
+HEARD_US = 1_500 * US_PER_MS
+"""By then each node that is heard has told the others of what it has accepted."""
+
+
+class Began(NamedTuple):
+    """What is known when a call begins.
+
+    Attributes:
+        latest_ms: the latest clock.
+        cancelled: which of its messages are known to be cancelled.
+    """
+
+    latest_ms: int
+    cancelled: frozenset[Key]
 
 
 class Answers:
@@ -45,30 +59,39 @@ class Answers:
 
     # --- what a node decides
 
-    def decides_cancel(self, node: SimNode, key: Key, decision: CancelDecision) -> None:
-        """Checks a decision when it is made; its caller waits for those on other messages."""
-        if decision is not CancelDecision.TOO_LATE:
+    def begins(self, keys: Iterable[Key]) -> Began:
+        """Notes what is known when a call is made."""
+        known = {
+            key
+            for key in keys
+            if (entry := self._world.book.of(key)) is not None and self._is_known_cancelled(entry)
+        }
+        return Began(self._latest_ms(), frozenset(known))
+
+    def decides(self, began: Began, key: Key, decision: Change) -> None:
+        """Checks a decision when its node answers, whether or not that arrives."""
+        is_finished = key[1] // 1000 < self._checks.floor
+        if decision is not CancelDecision.TOO_LATE or is_finished:
             return
         entry = self._world.book.of(key)
-        if entry is not None and self._is_known_cancelled(entry):
+        if key in began.cancelled:
             self._fail(f"{entry} is cancelled, and reported too late")
-        if not (self._is_past(node, key, TOO_LATE_MS) or key[1] // 1000 < self._checks.floor):
-            self._fail(f"{node.name} reports {entry} too late, and it is still to come")
+        if not self._is_past(began, key, TOO_LATE_MS):
+            self._fail(f"{entry} is reported too late, and it is still to come")
 
-    def leaves_to_check(self, node: SimNode, key: Key) -> None:
+    def leaves_to_check(self, began: Began, key: Key) -> None:
         """Checks a commit that is not written: it is too late for that."""
-        if not self._is_past(node, key, LEFT_TO_CHECK_MS):
+        if not self._is_past(began, key, LEFT_TO_CHECK_MS):
             entry = self._world.book.of(key)
-            self._fail(f"{node.name} leaves {entry} to its check, and it is still to come")
+            self._fail(f"{entry} is left to its check, and it is still to come")
 
     # --- what callers learn
 
-    def cancel(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
+    def cancel(self, entry: Entry, decision: Change, asked_us: int) -> None:
         """Checks the outcome of a cancel."""
         checks, cancels = self._checks, self._world.truth.cancels[entry.key]
         if decision is CancelDecision.CANCELLED:
-            entry.cancelled = True
-            self.cancelled_by[entry.key] = list(cancels)
+            self._is_told_cancelled(entry)
             if not cancels:
                 self._fail(f"{entry} is reported cancelled, and no row says so")
             if checks.deliveries(entry) and not self._world.truth.are_gone(cancels):
@@ -81,16 +104,68 @@ class Answers:
                 self._fail(f"{entry} is reported delivered and is not")
         elif decision is CancelDecision.NOT_FOUND and self._was_known(entry, asked_us):
             self._fail(f"{entry} is reported not found")
+        elif decision is CancelDecision.RESCHEDULED and entry.key not in checks.rescheduled:
+            self._fail(f"{entry} is reported to have another due, and nobody has decided that")
 
-    def reschedule(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
-        """Checks the outcome of a reschedule."""
-        if decision is CancelDecision.RESCHEDULED:
-            if entry.key not in self._checks.rescheduled:
+    def reschedule(self, entry: Entry, change: Change, to_ms: int | None, asked_us: int) -> None:
+        """Checks the outcome of a reschedule, and the due that it names."""
+        if change is CancelDecision.RESCHEDULED:
+            dues_ms = self._checks.rescheduled.get(entry.key)
+            # A due that it has already needs no decision.
+            if dues_ms is None and to_ms != entry.due_ms:
                 self._fail(f"{entry} is reported rescheduled, and nobody has decided that")
-            if self._checks.delivered[entry.key] and not self._checks.is_any_gone(entry):
+            elif dues_ms is not None and to_ms not in dues_ms:
+                self._fail(f"{entry} is reported to be due {to_ms}, and was given {dues_ms}")
+            if (
+                dues_ms
+                and self._checks.delivered[entry.key]
+                and not self._checks.is_any_gone(entry)
+            ):
                 self._fail(f"{entry} is reported rescheduled after it was delivered")
-        elif decision in {CancelDecision.ALREADY_DELIVERED, CancelDecision.NOT_FOUND}:
-            self.cancel(entry, decision, asked_us)
+        elif change is CancelDecision.CANCELLED:
+            if not self._world.truth.cancels[entry.key]:
+                self._fail(f"{entry} is reported cancelled, and no row says so")
+        elif change is Reason.HALF_KEEPS_DUE:
+            if not entry.is_half:
+                self._fail(f"{entry} is said to be a half, and is none")
+        elif isinstance(change, CancelDecision):
+            self.cancel(entry, change, asked_us)
+
+    def get(self, entry: Entry, answer: pb.StoredMessage | Reason, asked_us: int) -> None:
+        """Checks what a node tells of a message."""
+        # What is finished is deleted.
+        is_absent = answer is Reason.MESSAGE_NOT_FOUND and entry.slot >= self._checks.floor
+        if is_absent and self._was_known(entry, asked_us - HEARD_US):
+            self._fail(f"{entry} is reported not found")
+        if not isinstance(answer, Reason):
+            self._shown(entry, answer, asked_us)
+
+    def search(self, found: pb.SearchResponse, asked_us: int) -> None:
+        """Checks what a node lists as pending, and what it leaves out."""
+        book = self._world.book
+        keys = [(each.id, each.due_ms) for each in found.messages]
+        for key, message in zip(keys, found.messages, strict=True):
+            if self._world.ingress.is_known(key):
+                continue
+            entry = book.of(key)
+            if entry is None:
+                self._fail(f"a search shows {key}, which nobody sent")
+            else:
+                self._shown(entry, message, asked_us)
+        if found.looked.incomplete or found.next_page_token:
+            return
+        sure_us = latest_clock_us(self._world) + HEARD_US
+        for entry in book.entries.values():
+            is_pending = not (
+                self._checks.is_ended(entry)
+                or entry.cancel_tried
+                or entry.reschedule_tried
+                or entry.is_half
+                or self._checks.is_any_gone(entry)
+            )
+            is_of_it = is_pending and (entry.due_ms - EPOCH_MS) * US_PER_MS > sure_us
+            if is_of_it and entry.key not in keys and self._was_known(entry, asked_us - HEARD_US):
+                self._fail(f"a search that has seen everything leaves out {entry}")
 
     def commit(self, entry: Entry) -> None:
         """Checks a commit that is recorded."""
@@ -99,13 +174,51 @@ class Answers:
 
     # --- inside
 
+    def _shown(self, entry: Entry, shown: pb.StoredMessage, asked_us: int) -> None:
+        name = pb.MessageState.Name(shown.state).removeprefix("MESSAGE_STATE_")
+        if not self._is_true(entry, shown, asked_us):
+            self._fail(f"{entry} is shown as {name}, and is not")
+        is_cancelled = name in {"CANCELLED", "ROLLED_BACK"}
+        if is_cancelled and entry.key not in self._checks.rescheduled:
+            self._is_told_cancelled(entry)
+
+    def _is_told_cancelled(self, entry: Entry) -> None:
+        """Notes that a caller knows it: from now on no other end is true."""
+        entry.cancelled = True
+        self.cancelled_by[entry.key] = list(self._world.truth.cancels[entry.key])
+
+    def _is_true(self, entry: Entry, shown: pb.StoredMessage, asked_us: int) -> bool:
+        """Whether a message may be in the state that a node shows."""
+        checks, truth, key = self._checks, self._world.truth, entry.key
+        is_excused, delivered = checks.is_excused(key), bool(checks.delivered[key])
+        match shown.state:
+            case pb.MESSAGE_STATE_CANCELLED | pb.MESSAGE_STATE_ROLLED_BACK:
+                rows = truth.cancels[key]
+                is_named = bool(rows) or key in checks.rescheduled
+                return is_named and (not delivered or truth.are_gone(rows))
+            case pb.MESSAGE_STATE_DELIVERED | pb.MESSAGE_STATE_DEAD_LETTERED:
+                return delivered or is_excused
+            case pb.MESSAGE_STATE_DONE:
+                return checks.is_ended(entry) or is_excused
+            case pb.MESSAGE_STATE_COMMITTED:
+                return bool(truth.commits[key]) or self._world.halves.was_asked(entry)
+            case pb.MESSAGE_STATE_ASKED:
+                return self._world.halves.was_asked(entry) or is_excused
+        is_half = shown.state == pb.MESSAGE_STATE_HELD
+        is_old = 0 <= entry.visible_us < asked_us - HEARD_US and is_calm(self._world.plan)
+        return is_half == entry.is_half and not is_old
+
     @property
     def _checks(self) -> Checks:
         return self._world.checks
 
-    def _is_past(self, node: SimNode, key: Key, margin_ms: int) -> bool:
-        """Whether it is due, or nearly, by a node's clock; or its wheel has refused it as that."""
-        return key[1] <= node.clock.wall_ms() + margin_ms or key in self.sealed
+    def _is_past(self, began: Began, key: Key, margin_ms: int) -> bool:
+        """Whether it is due, or nearly, by a node's clock; or a wheel has refused it as that."""
+        latest_ms = max(began.latest_ms, self._latest_ms())
+        return key[1] <= latest_ms + margin_ms or key in self.sealed
+
+    def _latest_ms(self) -> int:
+        return max(node.clock.wall_ms() for node in self._world.nodes.values())
 
     def _is_known_cancelled(self, entry: Entry) -> bool:
         """Whether nodes can say that it was cancelled: below the floor none knows any more."""

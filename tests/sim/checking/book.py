@@ -49,6 +49,7 @@ class Entry:
         ttl_s: its time to live, in seconds.
         ttl_header: the header that states one.
         fate: what the producer knows.
+        in_doubt: an attempt, of any producer, has an unknown outcome.
         sent_us: when it was first sent.
         acknowledged_us: when the producer received the acknowledgement.
         cancelled: a caller was answered that it is cancelled.
@@ -72,6 +73,7 @@ class Entry:
     ttl_s: int | None = None
     ttl_header: str = TTL_HEADER
     fate: Fate = Fate.UNSENT
+    in_doubt: bool = False
     sent_us: int = -1
     acknowledged_us: int = -1
     cancelled: bool = False
@@ -142,7 +144,8 @@ class Book:
         entry = self.by_key.get(key)
         if entry is None:
             original = self.by_id.get(key[0])
-            if original is not None and original.reschedule_tried:
+            # A half keeps its due; what its commit sends on has the same id.
+            if original is not None and original.reschedule_tried and not original.is_half:
                 entry = replace(original, key=key, visible_us=-1, original=original)
                 self.by_key[key] = entry
         return entry

@@ -26,8 +26,8 @@ MACHINE_BYTES = 40_000
 OPEN_INDEXES = 2
 """Index segments that one thread may have open; few enough that runs reach the limit."""
 
-READING_THREADS = {SERVER: 2, CLEANER: 2}
-"""Readers of wheels: the store and callers' queries; the main thread and the loader."""
+READING_THREADS = {SERVER: 5, CLEANER: 2}
+"""Who reads wheels: store, queries, copies, pages, searches; the main thread and the loader."""
 
 OTHER_FILES = 5
 """The open wheel's own (`writing`, its index, and that being read), and two in use for a moment.

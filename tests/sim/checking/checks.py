@@ -100,7 +100,7 @@ class Checks:
         registered: every wheel that was ever registered.
         given_up: frames that were ever committed as lost.
         floor: the committed floor, which readers see a little later.
-        rescheduled: messages that were ever committed as rescheduled.
+        rescheduled: the dues that messages were ever given.
         delivered: for each message, how often it was delivered, or became a dead letter.
     """
 
@@ -117,7 +117,7 @@ class Checks:
         self.registered: dict[WheelId, WheelRecord] = {}
         self.given_up = NO_FRAMES
         self.floor = 0
-        self.rescheduled: set[Key] = set()
+        self.rescheduled: defaultdict[Key, set[int]] = defaultdict(set)
         self.delivered: Counter[Key] = Counter()
         self._reported: dict[
             tuple[str, str, WheelId], HeldWheel
@@ -438,7 +438,8 @@ class Checks:
         """Takes in a control record that counts, though no reader sees it yet."""
         for wheel, record in news.wheels.items():
             self.registered.setdefault(wheel, record)
-        self.rescheduled.update(news.reschedules)
+        for key, reschedule in news.reschedules.items():
+            self.rescheduled[key].add(reschedule.to_ms)
         if news.lost:
             self._give_up(news.lost)
         if news.progress is not None:
@@ -482,6 +483,8 @@ class Checks:
         self._check_dues(entry)
         if entry.fate is Fate.UNSENT:
             self._fail(f"{entry} is delivered before it was sent")
+        if entry.fate is Fate.REFUSED:
+            self._fail(f"{entry} is delivered, and its caller was told that it is refused")
         self._check_time(entry)
         if has_expired_long_ago(entry, entry.visible_us):
             self._fail(f"{entry} is delivered, and has expired")
@@ -574,7 +577,7 @@ class Checks:
         appears again.
         """
         for entry in self._duplicates:
-            if not (self._is_done(entry) or entry.key in self.rescheduled):
+            if not (self.is_ended(entry) or entry.key in self.rescheduled):
                 self._fail(f"{entry} counts as a duplicate, and nothing has become of it")
         self._duplicates.clear()
 
@@ -710,7 +713,7 @@ class Checks:
         """Checks an acknowledged message below the floor."""
         if entry.key in self.rescheduled:
             return  # its end is another message's
-        if not (self._is_done(entry) or self.is_excused(entry.key)):
+        if not (self.is_ended(entry) or self.is_excused(entry.key)):
             self._fail(f"floor {self.floor} is above {entry}")
 
     # --- what is known of a message
@@ -722,9 +725,10 @@ class Checks:
 
     def _is_key_done(self, key: Key) -> bool:
         entry = self._book.of(key)
-        return self._ingress.is_done(key) if entry is None else self._is_done(entry)
+        return self._ingress.is_done(key) if entry is None else self.is_ended(entry)
 
-    def _is_done(self, entry: Entry) -> bool:
+    def is_ended(self, entry: Entry) -> bool:
+        """Whether something has become of a message at this due."""
         ends = {"cancelled", "asked", "committed", "deferred"}
         return bool(self.delivered[entry.key]) or not ends.isdisjoint(self.outcomes[entry.key])
 
@@ -761,12 +765,14 @@ class Checks:
     def _has_end(self, entry: Entry) -> bool:
         """Whether a rescheduled message has its end at its new due, and nowhere else."""
         if entry.key not in self.rescheduled:
-            return self._is_done(entry)
+            return self.is_ended(entry)
         return bool(self.deliveries(entry)) or self.is_any_gone(entry)
 
     def check_at_the_end(self) -> None:
         """Checks the drained cluster: every message has its one end, and losses are reported."""
         for entry in self._book.entries.values():
+            if entry.fate is Fate.REFUSED and self._truth.copies[entry.key]:
+                self._fail(f"{entry} was written, and its caller was told that it is refused")
             if entry.fate is not Fate.ACKNOWLEDGED or self._has_end(entry):
                 continue
             if self._is_at_the_floor(entry):

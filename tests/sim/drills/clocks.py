@@ -164,10 +164,10 @@ def put_off_ahead(script: Script) -> None:
     first = script.send(3_000, "a", delay_ms=20_000, count=3)
     script.cut(4_500, "a", "b", ms=script.about(6_000, 200))
     for number in range(3):
-        script.reschedule(script.about(5_000, 500), first + number, 600 + 200 * number, "a")
+        script.reschedule(script.about(5_000, 500), first + number, 600 + 200 * number, "ab")
     script.do(8_000, "clocks_ahead", nodes=("a", "b"), step_ms=HALF_AN_HOUR_MS, ms=3_200)
     script.do(script.about(15_500), "set_back")
-    script.cancel(script.about(16_000, 1_500), first + 2, "a")
+    script.cancel(script.about(16_000, 1_500), first + 2, "ab")
     script.until_ms = 24_000
 
 
@@ -187,7 +187,7 @@ def not_copied_while_ahead(script: Script) -> None:
     first = script.send(3_000, "a", delay_ms=20_000, count=3)
     script.cut(4_500, "a", "b", ms=script.about(12_500, 200))
     for number in range(3):
-        script.reschedule(script.about(5_000, 500), first + number, 600 + 200 * number, "a")
+        script.reschedule(script.about(5_000, 500), first + number, 600 + 200 * number, "ab")
     script.do(8_000, "clocks_ahead", nodes=("a", "b"), step_ms=HALF_AN_HOUR_MS, ms=3_200)
     script.do(script.about(15_500), "set_back")
     script.until_ms = 24_000

@@ -110,6 +110,44 @@ def cancel_beside_messages(script: Script) -> None:
     script.until_ms = 7_000
 
 
+@DELIVERY(
+    r"told at . of m\d+: MESSAGE_STATE_PENDING",
+    r"told at . of m\d+: MESSAGE_STATE_CANCELLED",
+    r"told at . of m\d+: MESSAGE_STATE_ROLLED_BACK",
+    r"told at . of m\d+: MESSAGE_STATE_HELD",
+    r"finds at .: [1-9]",
+)
+def answers_to_all(script: Script) -> None:
+    """Every call is made about messages in every state, and nothing is wrong."""
+    script.cluster("abc", 2, halves=True)
+    firsts = [script.send(3_000 + 10 * n, "abc", delay_ms=15_000) for n in range(6)]
+    soon = [script.send(5_000 + 10 * n, "abc", delay_ms=2_000) for n in range(3)]
+    halves = [
+        script.half(4_500, "a", hold_ms=9_000),
+        script.half(4_500, "a", hold_ms=9_000, ends="rollback", after_ms=300),
+        script.half(4_500, "b", hold_ms=9_000, says=False),
+        script.half(4_500, "b", hold_ms=9_000, later_ms=14_000),
+    ]
+    script.cancel(6_000, firsts[0], "cba")
+    script.cancel(6_000, firsts[1], "bac")
+    script.cancel(9_000, soon[0], "abc")
+    for number, delay_ms in ((firsts[2], 3_000), (firsts[0], 4_000), (halves[2], 2_000)):
+        script.reschedule(7_000, number, delay_ms, "acb")
+    for at_ms in range(3_500, 20_000, 1_000):
+        script.ask(script.about(at_ms), None, "abc"[at_ms // 1_000 % 3])
+        for number in (*firsts, *soon, *halves):
+            script.ask(script.about(at_ms, 900), number, script.random.choice("abc"))
+    script.until_ms = 22_000
+
+
+@DELIVERY(r"client +hears of m1: cancelled")
+def long_asked(script: Script) -> None:
+    """A caller asks for so long that the answer must come, and long before the due."""
+    first = script.send(3_000, "abc", delay_ms=50_000)
+    script.cancel(script.about(4_000), first, "bca", patience_ms=35_000)
+    script.until_ms = 5_000
+
+
 @DELIVERY(r"client +cancels", r"delivers")
 def late_cancel(script: Script) -> None:
     """A cancel lies behind late messages, of which a leader takes a few at a time."""
@@ -174,9 +212,7 @@ def other_dues_without_rows(script: Script) -> None:
     script.until_ms = 12_000
 
 
-@DELIVERY(
-    r"a bad sector in slot", r"reschedule .*to_ms", r'"passed":\[\d+,\d', r"reports lost a\.1/1"
-)
+@DELIVERY(r"a bad sector in slot", r"reschedule .*to_ms", r"reports lost a\.1/1")
 def unreadable_original(script: Script) -> None:
     """A lone node can no longer read what it is to copy, though all of it was taken.
 
@@ -196,7 +232,7 @@ def unreadable_original(script: Script) -> None:
     r"a bad sector in index",
     r"client +cancels m2",
     r"client +hears of m2: rescheduled",
-    r"client +hears of many: m2:rescheduled",
+    r"client +hears of many: m2: rescheduled",
 )
 def unreadable_marks(script: Script) -> None:
     """A rescheduled, delivered message is cancelled while its mark cannot be read from the index.
@@ -219,7 +255,7 @@ def unreadable_marks(script: Script) -> None:
     r"delivers m1 a\.1",
     r"b +a bad sector in",
     r"client +cancels m1 at b",
-    r"client +hears of m1: unknown",
+    r"client +hears of m1: CANCEL_UNKNOWN",
 )
 def unreadable_marks_elsewhere(script: Script) -> None:
     """A rescheduled, delivered message is cancelled at a new leader that cannot read its mark.

@@ -13,6 +13,7 @@ from typing import Any
 
 from sim.plans.plan import (
     Action,
+    AskOrder,
     CancelManyOrder,
     CancelOrder,
     Draft,
@@ -152,17 +153,21 @@ class Script:
         self._steps.append(order)
         return self._messages
 
-    def cancel(self, at_ms: int, number: int, node: str) -> None:
+    def ask(self, at_ms: int, number: int | None, node: str) -> None:
+        """Asks a node for a message; without a number, for all that is pending."""
+        self._steps.append(AskOrder(at_ms, number, node))
+
+    def cancel(self, at_ms: int, number: int, nodes: str, patience_ms: int = 6_000) -> None:
         """Cancels a message."""
-        self._steps.append(CancelOrder(at_ms, number, (node,)))
+        self._steps.append(CancelOrder(at_ms, number, tuple(nodes), patience_ms))
 
     def cancel_many(self, at_ms: int, numbers: Iterable[int], node: str) -> None:
         """Cancels several messages with one call."""
         self._steps.append(CancelManyOrder(at_ms, tuple(numbers), (node,)))
 
-    def reschedule(self, at_ms: int, number: int, delay_ms: int, node: str) -> None:
+    def reschedule(self, at_ms: int, number: int, delay_ms: int, nodes: str) -> None:
         """Gives a message another due."""
-        self._steps.append(RescheduleOrder(at_ms, number, delay_ms, (node,)))
+        self._steps.append(RescheduleOrder(at_ms, number, delay_ms, tuple(nodes)))
 
 
 Drill = Callable[[Script], None]

@@ -99,6 +99,10 @@ class HalvesChecks:
         if entry.is_half and self._world.checks.control.needs < KNOWN_SINCE:
             self._fail(f"an older release would lead past the half {entry}")
 
+    def was_asked(self, entry: Entry) -> bool:
+        """Whether the group was asked about a half."""
+        return entry.key in self._asked
+
     def cancelled(self, entry: Entry) -> None:
         """Checks a half of which a caller hears that it is cancelled."""
         if {entry.key} & (self._asked | self._sent_on) and not self._is_cancel_gone(entry):

@@ -8,12 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cleaner.due.rows import MessageOutcome
 from delaywheel_replica.cleaner.due.seconds import FORWARDED, Second
 from delaywheel_replica.core.leader import cancel
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.server.changing.finder import MessageFinder
+from delaywheel_replica.server.changing.pending import Decided, Subject
+from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.commit import own_halves
+from delaywheel_replica.server.lookup.search import Search
+from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.service import DelayWheelService
+from sim.checking.truth import Key
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
+from sim.nodes import server
 
 
 def _instead_of_writing(answer: CancelDecision) -> Callable[[], list[Patch]]:
@@ -31,6 +41,91 @@ def _instead_of_writing(answer: CancelDecision) -> Callable[[], list[Patch]]:
         everywhere(cancel.before_writing, before_writing),
         everywhere(cancel.are_to_be_written, none),
     ]
+
+
+def cancelled_is_answered_not_found() -> list[Patch]:
+    return [
+        *_instead_of_writing(CancelDecision.NOT_FOUND)(),
+        everywhere(cancel.others_to_ask, lambda _: 0),
+    ]
+
+
+def written_is_refused() -> list[Patch]:
+    return [everywhere(server.verdict_of, lambda *_: Reason.DUE_TOO_OLD)]
+
+
+def _moved(decide: Callable[[Any, Any], Decided]) -> Callable[[], list[Patch]]:
+    """Answers reschedules without the leader."""
+
+    async def answer(_self: Reschedules, attempt: Any, subject: Subject, _there: Any) -> Decided:
+        return decide(attempt, subject)
+
+    return lambda: [instead(Reschedules, "_decide", answer)]
+
+
+def another_due_is_named() -> list[Patch]:
+    real = Reschedules._until_copied
+
+    async def until_copied(self: Reschedules, key: Key, moved_ms: int) -> int:
+        return await real(self, key, moved_ms) + 7
+
+    return [instead(Reschedules, "_until_copied", until_copied)]
+
+
+def every_message_is_a_half() -> list[Patch]:
+    async def is_half(*_: Any) -> bool:
+        return True
+
+    return [
+        instead(MessageFinder, "is_half", is_half),
+        instead(Reschedules, "_may_be_half", lambda *_: True),
+    ]
+
+
+def commits_are_not_written() -> list[Patch]:
+    async def write(*_: Any) -> dict[int, Any]:
+        return {}
+
+    return [instead(own_halves.CommitWriting, "write", write)]
+
+
+def _shown_as(state: int) -> Callable[[], list[Patch]]:
+    """Shows every message that is asked for in this state."""
+    real = DelayWheelService._get
+
+    async def get(self: DelayWheelService, *arguments: Any) -> pb.StoredMessage:
+        message = await real(self, *arguments)
+        message.state = state  # type: ignore[assignment]
+        return message
+
+    return lambda: [instead(DelayWheelService, "_get", get)]
+
+
+def nothing_is_found() -> list[Patch]:
+    async def get(*_: Any) -> pb.StoredMessage:
+        raise RequestRefusedError(Reason.MESSAGE_NOT_FOUND)
+
+    return [instead(DelayWheelService, "_get", get)]
+
+
+def _searched(change: Callable[[pb.SearchResponse], object]) -> Callable[[], list[Patch]]:
+    real = Search.search
+
+    async def search(self: Search, *arguments: Any) -> pb.SearchResponse:
+        found = await real(self, *arguments)
+        change(found)
+        return found
+
+    return lambda: [instead(Search, "search", search)]
+
+
+def _leave_out_one(found: pb.SearchResponse) -> None:
+    del found.messages[-1:]
+
+
+def _show_another(found: pb.SearchResponse) -> None:
+    for message in found.messages:
+        message.id = message.id[::-1]
 
 
 def cancels_count_for_nothing() -> list[Patch]:
@@ -66,6 +161,162 @@ ANSWERS = {
         cancels_count_for_nothing,
         "is a dead letter after it was cancelled",
         ("cancelled_in_trouble",),
+    ),
+    "every cancel is too late for a delivery": Mutant(
+        "what is to come is said to be delivered",
+        _instead_of_writing(CancelDecision.ALREADY_DELIVERED),
+        "is reported delivered and is not",
+        ("answers_to_all",),
+    ),
+    "every cancel is of what was rescheduled": Mutant(
+        "what nobody has given another due is said to have one",
+        _instead_of_writing(CancelDecision.RESCHEDULED),
+        "and nobody has decided that",
+        ("answers_to_all",),
+    ),
+    "every cancel is of what is not found": Mutant(
+        "what was accepted is said never to have been",
+        cancelled_is_answered_not_found,
+        "is reported not found",
+        ("answers_to_all",),
+    ),
+    "every cancel is unknown": Mutant(
+        "nobody is ever told what became of a cancel",
+        _instead_of_writing(CancelDecision.UNKNOWN),
+        "nobody knows what became of",
+        ("long_asked",),
+    ),
+    "every cancel is without a leader": Mutant(
+        "the leader's node sends callers away",
+        _instead_of_writing(CancelDecision.NO_LEADER),
+        "nobody knows what became of",
+        ("long_asked",),
+    ),
+    "what is written is refused": Mutant(
+        "who is told that a message is not accepted sends it as a new one: it comes twice",
+        written_is_refused,
+        "its caller was told that it is refused",
+        ("answers_to_all",),
+    ),
+    "rescheduled without a decision": Mutant(
+        "no leader knows of the new due",
+        _moved(lambda attempt, _: Decided(CancelDecision.RESCHEDULED, attempt.to_ms)),
+        "is reported rescheduled, and nobody has decided that",
+        ("answers_to_all",),
+    ),
+    "rescheduled to another due": Mutant(
+        "the answer names a due that the message does not have",
+        another_due_is_named,
+        "is reported to be due",
+        ("answers_to_all",),
+    ),
+    "no reschedule of what is not cancelled": Mutant(
+        "what nobody cancelled is said to be cancelled",
+        _moved(lambda *_: Decided(CancelDecision.CANCELLED)),
+        "is reported cancelled, and no row says so",
+        ("answers_to_all",),
+    ),
+    "no reschedule of what is to come": Mutant(
+        "it is said to be delivered",
+        _moved(lambda *_: Decided(CancelDecision.ALREADY_DELIVERED)),
+        "is reported delivered and is not",
+        ("answers_to_all",),
+    ),
+    "no reschedule in good time": Mutant(
+        "it is said to be too late",
+        _moved(lambda *_: Decided(CancelDecision.TOO_LATE)),
+        "too late, and it is still to come",
+        ("answers_to_all",),
+    ),
+    "no reschedule of what is there": Mutant(
+        "it is said never to have been accepted",
+        _moved(lambda *_: Decided(CancelDecision.NOT_FOUND)),
+        "is reported not found",
+        ("answers_to_all",),
+    ),
+    "no reschedule, as of a half": Mutant(
+        "every message is said to be a half",
+        every_message_is_a_half,
+        "is said to be a half, and is none",
+        ("answers_to_all",),
+    ),
+    "committed is answered without a row": Mutant(
+        "a half that is committed, as its sender hears, is asked about",
+        commits_are_not_written,
+        "is committed, as its caller is told, and no row says so",
+        ("answers_to_all",),
+    ),
+    "everything is shown as pending": Mutant(
+        "what was delivered is shown as to come",
+        _shown_as(pb.MESSAGE_STATE_PENDING),
+        "is shown as PENDING, and is not",
+        ("answers_to_all",),
+    ),
+    "everything is shown as held": Mutant(
+        "what is no half is shown as one",
+        _shown_as(pb.MESSAGE_STATE_HELD),
+        "is shown as HELD, and is not",
+        ("answers_to_all",),
+    ),
+    "everything is shown as done": Mutant(
+        "what is to come is shown as done",
+        _shown_as(pb.MESSAGE_STATE_DONE),
+        "is shown as DONE, and is not",
+        ("answers_to_all",),
+    ),
+    "everything is shown as cancelled": Mutant(
+        "what nobody cancelled is shown as never to come",
+        _shown_as(pb.MESSAGE_STATE_CANCELLED),
+        "is shown as CANCELLED, and is not",
+        ("answers_to_all",),
+    ),
+    "everything is shown as rolled back": Mutant(
+        "a half that was committed is shown as never to come",
+        _shown_as(pb.MESSAGE_STATE_ROLLED_BACK),
+        "is shown as ROLLED_BACK, and is not",
+        ("answers_to_all",),
+    ),
+    "everything is shown as delivered": Mutant(
+        "what is to come is shown as there",
+        _shown_as(pb.MESSAGE_STATE_DELIVERED),
+        "is shown as DELIVERED, and is not",
+        ("answers_to_all",),
+    ),
+    "everything is shown as a dead letter": Mutant(
+        "what is to come is shown as given up",
+        _shown_as(pb.MESSAGE_STATE_DEAD_LETTERED),
+        "is shown as DEAD_LETTERED, and is not",
+        ("answers_to_all",),
+    ),
+    "everything is shown as committed": Mutant(
+        "a half of which nobody has said anything is shown as on its way",
+        _shown_as(pb.MESSAGE_STATE_COMMITTED),
+        "is shown as COMMITTED, and is not",
+        ("answers_to_all",),
+    ),
+    "everything is shown as asked": Mutant(
+        "a half that is held is shown as one that its group was asked about",
+        _shown_as(pb.MESSAGE_STATE_ASKED),
+        "is shown as ASKED, and is not",
+        ("answers_to_all",),
+    ),
+    "nothing is found": Mutant(
+        "what was accepted is not there for who asks",
+        nothing_is_found,
+        "is reported not found",
+        ("answers_to_all",),
+    ),
+    "a search leaves out one": Mutant(
+        "what is pending is not listed, and the list says that it is complete",
+        _searched(_leave_out_one),
+        "leaves out",
+        ("answers_to_all",),
+    ),
+    "a search shows what is not there": Mutant(
+        "what nobody sent is listed",
+        _searched(_show_another),
+        "which nobody sent",
+        ("answers_to_all",),
     ),
     "every commit is left to the check": Mutant(
         "groups are asked about halves whose senders have said in time that they are committed",

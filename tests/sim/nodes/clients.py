@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from sim.checking.book import Book, Entry, Fate
 from sim.checking.truth import Key
@@ -18,6 +19,7 @@ from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS, Scheduler
 from sim.machine.trace import Trace
 from sim.plans.plan import (
+    AskOrder,
     CancelManyOrder,
     CancelOrder,
     Draft,
@@ -33,7 +35,16 @@ Verdicts = list[Reason | None]
 """For each message why it was refused; None: it is acknowledged."""
 
 
-Decisions = dict[Key, CancelDecision]
+Change = CancelDecision | Reason
+"""The outcome of a cancel, or of a reschedule; or why it was refused."""
+
+Moved = tuple[Change, int | None]
+"""The outcome of a reschedule, and the due that it names."""
+
+Told = pb.StoredMessage | Reason
+"""What a node says of a message; or why it says nothing."""
+
+Decisions = dict[Key, Change]
 """For each message the outcome of its cancel."""
 
 
@@ -52,18 +63,19 @@ class Frontend(Protocol):
     def send(self, node: str, entries: list[Entry], on_answer: Callable[[Verdicts], None]) -> None:
         """Sends messages; the answer may be lost."""
 
-    def cancel(self, node: str, key: Key, on_answer: Callable[[CancelDecision], None]) -> None:
-        """Requests a cancel; the answer may be lost."""
-
-    def cancel_many(
-        self, node: str, keys: list[Key], on_answer: Callable[[Decisions], None]
-    ) -> None:
-        """Requests several cancels; the answer may be lost."""
+    def cancel(self, node: str, keys: list[Key], on_answer: Callable[[Decisions], None]) -> None:
+        """Requests cancels; the answer may be lost."""
 
     def reschedule(
-        self, node: str, key: Key, to_ms: int, on_answer: Callable[[CancelDecision], None]
+        self, node: str, key: Key, to_ms: int, on_answer: Callable[[Moved], None]
     ) -> None:
         """Requests another due; the answer may be lost."""
+
+    def get(self, node: str, key: Key, on_answer: Callable[[Told], None]) -> None:
+        """Asks for a message; the answer may be lost."""
+
+    def search(self, node: str, on_answer: Callable[[pb.SearchResponse | Reason], None]) -> None:
+        """Asks for what is pending; the answer may be lost."""
 
     def commit(self, node: str, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
         """Commits a half; the answer may be lost."""
@@ -75,11 +87,19 @@ class Ears(Protocol):
     def acknowledged(self, entry: Entry) -> None:
         """A message was accepted."""
 
-    def cancel_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
+    def cancel_answered(self, entry: Entry, decision: Change, asked_us: int) -> None:
         """A cancel that was asked for at this time has this outcome."""
 
-    def reschedule_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
+    def reschedule_answered(
+        self, entry: Entry, decision: Change, to_ms: int | None, asked_us: int
+    ) -> None:
         """A reschedule that was asked for at this time has this outcome."""
+
+    def get_answered(self, entry: Entry, answer: Told, asked_us: int) -> None:
+        """A node that was asked at this time has told this of a message."""
+
+    def search_answered(self, found: pb.SearchResponse, asked_us: int) -> None:
+        """A node that was asked at this time has listed this as pending."""
 
     def commit_answered(self, entry: Entry) -> None:
         """The commit of a half is recorded."""
@@ -111,20 +131,41 @@ class Clients:
         """Starts a caller that cancels a message."""
         entry = self.book.entries.get(order.number)
         if entry is not None:
-            _Canceller(self, order, entry).start()
+            _Canceller(self, order, [entry]).start()
 
     def cancel_many(self, order: CancelManyOrder) -> None:
         """Starts a caller that cancels several messages."""
         known = self.book.entries
         entries = [known[number] for number in order.numbers if number in known]
         if entries:
-            _ManyCanceller(self, order, entries).start()
+            _Canceller(self, order, entries).start()
 
     def reschedule(self, order: RescheduleOrder) -> None:
         """Starts a caller that gives a message another due."""
         entry = self.book.entries.get(order.number)
         if entry is not None:
             _Rescheduler(self, order, entry).start()
+
+    def ask(self, order: AskOrder) -> None:
+        """Asks a node what it knows, once."""
+        asked_us = self.scheduler.now_us
+
+        def listed(found: pb.SearchResponse | Reason) -> None:
+            if not isinstance(found, Reason):
+                numbers = sorted(int.from_bytes(each.id, "big") for each in found.messages)
+                self.trace.add("client", f"finds at {order.node}:", len(numbers))
+                self.ears.search_answered(found, asked_us)
+
+        if order.number is None:
+            self.frontend.search(order.node, listed)
+        elif (entry := self.book.entries.get(order.number)) is not None:
+
+            def told(answer: Told) -> None:
+                name = answer if isinstance(answer, Reason) else pb.MessageState.Name(answer.state)
+                self.trace.add("client", f"is told at {order.node} of m{entry.number}:", name)
+                self.ears.get_answered(entry, answer, asked_us)
+
+            self.frontend.get(order.node, entry.key, told)
 
     def half(self, order: HalfOrder) -> None:
         """Starts a caller that sends a half with a local transaction."""
@@ -189,7 +230,6 @@ class _Producer(_Caller):
         super().__init__(clients, request.nodes, request.patience_ms)
         self._request = request
         self._waiting = entries
-        self._perhaps: set[int] = set()  # numbers with an attempt of unknown outcome
 
     def try_it(self) -> None:
         for entry in self._waiting:
@@ -220,8 +260,7 @@ class _Producer(_Caller):
                 self._acknowledged(entry)
             elif verdict.retry_helps:
                 waiting.append(entry)
-                if not verdict.outcome_known:
-                    self._perhaps.add(entry.number)
+                entry.in_doubt |= not verdict.outcome_known
             else:
                 self._settle(entry)
         self._waiting = waiting
@@ -234,7 +273,8 @@ class _Producer(_Caller):
 
     def _timed_out(self, attempt: int) -> None:
         if attempt == self.attempt:
-            self._perhaps.update(entry.number for entry in self._waiting)
+            for entry in self._waiting:
+                entry.in_doubt = True
             self.try_later()
 
     def _acknowledged(self, entry: Entry) -> None:
@@ -244,7 +284,7 @@ class _Producer(_Caller):
         self.clients.ears.acknowledged(entry)
 
     def _settle(self, entry: Entry) -> None:
-        if entry.fate is Fate.UNKNOWN and entry.number not in self._perhaps:
+        if entry.fate is Fate.UNKNOWN and not entry.in_doubt:
             entry.fate = Fate.REFUSED
 
     def _send_again(self) -> None:
@@ -283,7 +323,7 @@ class _Beginner(_Producer):
             _Committer(self.clients, order, entry).start()
         else:
             cancel = CancelOrder(0, entry.number, order.nodes, order.patience_ms)
-            _Canceller(self.clients, cancel, entry).start()
+            _Canceller(self.clients, cancel, [entry]).start()
 
 
 class _Committer(_Caller):
@@ -319,44 +359,12 @@ class _Committer(_Caller):
 
 
 class _Canceller(_Caller):
-    def __init__(self, clients: Clients, order: CancelOrder, entry: Entry) -> None:
-        super().__init__(clients, order.nodes, order.patience_ms)
-        self._entry = entry
-
-    def try_it(self) -> None:
-        self._asked_us = self.scheduler.now_us
-        self._entry.cancel_tried = True
-        attempt = self.attempt
-
-        def on_answer(decision: CancelDecision) -> None:
-            if attempt == self.attempt:
-                self._answered(decision)
-
-        self.clients.trace.add("client", f"cancels m{self._entry.number} at", self.node)
-        self.clients.frontend.cancel(self.node, self._entry.key, on_answer)
-        self.scheduler.call_later(2_500 * US_PER_MS, self._timed_out, attempt)
-
-    def give_up(self) -> None:
-        self.clients.ears.never_answered([self._entry], self._patience_us)
-
-    def _answered(self, decision: CancelDecision) -> None:
-        entry = self._entry
-        self.clients.trace.add("client", f"hears of m{entry.number}:", decision.value)
-        self.clients.ears.cancel_answered(entry, decision, self._asked_us)
-        if decision in {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN}:
-            self.try_later()
-        else:
-            self.end()
-
-    def _timed_out(self, attempt: int) -> None:
-        if attempt == self.attempt:
-            self.try_later()
-
-
-class _ManyCanceller(_Caller):
-    def __init__(self, clients: Clients, order: CancelManyOrder, entries: list[Entry]) -> None:
+    def __init__(
+        self, clients: Clients, order: CancelOrder | CancelManyOrder, entries: list[Entry]
+    ) -> None:
         super().__init__(clients, order.nodes, order.patience_ms)
         self._waiting = {entry.key: entry for entry in entries}
+        self._is_many = isinstance(order, CancelManyOrder)
 
     def try_it(self) -> None:
         self._asked_us = self.scheduler.now_us
@@ -368,21 +376,24 @@ class _ManyCanceller(_Caller):
             if attempt == self.attempt:
                 self._answered(decisions)
 
-        numbers = (f"m{entry.number}" for entry in self._waiting.values())
-        self.clients.trace.add("client", "cancels many at", self.node, *numbers)
-        self.clients.frontend.cancel_many(self.node, list(self._waiting), on_answer)
+        names = [f"m{entry.number}" for entry in self._waiting.values()]
+        if self._is_many:
+            self.clients.trace.add("client", "cancels many at", self.node, *names)
+        else:
+            self.clients.trace.add("client", f"cancels {names[0]} at", self.node)
+        self.clients.frontend.cancel(self.node, list(self._waiting), on_answer)
         self.scheduler.call_later(2_500 * US_PER_MS, self._timed_out, attempt)
 
     def give_up(self) -> None:
         self.clients.ears.never_answered(list(self._waiting.values()), self._patience_us)
 
     def _answered(self, decisions: Decisions) -> None:
-        heard = (f"m{self._waiting[key].number}:{d.value}" for key, d in decisions.items())
-        self.clients.trace.add("client", "hears of many:", *heard)
-        unknown = {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN, CancelDecision.WAIT}
         for key, decision in decisions.items():
-            self.clients.ears.cancel_answered(self._waiting[key], decision, self._asked_us)
-            if decision not in unknown:
+            entry = self._waiting[key]
+            who = "many: m" if self._is_many else "m"
+            self.clients.trace.add("client", f"hears of {who}{entry.number}:", decision.value)
+            self.clients.ears.cancel_answered(entry, decision, self._asked_us)
+            if not _is_open(decision):
                 del self._waiting[key]
         if self._waiting:
             self.try_later()
@@ -405,9 +416,9 @@ class _Rescheduler(_Caller):
         self._entry.reschedule_tried = True
         attempt = self.attempt
 
-        def on_answer(decision: CancelDecision) -> None:
+        def on_answer(moved: Moved) -> None:
             if attempt == self.attempt:
-                self._answered(decision)
+                self._answered(*moved)
 
         number = self._entry.number
         self.clients.trace.add("client", f"reschedules m{number} at", self.node)
@@ -417,12 +428,12 @@ class _Rescheduler(_Caller):
     def give_up(self) -> None:
         self.clients.ears.never_answered([self._entry], self._patience_us)
 
-    def _answered(self, decision: CancelDecision) -> None:
+    def _answered(self, decision: Change, to_ms: int | None) -> None:
         entry = self._entry
         heard = decision.value
         self.clients.trace.add("client", f"hears of m{entry.number} rescheduled:", heard)
-        self.clients.ears.reschedule_answered(entry, decision, self._asked_us)
-        if decision in {CancelDecision.NO_LEADER, CancelDecision.UNKNOWN}:
+        self.clients.ears.reschedule_answered(entry, decision, to_ms, self._asked_us)
+        if _is_open(decision):
             self.try_later()
         else:
             self.end()
@@ -430,3 +441,10 @@ class _Rescheduler(_Caller):
     def _timed_out(self, attempt: int) -> None:
         if attempt == self.attempt:
             self.try_later()
+
+
+def _is_open(decision: Change) -> bool:
+    """Whether asking again may show more."""
+    if isinstance(decision, Reason):
+        return decision.retry_helps
+    return decision is CancelDecision.UNKNOWN

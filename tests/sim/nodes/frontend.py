@@ -2,20 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.message import Message
+
 from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.server.access.callers import A_NODE
+from delaywheel_replica.server.node.refusals import Refusal
 from sim.checking.book import Entry
 from sim.checking.truth import Key
-from sim.nodes.clients import CommitAnswer, Decisions, Verdicts
+from sim.nodes.calls import Answered, reference_of
+from sim.nodes.clients import Change, CommitAnswer, Decisions, Moved, Told, Verdicts
 from sim.nodes.server import SimServer
 
 if TYPE_CHECKING:
     from sim.nodes.world import World
 
 Answer = Callable[[Any], None]
+
+PATIENCE_S = 2.5
+"""How long callers wait for what becomes of a message."""
+
+PAGE = 1_000
+"""Messages on a page: more than a run has pending."""
+
+_CANCELLED: Mapping[int, CancelDecision] = {
+    pb.CANCEL_OUTCOME_UNSPECIFIED: CancelDecision.UNKNOWN,
+    pb.CANCEL_OUTCOME_CANCELLED: CancelDecision.CANCELLED,
+    pb.CANCEL_OUTCOME_ALREADY_DELIVERED: CancelDecision.ALREADY_DELIVERED,
+    pb.CANCEL_OUTCOME_TOO_LATE: CancelDecision.TOO_LATE,
+    pb.CANCEL_OUTCOME_NOT_FOUND: CancelDecision.NOT_FOUND,
+    pb.CANCEL_OUTCOME_RESCHEDULED: CancelDecision.RESCHEDULED,
+}
+_RESCHEDULED: Mapping[int, CancelDecision] = {
+    pb.RESCHEDULE_OUTCOME_UNSPECIFIED: CancelDecision.UNKNOWN,
+    pb.RESCHEDULE_OUTCOME_RESCHEDULED: CancelDecision.RESCHEDULED,
+    pb.RESCHEDULE_OUTCOME_ALREADY_DELIVERED: CancelDecision.ALREADY_DELIVERED,
+    pb.RESCHEDULE_OUTCOME_TOO_LATE: CancelDecision.TOO_LATE,
+    pb.RESCHEDULE_OUTCOME_NOT_FOUND: CancelDecision.NOT_FOUND,
+    pb.RESCHEDULE_OUTCOME_CANCELLED: CancelDecision.CANCELLED,
+}
+_COMMITTED: Mapping[int, CommitAnswer] = {
+    pb.COMMIT_OUTCOME_UNSPECIFIED: CommitAnswer.UNKNOWN,
+    pb.COMMIT_OUTCOME_COMMITTED: CommitAnswer.COMMITTED,
+    pb.COMMIT_OUTCOME_LEFT_TO_CHECK: CommitAnswer.LEFT_TO_CHECK,
+}
 
 
 class Frontend:
@@ -43,59 +78,116 @@ class Frontend:
             node, arrive, on_answer, ([Reason.DRAINING] * count, [Reason.WHEEL_LOST] * count)
         )
 
-    def cancel(self, node: str, key: Key, on_answer: Callable[[CancelDecision], None]) -> None:
-        """Requests a cancel, wherever the leader is; the answer may be lost."""
-        leader = self._leader_known_at(node)
+    def cancel(self, node: str, keys: list[Key], on_answer: Callable[[Decisions], None]) -> None:
+        """Requests cancels; the answer may be lost."""
+        request = pb.CancelRequest(
+            messages=map(reference_of, keys), partly=len(keys) > 1 and self._random.random() < 0.5
+        )
+        began = self._world.answers.begins(keys)
 
-        def arrive(server: SimServer, answer: Answer) -> None:
-            server.run(server.cancel, key, answer)
+        def heard(answered: Answered) -> Decisions:
+            decisions = dict(zip(keys, _changes_of(answered, len(keys), _CANCELLED), strict=True))
+            for key, decision in decisions.items():
+                self._world.answers.decides(began, key, decision)
+            return decisions
 
-        away = CancelDecision.NO_LEADER
-        self._call(leader or node, arrive, on_answer, (away, CancelDecision.UNKNOWN))
-
-    def cancel_many(
-        self, node: str, keys: list[Key], on_answer: Callable[[Decisions], None]
-    ) -> None:
-        """Requests several cancels, wherever the leader is; the answer may be lost."""
-        leader = self._leader_known_at(node)
-
-        def arrive(server: SimServer, answer: Answer) -> None:
-            server.run(server.cancel_many, keys, answer)
-
-        away = dict.fromkeys(keys, CancelDecision.NO_LEADER)
-        unknown = dict.fromkeys(keys, CancelDecision.UNKNOWN)
-        self._call(leader or node, arrive, on_answer, (away, unknown))
+        self._ask(node, "Cancel", request, heard, on_answer)
 
     def reschedule(
-        self, node: str, key: Key, to_ms: int, on_answer: Callable[[CancelDecision], None]
+        self, node: str, key: Key, to_ms: int, on_answer: Callable[[Moved], None]
     ) -> None:
-        """Requests another due, wherever the leader is; the answer may be lost."""
-        leader = self._leader_known_at(node)
+        """Requests another due; the answer may be lost."""
+        new_due = pb.NewDue(message=reference_of(key), deliver_at_ms=to_ms)
+        began = self._world.answers.begins([key])
 
-        def arrive(server: SimServer, answer: Answer) -> None:
-            server.run(server.reschedule, key, to_ms, answer)
+        def heard(answered: Answered) -> Moved:
+            (decision,) = _changes_of(answered, 1, _RESCHEDULED)
+            self._world.answers.decides(began, key, decision)
+            if not isinstance(answered, pb.RescheduleResponse):
+                return decision, None
+            return decision, answered.results[0].due_ms
 
-        away = CancelDecision.NO_LEADER
-        self._call(leader or node, arrive, on_answer, (away, CancelDecision.UNKNOWN))
+        self._ask(node, "Reschedule", pb.RescheduleRequest(messages=[new_due]), heard, on_answer)
 
     def commit(self, node: str, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
         """Commits a half at this node; the answer may be lost."""
+        half = pb.HalfRef(id=key[0], due_ms=key[1])
+        began = self._world.answers.begins([key])
+
+        def heard(answered: Answered) -> CommitAnswer:
+            if isinstance(answered, Refusal):
+                return CommitAnswer.UNKNOWN
+            assert isinstance(answered, pb.CommitResponse)
+            answer = _COMMITTED[answered.results[0].outcome]
+            if answer is CommitAnswer.LEFT_TO_CHECK:
+                self._world.answers.leaves_to_check(began, key)
+            return answer
+
+        self._ask(node, "Commit", pb.CommitRequest(halves=[half]), heard, on_answer)
+
+    def get(self, node: str, key: Key, on_answer: Callable[[Told], None]) -> None:
+        """Asks for a message; the answer may be lost."""
+
+        def heard(answered: Answered) -> Told:
+            if isinstance(answered, Refusal):
+                return answered.reason
+            assert isinstance(answered, pb.GetMessageResponse)
+            return answered.message
+
+        request = pb.GetMessageRequest(message=reference_of(key))
+        self._ask(node, "GetMessage", request, heard, on_answer)
+
+    def search(self, node: str, on_answer: Callable[[pb.SearchResponse | Reason], None]) -> None:
+        """Asks for what is pending; the answer may be lost."""
+
+        def heard(answered: Answered) -> pb.SearchResponse | Reason:
+            if isinstance(answered, Refusal):
+                return answered.reason
+            assert isinstance(answered, pb.SearchResponse)
+            return answered
+
+        self._ask(node, "Search", pb.SearchRequest(page_size=PAGE), heard, on_answer)
+
+    def call_node(
+        self,
+        way: tuple[str, str],
+        method: str,
+        request: Message,
+        timeout_s: float | None,
+        on_answer: Callable[[Answered | None], None],
+    ) -> None:
+        """Makes a call from a node to another; None: that one is dead, or dies."""
+        network = self._world.network
+        if network.is_blocked(*way) or network.is_blocked(*way[::-1]):
+            return  # nothing is heard until the time is over
 
         def arrive(server: SimServer, answer: Answer) -> None:
-            server.run(server.commit, key, answer)
+            ask = partial(server.calls.ask, left_s=timeout_s, caller=A_NODE)
+            server.run(ask, method, request, answer)
 
-        self._call(node, arrive, on_answer, (CommitAnswer.UNKNOWN, CommitAnswer.UNKNOWN))
+        self._call(way[1], arrive, on_answer, (None, None), loses=False)
+
+    def _ask(
+        self,
+        node: str,
+        method: str,
+        request: Message,
+        heard: Callable[[Answered], Any],
+        on_answer: Answer,
+    ) -> None:
+        """Makes a caller's call."""
+
+        def arrive(server: SimServer, answer: Answer) -> None:
+            ask = partial(server.calls.ask, left_s=PATIENCE_S)
+            server.run(ask, method, request, lambda answered: answer(heard(answered)))
+
+        away = heard(Refusal(Reason.DRAINING)), heard(Refusal(Reason.WHEEL_LOST))
+        self._call(node, arrive, on_answer, away)
 
     def broke(self, node: str) -> None:
         """Notes that the node's server died: waiting callers get UNKNOWN outcomes."""
         for on_answer, unknown in self._open.pop(node, {}).values():
             self._later(on_answer, unknown)
-
-    def _leader_known_at(self, node: str) -> str | None:
-        sim = self._world.nodes.get(node)
-        status = None if sim is None or sim.server is None else sim.server.cleaner_row
-        leader = None if status is None else status.leader
-        return None if leader is None else leader.node
 
     def _call(
         self,
@@ -103,6 +195,8 @@ class Frontend:
         arrive: Callable[[SimServer, Answer], None],
         on_answer: Answer,
         away: tuple[Any, Any],
+        *,
+        loses: bool = True,
     ) -> None:
         """Passes a call on to the server; `away` is the answer if it is dead, or dies."""
         server = self._server(node)
@@ -116,7 +210,7 @@ class Frontend:
         def answer(value: Any) -> None:
             if self._open.get(node, {}).pop(number, None) is None:
                 return
-            if self._random.random() >= self.lost_answers:
+            if not loses or self._random.random() >= self.lost_answers:
                 self._later(on_answer, value)
 
         server.process.call_later(self._way_us(), arrive, server, answer)
@@ -130,3 +224,16 @@ class Frontend:
 
     def _way_us(self) -> int:
         return self._random.randrange(200, 1_200)
+
+
+def _changes_of(
+    answered: Answered, messages: int, outcomes: Mapping[int, CancelDecision]
+) -> list[Change]:
+    """What became of each message of a call."""
+    if isinstance(answered, Refusal):
+        return [answered.reason] * messages
+    assert isinstance(answered, pb.CancelResponse | pb.RescheduleResponse)
+    return [
+        Reason[each.error.reason] if each.HasField("error") else outcomes[each.outcome]
+        for each in answered.results
+    ]

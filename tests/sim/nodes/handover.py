@@ -120,7 +120,7 @@ class SimHandover:
 
         def written(outcome: RequestOutcome) -> None:
             if has_halves:
-                server.halves.release_early(server.halves.note(columns, outcome))
+                server.calls.release_early(server.calls.note_halves(columns, outcome))
                 self._halves_under_way -= 1
             if isinstance(outcome, Refusal):
                 answers = [real._answer_of_all(outcome)] * head.records
@@ -148,7 +148,7 @@ class SimHandover:
 
         ids = (each.tobytes() for each in columns.ids)
         keys = dict(enumerate(zip(ids, columns.due_ms.tolist(), strict=True)))
-        self._server.halves.write(keys, written)
+        self._server.calls.commit_halves(keys, written)
 
     def _send_back(self, wait_us: int, content: bytes) -> None:
         self._world.moments.happened(Moment.ANSWERED, self._server.node.name)

@@ -52,9 +52,8 @@ from sim.checking.book import Entry, columns_of
 from sim.machine.disk import Crash
 from sim.machine.scheduler import US_PER_MS
 from sim.nodes.books import SimBooks
-from sim.nodes.cancels import Cancels, Halves
-from sim.nodes.clients import CommitAnswer, Verdicts
-from sim.nodes.reschedules import Reschedules
+from sim.nodes.calls import Calls
+from sim.nodes.clients import Verdicts
 from sim.nodes.waiting import GROUP_US, WatchedDriver
 
 if TYPE_CHECKING:
@@ -93,6 +92,7 @@ class SimServer:
         cleaner_row: the latest status of the cleaner.
         effects_left: it dies after this many effects; None: it does not.
         handover: its cleaner's latest connection.
+        calls: what answers callers.
     """
 
     def __init__(self, node: SimNode) -> None:
@@ -105,8 +105,6 @@ class SimServer:
         self.effects_left: int | None = None
         self.handover: SimHandover | None = None
         self._jobs: deque[Job] = deque()
-        self._gathered: list[Request] = []
-        self._submits_us = 0
         self._working = False
         self._checkpointing = False
         self._dead = False
@@ -122,10 +120,8 @@ class SimServer:
             now_us=lambda: self.node.scheduler.now_us,
             held_up=lambda us: self.world.checks.held_up(node, us),
         )
-        self._cancels = Cancels(self)
-        self.halves = Halves(self)
+        self.calls = Calls(self)
         self._books = SimBooks(self)
-        self._reschedules = Reschedules(self, self._cancels)
 
     def start(self) -> None:
         """Starts to listen and to tick."""
@@ -136,6 +132,7 @@ class SimServer:
             lambda peer, message: self.run(self._receive, peer, message),
             lambda peer: self.run(self.driver.disconnected, peer),
         )
+        self.run(self.calls.start)
         self.run(self._tick)
         self.process.call_later(CHECKPOINT_US, self.run, self._checkpoint)
         self.run(self._look_at_disk)
@@ -186,57 +183,20 @@ class SimServer:
             for written, row in enumerate(rows.tolist()):
                 verdicts[row] = verdict_of(outcome, written)
             if has_halves:
-                self.halves.note(columns, outcome)
+                self.calls.note_halves(columns, outcome)
             on_answer(verdicts)
 
         self.write(Request(columns, Kind.MESSAGES, answered))
 
-    def commit(self, key: tuple[bytes, int], on_answer: Callable[[CommitAnswer], None]) -> None:
-        """Handles a caller's commit of a half."""
-        self.halves.commit(key, on_answer)
-
-    def cancel(self, key: tuple[bytes, int], on_answer: Callable[[Any], None]) -> None:
-        """Handles a caller's cancel."""
-        self._cancels.ask([key], lambda decisions: on_answer(decisions[key]))
-
-    def cancel_many(self, keys: list[tuple[bytes, int]], on_answer: Callable[[Any], None]) -> None:
-        """Handles a caller's cancels."""
-        self._cancels.ask(keys, on_answer)
-
-    def reschedule(
-        self, key: tuple[bytes, int], to_ms: int, on_answer: Callable[[Any], None]
-    ) -> None:
-        """Handles a caller's reschedule."""
-        self._reschedules.ask(key, to_ms, on_answer)
-
-    def has_none(self, key: tuple[bytes, int]) -> bool | None:
-        """Answers another node that asks whether this node has nothing of a message."""
-        return self._cancels.has_none(key)
-
     def write(self, request: Request) -> None:
-        """Writes a request with the next group; those gathered are submitted as by `Writing`."""
-        self._gathered.append(request)
-        if len(self._gathered) > 1:
-            return
-        wait_us = self._submits_us - self.node.scheduler.now_us
-        if wait_us <= 0:
-            self._submit()
-        else:
-            self.process.call_later(wait_us, self.run, self._submit)
-
-    def _submit(self) -> None:
-        apart_us = self.world.settings.apart_ms * US_PER_MS
-        self._submits_us = self.node.scheduler.now_us + apart_us
-        gathered, self._gathered = self._gathered, []
-        self.driver.submit(*gathered)
+        """Writes a request with the next group."""
+        self.calls.write(request)
 
     def take_cleaner_status(self, status: CleanerStatus | None) -> None:
         """Called when the cleaner has a new status, or has died."""
         self.cleaner_row = status
-        self._cancels.take(status)
+        self.calls.take(status)
         self.driver.cleaner_reported(status)
-        self._cancels.look()
-        self._reschedules.look()
 
     def drain(self) -> None:
         """Stops the node cleanly."""
@@ -248,7 +208,7 @@ class SimServer:
         if self._checkpointing:
             return  # the disk was slow when it began
         if self._is_slow:
-            self._spawn("upkeep", self._make_checkpoint)
+            self.spawn_thread("upkeep", self._make_checkpoint)
         else:
             self._make_checkpoint()
 
@@ -272,11 +232,9 @@ class SimServer:
     def _tick(self) -> None:
         self.process.call_later(TICK_US, self.run, self._tick)
         self.driver.tick()
-        self._books.publish(leads=self._cancels.leading() is not None)
+        self._books.publish(leads=self.calls.is_leading())
         self._write_row()
         self.node.row_stamped()
-        self._cancels.look()
-        self._reschedules.look()
 
     def _judge(self, entries: list[Entry]) -> Verdicts:
         now_ms, settings = self.wall_ms(), self.world.settings
@@ -286,7 +244,7 @@ class SimServer:
                 verdicts[row] = Reason.DUE_TOO_OLD
             elif entry.due_ms > now_ms + settings.span_s * 1000:
                 verdicts[row] = Reason.DUE_BEYOND_SPAN
-            elif entry.is_half and not self.halves.are_taken:
+            elif entry.is_half and not self.calls.are_halves_taken:
                 verdicts[row] = Reason.HALVES_NOT_READY
         return verdicts
 
@@ -381,7 +339,7 @@ class SimServer:
             return
         self._working = True
         if self._is_slow:
-            self._spawn("store", self._do_all)
+            self.spawn_thread("store", self._do_all)
         else:
             self._do_all()
 
@@ -389,7 +347,7 @@ class SimServer:
     def _is_slow(self) -> bool:
         return bool(self.node.disk_us or self.node.disk.delays_us)
 
-    def _spawn(self, name: str, work: Callable[[], None]) -> None:
+    def spawn_thread(self, name: str, work: Callable[[], None]) -> None:
         """Runs disk work on its own thread; the process may die of it."""
         task = self.process.spawn(f"{self.node.name}-{name}", work)
         task.on_error = self._thread_failed

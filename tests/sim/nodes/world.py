@@ -18,7 +18,8 @@ from zlib import crc32
 
 import structlog
 
-from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel.reasons import Reason
+from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.node.events import MemberConfig
 from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.kafka_settings import KafkaNames
@@ -42,13 +43,15 @@ from sim.machine.network import Network
 from sim.machine.scheduler import US_PER_MS, US_PER_S, Scheduler
 from sim.machine.trace import Trace
 from sim.models.model import without_collections
-from sim.nodes.clients import Clients
+from sim.nodes.calls import on_simulated_time
+from sim.nodes.clients import Change, Clients
 from sim.nodes.frontend import Frontend
 from sim.nodes.node import SimNode
 from sim.nodes.senders import Senders
 from sim.plans.faults import perform
 from sim.plans.plan import (
     Action,
+    AskOrder,
     CancelManyOrder,
     CancelOrder,
     HalfOrder,
@@ -141,7 +144,16 @@ class World:
         locks = patch("threading.Lock", lambda: SimLock(self.scheduler))
         few_files = patch("delaywheel.storage.files.index.OPEN_INDEXES", OPEN_INDEXES)
         segments = segments_of(self.plan.settings.segment_rows)
-        with locks, few_files, segments, self.scheduler, _without_logs(), without_collections():
+        times = on_simulated_time(self.plan.settings)
+        with (
+            locks,
+            few_files,
+            segments,
+            times,
+            self.scheduler,
+            _without_logs(),
+            without_collections(),
+        ):
             try:
                 self._run()
             except Exception:  # noqa: BLE001 - whatever the code under test raises is a finding
@@ -237,15 +249,25 @@ class World:
         """Notes that a message was accepted."""
         self.checks.caller_acknowledged(entry)
 
-    def reschedule_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
+    def reschedule_answered(
+        self, entry: Entry, decision: Change, to_ms: int | None, asked_us: int
+    ) -> None:
         """Notes the outcome of a reschedule."""
-        self.answers.reschedule(entry, decision, asked_us)
+        self.answers.reschedule(entry, decision, to_ms, asked_us)
+
+    def get_answered(self, entry: Entry, answer: pb.StoredMessage | Reason, asked_us: int) -> None:
+        """Notes what a node tells of a message."""
+        self.answers.get(entry, answer, asked_us)
+
+    def search_answered(self, found: pb.SearchResponse, asked_us: int) -> None:
+        """Notes what a node lists."""
+        self.answers.search(found, asked_us)
 
     def commit_answered(self, entry: Entry) -> None:
         """Notes that a commit is recorded."""
         self.answers.commit(entry)
 
-    def cancel_answered(self, entry: Entry, decision: CancelDecision, asked_us: int) -> None:
+    def cancel_answered(self, entry: Entry, decision: Change, asked_us: int) -> None:
         """Notes the outcome of a cancel."""
         self.answers.cancel(entry, decision, asked_us)
 
@@ -308,6 +330,8 @@ class World:
                 self.clients.cancel_many(step)
             case RescheduleOrder():
                 self.clients.reschedule(step)
+            case AskOrder():
+                self.clients.ask(step)
             case HalfOrder(is_ingress=True):
                 self.senders.half(step)
             case HalfOrder():

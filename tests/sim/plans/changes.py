@@ -1,4 +1,7 @@
-"""What callers change about messages, in the profile `changes`: groups of many, again and again."""
+"""What callers change about messages, in the profile `changes`: groups of many, again and again.
+
+And what they ask about them, in all profiles.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ from collections.abc import Iterator
 from random import Random
 
 from sim.plans.plan import (
+    AskOrder,
     CancelManyOrder,
     CancelOrder,
+    HalfOrder,
     Request,
     RescheduleOrder,
     Settings,
@@ -64,6 +69,21 @@ def changes(random: Random, settings: Settings, until_ms: int, sent: list[Step])
         yield from orders
         if random.random() < 0.3:  # by a caller who lost the answer
             yield from _again(orders, begin_ms + random.randrange(20, 1_500), tuple(nodes[::-1]))
+
+
+def asks(random: Random, settings: Settings, until_ms: int, sent: list[Step]) -> Iterator[AskOrder]:
+    """Yields questions about what is sent, and searches, to any node."""
+    requests = [
+        step.begin if isinstance(step, HalfOrder) else step
+        for step in sent
+        if isinstance(step, Request | HalfOrder)
+    ]
+    at_ms = 2_000.0
+    while at_ms < until_ms:
+        at_ms += random.expovariate(1.0) * 1_000
+        known = [draft.number for each in requests if each.at_ms < at_ms for draft in each.drafts]
+        number = random.choice(known[-40:]) if known and random.random() < 0.8 else None
+        yield AskOrder(round(at_ms), number, random.choice(settings.nodes))
 
 
 def _again(orders: list[Step], at_ms: int, nodes: tuple[str, ...]) -> Iterator[Step]:

@@ -106,6 +106,21 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class AskOrder:
+    """A caller asks one node what it knows.
+
+    Attributes:
+        at_ms: when it asks.
+        number: of the message; None: it searches for all that is pending.
+        node: the node to ask.
+    """
+
+    at_ms: int
+    number: int | None
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancelOrder:
     """A caller cancels a message, and retries.
 
@@ -256,7 +271,16 @@ class Action:
         return f"{self.at_ms / 1000:8.3f} {self.kind} {words}".rstrip()
 
 
-Step = Request | CancelOrder | CancelManyOrder | RescheduleOrder | HalfOrder | IngressOrder | Action
+Step = (
+    Request
+    | AskOrder
+    | CancelOrder
+    | CancelManyOrder
+    | RescheduleOrder
+    | HalfOrder
+    | IngressOrder
+    | Action
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,25 +318,33 @@ class Plan:
 
 def step_text(step: Step) -> str:
     """One step as a line."""
+    return f"{step.at_ms / 1000:8.3f} {_words_of(step)}"
+
+
+def _words_of(step: Step) -> str:
     match step:
         case Request():
             drafts = " ".join(f"m{draft.number}+{draft.delay_ms}ms" for draft in step.drafts)
-            return f"{step.at_ms / 1000:8.3f} send to {','.join(step.nodes)}: {drafts}"
+            words = f"send to {','.join(step.nodes)}: {drafts}"
+        case AskOrder():
+            what = "what is pending" if step.number is None else f"m{step.number}"
+            words = f"ask {step.node} for {what}"
         case CancelOrder():
-            return f"{step.at_ms / 1000:8.3f} cancel m{step.number} at {','.join(step.nodes)}"
+            words = f"cancel m{step.number} at {','.join(step.nodes)}"
         case CancelManyOrder():
             numbers = " ".join(f"m{number}" for number in step.numbers)
-            return f"{step.at_ms / 1000:8.3f} cancel {numbers} at {','.join(step.nodes)}"
+            words = f"cancel {numbers} at {','.join(step.nodes)}"
         case RescheduleOrder():
             to = f"to {(step.at_ms + step.delay_ms) / 1000:.3f}"
-            return f"{step.at_ms / 1000:8.3f} reschedule m{step.number} {to} at {step.nodes}"
+            words = f"reschedule m{step.number} {to} at {step.nodes}"
         case IngressOrder():
             drafts = " ".join(
                 f"i{d.number}:{d.asks}+{d.delay_ms}ms/{d.partition}" for d in step.drafts
             )
-            return f"{step.at_ms / 1000:8.3f} to ingress ({step.ends or 'each'}): {drafts}"
+            words = f"to ingress ({step.ends or 'each'}): {drafts}"
         case HalfOrder() | Action():
-            return str(step)
+            words = str(step)
+    return words
 
 
 def in_order(steps: Iterable[Step]) -> tuple[Step, ...]:

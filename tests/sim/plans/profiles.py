@@ -17,7 +17,7 @@ from sim.halves.plans import halves
 from sim.kafka.topic_troubles import LASTING, TopicTrouble
 from sim.machine.network import Quality
 from sim.plans import ingress
-from sim.plans.changes import changes
+from sim.plans.changes import asks, changes
 from sim.plans.plan import (
     Action,
     CancelManyOrder,
@@ -501,6 +501,7 @@ def draw(seed: int, *, profile: str | None = None, nodes: int | None = None) -> 
         steps += halves(own, settings, until_ms)
     if kind.changes_messages:
         steps += changes(Random(f"changes {seed}"), settings, until_ms, steps)
+    steps += asks(Random(f"asks {seed}"), settings, until_ms, steps)
     if kind.changes_members:
         steps += _member_changes(random, settings, until_ms)
     return Plan(seed, name, settings, in_order(steps), until_ms)

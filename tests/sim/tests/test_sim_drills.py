@@ -86,6 +86,8 @@ FOUND = {
     "many_topics",
     "one_topic_after_another",
     "silent_topics",
+    "answers_to_all",
+    "long_asked",
     "cancelled_in_trouble",
     "one_silent_topic",
     "silent_in_a_later_step",

@@ -82,7 +82,8 @@ class DecidedDues:
         self._written: dict[MessageKey, RescheduleWritten] = {}
         self._cancelling: set[MessageKey] = set()
         self._progressed = asyncio.Event()
-        self._waiting: dict[MessageKey, set[asyncio.Future[None]]] = {}
+        # In the order in which they came.
+        self._waiting: dict[MessageKey, dict[asyncio.Future[None], None]] = {}
         self._seen: Mapping[MessageKey, Reschedule] = {}
 
     async def run(self) -> None:
@@ -131,7 +132,7 @@ class DecidedDues:
         that wait for it do not look at each.
         """
         changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(key, set()).add(changed)
+        self._waiting.setdefault(key, {})[changed] = None
         try:
             async with asyncio.timeout(within_s):
                 await changed
@@ -140,7 +141,7 @@ class DecidedDues:
         finally:
             waiting = self._waiting.get(key)
             if waiting is not None:
-                waiting.discard(changed)
+                waiting.pop(changed, None)
                 if not waiting:
                     del self._waiting[key]
 
