@@ -3,8 +3,8 @@
 `PROMISES` are the settings that the protocol stands on. An operator's value for one of them is
 refused by name (see `refused`), never overwritten silently.
 
-The clients retry nothing inside one of our calls (`delaywheel.transactional` says why): what would
-have been retried ends as an unknown outcome, to which a new candidacy responds.
+The leader's producers send requests again within our calls, after a backoff that is theirs
+(core/election/repeating.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from delaywheel.ingress import IngressLimits, halves_topic, ingress_topic
-from delaywheel.transactional import unrepeated
+from delaywheel.transactional import repeating
+from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS
 from delaywheel_replica.core.leader.pacing import MOST_PAUSE_MS
 
 DEFAULT_BATCH_BYTES = 1_000_000
@@ -192,9 +193,14 @@ class KafkaSettings:
         return None
 
     def producer(
-        self, transactional_id: str, *, purpose: str = "leader", log_level: int = 4
+        self,
+        transactional_id: str,
+        *,
+        backoff_ms: int = MOST_BACKOFF_MS,
+        purpose: str = "leader",
+        log_level: int = 4,
     ) -> dict[str, Any]:
-        """Returns the settings of a transactional producer, which never retries."""
+        """Returns the settings of a transactional producer; by default it sends nothing again."""
         return {
             **self.named(purpose),
             "log_level": log_level,
@@ -203,8 +209,11 @@ class KafkaSettings:
             # transactions are apart, since each partition that a transaction touches costs time.
             "sticky.partitioning.linger.ms": MOST_PAUSE_MS,
             "queue.buffering.max.messages": 1_000_000,
+            # Not the default 100 ms to 10 s: a broker that comes back may lead at once.
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1_000,
             **self.client,
-            **unrepeated(transactional_id),
+            **repeating(transactional_id, backoff_ms),
             "message.max.bytes": max(self.max_record_bytes, MAX_REQUEST_BYTES),
         }
 

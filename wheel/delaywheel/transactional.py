@@ -6,8 +6,9 @@ The settings are those of nodes, of consumers, and of replays of letters.
 
 librdkafka speaks the transaction protocol in which a copy of an EndTxn that arrives late ends a
 later transaction of the same producer in the middle; the copy comes from the library's own retries.
-A producer that is `unrepeated` has none within a call: what would have been retried ends as a
-time-out, an unknown outcome.
+A producer that is `repeating` has a short backoff, so whoever uses it judges by the time that an
+end took whether it may have been sent twice. One that is `unrepeated` sends nothing again within a
+call: that ends as a time-out, an unknown outcome.
 """
 
 import time
@@ -175,6 +176,23 @@ def transactional(transactional_id: str) -> dict[str, Any]:
     }
 
 
+def repeating(transactional_id: str, backoff_ms: int) -> dict[str, Any]:
+    """Returns the settings of a producer that sends requests again, after this backoff.
+
+    Example:
+        >>> repeating("a", 100)["retry.backoff.max.ms"]
+        100
+    """
+    return {
+        **transactional(transactional_id),
+        "socket.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "retry.backoff.ms": backoff_ms,
+        "retry.backoff.max.ms": backoff_ms,
+        # Not the default 30 s: a missing topic would hold up its transaction for so long.
+        "topic.metadata.propagation.max.ms": 1_000,
+    }
+
+
 def unrepeated(transactional_id: str) -> dict[str, Any]:
     """Returns the settings of a producer that repeats no request within a call.
 
@@ -182,14 +200,7 @@ def unrepeated(transactional_id: str) -> dict[str, Any]:
         >>> unrepeated("a")["retry.backoff.ms"] > MAX_CALL_MS
         True
     """
-    return {
-        **transactional(transactional_id),
-        "socket.timeout.ms": TRANSACTION_TIMEOUT_MS,
-        "retry.backoff.ms": _NO_RETRY_BACKOFF_MS,
-        "retry.backoff.max.ms": _NO_RETRY_BACKOFF_MS,
-        # Not the default 30 s: a missing topic would hold up its transaction for so long.
-        "topic.metadata.propagation.max.ms": 1_000,
-    }
+    return repeating(transactional_id, _NO_RETRY_BACKOFF_MS)
 
 
 # librdkafka does not reuse the numbers of a refused batch, and notices the gap at the next batch

@@ -2,7 +2,7 @@
 
 Meanwhile the main thread keeps its row fresh. Each call ends with one event for the election
 machine (core/election/machine.py), which alone decides what comes next; at most one call runs at a
-time.
+time. In a term, ids are inited again beside it (core/election/id_turns.py).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from delaywheel_replica.cleaner.outside.ports import (
     IDS,
     ControlUnreadable,
     KafkaAway,
+    KafkaCallEnd,
     KafkaPort,
     LeadingRefused,
     ProducersPort,
@@ -66,6 +67,7 @@ class Candidacy:
 
     Attributes:
         producers: Those of the newest candidacy.
+        loose: The ids of its marks whose ends may have been sent twice.
         is_answered: Kafka has answered since the newest candidacy began.
         broker_clock: The brokers' clock, as the last candidacy's marks showed it; None: unknown.
         warnings: What does not keep it from leading, as of the last check.
@@ -83,6 +85,7 @@ class Candidacy:
         on_event: Callable[[], None] = lambda: None,
         clock: Clock | None = None,
         runner: Runner | None = None,
+        init_runner: Runner | None = None,
     ) -> None:
         """Starts nothing yet.
 
@@ -94,6 +97,7 @@ class Candidacy:
             on_event: Called in the background when `events` has something.
             clock: None: the machine's.
             runner: Runs the calls; None: threads.
+            init_runner: Runs the inits in a term; None: a thread.
         """
         self.producers: ProducersPort | None = None
         self.is_answered = False
@@ -108,6 +112,7 @@ class Candidacy:
         self._is_refused = False
         self._follow_error: str | None = None
         self._marked: set[int] = set()
+        self.loose: set[int] = set()
         self._kafka = kafka
         self._follower = follower
         self._node = node
@@ -120,6 +125,10 @@ class Candidacy:
         self._follow_at = 0.0
         self._clock = clock or SystemClock()
         self._runner = runner or ThreadRunner(IDS, job="candidacy", call="init")
+        self._init_runner = init_runner or ThreadRunner(1, job="init", call="init")
+        self._renewed: queue.SimpleQueue[tuple[ProducersPort, int, KafkaCallEnd]] = (
+            queue.SimpleQueue()
+        )
 
     def events(self) -> list[Event]:
         """Returns the results of the calls that ended since the previous call.
@@ -178,6 +187,29 @@ class Candidacy:
         self.producers = producers = self._kafka.producers()
         self._start(lambda: self._init(producers, token, has_wheels=has_wheels))
 
+    def init_again(self, number: int, timeout_ms: int) -> None:
+        """Inits one id of this term anew; `inited_again` returns how that ended."""
+        assert self.producers is not None
+        producers = self.producers
+
+        def run() -> None:
+            try:
+                self._renewed.put((producers, number, producers.init(number, timeout_ms)))
+            except BaseException as error:  # noqa: BLE001 - raised again where it is heard
+                self._events.put(error)
+            self._on_event()
+
+        self._init_runner.start(run)
+
+    def inited_again(self) -> list[tuple[int, KafkaCallEnd]]:
+        """Returns the ids of this term whose new inits ended since the previous call."""
+        found = []
+        while not self._renewed.empty():
+            producers, number, end = self._renewed.get()
+            if producers is self.producers:
+                found.append((number, end))
+        return found
+
     def mark(self, token: str, index: int) -> None:
         """Commits the leader record of one id; ends with MarkReport."""
         assert self.producers is not None
@@ -198,6 +230,7 @@ class Candidacy:
         """Ends the background work, or leaves it to its timeouts."""
         self.destroy()
         self._runner.close()
+        self._init_runner.close()
 
     def _start(self, call: Callable[[], Event | None]) -> None:
         self._started += 1
@@ -248,6 +281,7 @@ class Candidacy:
 
     def _init(self, producers: ProducersPort, token: str, *, has_wheels: bool) -> Event:
         self._marked.clear()
+        self.loose.clear()
         self._follower.expect(token)
         try:
             self._check(has_wheels=has_wheels)
@@ -281,8 +315,10 @@ class Candidacy:
         record = Record(self._control_topic, key.encode(), value, [], partition=0)
         ended = producers.commit(index, record, MARK_MS)
         self._mark_ms = began_ms, self._clock.monotonic_ms()
-        if ended.verdict is TransactionState.COMMITTED:
+        if ended.verdict.is_committed:
             self._marked.add(index)
+            if ended.verdict is TransactionState.COMMITTED_LOOSE:
+                self.loose.add(index)
         else:
             self._error = ended.cause
         return MarkReport(self._clock.monotonic_ms(), token, index, ended.verdict)

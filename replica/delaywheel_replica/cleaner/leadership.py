@@ -15,7 +15,8 @@ here, and its inputs are gathered here:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from delaywheel.identity import WheelId
@@ -25,7 +26,7 @@ from delaywheel_replica.cleaner.delivery.forward import Forwarder, Planned, Tran
 from delaywheel_replica.cleaner.ingress.term import Ingress
 from delaywheel_replica.cleaner.kafka.follower import ControlFollower
 from delaywheel_replica.cleaner.outside.clocks import Clock, SystemClock
-from delaywheel_replica.cleaner.outside.ports import ANSWER_MS, ProducersPort
+from delaywheel_replica.cleaner.outside.ports import ANSWER_MS, IDS, ProducersPort
 from delaywheel_replica.cleaner.row_keeper import QUIET_ROW_S, READING_MS, View, Waiting
 from delaywheel_replica.cleaner.tallies import Tallies
 from delaywheel_replica.cleaner.term_log import TermLog
@@ -49,6 +50,7 @@ from delaywheel_replica.core.election.events import (
     Stop,
     TransactionReport,
 )
+from delaywheel_replica.core.election.id_turns import IdTurns
 from delaywheel_replica.core.election.machine import IDLE_COMMIT_MS, Election, ElectionConfig
 from delaywheel_replica.core.election.witnesses import contradiction
 from delaywheel_replica.core.ingress.partition import unread_bound
@@ -83,6 +85,9 @@ TICK_S = 0.1
 
 LED_TICK_S = QUIET_ROW_S
 """The same while another node leads: its silence counts only after four of these."""
+
+INIT_TICK_S = 0.01
+"""The same while no id can be used, until one is inited again."""
 
 MIN_CALL_MS = 2_000
 THROTTLED_LATELY_MS = 30_000
@@ -487,6 +492,7 @@ class Leadership:
         self._contradiction = None
         self._follower.pause()
         self._forwarder = self._make_forwarder(state, self._candidacy.producers)
+        self._forwarder.ids = IdTurns.begun(IDS, self._candidacy.loose)
         self._counters["elections"] += 1
         self._term_since_ms = self._clock.monotonic_ms()
         self._commit_wanted = True
@@ -513,6 +519,8 @@ class Leadership:
         forwarder.take_in(server.heartbeat.node, server.heartbeats, objection)
         if self.pause_s > 0:
             return self.pause_s
+        if not self._has_id(forwarder):
+            return INIT_TICK_S if self._election.phase in IN_TERM else TICK_S
         now_ms = self._clock.wall_ms()
         planned, was_long = self._plan(forwarder, server, now_ms)
         if not (self._commit_wanted or was_long or planned):
@@ -521,6 +529,57 @@ class Leadership:
         if self._election.phase not in IN_TERM:
             return TICK_S
         return self.pause_s if done.behind else self._wait_s(forwarder, self._clock.wall_ms())
+
+    def _has_id(self, forwarder: Forwarder) -> bool:
+        """Inits ids again where that is due; returns whether a transaction may begin."""
+        for number, end in self._candidacy.inited_again():
+            if end.verdict is TransactionState.FENCED:
+                self._report(end.verdict, end.cause)
+                return False
+            is_ready = end.verdict is TransactionState.CONTINUE
+            forwarder.ids = forwarder.ids.renewed(number, is_ready=is_ready)
+        if forwarder.ids.is_lost:
+            self._report(TransactionState.UNKNOWN, "no transactional id is left to go on with")
+            return False
+        again = forwarder.ids.to_renew
+        if again is not None:
+            log.info("init again", number=again, was=forwarder.ids.states[again].value)
+            forwarder.ids = forwarder.ids.renewing(again)
+            self._candidacy.init_again(again, self._call_ms)
+        if forwarder.ids.usable is not None:
+            return True
+        voucher = forwarder.ids.voucher
+        if voucher is not None and (forwarder.ids.awaits_voucher or self._commit_wanted):
+            self._commit_wanted = False
+            began_ms = self._clock.monotonic_ms()
+            with self._waits_for_kafka() as timeout_ms:
+                end = forwarder.vouch(voucher, timeout_ms)
+            self._report(end.verdict, end.cause, self._clock.monotonic_ms() - began_ms)
+        return False
+
+    @contextmanager
+    def _waits_for_kafka(self) -> Iterator[int]:
+        """Has this leader heard while it waits; gives how long a call may take."""
+        timeout_ms = self._call_ms
+        self._waiting = Waiting(self._clock.monotonic_ms(), self._election.waits_until_ms)
+        try:
+            yield timeout_ms
+        finally:
+            self._waiting = None
+
+    @property
+    def _call_ms(self) -> int:
+        """How long a call may take: until others no longer hear this leader, and one stands."""
+        until_ms = self._election.waits_until_ms + CLEANER_FRESH_MS
+        return min(max(MIN_CALL_MS, until_ms - self._clock.monotonic_ms()), MAX_CALL_MS)
+
+    def _report(self, verdict: TransactionState, cause: str | None, commit_ms: int = 0) -> None:
+        """Has the election machine judge how a transaction ended."""
+        if not verdict.is_committed:
+            log.warning("transaction", verdict=verdict.value, cause=cause)
+        self._step(
+            TransactionReport(self._clock.monotonic_ms(), self._election.token, verdict, commit_ms)
+        )
 
     def _plan(
         self, forwarder: Forwarder, server: ServerStatus, now_ms: int
@@ -572,20 +631,13 @@ class Leadership:
         )
         # What this transaction does not decide or settle is announced again.
         self._proposals, self._written_reschedules = {}, {}
-        since_ms, until_ms = self._clock.monotonic_ms(), self._election.waits_until_ms
-        # Ends before the others stop hearing this leader: after that another node stands.
-        heard_ms = until_ms - since_ms + CLEANER_FRESH_MS
-        timeout_ms = min(max(MIN_CALL_MS, heard_ms), MAX_CALL_MS)
-        self._waiting = Waiting(since_ms, until_ms)
-        try:
+        with self._waits_for_kafka() as timeout_ms:
             done = forwarder.transact(planned, situation, timeout_ms)
-        finally:
-            self._waiting = None
         self._commit_wanted = False
         self._fences, self._fills = tuple(done.duties.fences), done.duties.fills
         self._floor_wait = done.duties.floor_wait
-        self._error = None if done.verdict is TransactionState.COMMITTED else done.cause
-        if done.verdict is TransactionState.COMMITTED:
+        self._error = None if done.verdict.is_committed else done.cause
+        if done.verdict.is_committed:
             self.tallies.committed(
                 done.forwarded,
                 done.dead,
@@ -599,13 +651,9 @@ class Leadership:
                 for each in done.dead
             )
         else:
-            log.warning("transaction", verdict=done.verdict.value, cause=done.cause)
             self._candidacy.look_soon()
         self._log.refused_wheels(done.duties.refused)
-        report = TransactionReport(
-            self._clock.monotonic_ms(), self._election.token, done.verdict, done.commit_ms
-        )
-        self._step(report)
+        self._report(done.verdict, done.cause, done.commit_ms)
         return done
 
     def _may_stop(self, stop_by: float) -> bool:

@@ -203,7 +203,7 @@ def test_a_fenced_leader_steps_down_and_comes_back(
 
 
 @pytest.mark.parametrize("what", ["reply lost", "request held"])
-def test_a_commit_of_unknown_outcome_tears_and_doubles_nothing(
+def test_an_end_that_is_sent_twice_tears_and_doubles_nothing_and_ends_no_term(
     kafka: KafkaBroker, cluster_id: str, wheels: Wheels, topic: str, what: str
 ) -> None:
     with (
@@ -216,11 +216,15 @@ def test_a_commit_of_unknown_outcome_tears_and_doubles_nothing(
         world.wait_for("some are out", lambda s: s.counters.get("forwarded", 0) > 5)
         if what == "reply lost":
             proxy.lose_next_end_txn_reply()
+            wait_until("the end goes astray", lambda: proxy.lost_replies == 1)
         else:
             proxy.hold_next_end_txn()
-        world.wait_leading_anew(epoch)
-        proxy.release_held()  # into transactions of the new candidacy
+            wait_until("the end goes astray", lambda: proxy.held_requests == 1)
+        out = world.status.counters["forwarded"]
+        world.wait_for("it goes on", lambda s: s.counters["forwarded"] > out + 20)
+        proxy.release_held()  # into transactions of the id, which was inited again
         values = arrived(kafka, topic, rows)
+        assert world.status.epoch == epoch
     assert sorted(values, key=str) == sorted([row.value for row in rows], key=str)
 
 

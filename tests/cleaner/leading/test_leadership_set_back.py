@@ -72,7 +72,7 @@ def test_the_word_goes_with_the_term(place: Place) -> None:
     """Another caller may have got something newer meanwhile."""
     place.kafka.cut("a")
     place.leadership.set_back(0)
-    place.until(lambda: not place.in_term())
+    place.until(lambda: not place.in_term(), within_s=20)
     place.leadership.set_back(0)
     place.kafka.mend("a")
     place.until(place.in_term, within_s=90)

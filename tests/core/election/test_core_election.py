@@ -48,7 +48,9 @@ WALL_MS = 1_000_000
 START_MS = 5_000
 ENDED = (
     TransactionState.COMMITTED,
+    TransactionState.COMMITTED_LOOSE,
     TransactionState.ABORTED,
+    TransactionState.ABANDONED,
     TransactionState.UNKNOWN,
     TransactionState.FENCED,
 )
@@ -514,11 +516,20 @@ def test_the_time_for_which_kafka_throttles_is_no_silence() -> None:
     assert ended == [DestroyProducers(EndReason.COMMITS_TOO_OLD)]
 
 
-def test_an_aborted_transaction_is_no_commit() -> None:
+@pytest.mark.parametrize("verdict", [TransactionState.ABORTED, TransactionState.ABANDONED])
+def test_what_is_not_committed_is_no_commit(verdict: TransactionState) -> None:
     election = leading()
     now_ms = START_MS + MIN_SILENCE_MS
-    assert election.step(TransactionReport(now_ms, "r-1", TransactionState.ABORTED)) == []
+    assert election.step(TransactionReport(now_ms, "r-1", verdict)) == []
     assert election.step(tick(now_ms + 1)) == [DestroyProducers(EndReason.COMMITS_TOO_OLD)]
+
+
+def test_a_mark_whose_end_was_perhaps_sent_twice_is_a_mark() -> None:
+    election = standby()
+    election.step(tick(START_MS))
+    election.step(InitsDone(START_MS, "r-1"))
+    loose = TransactionState.COMMITTED_LOOSE
+    assert election.step(MarkReport(START_MS, "r-1", 0, loose)) == [CommitMark("r-1", 1)]
 
 
 def test_a_leader_rests_until_it_holds_all_and_its_clock_has_passed_w() -> None:

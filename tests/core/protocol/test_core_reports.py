@@ -13,10 +13,13 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
 
 ENDINGS = {
     TransactionState.COMMITTED,
+    TransactionState.COMMITTED_LOOSE,
     TransactionState.ABORTED,
+    TransactionState.ABANDONED,
     TransactionState.UNKNOWN,
     TransactionState.FENCED,
 }
+BEFORE_ANY_END = {Call.BEGIN, Call.PRODUCE, Call.FLUSH, Call.ABORT}
 
 
 def test_every_call_with_every_answer_has_a_verdict() -> None:
@@ -24,23 +27,26 @@ def test_every_call_with_every_answer_has_a_verdict() -> None:
     assert set(ACTIONS) == ENDINGS
 
 
-def test_only_a_clean_success_is_a_known_outcome() -> None:
-    known = {
-        key: verdict for key, verdict in VERDICTS.items() if verdict is not TransactionState.UNKNOWN
-    }
-    assert {key for key, verdict in known.items() if verdict is TransactionState.COMMITTED} == {
-        (Call.COMMIT, LibraryAnswer.OK)
-    }
-    assert {key for key, verdict in known.items() if verdict is TransactionState.ABORTED} == {
-        (Call.ABORT, LibraryAnswer.OK)
+def test_only_success_of_a_commit_is_a_commit() -> None:
+    committed = {key: verdict for key, verdict in VERDICTS.items() if verdict.is_committed}
+    assert committed == {
+        (Call.COMMIT, LibraryAnswer.OK): TransactionState.COMMITTED,
+        (Call.COMMIT, LibraryAnswer.OK_RETRIED): TransactionState.COMMITTED_LOOSE,
     }
 
 
 @pytest.mark.parametrize("call", Call)
-def test_what_was_perhaps_sent_twice_or_timed_out_is_unknown(call: Call) -> None:
-    assert VERDICTS[call, LibraryAnswer.OK_RETRIED] is TransactionState.UNKNOWN
-    assert VERDICTS[call, LibraryAnswer.TIMED_OUT] is TransactionState.UNKNOWN
+def test_only_what_may_have_been_committed_is_unknown(call: Call) -> None:
+    unknown = call not in BEFORE_ANY_END
+    wanted = TransactionState.UNKNOWN if unknown else TransactionState.ABANDONED
+    assert VERDICTS[call, LibraryAnswer.TIMED_OUT] is wanted
     assert VERDICTS[call, LibraryAnswer.FENCED] is TransactionState.FENCED
+
+
+def test_an_end_that_was_perhaps_sent_twice_ends_the_use_of_its_epoch() -> None:
+    for call in (Call.COMMIT, Call.ABORT):
+        verdict = VERDICTS[call, LibraryAnswer.OK_RETRIED]
+        assert ACTIONS[verdict] is Action.INIT_ID_AGAIN
 
 
 def test_an_abort_is_asked_for_only_while_no_end_was_sent() -> None:

@@ -41,7 +41,7 @@ from delaywheel_replica.cleaner.row_keeper import View
 from delaywheel_replica.core.election.eligibility import CLOCKS
 from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import HeldWheel
-from delaywheel_replica.core.protocol.control import NEEDS_KEY, ControlState, WheelRecord
+from delaywheel_replica.core.protocol.control import NEEDS_KEY, OPENING, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, violations
 from delaywheel_replica.core.protocol.status_files import Role
@@ -126,7 +126,7 @@ class Checks:
         self._high_watermarks: Counter[WheelId] = Counter()
         self._deferred: Counter[Key] = Counter()
         self._marks: dict[int, Transaction] = {}
-        self._elected: dict[str, int] = {}
+        self._elected: int | None = None
         self._taken: Counter[WheelId] = Counter()
         self._unregistered: set[WheelId] = set()
         self._undone: list[tuple[int, Key, FrameName]] = []
@@ -416,7 +416,9 @@ class Checks:
         self._check_duplicates()
         self._ingress.decided(transaction)
         last = transaction.entries[-1] if transaction.entries else None
-        if last is not None and last.key != b"progress" and not _is_mark(last):
+        says_nothing = [entry.key for entry in transaction.entries] == [OPENING[0].encode()]
+        is_of_progress = last is None or last.key == b"progress" or _is_mark(last)
+        if not (is_of_progress or says_nothing):
             self._fail(f"a transaction of {transaction.node} is committed without its progress")
 
     def _passed_on(self, log_entry: LogEntry) -> None:
@@ -601,21 +603,22 @@ class Checks:
             self._progress(before, self.control.progress)
 
     def _marked(self, index: int, transaction: Transaction) -> None:
-        """Returns the candidacy that may commit: the one whose marks are the latest with every id.
+        """Notes the candidacy that may commit: the one whose marks are the latest with every id.
 
         It remains so while another has overtaken it with only some ids: with those it is fenced.
         """
         self._marks[index] = transaction
         tokens = {mark.token for mark in self.control.leaders.values()}
         if len(self._marks) == IDS and len(tokens) == 1:
-            self._elected = {m.transactional_id: m.epoch for m in self._marks.values()}
+            self._elected = self._world.kafka.candidacy_of(transaction)
 
     def _check_epoch(self, transaction: Transaction) -> None:
-        if self._elected.get(transaction.transactional_id) != transaction.epoch:
+        candidacy = self._world.kafka.candidacy_of(transaction)
+        if candidacy != self._elected:
             self._fail(
                 f"{transaction.node} commits with {transaction.transactional_id} epoch"
-                f" {transaction.epoch}, elected is {self._elected}, and the leaders are"
-                f" {dict(self.control.leaders)}"
+                f" {transaction.epoch} of candidacy {candidacy}, elected is {self._elected}, and"
+                f" the leaders are {dict(self.control.leaders)}"
             )
 
     def _wheel(self, before: ControlState, wheel: WheelId) -> None:

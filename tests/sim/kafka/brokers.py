@@ -25,7 +25,7 @@ A state that no client may cause raises `SimKafkaError`: see `SimKafka.check`.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 
 from delaywheel.transactional import TRANSACTION_TIMEOUT_MS
@@ -50,6 +50,8 @@ class Code(StrEnum):
     """There is no producer epoch; the client's own error."""
     CONCURRENT = "CONCURRENT_TRANSACTIONS"
     FENCED = "INVALID_PRODUCER_EPOCH"
+    NOT_LEADER = "NOT_LEADER_OR_FOLLOWER"
+    NOT_COORDINATOR = "NOT_COORDINATOR"
     INVALID_STATE = "INVALID_TXN_STATE"
     UNKNOWN_TOPIC = "UNKNOWN_TOPIC_OR_PART"
     REFUSED = "INVALID_RECORD"
@@ -100,6 +102,8 @@ class SimKafka:
         trace: Called with descriptions of events, if set.
         clock: The brokers' clock.
         has_wrong_clock: It was ever set.
+        candidacies: How often a node has begun to init all ids of leaders.
+        has_coordinator: A broker coordinates transactions; otherwise the task moves to another.
         has_lost_end: A compacted topic has ever lost its end.
     """
 
@@ -125,6 +129,9 @@ class SimKafka:
         self.clock = SimClock(scheduler)
         self.has_wrong_clock = False
         self.has_lost_end = False
+        self.candidacies = 0
+        self.has_coordinator = True
+        self._candidacy_of: dict[tuple[str, int], int] = {}
         self._random = scheduler.stream("kafka")
         self._timeout_us = transaction_timeout_ms * US_PER_MS
         self.troubles = TopicTroubles()
@@ -157,6 +164,10 @@ class SimKafka:
     def topic_id(self, topic: str) -> str:
         """Returns the present incarnation of the topic with this name."""
         return f"{topic}-{self._made[topic]}"
+
+    def topics(self) -> list[str]:
+        """Returns the names of all topics."""
+        return [*self._topics]
 
     def has(self, topic: str) -> bool:
         """Whether the topic exists."""
@@ -199,6 +210,7 @@ class SimKafka:
     def heal(self) -> None:
         """Reconnects every node, and ends all faults."""
         self.start()
+        self.has_coordinator = True
         self._cut_since_us.clear()
         self.faults = KafkaFaults()
         self.troubles.end_all(self.scheduler.now_us)
@@ -220,8 +232,15 @@ class SimKafka:
 
     # Requests of clients.
 
-    def init_producer(self, transactional_id: str) -> tuple[Code, int]:
-        """InitProducerId: OK with the new epoch, which fences all older ones; or CONCURRENT."""
+    def init_producer(self, transactional_id: str, candidacy: int = 0) -> tuple[Code, int]:
+        """InitProducerId: OK with the new epoch, which fences all older ones; or CONCURRENT.
+
+        Args:
+            transactional_id: Of the producer.
+            candidacy: Whose producer it is, if it is a leader's; for observers.
+        """
+        if not self.has_coordinator:
+            return Code.NOT_COORDINATOR, -1
         known = self._ids.get(transactional_id)
         if known is None:
             known = self._ids[transactional_id] = _Coordinated(transactional_id)
@@ -232,6 +251,7 @@ class SimKafka:
             self._decide(known, commit=False)
             return Code.CONCURRENT, -1
         known.state = State.EMPTY
+        self._candidacy_of[transactional_id, known.epoch] = candidacy
         if self.trace is not None:
             self.trace(f"init {transactional_id} epoch {known.epoch}")
         return Code.OK, known.epoch
@@ -260,7 +280,8 @@ class SimKafka:
         for taken, (partition, record) in enumerate(records):
             trouble = self.troubles.of(partition.topic, partition.number)
             if trouble is not None and not trouble.takes(record.key):
-                return Code(trouble.refusal or Code.NO_ANSWER), taken
+                code = Code.NOT_LEADER if trouble.is_repeated else Code.NO_ANSWER
+                return Code(trouble.refusal or code), taken
             if partition not in added:
                 code = self._add_partition(known, epoch, node)
                 if code is not Code.OK:
@@ -274,6 +295,8 @@ class SimKafka:
 
     def end_transaction(self, transactional_id: str, epoch: int, *, commit: bool) -> Code:
         """EndTxn: ends the ongoing transaction of this epoch."""
+        if not self.has_coordinator:
+            return Code.NOT_COORDINATOR
         known = self._ids[transactional_id]
         if epoch < known.epoch:
             return Code.FENCED
@@ -302,9 +325,9 @@ class SimKafka:
         """The offset that a group shows; None: it shows none."""
         return self._group_offsets.get((group, topic, partition))
 
-    def last_epoch(self, ids: Collection[str]) -> int:
-        """The greatest of these transactional ids; -1: none was ever inited."""
-        return max((known.epoch for known in self._ids.values() if known.name in ids), default=-1)
+    def candidacy_of(self, transaction: Transaction) -> int | None:
+        """Returns the number of the candidacy in whose term a transaction was begun."""
+        return self._candidacy_of.get((transaction.transactional_id, transaction.epoch))
 
     def on_visible(self, callback: OnVisible) -> None:
         """Calls back with the records that have just become visible together, in log order."""
@@ -348,6 +371,8 @@ class SimKafka:
 
     def _add_partition(self, known: _Coordinated, epoch: int, node: str) -> Code:
         """AddPartitionsToTxn; begins a transaction when none is ongoing."""
+        if not self.has_coordinator:
+            return Code.NOT_COORDINATOR
         if epoch < known.epoch:
             return Code.FENCED
         if known.state in _PREPARING:

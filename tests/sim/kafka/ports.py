@@ -12,6 +12,7 @@ from delaywheel_replica.cleaner.outside.ports import (
     KafkaAway,
     LeadingRefused,
 )
+from delaywheel_replica.core.election.repeating import EndTimes
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.kafka.brokers import SimKafka
 from sim.kafka.control import SimControl
@@ -34,6 +35,7 @@ class SimKafkaClient:
             clock: The node's: records without a timestamp get its wall clock's time.
         """
         self._line = KafkaLine(kafka, node, names, clock)
+        self._ends = EndTimes()
 
     def check(self, *, has_wheels: bool) -> Checked:
         """Makes sure that Kafka answers and can keep our promises; creates our topics."""
@@ -69,7 +71,7 @@ class SimKafkaClient:
 
     def producers(self) -> SimProducers:
         """Makes the producers of a new candidacy."""
-        return SimProducers(self._line)
+        return SimProducers(self._line, self._ends)
 
     def control(self) -> SimControl:
         """Makes a new reader of the control topic."""

@@ -12,6 +12,7 @@ from functools import partial
 from delaywheel_replica.cleaner.delivery.deferring import partition_of
 from delaywheel_replica.cleaner.kafka.producers import ABORT_MS, THROTTLED_S
 from delaywheel_replica.cleaner.outside.ports import IDS, KafkaCallEnd, Record, RefusedRecord
+from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS, EndTimes, may_be_repeated
 from delaywheel_replica.core.protocol.producer_quota import THROTTLED
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     VERDICTS,
@@ -32,21 +33,31 @@ BUSY_RETRY_S = 0.02
 """The same for a transaction that cannot begin yet."""
 
 
+ADD_RETRY_S = 0.5
+"""The same for a partition that no coordinator adds."""
+
+
 class SimProducers:
     """The producers of all transactional ids, as `ProducersPort` wants them.
 
     Simulated brokers answer all records of a transaction at once, or once they no longer throttle.
     """
 
-    def __init__(self, line: KafkaLine) -> None:
+    def __init__(self, line: KafkaLine, ends: EndTimes | None = None) -> None:
         self._line = line
+        self._ends = EndTimes() if ends is None else ends
         self._producers: dict[int, SimProducer] = {}
+        self._candidacy = 0
 
     def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         """Makes a new producer of this id, which fences the older ones."""
         assert 0 <= number < IDS
+        if not self._producers:
+            self._line.kafka.candidacies += 1
+            self._candidacy = self._line.kafka.candidacies
         name = self._line.names.leader_id(number)
-        producer = self._producers[number] = SimProducer(self._line, name)
+        producer = SimProducer(self._line, name, self._ends, candidacy=self._candidacy)
+        self._producers[number] = producer
         return producer.init(timeout_ms)
 
     def begin(self, number: int) -> None:
@@ -93,15 +104,24 @@ class SimProducers:
 class SimProducer:
     """One transactional id, from its init to its end; one transaction at a time."""
 
-    def __init__(self, line: KafkaLine, transactional_id: str) -> None:
+    def __init__(
+        self,
+        line: KafkaLine,
+        transactional_id: str,
+        ends: EndTimes | None = None,
+        candidacy: int = 0,
+    ) -> None:
+        self._candidacy = candidacy
         self._line = line
+        self._ends = ends
+        self._backoff_ms = MOST_BACKOFF_MS if ends is None else ends.backoff_ms
+        self._began_us = 0
         self._id = transactional_id
         self._epoch = -1
         self._fatal: KafkaCallEnd | None = None
         self._failed: KafkaCallEnd | None = None
         self._queue: list[tuple[Partition, Record]] = []
         self._added: set[Partition] = set()
-        self._began_us = 0
         self._throttled_until_us = 0
         self.throttled_until_ms = 0
 
@@ -109,7 +129,7 @@ class SimProducer:
         """Fences older producers of this id and ends their transactions."""
         line = self._line
         deadline_us = self._deadline_us(timeout_ms)
-        request = partial(line.kafka.init_producer, self._id)
+        request = partial(line.kafka.init_producer, self._id, self._candidacy)
         while True:
             faults = line.kafka.faults
             answer = line.ask(
@@ -119,7 +139,7 @@ class SimProducer:
                 lost_reply=faults.lost_init_reply,
             )
             code, epoch = answer or (Code.TIMED_OUT, -1)
-            if code is not Code.CONCURRENT:
+            if code not in {Code.CONCURRENT, Code.NOT_COORDINATOR}:
                 self._epoch = epoch
                 return _ended(Call.INIT, code)
             if not self._pause(INIT_RETRY_S, deadline_us):
@@ -128,9 +148,9 @@ class SimProducer:
     def begin(self) -> None:
         """Opens a transaction."""
         self._failed = self._fatal
+        self._began_us = self._line.scheduler.now_us
         if self._epoch < 0:
             self._failed = _ended(Call.BEGIN, Code.NOT_READY)
-        self._began_us = self._line.scheduler.now_us
         self._queue = []  # records already sent keep the old ones
         self._added = set()
 
@@ -178,6 +198,7 @@ class SimProducer:
         """Ends the transaction with `last` as its last record."""
         self.flush(timeout_ms)
         self.write_own([last])
+        self.flush(timeout_ms)
         ended = self._failed or self._commit(timeout_ms)
         if ended.verdict is not TransactionState.ABORT:
             return ended
@@ -186,7 +207,10 @@ class SimProducer:
     def abort(self) -> KafkaCallEnd:
         """Drops everything written."""
         self._queue = []
-        return self._end(Call.ABORT, self._deadline_us(ABORT_MS))
+        cause = "" if self._failed is None else self._failed.cause or ""
+        is_answered = cause.startswith(THROTTLED)
+        began_us = self._line.scheduler.now_us if is_answered else self._began_us
+        return self._end(Call.ABORT, self._deadline_us(ABORT_MS), began_us)
 
     def _take(self, record: Record) -> str | None:
         """Queues one record; returns why not, if it alone is refused."""
@@ -212,8 +236,11 @@ class SimProducer:
         return None
 
     def _commit(self, timeout_ms: int) -> KafkaCallEnd:
-        deadline_us = self._deadline_us(timeout_ms)
-        return self._send_queue(Call.FLUSH, deadline_us) or self._end(Call.COMMIT, deadline_us)
+        began_us = self._line.scheduler.now_us
+        ended = self._end(Call.COMMIT, self._deadline_us(timeout_ms), began_us)
+        if self._ends is not None and ended.verdict.is_committed:
+            self._ends.add((self._line.scheduler.now_us - began_us) // US_PER_MS)
+        return ended
 
     def _send_queue(self, call: Call, deadline_us: int) -> KafkaCallEnd | None:
         """Sends what is written; returns how the transaction ended if brokers do not take it."""
@@ -241,8 +268,9 @@ class SimProducer:
                 self._throttled_until_us = line.scheduler.now_us + throttled_us
                 self.throttled_until_ms = line.clock.monotonic_ms() + throttled_us // US_PER_MS + 1
             self._queue = self._queue[taken:]
-            if code is Code.CONCURRENT:
-                code = Code.OK if self._pause(BUSY_RETRY_S, deadline_us) else Code.TIMED_OUT
+            pause_s = self._pauses_s().get(code)
+            if pause_s is not None:
+                code = Code.OK if self._pause(pause_s, deadline_us) else Code.TIMED_OUT
             if code is Code.NO_ANSWER:
                 self._line.scheduler.sleep(max(0.0, self._left_s(deadline_us)))
                 code = Code.TIMED_OUT
@@ -251,15 +279,23 @@ class SimProducer:
                 return self._keep(_ended(call, code, requires_abort=refused))
         return None
 
-    def _end(self, call: Call, deadline_us: int) -> KafkaCallEnd:
+    def _pauses_s(self) -> dict[Code, float]:
+        """After which answers to records the client asks again, and how soon."""
+        return {
+            Code.CONCURRENT: BUSY_RETRY_S,
+            Code.NOT_COORDINATOR: ADD_RETRY_S,
+            Code.NOT_LEADER: self._backoff_ms / 1000,
+        }
+
+    def _end(self, call: Call, deadline_us: int, began_us: int) -> KafkaCallEnd:
         """Sends an EndTxn if the brokers know of the transaction."""
         if not self._added:
             return _ended(call, Code.OK)
+        backoff_s = self._backoff_ms / 1000
         line, faults = self._line, self._line.kafka.faults
         commit = call is Call.COMMIT
         request = partial(line.kafka.end_transaction, self._id, self._epoch, commit=commit)
-        retried = line.chance(faults.retried_end)
-        if retried:
+        if line.chance(faults.retried_end) and self._pause(backoff_s, deadline_us):
             line.send_copy(request, draw_us(line.random, faults.late_us))
         late = line.chance(faults.late_end)
         while True:
@@ -271,9 +307,11 @@ class SimProducer:
                 lost_reply=faults.lost_end_reply,
             )
             code = code or Code.TIMED_OUT
-            if code is not Code.CONCURRENT:
+            if code not in {Code.CONCURRENT, Code.NOT_COORDINATOR}:
+                took_ms = (line.scheduler.now_us - began_us) / US_PER_MS
+                retried = code is Code.OK and may_be_repeated(took_ms, self._backoff_ms)
                 return self._keep(_ended(call, code, retried=retried))
-            if not self._pause(BUSY_RETRY_S, deadline_us):
+            if not self._pause(backoff_s, deadline_us):
                 return _ended(call, Code.TIMED_OUT)
 
     def _keep(self, ended: KafkaCallEnd) -> KafkaCallEnd:

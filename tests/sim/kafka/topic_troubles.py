@@ -2,8 +2,9 @@
 
 | trouble | the brokers say | a produce request |
 |---|---|---|
-| LEADERLESS | a partition has no leader | is not answered |
-| SHRUNK | fewer replicas in sync than `min.insync.replicas` | is not answered: the client retries |
+| MOVING | all is well | is sent again by the client: another broker leads soon |
+| LEADERLESS | a partition has no leader | is sent again by the client |
+| SHRUNK | fewer replicas in sync than `min.insync.replicas` | the same |
 | SILENT | all is well | is not answered |
 | LATE | the same, after an outage | is not answered for some seconds more |
 | DENIED | not authorized | is refused, and its transaction can only be aborted |
@@ -23,6 +24,7 @@ from enum import StrEnum
 class TopicTrouble(StrEnum):
     """Why a topic takes nothing."""
 
+    MOVING = "moving"
     LEADERLESS = "leaderless"
     SHRUNK = "shrunk"
     SILENT = "silent"
@@ -40,13 +42,19 @@ class TopicTrouble(StrEnum):
             TopicTrouble.COMPACTED: "INVALID_RECORD",
         }.get(self)
 
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the client sends a produce request again until it is taken."""
+        return self in {TopicTrouble.MOVING, TopicTrouble.LEADERLESS, TopicTrouble.SHRUNK}
+
     def takes(self, key: bytes | None) -> bool:
         """Whether the topic takes a record with this key nevertheless."""
         return self is TopicTrouble.COMPACTED and key is not None
 
 
-LASTING = tuple(trouble for trouble in TopicTrouble if trouble is not TopicTrouble.LATE)
-"""A topic in one of these may be given up; one that is late is well again before that."""
+PASSING = (TopicTrouble.LATE, TopicTrouble.MOVING)
+LASTING = tuple(trouble for trouble in TopicTrouble if trouble not in PASSING)
+"""A topic in one of these may be given up; one in another is well again before that."""
 
 
 @dataclass(slots=True)

@@ -5,13 +5,16 @@ The candidates are the real election machine, with the real meaning of what the 
 messages in it. A leader moves progress on by one with each transaction, its ids taking turns: a
 message, and then the progress that takes account of it.
 
+A leader inits an id again within its term (core/election/id_turns.py), and goes on with the other.
+
 Requests that a node no longer waits for stay around, to be carried out at any time
-or never: inits, and ends of transactions, because the node gave up, or because the library sent
-the end twice and the second copy was faster.
+or never: inits, records, and ends of transactions, because the node gave up, or because the library
+sent one twice and the second copy was faster.
 
 What could be wrong with a state:
 
 - a message is visible without its progress: it will be forwarded again;
+- a message is visible twice;
 - progress is committed by a leader that did not know the previous progress: both have forwarded
   what lies between.
 """
@@ -24,6 +27,7 @@ from typing import NamedTuple, TypeVar
 
 from delaywheel_replica.core.election.events import (
     IN_TERM,
+    BecomeLeader,
     CommitMark,
     ControlRead,
     DestroyProducers,
@@ -39,6 +43,7 @@ from delaywheel_replica.core.election.events import (
     ReadControl,
     TransactionReport,
 )
+from delaywheel_replica.core.election.id_turns import IdState, IdTurns
 from delaywheel_replica.core.election.machine import (
     IDLE_COMMIT_MS,
     MAX_SILENCE_MS,
@@ -66,6 +71,7 @@ class Kind(Enum):
     MARK = "mark"
     MESSAGE = "message"
     PROGRESS = "progress"
+    NOTHING = "nothing"
 
 
 class Record(NamedTuple):
@@ -78,21 +84,23 @@ class Record(NamedTuple):
 
 
 class Request(NamedTuple):
-    """An init (`Call.INIT`) or the end of a transaction (`Call.COMMIT`)."""
+    """An init (`Call.INIT`), a record (`Call.PRODUCE`), or the end of a transaction."""
 
     call: Call
     number: int
-    token: str
+    epoch: str
+    record: Record | None = None
 
 
 class Kafka(NamedTuple):
     """What Kafka knows.
 
     Attributes:
-        owners: for each id, the token of the candidacy that inited it last.
+        owners: for each id, its producer epoch, which says who inited it last.
         marks: for each id, the latest readable mark.
         newest: the index of the latest mark of all.
         progress: the readable progress.
+        messages: how many messages are readable.
         tail: the log from the first open transaction on, which no reader sees.
         late: requests that no node waits for.
         wrong: what went wrong.
@@ -102,29 +110,38 @@ class Kafka(NamedTuple):
     marks: tuple[str, ...] = ("",) * IDS
     newest: int = 0
     progress: int = 0
+    messages: int = 0
     tail: tuple[Record, ...] = ()
     late: frozenset[Request] = frozenset()
     wrong: str | None = None
 
     def carry_out(self, request: Request) -> tuple["Kafka", LibraryAnswer]:
-        """Carries out an init, or the end of a transaction."""
+        """Carries out a request that may be late."""
         if request.call is Call.INIT:
-            owners = _put(self.owners, request.number, request.token)
-            left = tuple(r for r in self.tail if r.number != request.number or r.is_committed)
-            return self._replace(owners=owners, tail=left)._stable(), LibraryAnswer.OK
-        if self.owners[request.number] != request.token:
+            owners = _put(self.owners, request.number, request.epoch)
+            return self._replace(owners=owners).dropped(request.number), LibraryAnswer.OK
+        if self.owners[request.number] != request.epoch:
             return self, LibraryAnswer.FENCED
         mine = [r for r in self.tail if r.number == request.number and not r.is_committed]
+        if request.record is not None:  # taken by a transaction that is open, by no other
+            return self._replace(tail=(*self.tail, request.record)) if mine else self, _OK
         wrong = self.wrong
         if mine and mine[-1].kind is Kind.MESSAGE:
             wrong = f"message {mine[-1].value} is visible, and its progress is not"
         tail = tuple(r._replace(is_committed=True) if r in mine else r for r in self.tail)
         return self._replace(tail=tail, wrong=wrong)._stable(), LibraryAnswer.OK
 
-    def produce(self, record: Record, token: str) -> tuple["Kafka", LibraryAnswer]:
+    def dropped(self, number: int) -> "Kafka":
+        """Aborts what is open of an id."""
+        left = tuple(r for r in self.tail if r.number != number or r.is_committed)
+        return self._replace(tail=left)._stable()
+
+    def produce(self, record: Record, epoch: str) -> tuple["Kafka", LibraryAnswer]:
         """Adds a record of a transaction; begins one if there is none."""
-        if self.owners[record.number] != token:
+        if self.owners[record.number] != epoch:
             return self, LibraryAnswer.FENCED
+        if record.kind is Kind.NOTHING:  # all of its transaction: visible or not, it is the same
+            return self, LibraryAnswer.OK
         return self._replace(tail=(*self.tail, record)), LibraryAnswer.OK
 
     def _stable(self) -> "Kafka":
@@ -139,6 +156,11 @@ class Kafka(NamedTuple):
             case Kind.MARK, str(token):
                 marks = _put(self.marks, record.number, token)
                 return self._replace(marks=marks, newest=record.number)
+            case Kind.MESSAGE, int(message) if message != self.messages + 1:
+                wrong = f"message {message} is visible after message {self.messages}"
+                return self._replace(wrong=self.wrong or wrong)
+            case Kind.MESSAGE, int(message):
+                return self._replace(messages=message)
             case Kind.PROGRESS, int(progress) if progress != self.progress + 1:
                 wrong = f"progress {progress} is committed over {self.progress}"
                 return self._replace(progress=progress, wrong=self.wrong or wrong)
@@ -177,7 +199,10 @@ class Candidate(NamedTuple):
         to_init: the ids that are not inited yet.
         produced: records of its transaction that Kafka has taken.
         known: the progress that it knows.
-        next_id: the id of its next transaction.
+        epochs: the producer epoch of each of its ids; none: that of its candidacy.
+        loose: the marks whose ends may have been repeated.
+        turns: which ids it may use.
+        renewal: the init of an id within its term that Kafka has not carried out.
     """
 
     machine: Machine
@@ -185,7 +210,10 @@ class Candidate(NamedTuple):
     to_init: frozenset[int] = frozenset()
     produced: int = 0
     known: int = 0
-    next_id: int = 0
+    epochs: tuple[str, ...] = ("",) * IDS
+    loose: frozenset[int] = frozenset()
+    turns: IdTurns = IdTurns.begun(IDS)
+    renewal: Request | None = None
 
     @property
     def token(self) -> str:
@@ -193,24 +221,37 @@ class Candidate(NamedTuple):
         return self.machine.election.token
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def number(self) -> int | None:
+        """The id of its transaction; None: it has none to use."""
+        if isinstance(self.effect, CommitMark):
+            return self.effect.index
+        return self.turns.voucher if self.turns.usable is None else self.turns.usable
+
+    def epoch(self, number: int) -> str:
+        """The producer epoch of one of its ids."""
+        return self.epochs[number] or self.token
+
+    def records(self, number: int) -> tuple[Record, ...]:
         """The records of its transaction."""
         if isinstance(self.effect, CommitMark):
-            return (Record(self.effect.index, Kind.MARK, self.token),)
+            return (Record(number, Kind.MARK, self.token),)
+        if self.turns.usable is None:
+            return (Record(number, Kind.NOTHING, 0),)
         following = self.known + 1
         return (
-            Record(self.next_id, Kind.MESSAGE, following),
-            Record(self.next_id, Kind.PROGRESS, following),
+            Record(number, Kind.MESSAGE, following),
+            Record(number, Kind.PROGRESS, following),
         )
 
 
 class State(NamedTuple):
-    """The whole state, and how many candidacies and late requests may still come."""
+    """The whole state, and how many candidacies, renewals and late requests may still come."""
 
     kafka: Kafka
     candidates: tuple[Candidate, ...]
     candidacies: int
     late: int
+    renewals: int
 
 
 @dataclass(frozen=True)
@@ -221,12 +262,14 @@ class TermModel:
         candidacies: limit for the candidacies of both nodes together.
         transactions: the progress at which nodes stop.
         late: limit for requests that are carried out late.
+        renewals: limit for the inits within terms.
         ids: the number of ids with which the machines commit their marks.
     """
 
     candidacies: int = 3
     transactions: int = 3
     late: int = 2
+    renewals: int = 0
     ids: int = IDS
 
     @property
@@ -237,7 +280,7 @@ class TermModel:
             # Each as if it were alone: they stand at any time.
             election = Election(ElectionConfig(run=name, ids=self.ids))
             candidates.append(Candidate(Machine.of(election, 0)))
-        return State(Kafka(), tuple(candidates), self.candidacies, self.late)
+        return State(Kafka(), tuple(candidates), self.candidacies, self.late, self.renewals)
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
         """Yields every possible move."""
@@ -245,7 +288,7 @@ class TermModel:
             kafka = state.kafka._replace(late=state.kafka.late - {request})
             kafka, _ = kafka.carry_out(request)
             yield (
-                f"late: {request.call} {request.number} {request.token}",
+                f"late: {request.call} {request.number} {request.epoch}",
                 state._replace(kafka=kafka),
             )
         for index in range(len(NAMES)):
@@ -258,9 +301,14 @@ class TermModel:
 
     def _moves_of(self, state: State, index: int) -> Iterator[tuple[str, State]]:
         candidate = state.candidates[index]
+        if candidate.renewal is not None:
+            kafka, _ = state.kafka.carry_out(candidate.renewal)
+            done = self._with(state, index, candidate._replace(renewal=None))
+            yield f"inits {candidate.renewal.number} again", done._replace(kafka=kafka)
         match candidate.effect:
             case None:
                 yield from self._ticks(state, index)
+                yield from self._hears_of_renewal(state, index)
             case InitProducers():
                 yield from self._inits(state, index)
             case ReadControl():
@@ -277,9 +325,40 @@ class TermModel:
             fewer = state._replace(candidacies=state.candidacies - 1)
             event = _tick(now_ms + 10 * MAX_SILENCE_MS)
             yield "stands", self._notified(fewer, index, candidate, event)
-        if phase in IN_TERM and candidate.known < self.transactions:
+        if phase in IN_TERM and candidate.turns.is_lost:
+            report = TransactionReport(now_ms, candidate.token, TransactionState.UNKNOWN)
+            yield "has no id left", self._notified(state, index, candidate, report)
+        elif phase in IN_TERM and candidate.known < self.transactions:
+            if candidate.number is None:
+                return
             event = _tick(now_ms + IDLE_COMMIT_MS)
             yield "goes on", self._notified(state, index, candidate, event)
+
+    def _hears_of_renewal(self, state: State, index: int) -> Iterator[tuple[str, State]]:
+        candidate = state.candidates[index]
+        if candidate.machine.election.phase not in IN_TERM:
+            return
+        turns, number = candidate.turns, candidate.turns.to_renew
+        if number is not None and state.renewals:
+            epoch = f"{candidate.token}/{state.renewals}"
+            begun = candidate._replace(
+                epochs=_put(candidate.epochs, number, epoch),
+                turns=turns.renewing(number),
+                renewal=Request(Call.INIT, number, epoch),
+            )
+            fewer = state._replace(renewals=state.renewals - 1)
+            yield f"begins to init {number} again", self._with(fewer, index, begun)
+        if IdState.RENEWING not in turns.states:
+            return
+        number, request = turns.states.index(IdState.RENEWING), candidate.renewal
+        failed = candidate._replace(turns=turns.renewed(number, is_ready=False), renewal=None)
+        yield f"gives up init {number}", self._with(state, index, failed)
+        if request is None:
+            done = candidate._replace(turns=turns.renewed(number, is_ready=True))
+            yield f"has inited {number} again", self._with(state, index, done)
+        elif state.late:
+            late = self._with(self._late(state, request), index, failed)
+            yield f"gives up, init {number} is late", late
 
     def _inits(self, state: State, index: int) -> Iterator[tuple[str, State]]:
         candidate = state.candidates[index]
@@ -305,10 +384,13 @@ class TermModel:
 
     def _transacts(self, state: State, index: int) -> Iterator[tuple[str, State]]:
         candidate = state.candidates[index]
-        records = candidate.records
+        number = candidate.number
+        assert number is not None
+        records, epoch = candidate.records(number), candidate.epoch(number)
+        timed_out = VERDICTS[Call.FLUSH, LibraryAnswer.TIMED_OUT]
         if candidate.produced < len(records):
             record = records[candidate.produced]
-            kafka, answer = state.kafka.produce(record, candidate.token)
+            kafka, answer = state.kafka.produce(record, epoch)
             after = state._replace(kafka=kafka)
             verdict = VERDICTS[Call.FLUSH, answer]
             if verdict is TransactionState.CONTINUE:
@@ -316,8 +398,14 @@ class TermModel:
                 yield f"produces {record.kind.value}", self._with(after, index, more)
             else:
                 yield f"produces: {answer}", self._ended(after, index, verdict)
+            if self.renewals and answer is LibraryAnswer.OK:
+                name = f"produces {record.kind.value}, hears nothing"
+                yield name, self._ended(after, index, timed_out)
+                if state.late:
+                    late = self._late(state, Request(Call.PRODUCE, number, epoch, record))
+                    yield f"{name}, it is late", self._ended(late, index, timed_out)
             return
-        end = Request(Call.COMMIT, records[0].number, candidate.token)
+        end = Request(Call.COMMIT, number, epoch)
         kafka, answer = state.kafka.carry_out(end)
         after = state._replace(kafka=kafka)
         yield f"commits: {answer}", self._ended(after, index, VERDICTS[Call.COMMIT, answer])
@@ -342,13 +430,19 @@ class TermModel:
     def _ended(self, state: State, index: int, verdict: TransactionState) -> State:
         """Ends a transaction: of a mark, or of a leader."""
         candidate = state.candidates[index]
+        number = candidate.number
+        assert number is not None
         now_ms, token = candidate.machine.now_ms, candidate.token
+        if verdict is TransactionState.ABORTED:
+            state = state._replace(kafka=state.kafka.dropped(number))
         if isinstance(candidate.effect, CommitMark):
-            report = MarkReport(now_ms, token, candidate.effect.index, verdict)
+            report = MarkReport(now_ms, token, number, verdict)
+            if verdict is TransactionState.COMMITTED_LOOSE:
+                candidate = candidate._replace(loose=candidate.loose | {number})
             return self._notified(state, index, candidate, report)
-        if verdict is TransactionState.COMMITTED:
-            known, next_id = candidate.known + 1, (candidate.next_id + 1) % IDS
-            candidate = candidate._replace(known=known, next_id=next_id)
+        if verdict.is_committed and candidate.turns.usable is not None:
+            candidate = candidate._replace(known=candidate.known + 1)
+        candidate = candidate._replace(turns=candidate.turns.ended(number, verdict))
         return self._notified(state, index, candidate, TransactionReport(now_ms, token, verdict))
 
     def _notified(self, state: State, index: int, candidate: Candidate, event: Event) -> State:
@@ -361,12 +455,18 @@ class TermModel:
                     candidate = candidate._replace(effect=effect, to_init=frozenset(range(IDS)))
                 case CommitMark() | ReadControl() | IdleCommit():
                     candidate = candidate._replace(effect=effect)
+                case BecomeLeader():
+                    turns = IdTurns.begun(IDS, candidate.loose)
+                    candidate = candidate._replace(turns=turns)
                 case DestroyProducers():
                     candidate = Candidate(machine, known=candidate.known)
         return self._with(state, index, candidate)
 
     def _with(self, state: State, index: int, candidate: Candidate) -> State:
         return state._replace(candidates=_put(state.candidates, index, candidate))
+
+
+_OK = LibraryAnswer.OK
 
 
 def _put(items: tuple[T, ...], index: int, item: T) -> tuple[T, ...]:

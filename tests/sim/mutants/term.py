@@ -11,7 +11,8 @@ from delaywheel_replica.cleaner.leadership import Leadership
 from delaywheel_replica.cleaner.outside.ports import IDS
 from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.core.election.events import Effect, MarkReport
-from delaywheel_replica.core.election.machine import Election
+from delaywheel_replica.core.election.machine import MAX_SILENCE_MS, Election
+from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS, EndTimes
 from delaywheel_replica.core.leader import registration
 from delaywheel_replica.core.member.own_heartbeat import OwnHeartbeat
 from delaywheel_replica.core.node.shared_state import Known
@@ -58,8 +59,25 @@ def repeated_commit_is_known() -> list[Patch]:
     return [row(VERDICTS, (Call.COMMIT, LibraryAnswer.OK_RETRIED), TransactionState.COMMITTED)]
 
 
+def abandons_nothing() -> list[Patch]:
+    return [
+        row(VERDICTS, (Call.FLUSH, LibraryAnswer.TIMED_OUT), TransactionState.UNKNOWN),
+        row(VERDICTS, (Call.COMMIT, LibraryAnswer.OK_RETRIED), TransactionState.UNKNOWN),
+    ]
+
+
+def sends_nothing_again() -> list[Patch]:
+    return [instead(EndTimes, "backoff_ms", property(lambda _self: MOST_BACKOFF_MS))]
+
+
 def goes_on_after_an_unknown_outcome() -> list[Patch]:
-    return [row(ACTIONS, TransactionState.UNKNOWN, Action.GO_ON)]
+    patient = property(lambda _self: MAX_SILENCE_MS)
+    return [
+        row(ACTIONS, TransactionState.UNKNOWN, Action.GO_ON),
+        # Else its last commit is too old by then, and others report what it does not know.
+        instead(Election, "_patience_ms", patient),
+        *compares_no_progress(),
+    ]
 
 
 def numbers_start_again() -> list[Patch]:
@@ -182,11 +200,23 @@ TERM = {
         "without its progress",
         ("repeated_ends",),
     ),
+    "sends nothing again": Mutant(
+        "a request that meets a leader's move is not sent again within its call",
+        sends_nothing_again,
+        "candidacies|no node leads",
+        ("moving_leaders",),
+    ),
+    "a slow commit ends the term": Mutant(
+        "nothing is gone on with after an end that may have been sent twice",
+        abandons_nothing,
+        "candidacies",
+        ("moving_leaders",),
+    ),
     "goes on after an unknown outcome": Mutant(
         "a leader that does not know how its commit ended begins the next transaction",
         goes_on_after_an_unknown_outcome,
         "delivered twice|goes back",
-        ("repeated_ends",),
+        ("unanswered_ends",),
     ),
     "numbers start again": Mutant(
         "a node is given its next number by what it says of itself, not by what was given before",

@@ -20,6 +20,7 @@ from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record,
 from delaywheel_replica.cleaner.row_keeper import STAMP_S, RowKeeper, RowNews
 from delaywheel_replica.cleaner.server_row import ServerRow
 from delaywheel_replica.core.election.machine import ElectionConfig
+from delaywheel_replica.core.election.repeating import EndTimes
 from delaywheel_replica.core.ingress.reading import IngressRules
 from delaywheel_replica.core.leader.duties import Cluster
 from delaywheel_replica.core.leader.pacing import CapLimits
@@ -263,6 +264,7 @@ class SimCleaner:
             on_event=self.wake,
             clock=self,
             runner=Tasks(node.scheduler, self.process),
+            init_runner=Tasks(node.scheduler, self.process),
         )
         config = ElectionConfig(
             run=f"{node.name}-{self._pid}",
@@ -372,8 +374,8 @@ def _own_topics(names: KafkaNames) -> frozenset[str]:
 class _WatchedProducers(SimProducers):
     """Checks every message before it is delivered."""
 
-    def __init__(self, line: KafkaLine, cleaner: SimCleaner) -> None:
-        super().__init__(line)
+    def __init__(self, line: KafkaLine, ends: EndTimes, cleaner: SimCleaner) -> None:
+        super().__init__(line, ends)
         self._cleaner = cleaner
 
     def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
@@ -391,4 +393,4 @@ class _WatchedClient(SimKafkaClient):
 
     def producers(self) -> SimProducers:
         """The producers of a new candidacy."""
-        return _WatchedProducers(self._line, self._cleaner)
+        return _WatchedProducers(self._line, self._ends, self._cleaner)

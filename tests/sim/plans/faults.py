@@ -525,6 +525,28 @@ def topic_trouble(
 
 
 @_fault
+def leaders_move(world: World, ms: int) -> None:
+    """Other brokers become the leaders of all partitions, of ours too."""
+    for topic in world.kafka.topics():
+        topic_trouble(world, topic, TopicTrouble.MOVING, ms)
+
+
+@_fault
+def coordinator_moves(world: World, ms: int) -> None:
+    """Another broker comes to coordinate transactions, while one is under way."""
+    kafka = world.kafka
+    if all(transaction.committed is not None for transaction in kafka.ongoing()):
+        world.scheduler.call_later(US_PER_MS, coordinator_moves, world, ms)
+        return
+    kafka.has_coordinator = False
+
+    def moved() -> None:
+        kafka.has_coordinator = True
+
+    world.later(ms, moved)
+
+
+@_fault
 def own_topic_trouble(world: World, which: str, trouble: str, ms: int) -> None:
     """Makes the topic of outcomes, of dead letters or of halves take nothing for a while."""
     names = world.names

@@ -81,6 +81,8 @@ FOUND = {
     "clock_wrong_at_start",
     "clock_wrong_at_a_restart",
     "slow_ends",
+    "moving_leaders",
+    "unanswered_ends",
     "long_cut_off",
     "lost_end",
     "many_topics",

@@ -12,6 +12,7 @@ from delaywheel_replica.core.election.events import (
     MarkReport,
     ReadControl,
 )
+from delaywheel_replica.core.election.id_turns import IdState, IdTurns
 from delaywheel_replica.core.election.machine import Election
 from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
 from delaywheel_replica.core.protocol.progress import Progress
@@ -35,7 +36,7 @@ def test_one_epoch_commits_at_a_time(model: TermModel) -> None:
 def test_marks_with_one_id_alone_are_found() -> None:
     """Interleaving 1: two candidates init the two ids crosswise."""
     found = exhausted(TermModel(candidacies=2, late=0, ids=1)).found
-    assert found.wrong == "progress 2 is committed over 2"
+    assert found.wrong == "message 2 is visible after message 2"
 
 
 def test_going_on_after_inits_without_reading_is_found() -> None:
@@ -55,7 +56,7 @@ def test_going_on_after_inits_without_reading_is_found() -> None:
         assert exhausted(TermModel(candidacies=2, late=0)).found.wrong is not None
 
 
-def test_a_repeated_commit_that_counts_as_known_is_found() -> None:
+def test_a_repeated_commit_whose_id_goes_on_is_found() -> None:
     """Interleaving 20: the first copy of an end arrives in a later transaction of its id."""
     with patch.dict(
         VERDICTS, {(Call.COMMIT, LibraryAnswer.OK_RETRIED): TransactionState.COMMITTED}
@@ -67,3 +68,22 @@ def test_a_repeated_commit_that_counts_as_known_is_found() -> None:
 def test_going_on_after_an_unknown_outcome_is_found() -> None:
     with patch.dict(ACTIONS, {TransactionState.UNKNOWN: Action.GO_ON}):
         assert exhausted(TermModel(candidacies=1, late=1)).found.wrong is not None
+
+
+def test_going_on_in_the_epoch_of_what_was_not_answered_is_found() -> None:
+    """A record of the abandoned transaction arrives late in the next one of its id."""
+    unanswered = {(Call.FLUSH, LibraryAnswer.TIMED_OUT): TransactionState.ABORTED}
+    with patch.dict(VERDICTS, unanswered):
+        found = exhausted(TermModel(candidacies=1, transactions=2, late=1, renewals=1)).found
+    assert found.wrong == "message 1 is visible after message 1"
+
+
+def test_going_on_with_an_id_before_another_has_vouched_for_it_is_found() -> None:
+    """A new leader has committed, and its predecessor inits that id once more."""
+
+    def at_once(self: IdTurns, number: int, *, is_ready: bool) -> IdTurns:
+        return self._with(number, IdState.SOUND if is_ready else IdState.ABANDONED)
+
+    with patch.object(IdTurns, "renewed", at_once):
+        found = exhausted(TermModel(transactions=2, candidacies=2, late=0, renewals=1)).found
+    assert found.wrong == "message 1 is visible after message 1"

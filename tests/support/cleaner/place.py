@@ -94,6 +94,7 @@ class Place:
             control_topic=NAMES.control,
             clock=self.clock,
             runner=Tasks(self.scheduler, self.scheduler.process("a")),
+            init_runner=Tasks(self.scheduler, self.scheduler.process("a")),
         )
         config = ElectionConfig(run="a-1", nodes=len(NODES), required=required)
         self.leadership = Leadership(config, candidacy, follower, self._forwarder, clock=self.clock)

@@ -9,7 +9,7 @@ record has to wait for a topic, the rest is forwarded without it.
 
 Two transactional ids take turns, so that a transaction need not wait for the markers of the one
 before; each commit is awaited before the next transaction begins. core/leader/pacing.py decides how
-far apart transactions begin.
+far apart transactions begin, core/election/id_turns.py which id is next.
 
 The committed state is known without reading it back: while this node leads, no other can commit.
 After anything but a known end, the state here is no longer used
@@ -44,7 +44,8 @@ from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.direct import joined_with
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
 from delaywheel_replica.cleaner.ingress.term import Ingress
-from delaywheel_replica.cleaner.outside.ports import IDS, ProducersPort, Record
+from delaywheel_replica.cleaner.outside.ports import IDS, KafkaCallEnd, ProducersPort, Record
+from delaywheel_replica.core.election.id_turns import IdTurns
 from delaywheel_replica.core.ingress.moment import TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound
 from delaywheel_replica.core.leader.duties import Cluster, Duties, Situation, duties
@@ -119,6 +120,7 @@ class Forwarder:
 
     Attributes:
         state: What is committed.
+        ids: Which transactional ids may be used; changed between transactions.
         counters: Counts of what was committed.
         held: Why nothing is forwarded now.
         ingress: Takes in ingress records; set after construction. None: none are taken in.
@@ -138,6 +140,7 @@ class Forwarder:
     ) -> None:
         """Begins with the state of the control topic at the election."""
         self.state = state
+        self.ids = IdTurns.begun(IDS)
         self.ingress: Ingress | None = None
         self.counters: Counter[str] = Counter()
         self.held: str | None = None
@@ -152,7 +155,6 @@ class Forwarder:
         self._monotonic = monotonic
         self._watch = FloorWatch()
         self._missing = NO_FRAMES
-        self._next_id = 0
         self._forwarding = False
         self._reading = False
         # Up to which due all is done, where what follows cannot be taken though its time has come.
@@ -297,7 +299,7 @@ class Forwarder:
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
         self._sent_bytes = 0
-        number, self._next_id = self._next_id, (self._next_id + 1) % IDS
+        number = self._usable_id
         if planned.plan.look_up:
             self._producers.warm(planned.plan.look_up, WARM_MS)
         self._producers.begin(number)
@@ -320,11 +322,12 @@ class Forwarder:
         control = [self._control(record) for record in todo.all_records]
         own.write(control[:-1])
         ended = self._producers.commit(number, control[-1], timeout_ms)
+        self.ids = self.ids.ended(number, ended.verdict)
         commit_ms = round((self._monotonic() - began) * 1000)
         self._note_throttling(began)
         behind = bool(taken.step.settled) or (step is not None and step.behind)
         unfit = Counter[str]()
-        if ended.verdict is TransactionState.COMMITTED:
+        if ended.verdict.is_committed:
             self._committed(step, todo)
             is_full = taken.is_full or (step is not None and self._is_full(step))
             late_ms = situation.now_ms - step.before.due_ms if step else 0
@@ -361,6 +364,19 @@ class Forwarder:
             throttled_ms=throttled_ms,
             most_bytes=self._pace.limits.max_bytes,
         )
+
+    @property
+    def _usable_id(self) -> int:
+        number = self.ids.usable
+        assert number is not None  # whoever begins a transaction has looked
+        return number
+
+    def vouch(self, number: int, timeout_ms: int) -> KafkaCallEnd:
+        """Commits one record, which says nothing, with an id that may have no more than one."""
+        self._producers.begin(number)
+        ended = self._producers.commit(number, self._control(OPENING), timeout_ms)
+        self.ids = self.ids.ended(number, ended.verdict)
+        return ended
 
     def _is_full(self, step: Step) -> bool:
         """Whether a step is near the cap; what did not fit any more may be large."""

@@ -23,6 +23,7 @@ from delaywheel_replica.cleaner.kafka.ingress_finding import IngressTopics, find
 from delaywheel_replica.cleaner.kafka.ingress_thread import IngressThread
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.outside.ports import Checked, IngressFound, KafkaAway
+from delaywheel_replica.core.election.repeating import EndTimes
 from delaywheel_replica.kafka_settings import KafkaSettings
 
 
@@ -48,6 +49,7 @@ class KafkaClients:
         self._replication_factor = replication_factor
         self._checks_brokers = checks_brokers
         self._ingress_topics = ingress_topics or IngressTopics()
+        self._ends = EndTimes()
         self._lock = threading.Lock()
         self._made_admin: AdminClient | None = None
 
@@ -89,7 +91,7 @@ class KafkaClients:
 
     def producers(self) -> LeaderProducers:
         """Makes the producers of a new candidacy."""
-        return LeaderProducers(self._settings)
+        return LeaderProducers(self._settings, self._ends)
 
     def control(self) -> ControlReader:
         """Makes a new reader of the control topic."""

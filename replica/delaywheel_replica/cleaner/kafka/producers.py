@@ -19,8 +19,9 @@ they show:
 | fenced | any call: `_FENCED`, fatal |
 
 So it is always known whether an EndTxn may be under way; core/protocol/transaction_outcomes.py
-decides what that means. The clients retry nothing within a call (kafka_settings.py), so no success
-is that of a retry.
+decides what that means. The clients send requests again within a call. Whether they may have done
+so with an EndTxn is seen by the time that it took: of a commit, which is asked for once all records
+are answered, from there; of an abort, since the transaction began, as records may be repeated too.
 
 Records for many partitions take their time: the client sends a request for each, and a broker that
 is busy, or was just started, takes milliseconds for each. So a flush does not end while answers
@@ -50,6 +51,7 @@ from delaywheel_replica.cleaner.outside.ports import (
     Record,
     RefusedRecord,
 )
+from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS, EndTimes, may_be_repeated
 from delaywheel_replica.core.protocol.producer_quota import THROTTLED
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     VERDICTS,
@@ -89,6 +91,9 @@ class TransactionalProducer:
 
     Once a call of a transaction fails, what follows is skipped, up to its `commit` or `abort`.
 
+    Args:
+        ends: Decides how soon requests are sent again, and learns; None: nothing is.
+
     Attributes:
         answered_ms: When records of the running transaction were last answered, as far as a flush
             has seen it, or will be, as Kafka throttles; by the monotonic clock. For any thread.
@@ -100,13 +105,20 @@ class TransactionalProducer:
         settings: KafkaSettings,
         transactional_id: str,
         *,
+        ends: EndTimes | None = None,
         purpose: str = "leader",
         log_level: int,
     ) -> None:
-        own = settings.producer(transactional_id, purpose=purpose, log_level=log_level)
+        self._ends = ends
+        self._backoff_ms = MOST_BACKOFF_MS if ends is None else ends.backoff_ms
+        own = settings.producer(
+            transactional_id, backoff_ms=self._backoff_ms, purpose=purpose, log_level=log_level
+        )
         self._producer = Producer({**own, "throttle_cb": self._throttle}, logger=LOGGER)
         self._failed: KafkaCallEnd | None = None
         self._abortable = False
+        # It is to be aborted although every record was taken: only the abort may be repeated.
+        self._is_answered = False
         self._began_s = self._latest_s = 0.0
         # Read by another thread, so it is only set.
         self.answered_ms: int | None = None
@@ -133,6 +145,7 @@ class TransactionalProducer:
     def begin(self) -> None:
         """Opens a transaction."""
         self._failed, self._abortable, self.answered_ms = None, False, None
+        self._is_answered = False
         self._began_s = time.monotonic()
         self._latest_s = self._began_s + MAX_CALL_MS / 1000
         try:
@@ -192,6 +205,7 @@ class TransactionalProducer:
         if self.throttled_until_s > self._began_s + THROTTLED_S and left_s > 0:
             cause = f"{THROTTLED}: Kafka takes nothing for {left_s:.1f} s, for a quota of its own"
             self._failed = KafkaCallEnd(TransactionState.ABORT, cause)
+            self._is_answered = True
             return False
         if left_s > 0:
             time.sleep(left_s)
@@ -223,6 +237,7 @@ class TransactionalProducer:
         """Ends the transaction with `last` as its last record."""
         if self.flush(timeout_ms):
             self.write_own([last])
+            self.flush(timeout_ms)
         ended = self._failed or self._commit(timeout_ms)
         if ended.verdict is not TransactionState.ABORT:
             return ended
@@ -242,11 +257,12 @@ class TransactionalProducer:
 
     def abort(self) -> KafkaCallEnd:
         """Drops everything written."""
+        since_s = time.monotonic() if self._is_answered else self._began_s
         try:
             self._producer.abort_transaction(ABORT_MS / 1000)
         except KafkaException as exception:
             return _ended(Call.ABORT, error_of(exception))
-        return KafkaCallEnd(VERDICTS[Call.ABORT, LibraryAnswer.OK])
+        return self._ended_well(Call.ABORT, time.monotonic() - since_s)
 
     def close(self) -> None:
         """Drops what has no answer, and hears what the client still has to say.
@@ -303,23 +319,36 @@ class TransactionalProducer:
         return None
 
     def _commit(self, timeout_ms: int) -> KafkaCallEnd:
+        began_s = time.monotonic()
         try:
             self._producer.commit_transaction(timeout_ms / 1000)
         except KafkaException as exception:
             error = error_of(exception)
             failed_before_end = error.code() == _DELIVERY_FAILED
             return _ended(Call.FLUSH if failed_before_end else Call.COMMIT, error)
+        took_s = time.monotonic() - began_s
+        if self._ends is not None:
+            self._ends.add(round(took_s * 1000))
         with contextlib.suppress(KafkaException), fatal_errors_as_they_are():
             self._producer.poll(0)  # whether its last record was throttled
-        return KafkaCallEnd(VERDICTS[Call.COMMIT, LibraryAnswer.OK])
+        return self._ended_well(Call.COMMIT, took_s)
+
+    def _ended_well(self, call: Call, took_s: float) -> KafkaCallEnd:
+        if not may_be_repeated(took_s * 1000, self._backoff_ms):
+            return KafkaCallEnd(VERDICTS[call, LibraryAnswer.OK])
+        cause = f"{call.value} took {took_s:.3f} s and may have been repeated"
+        return KafkaCallEnd(VERDICTS[call, LibraryAnswer.OK_RETRIED], cause)
 
 
 class LeaderProducers:
     """The producers of all transactional ids, implementing `ProducersPort`."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, ends: EndTimes | None = None) -> None:
         self._settings = settings
+        self._ends = EndTimes() if ends is None else ends
         self._producers: dict[int, TransactionalProducer] = {}
+        self._guard = threading.Lock()
+        self._is_destroyed = False
 
     @property
     def answered_ms(self) -> int | None:
@@ -334,11 +363,17 @@ class LeaderProducers:
         return round(until_s * 1000) or None
 
     def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
-        """Makes a new producer of this id, which fences the older ones."""
+        """Makes a new producer of this id, which fences the older ones. For any thread."""
         assert 0 <= number < IDS
         name = self._settings.names.leader_id(number)
-        producer = TransactionalProducer(self._settings, name, log_level=4)
-        self._producers[number] = producer
+        with self._guard:
+            if self._is_destroyed:
+                return KafkaCallEnd(TransactionState.UNKNOWN, "the term has ended")
+            replaced = self._producers.pop(number, None)
+            producer = TransactionalProducer(self._settings, name, ends=self._ends, log_level=4)
+            self._producers[number] = producer
+        if replaced is not None:
+            _close_soon([replaced])
         return producer.init(timeout_ms)
 
     def begin(self, number: int) -> None:
@@ -364,7 +399,7 @@ class LeaderProducers:
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:
         """Has all clients look up the topics."""
         names = list(topics)
-        return all(producer.warm(names, timeout_ms) for producer in self._producers.values())
+        return all(producer.warm(names, timeout_ms) for producer in [*self._producers.values()])
 
     def destroy(self) -> None:
         """Closes all producers.
@@ -372,16 +407,22 @@ class LeaderProducers:
         On another thread: the client joins its own threads at the end, and they may be waiting for
         a broker. `wait_closed` waits for it.
         """
-        producers = list(self._producers.values())
-        self._producers.clear()
-        closing = threading.Thread(target=_close, args=[producers], name="close", daemon=True)
-        with _closing_guard:
-            _closing.append(closing)
-            closing.start()
+        with self._guard:
+            self._is_destroyed = True
+            producers = list(self._producers.values())
+            self._producers.clear()
+        _close_soon(producers)
 
 
 _closing: list[threading.Thread] = []
 _closing_guard = threading.Lock()
+
+
+def _close_soon(producers: list[TransactionalProducer]) -> None:
+    closing = threading.Thread(target=_close, args=[producers], name="close", daemon=True)
+    with _closing_guard:
+        _closing.append(closing)
+        closing.start()
 
 
 def _close(producers: list[TransactionalProducer]) -> None:

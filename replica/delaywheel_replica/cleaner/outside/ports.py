@@ -1,7 +1,7 @@
 """What the cleaner needs of Kafka, as ports; real clients or a simulation implement them.
 
 A *number* is one of the leader's transactional ids, 0 to `IDS` - 1. All calls are bounded by the
-time they are given, and none is repeated inside.
+time they are given.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class KafkaCallEnd:
 
 
 class ProducersPort(Protocol):
-    """The transactional producers of one candidacy."""
+    """The transactional producers of one candidacy, and of its term."""
 
     @property
     def answered_ms(self) -> int | None:
@@ -92,7 +92,7 @@ class ProducersPort(Protocol):
         """Makes a new producer of this id, which fences the older ones.
 
         CONTINUE when it is ready. Calls for different numbers may run at the same time, on
-        different threads.
+        different threads, also while another number has a transaction.
         """
 
     def begin(self, number: int) -> None:
@@ -116,7 +116,7 @@ class ProducersPort(Protocol):
     def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Flushes, writes the record that must come last, and commits; aborts if it cannot.
 
-        COMMITTED, ABORTED, UNKNOWN or FENCED.
+        COMMITTED, COMMITTED_LOOSE, ABORTED, ABANDONED, UNKNOWN or FENCED.
         """
 
     def warm(self, topics: Iterable[str], timeout_ms: int) -> bool:

@@ -176,8 +176,8 @@ class TransactionReport:
     Attributes:
         now_ms: The monotonic clock.
         token: The candidacy's token.
-        verdict: COMMITTED, ABORTED, UNKNOWN or FENCED.
-        commit_ms: How long the commit took; counts only if COMMITTED.
+        verdict: How it ended.
+        commit_ms: How long the commit took; counts only if it is committed.
     """
 
     now_ms: int

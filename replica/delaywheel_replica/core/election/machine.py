@@ -345,7 +345,7 @@ class Election:
     def _marked(self, report: MarkReport) -> list[Effect]:
         if report.verdict is TransactionState.FENCED:
             return self._end(EndReason.FENCED, report.now_ms)
-        if report.verdict is not TransactionState.COMMITTED:
+        if not report.verdict.is_committed:
             return self._end(EndReason.MARK_FAILED, report.now_ms)
         self._mark += 1
         self._recent_ms = (*self._recent_ms, report.now_ms - self._last_commit_ms)
@@ -396,8 +396,8 @@ class Election:
                 return self._end(EndReason.FENCED, report.now_ms)
             case Action.NEW_CANDIDACY:
                 return self._end(EndReason.UNKNOWN_OUTCOME, report.now_ms)
-            case Action.GO_ON:
-                if report.verdict is TransactionState.COMMITTED:
+            case Action.GO_ON | Action.INIT_ID_AGAIN:
+                if report.verdict.is_committed:
                     self._committed(report)
                 return []
 

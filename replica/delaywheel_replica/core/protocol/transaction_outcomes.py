@@ -1,18 +1,19 @@
 """What a transactional producer's calls report, and what each report means.
 
 librdkafka speaks the older transaction protocol: a late copy of an EndTxn, in the same producer
-epoch, ends a later transaction in the middle. So a call that the library may have sent twice is an
-unknown outcome, even if it succeeded, and after an unknown outcome nothing more is ever sent in
-that producer epoch: a new candidacy, which inits every transactional id, finds out from the control
-topic what was committed.
+epoch, ends a later transaction in the middle. So after a call that may have sent one twice, even if
+it succeeded, and after a transaction that was not ended, nothing more is sent in that producer
+epoch: the id is inited again (core/election/id_turns.py). Whether a commit counts that failed or
+was not answered, only the control topic shows: that takes a new candidacy, which inits every id.
 
 Two tables, both total:
 
 - `VERDICTS`: (call, answer) -> how the transaction continues or ended.
 - `ACTIONS`: ending -> what the leader does next.
 
-ABORT is chosen only while no EndTxn can have been sent: if the abort succeeds, the outcome is
-known. After a commit call that failed, no abort helps: its EndTxn may still be under way.
+ABORT and ABANDONED are chosen only while no EndTxn that commits can have been sent: the transaction
+will never be committed. After a commit call that failed, no abort helps: its EndTxn may still be
+under way.
 """
 
 from enum import StrEnum
@@ -35,7 +36,7 @@ class LibraryAnswer(StrEnum):
     OK = "ok"
     """Success, and the library cannot have sent the request twice."""
     OK_RETRIED = "ok, retried"
-    """Success, but perhaps not of the first sending."""
+    """Success, but a request that ends a transaction may have been sent twice."""
     TIMED_OUT = "timed out"
     FENCED = "fenced"
     """Another candidate has inited this transactional id."""
@@ -54,18 +55,28 @@ class TransactionState(StrEnum):
     """The transaction can no longer be committed: abort it."""
     COMMITTED = "committed"
     """Ended: committed, nothing is under way."""
+    COMMITTED_LOOSE = "committed, loose"
+    """Ended: committed, but a copy of its end may be under way."""
     ABORTED = "aborted"
     """Ended: aborted, nothing is under way."""
+    ABANDONED = "abandoned"
+    """Ended for us: not committed, and never will be; open or aborted, with copies of requests."""
     UNKNOWN = "unknown"
-    """Ended for us: committed or not, or a copy of a request may still be under way."""
+    """Ended for us: committed or not."""
     FENCED = "fenced"
     """Ended for us: another candidate stands; committed or not."""
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether what was written is known to count."""
+        return self in {TransactionState.COMMITTED, TransactionState.COMMITTED_LOOSE}
 
 
 class Action(StrEnum):
     """What a leader does after a transaction."""
 
     GO_ON = "go on"
+    INIT_ID_AGAIN = "go on, and init this id again"
     NEW_CANDIDACY = "new candidacy"
     STAND_BY = "stand by"
 
@@ -78,17 +89,17 @@ _ANSWERS = (
     LibraryAnswer.REQUIRES_ABORT,
     LibraryAnswer.FAILED,
 )
-_C, _A = TransactionState.CONTINUE, TransactionState.ABORT
+_C, _A, _X = TransactionState.CONTINUE, TransactionState.ABORT, TransactionState.ABANDONED
 _U, _F = TransactionState.UNKNOWN, TransactionState.FENCED
 _ROWS: dict[Call, tuple[TransactionState, ...]] = {
     # as _ANSWERS:  OK, OK_RETRIED, TIMED_OUT, FENCED, REQUIRES_ABORT, FAILED
-    Call.INIT: (_C, _U, _U, _F, _U, _U),
-    Call.BEGIN: (_C, _U, _U, _F, _U, _U),
+    Call.INIT: (_C, _C, _U, _F, _U, _U),
+    Call.BEGIN: (_C, _C, _X, _F, _X, _X),
     # A failed produce was refused before anything was sent: too large, no such partition.
-    Call.PRODUCE: (_C, _U, _U, _F, _A, _A),
-    Call.FLUSH: (_C, _U, _U, _F, _A, _U),
-    Call.COMMIT: (TransactionState.COMMITTED, _U, _U, _F, _U, _U),
-    Call.ABORT: (TransactionState.ABORTED, _U, _U, _F, _U, _U),
+    Call.PRODUCE: (_C, _C, _X, _F, _A, _A),
+    Call.FLUSH: (_C, _C, _X, _F, _A, _X),
+    Call.COMMIT: (TransactionState.COMMITTED, TransactionState.COMMITTED_LOOSE, _U, _F, _U, _U),
+    Call.ABORT: (TransactionState.ABORTED, _X, _X, _F, _X, _X),
 }
 
 VERDICTS: dict[tuple[Call, LibraryAnswer], TransactionState] = {
@@ -99,11 +110,13 @@ VERDICTS: dict[tuple[Call, LibraryAnswer], TransactionState] = {
 
 ACTIONS = {
     TransactionState.COMMITTED: Action.GO_ON,
+    TransactionState.COMMITTED_LOOSE: Action.INIT_ID_AGAIN,
     TransactionState.ABORTED: Action.GO_ON,
+    TransactionState.ABANDONED: Action.INIT_ID_AGAIN,
     TransactionState.UNKNOWN: Action.NEW_CANDIDACY,
     TransactionState.FENCED: Action.STAND_BY,
 }
-"""For the four ways in which a transaction ends; CONTINUE and ABORT are no endings."""
+"""For the six ways in which a transaction ends; CONTINUE and ABORT are no endings."""
 
 _FENCED_CODES = frozenset({"_FENCED", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH"})
 _TIMED_OUT_CODES = frozenset(
@@ -124,7 +137,7 @@ def answer_of(
     Args:
         code: The name of its error code, e.g. ``_FENCED``; None: success.
         requires_abort: The library says that the transaction must be aborted.
-        retried: The library may have sent the request more than once.
+        retried: The library may have sent the request more than once, and that matters.
     """
     if code is None:
         return LibraryAnswer.OK_RETRIED if retried else LibraryAnswer.OK

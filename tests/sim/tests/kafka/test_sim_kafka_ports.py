@@ -24,6 +24,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
 from sim.kafka.faults import KafkaFaults
 from sim.kafka.scenario import Toy, uneasy
 from sim.kafka.site import NAMES, TOPIC, Site, control
+from sim.kafka.topic_troubles import TopicTrouble
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS
 
@@ -106,7 +107,7 @@ def test_a_lost_request_is_a_time_out_of_what_never_was(site: Site) -> None:
     producers = site.producers(site.a)
     site.faults(lost_request=1.0)
     ended = site.transact(producers, b"1")
-    assert ended == KafkaCallEnd(TransactionState.UNKNOWN, "_TIMED_OUT: flush")
+    assert ended == KafkaCallEnd(TransactionState.ABANDONED, "_TIMED_OUT: flush")
     site.settle(20.0)
     assert site.values() == []
 
@@ -118,7 +119,8 @@ def test_a_slow_commit_takes_effect_after_its_time_out(site: Site) -> None:
     assert site.values() == []
     site.settle()
     assert site.values() == [b"1"]
-    assert site.transact(producers, b"2", timeout_ms=1_300).verdict is TransactionState.COMMITTED
+    loose = TransactionState.COMMITTED_LOOSE
+    assert site.transact(producers, b"2", timeout_ms=1_300).verdict is loose
 
 
 def test_a_late_end_of_a_dead_process_still_counts_unless_it_is_fenced(site: Site) -> None:
@@ -162,10 +164,10 @@ def _torn(site: Site) -> tuple[KafkaCallEnd, KafkaCallEnd]:
     return first, ended
 
 
-def test_a_retried_end_is_an_unknown_outcome_for_its_copy_tears_the_next(site: Site) -> None:
+def test_after_a_retried_end_its_copy_tears_the_next_in_that_epoch(site: Site) -> None:
     first, second = _torn(site)
-    assert first.verdict is TransactionState.UNKNOWN
-    assert second.verdict is TransactionState.UNKNOWN
+    assert first.verdict is TransactionState.COMMITTED_LOOSE
+    assert not second.verdict.is_committed
     assert site.values() == [b"1", b"half"]
     assert site.kafka.live(NAMES.control)[b"progress"] == b"1"
 
@@ -203,7 +205,7 @@ def test_an_init_may_time_out_and_fence_nevertheless(site: Site) -> None:
     site.faults()
     assert site.transact(old, b"1", number=0).verdict is TransactionState.FENCED
     assert site.transact(old, b"1", number=1).verdict is TransactionState.COMMITTED
-    assert site.transact(new, b"1", number=0).verdict is TransactionState.UNKNOWN
+    assert site.transact(new, b"1", number=0).verdict is TransactionState.ABANDONED
 
 
 def test_an_init_waits_no_longer_than_it_may_for_markers(site: Site) -> None:
@@ -284,7 +286,7 @@ def test_a_topic_that_is_not_there_aborts(site: Site) -> None:
 def test_one_node_is_cut_off_and_the_other_is_not(site: Site) -> None:
     producers = site.producers(site.a)
     site.kafka.cut("a")
-    assert site.transact(producers, b"1", timeout_ms=500).verdict is TransactionState.UNKNOWN
+    assert site.transact(producers, b"1", timeout_ms=500).verdict is TransactionState.ABANDONED
     assert not site.do(lambda: producers.warm([TOPIC], 500))
     with pytest.raises(KafkaAway):
         site.do_raising(lambda: site.a.check(has_wheels=True))
@@ -304,7 +306,7 @@ def test_what_is_under_way_when_kafka_goes_down_is_lost(site: Site) -> None:
     producers = site.producers(site.a)
     site.scheduler.call_later(100, site.kafka.stop)
     site.scheduler.call_later(2 * US_PER_MS, site.kafka.start)
-    assert site.transact(producers, b"1").verdict is TransactionState.UNKNOWN
+    assert site.transact(producers, b"1").verdict is TransactionState.ABANDONED
 
 
 def test_what_the_brokers_were_at_when_they_went_down_is_lost(site: Site) -> None:
@@ -317,11 +319,33 @@ def test_what_the_brokers_were_at_when_they_went_down_is_lost(site: Site) -> Non
     assert site.values() == []
 
 
+def test_a_request_is_sent_again_while_leaders_move(site: Site) -> None:
+    producers = site.producers(site.a)
+    site.kafka.troubles.begin(TOPIC, TopicTrouble.MOVING, site.scheduler.now_us)
+    site.kafka.has_coordinator = False
+
+    def moved() -> None:
+        site.kafka.troubles.end(TOPIC, site.scheduler.now_us)
+        site.kafka.has_coordinator = True
+
+    site.scheduler.call_later(300 * US_PER_MS, moved)
+    assert site.transact(producers, b"1").verdict is TransactionState.COMMITTED
+    site.settle()
+    assert site.values() == [b"1"]
+
+
+def test_an_id_that_is_inited_again_is_of_the_same_candidacy(site: Site) -> None:
+    producers = site.producers(site.a)
+    assert site.do(partial(producers.init, 0, 2_000)).verdict is TransactionState.CONTINUE
+    assert site.transact(producers, b"1").verdict is TransactionState.COMMITTED
+    assert site.kafka.candidacies == 1
+
+
 def test_a_slow_node_is_slow_alone(site: Site) -> None:
     slow, quick = site.producers(site.a), None
     site.faults(slow_us={"a": (100_000, 100_000)})
     began_us = site.scheduler.now_us
-    assert site.transact(slow, b"1").verdict is TransactionState.COMMITTED
+    assert site.transact(slow, b"1").verdict is TransactionState.COMMITTED_LOOSE
     assert site.scheduler.now_us - began_us == 600_000
     quick = site.producers(site.b)
     began_us = site.scheduler.now_us
@@ -368,5 +392,5 @@ def test_leaders_that_believe_a_retried_commit_do_not(monkeypatch: pytest.Monkey
     monkeypatch.setitem(
         VERDICTS, (Call.COMMIT, LibraryAnswer.OK_RETRIED), TransactionState.COMMITTED
     )
-    faults = replace(uneasy(), retried_end=0.1)
+    faults = replace(uneasy(), retried_end=0.5)
     assert not all(_counts_right(seed, faults) for seed in range(12))
