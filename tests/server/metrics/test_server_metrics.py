@@ -187,8 +187,10 @@ def test_a_connection_too_many_is_seen_by_both_sides(node: Node) -> None:
     assert address is not None
     host, port = address.split(":")
     with ExitStack() as stack:
-        for _ in range(most):
-            stack.enter_context(socket.create_connection((host, int(port))))
+        for number in range(most):  # of an address that has too many, the oldest are closed
+            source = f"127.0.0.{2 + number % 8}", 0
+            connection = socket.create_connection((host, int(port)), source_address=source)
+            stack.enter_context(connection)
         wait_until("they are seen", lambda: node.samples()["process_open_sockets/server"] >= most)
         client = stack.enter_context(Client(address))
         with pytest.raises(TimedOutError, match="all the connections that it takes") as refused:
