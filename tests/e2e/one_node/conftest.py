@@ -15,7 +15,7 @@ from support.services.service import Service
 def started(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("service") / "cluster"
     name = f"t{uuid.uuid4().hex[:12]}"
-    with Service(kafka.address, folder, name, topics=["orders"]) as running:
+    with Service(kafka.address, folder, name, topics=["orders", "reminders"]) as running:
         yield running
 
 

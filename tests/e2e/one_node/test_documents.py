@@ -113,6 +113,21 @@ def test_the_first_example(service: Service, kafka: KafkaBroker) -> None:
         assert len(reader.read_to_end()) == 1000
 
 
+RUN_ALL = "import runpy, sys\nfor each in sys.argv[1:]: runpy.run_path(each, run_name='__main__')"
+
+
+def test_the_programs_of_the_page_on_python(service: Service, tmp_path: Path) -> None:
+    programs = blocks("docs/PYTHON.md", "python")
+    files = [tmp_path / f"{number}.py" for number in range(len(programs))]
+    for file, code in zip(files, programs, strict=True):
+        file.write_text(code.replace(HERE, service.address))
+    command = [sys.executable, "-u", "-c", RUN_ALL, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    # What is printed is in the comment behind it.
+    promised = re.findall(r"print\(.*\)  # (.*)$", "".join(programs), re.MULTILINE)
+    assert done.stdout.splitlines() == promised, done.stderr
+
+
 def test_the_quick_start(shell: Callable[[str], str]) -> None:
     (cluster,) = blocks("README.md", "", "scripts/cluster")
     options = argument_parser().parse_args(shlex.split(cluster)[1:])
