@@ -176,7 +176,7 @@ class MemorySite:
             await handle(message)
 
         async def run() -> None:
-            async with self.consumer(**options) as consumer:
+            async with self._service.async_consumer(self.topic, group=GROUP, **options) as consumer:
                 for _ in range(600):
                     await consumer.run(one, concurrency=3)
                     if len(seen) >= number:

@@ -39,7 +39,10 @@ def test_a_retry_appears_when_the_clock_is_moved_to_its_due() -> None:
 
 
 def test_what_handlers_write_is_there_if_their_records_are_done() -> None:
-    with MemoryService(topics=["orders", "reminders"]) as service, service.client() as client:
+    with (
+        MemoryService(topics=["orders", "bills", "reminders"]) as service,
+        service.client() as client,
+    ):
         consumer = service.consumer("orders", group="billing", retry=("1s",))
         client.produce("orders", b"v", key=b"k", delay="0s")
         for attempt in (1, 2):
@@ -73,7 +76,7 @@ def test_what_ingress_does_not_take_is_a_dead_letter() -> None:
         (letter,) = consumer.dead_letters
         assert dict(letter.headers)["dw-dead-reason"] == b"DELAY_BEYOND_SPAN"
         with pytest.raises(ConsumerError, match="DELAY_BEYOND_SPAN"):
-            service.consumer("orders", group="billing", retry=("2h",))
+            list(service.consumer("orders", group="billing", retry=("2h",)))
 
 
 def test_a_lost_retry_is_waited_for_and_then_given_up() -> None:
@@ -110,7 +113,7 @@ def test_a_pattern_matches_topics_as_they_appear() -> None:
                 seen.append(message.topic)
                 with message:
                     raise OSError("down")
-            assert seen == ["orders-eu", "named"]
+            assert sorted(seen) == ["named", "orders-eu"]
         client.produce("orders-us", b"later", delay="2s")
         service.advance("2s")
         # Each has its own retries, and not the other's.
@@ -119,7 +122,7 @@ def test_a_pattern_matches_topics_as_they_appear() -> None:
             for message in consumer:
                 again.append((message.topic, message.attempt))
                 message.done()
-            assert again == [("orders-eu", 2), ("named", 2), ("orders-us", 1)]
+            assert sorted(again) == [("named", 2), ("orders-eu", 2), ("orders-us", 1)]
 
 
 def test_what_a_stopped_batch_had_put_back_comes_once() -> None:
@@ -159,7 +162,7 @@ def test_what_was_delivered_is_passed_on_with_its_headers() -> None:
 
 async def test_coroutines_handle_the_records_of_a_key_in_order() -> None:
     with MemoryService(topics=["orders"]) as service, service.client() as client:
-        consumer = service.consumer("orders", group="billing")
+        consumer = service.async_consumer("orders", group="billing")
         for value in (b"a1", b"a2", b"a3", b"b1"):
             client.produce("orders", value, key=value[:1], delay="1s")
         service.advance("1s")

@@ -11,6 +11,7 @@ import pytest
 from delaywheel.consumer import AskedHalf, HalfChecker
 from delaywheel.consumer.checking.settings import checker_settings
 from delaywheel.consumer.engine import Engine
+from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.records import Partition, RecordHeaders
 from delaywheel.headers import encode_headers
 from delaywheel.ingress import ANSWER, IngressLimits
@@ -36,7 +37,8 @@ class Shop(HalfChecker):
         self._answer_by = answer
         self.broker = FakeBroker(kafka)
         settings = checker_settings("g", "nowhere", "fake", options)  # type: ignore[arg-type]
-        self._engine = Engine(settings, self.broker, clock_ms=lambda: kafka.now_ms)
+        state = EngineState(settings, self.broker, clock_ms=lambda: kafka.now_ms)
+        self._engine = Engine(state)
         self._engine._begin()
 
     def check(self, half: AskedHalf) -> HalfVerdict:

@@ -61,9 +61,13 @@ def settled(counts: Counts) -> tuple[int, ...]:
 
 
 def in_memory(service: MemoryService, **options: Any) -> MemoryConsumer:
+    send(service)
+    return service.consumer("orders", group="g", retry=("1s",), **options)
+
+
+def send(service: MemoryService) -> None:
     with service.client() as client:
         client.produce("orders", b"v", delay="0s")
-    return service.consumer("orders", group="g", retry=("1s",), **options)
 
 
 WAYS = ["run", "run_batches"]
@@ -142,7 +146,8 @@ def test_a_coroutine_that_ends_before_its_work_is_no_outcome(
 
     assert settled(asyncio.run(run())) == (0, 0, 0, 0, 0)
     with MemoryService() as service:
-        double = in_memory(service, middleware=middleware)
+        send(service)
+        double = service.async_consumer("orders", group="g", middleware=middleware)
         with pytest.raises(FunctionKindError):
             asyncio.run(getattr(double, way)(handle))
         assert settled(double.counts) == (0, 0, 0, 0, 0)

@@ -71,7 +71,10 @@ def test_around_coroutines_it_is_awaited() -> None:
 
     async def run() -> None:
         with MemoryService() as service:
-            consuming = consumer(service, awaited("a", said), awaited("b", said))
+            with service.client() as client:
+                client.produce("orders", b"v", delay="0s")
+            around = awaited("a", said), awaited("b", said)
+            consuming = service.async_consumer("orders", group="g", middleware=around)
             await consuming.run(handle)
             assert consuming.counts.retried == 1
 
@@ -119,10 +122,10 @@ def test_each_topic_has_its_handler_also_by_pattern_and_for_retries(
         of("awaited")(message)
 
     handlers = {"orders": of("orders"), "^bill.*": of("bills")}
-    options: dict[str, Any] = {"group": "g", "retry": ("1s",)}
+    options: dict[str, Any] = {"retry": ("1s",)}
     with MemoryService(topics=["orders", "bills"]) as service, service.client() as client:
-        consuming = service.consumer(["orders", "^bill.*"], **options)
-        another = service.consumer("orders", **options)
+        consuming = service.consumer(["orders", "^bill.*"], group="g", **options)
+        another = service.async_consumer("orders", group="h", **options)
         for topic in ("orders", "bills"):
             client.produce(topic, b"v", delay="0s")
         consuming.run(handlers)
@@ -132,7 +135,9 @@ def test_each_topic_has_its_handler_also_by_pattern_and_for_retries(
             (name, name, attempt) for name in ("orders", "bills") for attempt in (1, 2)
         )
         said.clear()
-        asyncio.run(another.run({"orders": awaited_one}))  # type: ignore[arg-type]
+        for _ in range(2):
+            asyncio.run(another.run({"orders": awaited_one}))
+            service.advance("1s")
         assert said == [("awaited", "orders", 1), ("awaited", "orders", 2)]
         with pytest.raises(ValueError, match=r"\^bill\.\*, bills: one"):
             consuming.run({"orders": of("orders"), "bills": of("bills")})

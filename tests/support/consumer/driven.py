@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from delaywheel.consumer.engine import Engine
+from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.settings import ConsumerSettings, Options, read_settings
@@ -24,7 +25,8 @@ class DrivenConsumer:
             topics or kafka.source, "g", "nowhere", reported
         )
         self.broker = FakeBroker(kafka)
-        self.engine = Engine(self.settings, self.broker, clock_ms=lambda: kafka.now_ms)
+        state = EngineState(self.settings, self.broker, clock_ms=lambda: kafka.now_ms)
+        self.engine = Engine(state)
         self.engine._thread = threading.current_thread()
         self.hand: list[ReceivedMessage] = []
         self.engine._begin()

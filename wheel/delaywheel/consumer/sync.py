@@ -12,6 +12,7 @@ from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.engine import Engine
 from delaywheel.consumer.engine.handler_threads import HandlerThreads
+from delaywheel.consumer.engine.state import EngineState
 from delaywheel.consumer.kafka import KafkaBroker
 from delaywheel.consumer.message import ReceivedMessage
 from delaywheel.consumer.records import Partition
@@ -37,7 +38,10 @@ class BaseConsumer:
 
     def __init__(self, settings: ConsumerSettings) -> None:
         self._settings = settings
-        self._engine = Engine(settings, KafkaBroker(settings))
+        self._engine = self._made_engine(settings)
+
+    def _made_engine(self, settings: ConsumerSettings) -> Engine:
+        return Engine(EngineState(settings, KafkaBroker(settings)))
 
     def pause(self, *partitions: Partition) -> None:
         """Stops handing out and fetching until `resume`; the consumer stays in its group.
@@ -137,7 +141,7 @@ class ThreadedConsumer(BaseConsumer):
         """Handles each message within `with message`, on so many threads, until `stop`."""
         desk = self._engine.desk
         take = partial(self._received, partial(desk.take_turns, 1), WAIT_S)
-        HandlerThreads(handle, concurrency, take, desk).run()
+        self._engine.run_handlers(HandlerThreads(handle, concurrency, take, desk), concurrency)
 
 
 class RetryConsumer(ThreadedConsumer):

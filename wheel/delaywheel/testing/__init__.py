@@ -12,12 +12,13 @@ runs over both (tests/client/testing). It promises nothing about crashes, replic
 """
 
 from delaywheel.testing.checking import MemoryHalfChecker
-from delaywheel.testing.consuming import MemoryConsumer
+from delaywheel.testing.consuming import AsyncMemoryConsumer, MemoryConsumer
 from delaywheel.testing.letters import MemoryDeadLetterConsumer
 from delaywheel.testing.service import MemoryService
 from delaywheel.testing.store import DeliveredRecord
 
 __all__ = [
+    "AsyncMemoryConsumer",
     "DeliveredRecord",
     "MemoryConsumer",
     "MemoryDeadLetterConsumer",

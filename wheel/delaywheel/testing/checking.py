@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 from delaywheel.consumer.book import Counts
 from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
 from delaywheel.consumer.checking.settings import checker_settings
-from delaywheel.testing.consuming import MemoryConsumer
+from delaywheel.testing.engine import MemoryEngine
 from delaywheel.testing.halves import CLUSTER
+from delaywheel.testing.kafka import INGRESS
 from delaywheel.transactional import Outgoing
 
 if TYPE_CHECKING:
@@ -23,19 +24,24 @@ class MemoryHalfChecker:
     """
 
     def __init__(self, service: MemoryService, checker: HalfChecker | AsyncHalfChecker) -> None:
-        self._checker: Final = checker
         settings = checker_settings(checker.group, CLUSTER, CLUSTER, checker.options)
-        self._consumer: Final = MemoryConsumer(service, settings)
+        self._engine: Final = MemoryEngine(service, settings)
+        self._checker: Final = checker
+        # It was made for an address and a cluster that are not used.
+        checker._engine = self._engine  # noqa: SLF001
+        checker._ingress_topic = INGRESS  # type: ignore[misc]  # noqa: SLF001
+        if isinstance(checker, AsyncHalfChecker):
+            self._engine.listen(checker._ready.set)  # noqa: SLF001
 
     @property
     def counts(self) -> Counts:
         """The numbers of letters by outcome: `forwarded` are committed, `done` rolled back."""
-        return self._consumer.counts
+        return self._engine.counts
 
     @property
     def dead_letters(self) -> list[Outgoing]:
         """The letters that are UNDECIDED, as they would be in the group's topic for them."""
-        return self._consumer.dead_letters
+        return self._engine.written(dead=True)
 
     def run(self) -> Awaitable[None] | None:
         """Checks what was not checked yet.
@@ -43,4 +49,4 @@ class MemoryHalfChecker:
         Returns:
             What is to be awaited, if the checker is an `AsyncHalfChecker`. None: all were checked.
         """
-        return self._consumer.run(self._checker._answer)  # noqa: SLF001 - as its `run` does
+        return self._checker.run()

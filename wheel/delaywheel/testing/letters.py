@@ -21,7 +21,6 @@ from delaywheel.deadletters.letter import Letter, LetterPlace
 from delaywheel.deadletters.settling import KEEP, Decision, Replay
 from delaywheel.functions import check_plain, is_coroutine_function
 from delaywheel.testing.consuming import MemoryConsumer
-from delaywheel.testing.rows import SentMessage
 from delaywheel.transactional import Outgoing
 
 if TYPE_CHECKING:
@@ -129,16 +128,5 @@ class MemoryDeadLetterConsumer:
     def _decide(self, letter: Letter, of_topic: str, decision: Decision) -> None:
         if isinstance(decision, Replay):
             record = letter.again(of_topic, to=decision.to, as_new=decision.as_new)
-            self._service.append(
-                SentMessage(
-                    bytes(16),
-                    self._service.now_ms,
-                    record.topic,
-                    record.key,
-                    record.value,
-                    tuple(record.headers),
-                    None if record.partition < 0 else record.partition,
-                    record.timestamp_ms or None,
-                )
-            )
+            self._service.write(record)
         self.decided.append((letter, decision))

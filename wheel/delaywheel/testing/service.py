@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from threading import RLock
@@ -17,18 +19,21 @@ from google.rpc.status_pb2 import Status
 from delaywheel.client.aio import AsyncClient
 from delaywheel.client.sync import Client
 from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
-from delaywheel.consumer.settings import Options, read_settings
+from delaywheel.consumer.records import Incoming, Partition
+from delaywheel.consumer.settings import Options
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler
-from delaywheel.ingress import HalfAnswer, IngressLimits
+from delaywheel.ingress import IngressLimits
 from delaywheel.levels import DEFAULT_LEVELS, Duration, length_ms
 from delaywheel.message import unix_ms, use_clock
 from delaywheel.reasons import DOMAIN, Reason
 from delaywheel.testing.checking import MemoryHalfChecker
-from delaywheel.testing.consuming import MemoryConsumer
+from delaywheel.testing.consuming import AsyncMemoryConsumer, MemoryConsumer
+from delaywheel.testing.engine import MemoryEngine
 from delaywheel.testing.halves import CLUSTER, is_half
+from delaywheel.testing.kafka import MemoryGroup
 from delaywheel.testing.letters import MemoryDeadLetterConsumer
-from delaywheel.testing.rows import SentMessage, rows_of_columns
+from delaywheel.testing.rows import SentMessage, answer_in, delayed, rows_of_columns, written
 from delaywheel.testing.store import (
     WHEEL,
     DeliveredRecord,
@@ -37,6 +42,7 @@ from delaywheel.testing.store import (
     MemoryStore,
     Standing,
 )
+from delaywheel.transactional import Outgoing
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as pb_grpc
 
@@ -96,6 +102,8 @@ class MemoryService:
             else {name: length_ms(length) for name, length in levels.items()}
         )
         self._lock: Final = RLock()
+        self.groups: Final = defaultdict[str, MemoryGroup](MemoryGroup)
+        self.engines: Final[list[MemoryEngine]] = []
         self._server: Final = grpc.server(ThreadPoolExecutor(8))
         pb_grpc.add_DelayWheelServicer_to_server(_Servicer(self), self._server)
         self.address: Final = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
@@ -125,9 +133,7 @@ class MemoryService:
     def consumer(
         self, topics: str | Iterable[str], *, group: str, **options: Unpack[Options]
     ) -> MemoryConsumer:
-        """Returns a consumer that retries, for handlers: the options are those of `RetryConsumer`.
-
-        For handlers that are coroutines as well: it has what `AsyncRetryConsumer` has.
+        """Returns a `RetryConsumer` that needs no Kafka; the options are the same.
 
         Example:
             ::
@@ -140,7 +146,13 @@ class MemoryService:
                         charge(message.value)
                 service.advance("1s")  # and the retry appears
         """
-        return MemoryConsumer(self, read_settings(topics, group, CLUSTER, options))
+        return MemoryConsumer(self, topics, group, options)
+
+    def async_consumer(
+        self, topics: str | Iterable[str], *, group: str, **options: Unpack[Options]
+    ) -> AsyncMemoryConsumer:
+        """Returns an `AsyncRetryConsumer` that needs no Kafka; the options are the same."""
+        return AsyncMemoryConsumer(self, topics, group, options)
 
     def dead_letter_consumer(
         self,
@@ -178,20 +190,50 @@ class MemoryService:
         """
         return MemoryHalfChecker(self, checker)
 
-    def append(self, sent: SentMessage) -> None:
+    def write(self, record: Outgoing) -> None:
         """Has a record appear in its topic now, as if a program had written it to Kafka."""
         with self._lock:
-            self._store.append(sent)
+            self._store.append(written(record, self.now_ms))
 
-    def answered(self, id_: bytes, due_ms: int, answer: HalfAnswer) -> None:
-        """Notes what a group has answered about a half message."""
+    def take_record(self, record: Outgoing) -> None:
+        """Takes a record of the ingress topic."""
         with self._lock:
-            self._store.answered(id_, due_ms, answer)
+            answered = answer_in(record)
+            if answered is None:
+                self._store.take_in(delayed(record))
+            else:
+                self._store.answered(*answered)
 
-    def accept(self, sent: SentMessage) -> None:
-        """Takes a message as from a client that Kafka has let write."""
+    @property
+    def topics(self) -> AbstractSet[str]:
+        """The topics that are known to be there."""
         with self._lock:
-            self._store.take_in(sent)
+            found = {at.topic for at in self._store.logs}
+            return found | self._store.made_topics | (self._store.limits.topics or frozenset())
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether Kafka would have such a topic."""
+        return self._store.has_topic(topic)
+
+    def add_topics(self, topics: Iterable[str]) -> None:
+        """Notes that a consumer has made topics."""
+        with self._lock:
+            self._store.made_topics.update(topics)
+
+    def partitions_of(self, topic: str) -> int:
+        """Returns how many partitions a topic has, as far as anything is in them."""
+        with self._lock:
+            return 1 + max((at.number for at in self._store.logs if at.topic == topic), default=0)
+
+    def records_from(self, at: Partition, offset: int, most: int) -> list[tuple[int, Incoming]]:
+        """Returns so many records of a partition from an offset on, each with its number of all."""
+        with self._lock:
+            return self._store.records_from(at, offset, most)
+
+    def end_of(self, at: Partition) -> int:
+        """Returns the next offset of a partition."""
+        with self._lock:
+            return len(self._store.logs[at])
 
     @property
     def ingress_limits(self) -> IngressLimits:
@@ -210,17 +252,27 @@ class MemoryService:
 
     def advance_to(self, moment: datetime) -> list[DeliveredRecord]:
         """Moves the clock to a moment, unless that has passed; see `advance`."""
+        self._let_engines_run()
         with self._lock:
             before = len(self._store.delivered)
             self._store.advance_to(unix_ms(moment))
-            return self._store.delivered[before:]
+            appeared = self._store.delivered[before:]
+        self._let_engines_run()
+        return appeared
 
     def delivered(self, topic: str | None = None) -> list[DeliveredRecord]:
         """Returns what appeared in a topic, or in all of them, in that order."""
+        self._let_engines_run()
         with self._lock:
             if topic is None:
                 return self._store.delivered[:]
             return [each for each in self._store.delivered if each.topic == topic]
+
+    def _let_engines_run(self) -> None:
+        """Has consumers commit what is settled, and see what is there."""
+        for engine in self.engines:
+            if engine.has_begun:
+                engine.run_on()
 
 
 class _Servicer(pb_grpc.DelayWheelServicer):

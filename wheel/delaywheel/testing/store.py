@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -21,10 +21,12 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Final, NamedTuple
 
-from delaywheel.ingress import PLACE_ID_PREFIX, HalfAnswer
+from delaywheel.consumer.records import Incoming, Partition, Place
+from delaywheel.ingress import PLACE_ID_PREFIX, HalfAnswer, halves_topic, ingress_topic
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import COMMITTED, LONGEST_HOLD_MS, longest_half_bytes
 from delaywheel.testing.halves import (
+    CLUSTER,
     COMMIT_BEFORE_MS,
     committed_message,
     delivery_headers,
@@ -49,13 +51,13 @@ class Standing(IntEnum):
 
 
 class DeliveredRecord(NamedTuple):
-    """A message that appeared in its topic.
+    """A record that appeared in its topic: a message, or what a consumer has written there.
 
     Attributes:
         headers: The sender's own.
         due_ms: When it was due, in Unix milliseconds.
         delivered_ms: When it appeared: the due, or when it was sent, if that was later.
-        offset: The how manieth of its topic, from 0.
+        offset: The how manieth of its partition, from 0.
         partition: As the sender asked for; None: its key would decide.
         added: The service's own headers, which follow in Kafka: `DELIVERED_HEADERS`.
     """
@@ -122,7 +124,9 @@ class MemoryStore:
         self.limits: Final = limits
         self.now_ms = now_ms
         self.delivered: Final[list[DeliveredRecord]] = []
-        self._offsets: Final[Counter[str]] = Counter()
+        # Which of them lie in each partition.
+        self.logs: Final[defaultdict[Partition, list[int]]] = defaultdict(list)
+        self.made_topics: Final = {ingress_topic(CLUSTER), halves_topic(CLUSTER)}
         self._kept: Final[dict[tuple[bytes, int], Kept]] = {}
         self._by_id: Final[defaultdict[bytes, list[Kept]]] = defaultdict(list)
         self._seqs: Final = count(1)
@@ -169,6 +173,10 @@ class MemoryStore:
         if not same or self.is_deleted(int(slot) * 1000):
             return None
         return max(same, key=lambda kept: (kept.moved_to_ms is None, kept.seq))
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether there is such a topic."""
+        return self.limits.topics is None or topic in self.limits.topics | self.made_topics
 
     def is_deleted(self, due_ms: int) -> bool:
         """Whether the second of this due is finished and deleted."""
@@ -263,7 +271,7 @@ class MemoryStore:
                 Reason.ID_INVALID,
                 f"Ids that begin with {PLACE_ID_PREFIX.hex()} are the service's",
             )
-        if limits.topics is not None and sent.topic not in limits.topics:
+        if not self.has_topic(sent.topic):
             return Reason.TOPIC_UNKNOWN, sent.topic
         most_bytes = limits.max_message_bytes
         if is_half(sent):
@@ -330,24 +338,33 @@ class MemoryStore:
 
     def append(self, sent: SentMessage, added: OwnHeaders = ()) -> int:
         """Has a record appear in its topic now; returns its offset there."""
-        offset = self._offsets[sent.topic]
-        self._offsets[sent.topic] += 1
-        self.delivered.append(
-            DeliveredRecord(
-                sent.topic,
-                sent.key,
-                sent.value,
-                sent.headers,
-                sent.id,
-                sent.due_ms,
-                self.now_ms,
-                self.now_ms if sent.timestamp_ms is None else sent.timestamp_ms,
-                sent.partition,
-                offset,
-                added,
-            )
+        log = self.logs[Partition(sent.topic, sent.partition or 0)]
+        log.append(len(self.delivered))
+        record = DeliveredRecord(
+            sent.topic,
+            sent.key,
+            sent.value,
+            sent.headers,
+            sent.id,
+            sent.due_ms,
+            self.now_ms,
+            self.now_ms if sent.timestamp_ms is None else sent.timestamp_ms,
+            sent.partition,
+            len(log) - 1,
+            added,
         )
-        return offset
+        self.delivered.append(record)
+        return record.offset
+
+    def records_from(self, at: Partition, offset: int, most: int) -> list[tuple[int, Incoming]]:
+        """Returns so many records of a partition from an offset on, each with its number of all."""
+        found: list[tuple[int, Incoming]] = []
+        for number in self.logs[at][offset : offset + most]:
+            record = self.delivered[number]
+            place = Place(*at, record.offset, record.timestamp_ms)
+            headers = [*record.headers, *record.added]
+            found.append((number, Incoming(place, record.key, record.value, headers)))
+        return found
 
 
 def _due_ms(ref: pb.MessageRef) -> int:

@@ -82,10 +82,13 @@ class Dispatcher(Desk):
     def _now_ms(self) -> int:
         return self._state.clock_ms()
 
+    def _now_s(self) -> float:
+        return self._state.clock_s()
+
     @property
     def oldest_in_hand_s(self) -> float:
         """How long the record has been in hand that holds up its partition longest; 0: none."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         with self._changed:
             in_hand = [one for one in self._book.firsts() if one.state is State.IN_HAND]
             return max((0.0, *(now_s - one.handed_s for one in in_hand)))
@@ -118,7 +121,7 @@ class Dispatcher(Desk):
         batch = Batch()
         with self._changed:
             self._state.raise_error()
-            now_ms, now_s = self._now_ms(), time.monotonic()
+            now_ms, now_s = self._now_ms(), self._now_s()
             left = self._allowed(most, now_s)
             if self._order is not None:  # each decides what the next ones wait for
                 while left and (message := self._next(now_ms, now_s)) is not None:
@@ -140,7 +143,7 @@ class Dispatcher(Desk):
         """
         with self._changed:
             self._state.raise_error()
-            now_s = time.monotonic()
+            now_s = self._now_s()
             message = self._next(self._now_ms(), now_s) if self._allowed(1, now_s) else None
             if self._circuit is not None and message is not None:
                 self._circuit.taken(message, now_s)
@@ -155,7 +158,7 @@ class Dispatcher(Desk):
         taken: list[ReceivedMessage] = []
         with self._changed:
             self._state.raise_error()
-            now_ms, now_s = self._now_ms(), time.monotonic()
+            now_ms, now_s = self._now_ms(), self._now_s()
             most = self._allowed(most, now_s)
             while len(taken) < most and (message := self._next(now_ms, now_s)) is not None:
                 if self._book.turns.begin(message):
@@ -187,6 +190,11 @@ class Dispatcher(Desk):
         if not self._state.may_hand_out:
             return 0
         return most if self._circuit is None else self._circuit.most(most, now_s)
+
+    @property
+    def has_some(self) -> bool:
+        """Whether a record waits that may be handed out now."""
+        return self._book.has_waiting and self._allowed(1, self._now_s()) > 0
 
     def say_if_open(self) -> None:
         """Notes whether the circuit is open; may be called all the time."""
@@ -229,7 +237,7 @@ class Dispatcher(Desk):
 
     def take_back_late(self) -> None:
         """Takes records back from handlers that take too long; may be called all the time."""
-        timeout_ms, now_s = self._state.settings.handler_timeout_ms, time.monotonic()
+        timeout_ms, now_s = self._state.settings.handler_timeout_ms, self._now_s()
         if timeout_ms is None or now_s < self._next_look_s:
             return
         timeout_s = timeout_ms / 1000 + self.cancel_s
@@ -268,8 +276,7 @@ class Dispatcher(Desk):
     def wait(self, timeout_s: float) -> None:
         """Returns when records may be available, or after this time."""
         with self._changed:
-            is_allowed = self._allowed(1, time.monotonic()) > 0
-            if (self._book.has_waiting and is_allowed) or self.has_ended:
+            if self.has_some or self.has_ended:
                 return
             self._changed.wait(timeout_s)
 
@@ -305,13 +312,13 @@ class Dispatcher(Desk):
                 self._book.settle_one_done(message)
             else:
                 self._note(message, DONE)
-            self._handler_times.add(time.monotonic() - message.handed_s)
+            self._handler_times.add(self._now_s() - message.handed_s)
             if self._state.is_draining:
                 self._changed.notify_all()
 
     def all_done(self, runs: Sequence[RecordRun]) -> None:
         """See `Desk`."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         with self._changed:
             if self._order is None and self._circuit is None and not self._running_on:
                 for run in runs:
@@ -360,7 +367,7 @@ class Dispatcher(Desk):
                 raise SettledError.of(message)
             again = self._book.take_back(message)
             if after_ms:
-                self._later.add(message, again, time.monotonic() + after_ms / 1000)
+                self._later.add(message, again, self._now_s() + after_ms / 1000)
             else:
                 self._book.put_back([again])
             again.on_lost(None)
@@ -375,7 +382,7 @@ class Dispatcher(Desk):
                 message.has_returned = True
                 return False
             is_ours = self._note(message, settlement)
-            self._handler_times.add(time.monotonic() - message.handed_s)
+            self._handler_times.add(self._now_s() - message.handed_s)
             if self._state.is_draining:
                 self._changed.notify_all()
         if is_ours:
@@ -402,7 +409,7 @@ class Dispatcher(Desk):
         if message.is_settled:
             raise SettledError.of(message)
         if self._circuit is not None:
-            self._circuit.ended(message, settlement, time.monotonic())
+            self._circuit.ended(message, settlement, self._now_s())
         if self._order is not None and message.state is not State.FORGOTTEN:
             written, freed = self._order.settled(message, settlement)
             if written:

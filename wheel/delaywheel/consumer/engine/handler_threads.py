@@ -59,6 +59,19 @@ class HandlerThreads:
             for thread in self._threads:
                 thread.join()
             self._desk.end_parking()
+        self._raise()
+
+    def run_here(self) -> None:
+        """Handles on the caller's thread what can be taken until the end.
+
+        Raises:
+            BaseException: As `run`.
+        """
+        self._work()
+        self._desk.end_parking()
+        self._raise()
+
+    def _raise(self) -> None:
         if not self._raised.empty():
             raise self._raised.get()
 

@@ -42,7 +42,7 @@ class Lookout:
 
     def look_at_hand(self) -> None:
         """Finds a record that is never settled, which later ones wait for, and a bug in delays."""
-        long_s = time.monotonic() - self._state.settings.stuck_after_ms / 1000
+        long_s = self._state.clock_s() - self._state.settings.stuck_after_ms / 1000
         with self._state.changed:
             stuck = [
                 one

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from datetime import datetime
 
 from delaywheel.consumer.block import RecordBlock
@@ -15,16 +16,16 @@ from delaywheel.consumer.engine.commits import Commits
 from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
 from delaywheel.consumer.engine.dispatcher import Dispatcher
 from delaywheel.consumer.engine.flow import Flow
+from delaywheel.consumer.engine.handler_threads import HandlerThreads
 from delaywheel.consumer.engine.lookout import Lookout
 from delaywheel.consumer.engine.pattern_watch import PatternWatch
 from delaywheel.consumer.engine.positions import FoundPositions, Positions
 from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState, tell_lost
 from delaywheel.consumer.order import whole_lanes
-from delaywheel.consumer.port import Broker, KafkaUnavailable
+from delaywheel.consumer.port import KafkaUnavailable
 from delaywheel.consumer.records import FetchedRecords, Partition
 from delaywheel.consumer.rules.policy import Policy
-from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.consumer.watching.figures import Figures
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
 from delaywheel.message import unix_ms
@@ -47,24 +48,18 @@ class Engine:
         desk: Where messages come from, and are settled.
     """
 
-    def __init__(
-        self,
-        settings: ConsumerSettings,
-        broker: Broker,
-        *,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-    ) -> None:
+    def __init__(self, state: EngineState) -> None:
         """Does nothing before `start`."""
-        state = self._state = EngineState(settings, broker, clock_ms)
+        self._state = state
         self._book = state.book
-        self._broker = broker
+        self._broker = state.broker
         self._changed = state.changed
         self.desk = Dispatcher(state)
         self._flow = Flow(state)
         self._lookout = Lookout(state)
         self._patterns = PatternWatch(state)
         self._rights = RightsWatch(state)
-        self._deliveries = Deliveries(state.book, settings.max_deliveries)
+        self._deliveries = Deliveries(state.book, state.settings.max_deliveries)
         self._positions = Positions(state, self._lookout, self._deliveries)
         self._commits = Commits(state, self._positions, self.desk, self._deliveries, self._rights)
         self._called_back: set[Partition] = set()
@@ -174,6 +169,10 @@ class Engine:
         if strange:
             raise ValueError(f"{', '.join(map(str, sorted(strange)))}: not assigned here")
 
+    def run_handlers(self, handlers: HandlerThreads, concurrency: int) -> None:  # noqa: ARG002
+        """Has so many threads handle what is handed out, until the end."""
+        handlers.run()
+
     def stop(self) -> None:
         """Requests the end. Takes no lock: signal handlers may call it."""
         self._state.is_stopping = True
@@ -196,24 +195,31 @@ class Engine:
 
     def _run(self) -> None:
         self._state.thread_id = threading.get_ident()
-        try:
+        with self._noting_errors():
             self._begin()
             while not self._state.is_stopping:
                 self._run_once()
             self._end()
+        self._close()
+
+    @contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException as error:  # noqa: BLE001 - it is raised where the caller waits
             self._state.error = error
-            self.health.note(ConsumerTrouble.STOPPED, str(error) or repr(error))
-        finally:
-            with self._changed:
-                lost = self._book.forget(self._book.partitions)
-                self._state.has_ended = True
-                self._state.notify()
-            tell_lost(lost)
-            try:
-                self._broker.close()
-            except Exception:  # noqa: BLE001 - whatever it was, this is the end
-                _LOG.exception("closing the Kafka clients failed")
+            self._state.health.note(ConsumerTrouble.STOPPED, str(error) or repr(error))
+
+    def _close(self) -> None:
+        with self._changed:
+            lost = self._book.forget(self._book.partitions)
+            self._state.has_ended = True
+            self._state.notify()
+        tell_lost(lost)
+        try:
+            self._broker.close()
+        except Exception:  # noqa: BLE001 - whatever it was, this is the end
+            _LOG.exception("closing the Kafka clients failed")
 
     def _begin(self) -> None:
         state = self._state
@@ -257,7 +263,7 @@ class Engine:
         if (refusal := self._broker.refusal()) is not None:
             self._state.refused(refusal)
         self.desk.take_back_late()
-        self.desk.put_back_due(now_s)
+        self.desk.put_back_due(self._state.clock_s())
         self.desk.say_if_open()
         if now_s >= self._look_at_s or self._rights.has_news:
             self._look()
@@ -439,7 +445,7 @@ class Engine:
                 assert order is not None
                 order.assign(lane, state.settings.topics.names_of(lane.topic).order, known)
             state.notify()
-        self.health.note(ConsumerTrouble.COMMIT_FAILED, None)
+        self._state.health.note(ConsumerTrouble.COMMIT_FAILED, None)
         tell_lost(lost)
         state.events.assigned(list(partitions))
         _LOG.info("assigned: %s", list(map(str, partitions)))

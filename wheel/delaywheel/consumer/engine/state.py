@@ -43,6 +43,8 @@ class EngineState:
         is_stopping: Whether the end was asked for.
         thread_id: Of the engine's thread, once it runs.
         has_ended: Whether the thread has ended.
+        clock_ms: The wall clock, in Unix milliseconds.
+        clock_s: The monotonic clock, by which handlers have their time.
         give_up_s: When to stop insisting, on the monotonic clock; None: when the end is asked for.
         refused_since_s: Since when a right is missing, on the monotonic clock; None: none is.
         refusals: How often Kafka has refused something for want of a right.
@@ -53,11 +55,17 @@ class EngineState:
     """
 
     def __init__(
-        self, settings: ConsumerSettings, broker: Broker, clock_ms: Callable[[], int]
+        self,
+        settings: ConsumerSettings,
+        broker: Broker,
+        *,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.broker = broker
         self.clock_ms = clock_ms
+        self.clock_s = clock_s
         self.book = Book(max_held=settings.max_held, max_held_bytes=settings.max_held_bytes)
         self.order = KeyOrder(lost_after_ms=settings.lost_after_ms) if settings.ordered else None
         self.changed = threading.Condition()
