@@ -88,6 +88,23 @@ def test_what_is_not_heard_is_left_to_the_check(caplog: pytest.LogCaptureFixture
     ]
 
 
+def test_a_commit_of_what_was_cancelled_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    rolled_back = CommitOutcome.ROLLED_BACK
+    one = Half(
+        message(),
+        Handle("a.1", 1, bytes(16)),
+        lambda _: rolled_back,
+        lambda _: RollbackOutcome.ROLLED_BACK,
+    )
+    assert one.commit() is one.outcome is rolled_back
+    many = Halves([Told().half()], lambda halves: [rolled_back] * len(halves))
+    many.commit()
+    assert many[0].outcome is rolled_back
+    single, both = (record.getMessage() for record in caplog.records)
+    assert single == f"half {one.id.hex()} was cancelled before its commit: not sent"
+    assert both == "1 of 1 halves were cancelled before their commit: not sent"
+
+
 def test_many_are_committed_by_one_call_without_those_that_said_something(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

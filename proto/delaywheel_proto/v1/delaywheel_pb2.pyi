@@ -35,24 +35,32 @@ class _CommitOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommitO
     DESCRIPTOR: _descriptor.EnumDescriptor
     COMMIT_OUTCOME_UNSPECIFIED: _CommitOutcome.ValueType  # 0
     COMMIT_OUTCOME_COMMITTED: _CommitOutcome.ValueType  # 1
-    """W nodes hold that the half is committed. It is delivered, unless it is rolled back, or its group
-    was asked about it before this counted; then the answer decides.
+    """W nodes hold that the half is committed. It is delivered, unless a cancel of it that was under way
+    counts first, or its group was asked about it before this counted; then the answer decides.
     """
     COMMIT_OUTCOME_LEFT_TO_CHECK: _CommitOutcome.ValueType  # 2
     """Its hold has ended, or ends within 100 ms; nothing was done. Its group is asked, or was: that is
     no error.
+    """
+    COMMIT_OUTCOME_ROLLED_BACK: _CommitOutcome.ValueType  # 3
+    """It was cancelled before, by a rollback or by somebody else: it is never delivered, and nobody is
+    asked. Nothing was done.
     """
 
 class CommitOutcome(_CommitOutcome, metaclass=_CommitOutcomeEnumTypeWrapper): ...
 
 COMMIT_OUTCOME_UNSPECIFIED: CommitOutcome.ValueType  # 0
 COMMIT_OUTCOME_COMMITTED: CommitOutcome.ValueType  # 1
-"""W nodes hold that the half is committed. It is delivered, unless it is rolled back, or its group
-was asked about it before this counted; then the answer decides.
+"""W nodes hold that the half is committed. It is delivered, unless a cancel of it that was under way
+counts first, or its group was asked about it before this counted; then the answer decides.
 """
 COMMIT_OUTCOME_LEFT_TO_CHECK: CommitOutcome.ValueType  # 2
 """Its hold has ended, or ends within 100 ms; nothing was done. Its group is asked, or was: that is
 no error.
+"""
+COMMIT_OUTCOME_ROLLED_BACK: CommitOutcome.ValueType  # 3
+"""It was cancelled before, by a rollback or by somebody else: it is never delivered, and nobody is
+asked. Nothing was done.
 """
 Global___CommitOutcome: _TypeAlias = CommitOutcome  # noqa: Y015
 

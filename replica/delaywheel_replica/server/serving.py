@@ -323,6 +323,8 @@ class Server:
             self._other_nodes,
             commits,
             self._halves_refusals.of_commits,
+            near_cancels=self._driver.near_cancels,
+            basis_of_look=finder.basis_of_look,
             clock_skew_ms=config.max_clock_skew_ms,
         )
         questions = DelayWheelService(

@@ -71,6 +71,9 @@ def test_a_half_is_delivered_by_its_commit_or_by_its_check(db: sqlite3.Connectio
             Barrier().record(db, lost)
         client.begin("orders", b"forgotten", group="shop")
         client.begin("orders", b"rolled back", group="shop").rollback()
+        cancelled = client.begin("orders", b"cancelled", group="shop")
+        client.cancel(cancelled.handle)
+        assert cancelled.commit() is CommitOutcome.ROLLED_BACK
         service.advance("3s")
         assert lost.commit() is CommitOutcome.LEFT_TO_CHECK
         assert checks.run() is None

@@ -320,6 +320,7 @@ KNOWN = {
         VIEW, progress=DONE, readable=False
     ),
     "due within the next 100 ms": replace(VIEW, now_ms=900),
+    "a commit or a release lies there, of a half": replace(VIEW, commits=[CANCEL]),
     "none of these": VIEW,
 }
 WRITTEN = replace(VIEW, cancels=[CANCEL])
@@ -415,4 +416,4 @@ def test_a_half_is_done_before_its_due_if_a_release_counts() -> None:
     half = replace(VIEW, releases=[CANCEL])
     released = Progress(0, None, {A1: 2})
     assert before_writing(replace(half, progress=released)) is CancelDecision.ALREADY_DELIVERED
-    assert before_writing(half) is CancelDecision.WRITE
+    assert before_writing(half) is CancelDecision.WAIT

@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+import pytest
+
 from delaywheel.identity import WheelId
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Granted, Right, Rights
+from delaywheel_replica.server.changing import half_commits
 from delaywheel_replica.server.changing.half_commits import HalfCommits
+from delaywheel_replica.server.changing.pending import DecisionBasis
 from delaywheel_replica.server.commit.committer import GROUP_BYTES, Committed
 from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
 from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.node_view import wall_ms
+from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
+from support.server.well import cleaner_status
 
-WHEEL = WheelId("n1", 1)
+WHEEL, LEADERS = WheelId("n1", 1), WheelId("n2", 1)
 NODE = Caller("n2", "node", lambda: EVERYTHING)
 
 
@@ -38,6 +46,28 @@ class Wrote:
         return answer
 
 
+def commits_of(
+    wrote: Wrote,
+    *,
+    own: OwnHalves | None = None,
+    queries: Any = None,
+    other_nodes: Any = None,
+    near_cancels: Any = (),
+    basis_of_look: Any = None,
+) -> HalfCommits:
+    """The commits of node n1."""
+    return HalfCommits(
+        "n1",
+        queries,
+        other_nodes,
+        CommitWriting(own or OwnHalves(), cast("Any", wrote), lambda: WHEEL),
+        lambda: None,
+        near_cancels=near_cancels,
+        basis_of_look=basis_of_look,
+        clock_skew_ms=1_000,
+    )
+
+
 async def test_what_is_released_together_fits_into_a_group() -> None:
     """A leader takes the halves that a frame releases in one transaction."""
     third = GROUP_BYTES // 3
@@ -45,9 +75,7 @@ async def test_what_is_released_together_fits_into_a_group() -> None:
     lengths_bytes = {(bytes([n]) * 16, due_ms): third for n in range(4)}
     own, wrote = OwnHalves(), Wrote()
     own.accepted(WHEEL, lengths_bytes, wall_ms())
-    nothing = cast("Any", None)
-    writing = CommitWriting(own, cast("Any", wrote), lambda: WHEEL)
-    commits = HalfCommits("n1", nothing, nothing, writing, lambda: None, clock_skew_ms=0)
+    commits = commits_of(wrote, own=own)
     others = [(bytes([9]) * 16, due_ms)]
     for first in (True, False):
         halves = [pb.HalfRef(id=id_, due_ms=due) for id_, due in [*lengths_bytes, *others]]
@@ -69,9 +97,7 @@ async def test_no_half_waits_for_the_node_of_another_one() -> None:
             asked.set()
             await goes_on.wait()
 
-    writing = CommitWriting(OwnHalves(), cast("Any", wrote), lambda: WHEEL)
-    other_nodes, nothing = cast("Any", CallsToNodes()), cast("Any", None)
-    commits = HalfCommits("n1", nothing, other_nodes, writing, lambda: None, clock_skew_ms=1_000)
+    commits = commits_of(wrote, other_nodes=CallsToNodes())
     due_ms = wall_ms() + 3_000
     halves = [
         pb.HalfRef(id=b"i" * 16, due_ms=due_ms, wheel="n2.7"),
@@ -106,12 +132,62 @@ async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
             Granted(frozenset({Right.INSPECT}), (Pattern("inspected"),)),
         ]
     )
-    nothing = cast("Any", None)
-    commits = HalfCommits(
-        "n1", cast("Any", Queries()), nothing, nothing, lambda: None, clock_skew_ms=0
-    )
+    commits = commits_of(Wrote(), queries=Queries())
     halves = [pb.HalfRef(id=id_, due_ms=wall_ms() + 3_000) for id_ in topics]
     caller = Caller("shop", "token", lambda: rights)
     answer = await commits.commit(pb.CommitRequest(halves=halves), caller)
     told = [result.error.reason for result in answer.results]
     assert told == ["FORBIDDEN", "NOT_UP_TO_DATE", "NOT_UP_TO_DATE"]
+
+
+TAKEN, NOT_YET = Position(LEADERS, 1, 0), Position(LEADERS, 2, 0)
+
+
+class Looks:
+    """What is found of halves, one look after another."""
+
+    def __init__(self, *cancels: list[Position], held: int = 1) -> None:
+        self._left = list(cancels)
+        self._held = held
+
+    async def find_many(self, named: list[Reference]) -> list[Found]:
+        cancels = self._left.pop(0)
+        assert len(named) == 1, "no other half is looked for"
+        return [Found((named[0].due_ms or 0,), [Position(WHEEL, 1, 0)], cancels)]
+
+    def basis(self) -> DecisionBasis:
+        record, held = wheel_record_of("n1", "n2"), wheel_heartbeat(self._held)
+        progress = Progress(0, None, {WHEEL: 1, LEADERS: 1})
+        status = cleaner_status(progress=progress, wheels={WHEEL: record, LEADERS: record})
+        own = heartbeat("n1", wheels={WHEEL: held, LEADERS: held})
+        return DecisionBasis(wall_ms(), status, None, leading=False).of_look(own)
+
+
+@pytest.mark.parametrize(
+    ("looks", "outcome"),
+    [
+        (Looks([TAKEN]), pb.COMMIT_OUTCOME_ROLLED_BACK),
+        (Looks([NOT_YET], [TAKEN]), pb.COMMIT_OUTCOME_ROLLED_BACK),
+        (Looks([NOT_YET], [NOT_YET]), pb.COMMIT_OUTCOME_COMMITTED),
+        (Looks([TAKEN], held=0), pb.COMMIT_OUTCOME_COMMITTED),
+        (Looks([]), pb.COMMIT_OUTCOME_COMMITTED),
+    ],
+    ids=["counts", "counts soon", "is undecided for long", "is not known to count", "is another's"],
+)
+async def test_a_commit_behind_a_cancel_says_so(
+    looks: Looks, outcome: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not written. Of a half whose second has none, nothing is looked for."""
+    monkeypatch.setattr(half_commits, "AGAIN_S", 0)
+    undecided_s = 0 if outcome == pb.COMMIT_OUTCOME_COMMITTED else 60
+    monkeypatch.setattr(half_commits, "CANCEL_WAIT_S", undecided_s)
+    wrote, due_ms = Wrote(), wall_ms() + 3_000
+    commits = commits_of(wrote, queries=looks, near_cancels=[due_ms], basis_of_look=looks.basis)
+    halves = [
+        pb.HalfRef(id=b"c" * 16, due_ms=due_ms),
+        pb.HalfRef(id=b"d" * 16, due_ms=due_ms + 1_000),
+    ]
+    answer = await commits.commit(pb.CommitRequest(halves=halves), NODE)
+    told = [result.outcome for result in answer.results]
+    assert told == [outcome, pb.COMMIT_OUTCOME_COMMITTED]
+    assert len(wrote.requests) == told.count(pb.COMMIT_OUTCOME_COMMITTED)

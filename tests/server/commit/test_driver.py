@@ -37,6 +37,7 @@ from delaywheel_replica.core.protocol.messages import (
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
 from delaywheel_replica.server.commit.committer import Request
+from delaywheel_replica.server.commit.near_cancels import AHEAD_S
 from delaywheel_replica.server.commit.outside import GroupJob
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.core.values import missing_members
@@ -415,3 +416,17 @@ def test_an_acknowledgement_that_comes_late_is_of_its_own_wheel(
     script.effects = [Acknowledge(ONE, 9), WriteStatus()]
     ready.driver.tick()
     assert waits.said == "n1.1"
+
+
+def test_seconds_of_cancels_are_noted(ready: Driven) -> None:
+    """But for what was written before the process started: there each second may have one."""
+    near = ready.driver.near_cancels
+    soon_ms = ready.clock_wall_ms + AHEAD_S * 1000
+    assert soon_ms in near
+    ready.clock_wall_ms += 2_000
+    first, late = (replace(message(n), due_ms=soon_ms + 1_000 * n) for n in (1, 9))
+    assert first.due_ms not in near
+    ready.produce(first)
+    assert first.due_ms not in near
+    ready.produce(first, late, kind=Kind.CANCELS)
+    assert (first.due_ms in near, late.due_ms in near) == (True, False)

@@ -22,6 +22,7 @@ from sim.checking.letters import latest_clock_us
 from sim.checking.truth import FrameName, Key
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS
+from sim.nodes.clients import CommitAnswer
 
 if TYPE_CHECKING:
     from sim.checking.checks import Checks
@@ -55,6 +56,7 @@ class Answers:
     def __init__(self, world: World) -> None:
         self._world = world
         self.cancelled_by: dict[Key, list[FrameName]] = {}
+        self._told_cancelled_us: dict[Key, int] = {}
         self.sealed: set[Key] = set()
 
     # --- what a node decides
@@ -167,10 +169,16 @@ class Answers:
             if is_of_it and entry.key not in keys and self._was_known(entry, asked_us - HEARD_US):
                 self._fail(f"a search that has seen everything leaves out {entry}")
 
-    def commit(self, entry: Entry) -> None:
-        """Checks a commit that is recorded."""
-        if not self._world.truth.commits[entry.key]:
-            self._fail(f"{entry} is committed, as its caller is told, and no row says so")
+    def commit(self, entry: Entry, answer: CommitAnswer, asked_us: int) -> None:
+        """Checks the outcome of a commit."""
+        if answer is CommitAnswer.ROLLED_BACK:
+            self.cancel(entry, CancelDecision.CANCELLED, asked_us)
+        elif answer is CommitAnswer.COMMITTED:
+            if not self._world.truth.commits[entry.key]:
+                self._fail(f"{entry} is committed, as its caller is told, and no row says so")
+            told_us = self._told_cancelled_us.get(entry.key, asked_us)
+            if told_us < asked_us - HEARD_US and is_calm(self._world.plan):
+                self._fail(f"{entry} is committed, as its caller is told, after it was cancelled")
 
     # --- inside
 
@@ -185,6 +193,7 @@ class Answers:
     def _is_told_cancelled(self, entry: Entry) -> None:
         """Notes that a caller knows it: from now on no other end is true."""
         entry.cancelled = True
+        self._told_cancelled_us.setdefault(entry.key, self._world.scheduler.now_us)
         self.cancelled_by[entry.key] = list(self._world.truth.cancels[entry.key])
 
     def _is_true(self, entry: Entry, shown: pb.StoredMessage, asked_us: int) -> bool:

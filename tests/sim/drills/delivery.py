@@ -116,6 +116,7 @@ def cancel_beside_messages(script: Script) -> None:
     r"told at . of m\d+: MESSAGE_STATE_ROLLED_BACK",
     r"told at . of m\d+: MESSAGE_STATE_HELD",
     r"finds at .: [1-9]",
+    r"hears of m\d+: rolled back",
 )
 def answers_to_all(script: Script) -> None:
     """Every call is made about messages in every state, and nothing is wrong."""
@@ -128,6 +129,9 @@ def answers_to_all(script: Script) -> None:
         script.half(4_500, "b", hold_ms=9_000, says=False),
         script.half(4_500, "b", hold_ms=9_000, later_ms=14_000),
     ]
+    for told in "ab":
+        cancelled = script.half(16_500, "a", hold_ms=6_000, told=told, after_ms=4_000)
+        script.cancel(17_500, cancelled, "bca")
     script.cancel(6_000, firsts[0], "cba")
     script.cancel(6_000, firsts[1], "bac")
     script.cancel(9_000, soon[0], "abc")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ from delaywheel_replica.cleaner.due.seconds import FORWARDED, Second
 from delaywheel_replica.core.leader import cancel
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.server.changing.finder import MessageFinder
+from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.pending import Decided, Subject
 from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.commit import own_halves
+from delaywheel_replica.server.commit.near_cancels import NearCancels
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from delaywheel_replica.server.service import DelayWheelService
@@ -141,6 +143,17 @@ def cancels_count_for_nothing() -> list[Patch]:
 
 def every_commit_is_left() -> list[Patch]:
     return [everywhere(own_halves.is_left_to_check, lambda *_: True)]
+
+
+def every_half_is_rolled_back() -> list[Patch]:
+    async def known(_self: HalfCommits, keys: Sequence[Key]) -> list[CancelDecision]:
+        return [CancelDecision.CANCELLED] * len(keys)
+
+    return [instead(HalfCommits, "_known", known)]
+
+
+def no_commit_looks_for_a_cancel() -> list[Patch]:
+    return [instead(NearCancels, "__contains__", lambda *_: False)]
 
 
 ANSWERS = {
@@ -316,6 +329,18 @@ ANSWERS = {
         "what nobody sent is listed",
         _searched(_show_another),
         "which nobody sent",
+        ("answers_to_all",),
+    ),
+    "every commit is of what was rolled back": Mutant(
+        "halves whose senders commit them are said to be cancelled, and nothing is written",
+        every_half_is_rolled_back,
+        "reported cancelled, and no row says so",
+        ("halves_and_words",),
+    ),
+    "no commit looks for a cancel": Mutant(
+        "who commits a half that somebody has cancelled is told that it is sent",
+        no_commit_looks_for_a_cancel,
+        "as its caller is told, after it was cancelled",
         ("answers_to_all",),
     ),
     "every commit is left to the check": Mutant(

@@ -207,6 +207,8 @@ class Calls:
                 others,
                 self._commits,
                 HalvesRefusals(view, are_wanted=True).of_commits,
+                near_cancels=server.driver.near_cancels,
+                basis_of_look=finder.basis_of_look,
                 clock_skew_ms=CLOCK_SKEW_MS,
             ),
             Cancels(finder, self._groups, PassedChanges(others.cancel, Reason.CANCEL_UNKNOWN)),

@@ -53,6 +53,7 @@ class CommitAnswer(StrEnum):
 
     COMMITTED = "committed"
     LEFT_TO_CHECK = "left to the check"
+    ROLLED_BACK = "rolled back"
     UNKNOWN = "unknown"
     """Or refused: the caller tries again."""
 
@@ -101,8 +102,8 @@ class Ears(Protocol):
     def search_answered(self, found: pb.SearchResponse, asked_us: int) -> None:
         """A node that was asked at this time has listed this as pending."""
 
-    def commit_answered(self, entry: Entry) -> None:
-        """The commit of a half is recorded."""
+    def commit_answered(self, entry: Entry, answer: CommitAnswer, asked_us: int) -> None:
+        """The commit of a half that was asked for at this time has this outcome."""
 
     def never_answered(self, entries: list[Entry], patience_us: int) -> None:
         """A caller has asked for so long, and was not told what became of these messages."""
@@ -332,6 +333,7 @@ class _Committer(_Caller):
         self._entry = entry
 
     def try_it(self) -> None:
+        self._asked_us = self.scheduler.now_us
         attempt = self.attempt
 
         def on_answer(answer: CommitAnswer) -> None:
@@ -350,7 +352,7 @@ class _Committer(_Caller):
             return
         if answer is CommitAnswer.COMMITTED:
             entry.committed_us = self.scheduler.now_us
-            self.clients.ears.commit_answered(entry)
+        self.clients.ears.commit_answered(entry, answer, self._asked_us)
         self.end()
 
     def _timed_out(self, attempt: int) -> None:

@@ -50,6 +50,7 @@ _COMMITTED: Mapping[int, CommitAnswer] = {
     pb.COMMIT_OUTCOME_UNSPECIFIED: CommitAnswer.UNKNOWN,
     pb.COMMIT_OUTCOME_COMMITTED: CommitAnswer.COMMITTED,
     pb.COMMIT_OUTCOME_LEFT_TO_CHECK: CommitAnswer.LEFT_TO_CHECK,
+    pb.COMMIT_OUTCOME_ROLLED_BACK: CommitAnswer.ROLLED_BACK,
 }
 
 

@@ -44,7 +44,7 @@ from sim.machine.scheduler import US_PER_MS, US_PER_S, Scheduler
 from sim.machine.trace import Trace
 from sim.models.model import without_collections
 from sim.nodes.calls import on_simulated_time
-from sim.nodes.clients import Change, Clients
+from sim.nodes.clients import Change, Clients, CommitAnswer
 from sim.nodes.frontend import Frontend
 from sim.nodes.node import SimNode
 from sim.nodes.senders import Senders
@@ -263,9 +263,9 @@ class World:
         """Notes what a node lists."""
         self.answers.search(found, asked_us)
 
-    def commit_answered(self, entry: Entry) -> None:
-        """Notes that a commit is recorded."""
-        self.answers.commit(entry)
+    def commit_answered(self, entry: Entry, answer: CommitAnswer, asked_us: int) -> None:
+        """Notes the outcome of a commit."""
+        self.answers.commit(entry, answer, asked_us)
 
     def cancel_answered(self, entry: Entry, decision: Change, asked_us: int) -> None:
         """Notes the outcome of a cancel."""

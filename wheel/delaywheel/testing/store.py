@@ -209,7 +209,11 @@ class MemoryStore:
         if left_ms > LONGEST_HOLD_MS:  # the message's own due, perhaps
             return Reason.HALF_INVALID, f"No half is held for {left_ms:,} ms more"
         kept = self._kept.get((id_, due_ms))
-        if kept is not None and is_half(kept.sent) and kept.standing is Standing.PENDING:
+        if kept is None or not is_half(kept.sent):
+            return pb.COMMIT_OUTCOME_COMMITTED
+        if kept.standing is Standing.CANCELLED:
+            return pb.COMMIT_OUTCOME_ROLLED_BACK
+        if kept.standing is Standing.PENDING:
             kept.standing = Standing.DELIVERED
             message = committed_message(kept.sent, self.now_ms)
             if message.due_ms > self.now_ms:

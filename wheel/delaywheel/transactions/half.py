@@ -38,10 +38,12 @@ class CommitOutcome(StrEnum):
     """What `commit` came to."""
 
     COMMITTED = "COMMITTED"
-    """It is sent, unless it was rolled back, or its group was asked in this very moment."""
+    """It is sent, unless a cancel or its group's question was under way in this very moment."""
     LEFT_TO_CHECK = "LEFT_TO_CHECK"
     """Its hold has ended, or no answer was heard, which the log says: if the commit does not count,
     its group is asked. This is no error."""
+    ROLLED_BACK = "ROLLED_BACK"
+    """Somebody had cancelled it, which the log says: it is never sent, and nobody is asked."""
 
 
 class RollbackOutcome(StrEnum):
@@ -138,6 +140,13 @@ class _HeldHalf:
                 self.id.hex(),
             )
 
+    def _said(self, outcome: CommitOutcome) -> CommitOutcome:
+        """Notes what its commit came to."""
+        if outcome is CommitOutcome.ROLLED_BACK:
+            _LOG.warning("half %s was cancelled before its commit: not sent", self.id.hex())
+        self.outcome = outcome
+        return outcome
+
     def _unheard(self, what: str, error: DelaywheelError) -> None:
         _LOG.warning("the %s of half %s was not heard: %s", what, self.id.hex(), error)
 
@@ -173,8 +182,7 @@ class Half(_HeldHalf):
         except DelaywheelError as error:
             self._unheard("commit", error)
             outcome = CommitOutcome.LEFT_TO_CHECK
-        self.outcome = outcome
-        return outcome
+        return self._said(outcome)
 
     def rollback(self) -> RollbackOutcome:
         """Says that the local transaction was rolled back, for certain: the message is dropped."""
@@ -215,8 +223,7 @@ class AsyncHalf(_HeldHalf):
         except DelaywheelError as error:
             self._unheard("commit", error)
             outcome = CommitOutcome.LEFT_TO_CHECK
-        self.outcome = outcome
-        return outcome
+        return self._said(outcome)
 
     async def rollback(self) -> RollbackOutcome:
         """See `Half.rollback`."""
@@ -272,6 +279,9 @@ class _ManyHalves(Generic[HalfT]):
         if errors:
             counts = len(errors), len(halves)
             _LOG.warning("%d of %d commits were not heard: %s", *counts, errors[0])
+        if cancelled := results.count(CommitOutcome.ROLLED_BACK):
+            counts = cancelled, len(halves)
+            _LOG.warning("%d of %d halves were cancelled before their commit: not sent", *counts)
         for half, result in zip(halves, results, strict=True):
             if isinstance(result, DelaywheelError):
                 half.outcome = CommitOutcome.LEFT_TO_CHECK

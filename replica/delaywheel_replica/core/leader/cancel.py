@@ -17,6 +17,7 @@ Before writing (`before_writing`), the first line that fits:
 | a copy is done, its second could be read | ALREADY_DELIVERED |
 | a copy is done, some of its second could not be read | UNKNOWN |
 | due within the next 100 ms | TOO_LATE |
+| a commit or release lies there: the half's sender may have heard COMMITTED | WAIT |
 | else | WRITE |
 
 After writing (`after_writing`), for each committed progress seen:
@@ -109,6 +110,7 @@ class CancelView:
             progress.
         before: What was committed directly before this progress; None: unknown.
         releases: Where releases of it lie, as far as known; a current look finds all.
+        commits: Where commits of it lie, as far as known.
     """
 
     due_ms: int
@@ -123,6 +125,7 @@ class CancelView:
     current: bool = False
     before: Progress | None = None
     releases: Collection[Position] = ()
+    commits: Collection[Position] = ()
 
 
 def directly_before(
@@ -174,6 +177,8 @@ def _before_any(view: CancelView, progress: Progress) -> CancelDecision:
         return _done(view)
     if view.due_ms <= view.now_ms + TOO_LATE_MS:
         return CancelDecision.TOO_LATE
+    if view.commits or view.releases:
+        return CancelDecision.WAIT
     return CancelDecision.WRITE
 
 

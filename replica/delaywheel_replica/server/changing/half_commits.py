@@ -6,8 +6,13 @@ once W members hold it. If the caller names the wheel that has the half, and tha
 the commit is passed on: only there it is a release. If that node does not answer, it is written
 here.
 
+A commit behind a cancel would change nothing. So where the half's second has a cancel, of whatever
+it is (near_cancels.py), it is looked whether that is one of the half; and while such a cancel is
+undecided, for a second at most, the commit waits.
+
 | the half | the caller gets |
 |---|---|
+| was cancelled, as this node knows | ROLLED_BACK |
 | its hold has ended, or nearly; its second is sealed | LEFT_TO_CHECK |
 | is due later than any half can be: the caller names another due | HALF_INVALID |
 | lies in a topic that the caller may not send to, and may inspect or change | FORBIDDEN |
@@ -16,26 +21,32 @@ here.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import LONGEST_HOLD_MS
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.awaited import parsed
+from delaywheel_replica.server.changing.id_checks import AGAIN_S, CANCEL_WAIT_S
+from delaywheel_replica.server.changing.pending import DecisionBasis
+from delaywheel_replica.server.commit.near_cancels import NearCancels
 from delaywheel_replica.server.commit.own_halves import CommitWriting, is_left_to_check
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
+from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
-from delaywheel_replica.server.node.node_view import wall_ms
+from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 _COMMITTED: Final = pb.HalfCommitted(outcome=pb.COMMIT_OUTCOME_COMMITTED)
 _LEFT: Final = pb.HalfCommitted(outcome=pb.COMMIT_OUTCOME_LEFT_TO_CHECK)
+_ROLLED_BACK: Final = pb.HalfCommitted(outcome=pb.COMMIT_OUTCOME_ROLLED_BACK)
 
 
 class HalfCommits:
@@ -49,6 +60,8 @@ class HalfCommits:
         writing: CommitWriting,
         refusal: Callable[[], Refusal | None],
         *,
+        near_cancels: NearCancels,
+        basis_of_look: Callable[[], DecisionBasis],
         clock_skew_ms: int,
     ) -> None:
         """Begins.
@@ -56,6 +69,8 @@ class HalfCommits:
         Args:
             node: This node's id.
             refusal: Returns why the node takes no halves; None: it does.
+            near_cancels: Where a half may have a cancel.
+            basis_of_look: Returns what decisions by a look that begins now are based on.
             clock_skew_ms: By how much clocks may differ.
         """
         self._node = node
@@ -63,6 +78,8 @@ class HalfCommits:
         self._other_nodes = other_nodes
         self._writing = writing
         self._refusal = refusal
+        self._near_cancels = near_cancels
+        self._basis_of_look = basis_of_look
         # By the clocks of who made the half, of the node that took it, and of this one.
         self._longest_ms = LONGEST_HOLD_MS + 2 * clock_skew_ms
 
@@ -79,13 +96,17 @@ class HalfCommits:
         results: list[pb.HalfCommitted | None] = [None] * len(named)
         for row, refused in (await self._refused(named, caller)).items():
             results[row] = pb.HalfCommitted(error=refused.as_error())
+        keys = {
+            row: _key(each)
+            for row, each in enumerate(named)
+            if results[row] is None and isinstance(each, Reference)
+        }
         rows: dict[str, list[int]] = {}
-        for row, half in enumerate(request.halves):
-            if results[row] is None:
-                node = self._node if caller.is_node else half.wheel.partition(".")[0]
-                rows.setdefault(node or self._node, []).append(row)
+        for row in keys:
+            node = self._node if caller.is_node else request.halves[row].wheel.partition(".")[0]
+            rows.setdefault(node or self._node, []).append(row)
         at_nodes = (
-            self._commit_at(node, some, request.halves, named, results)
+            self._commit_at(node, some, request.halves, keys, results)
             for node, some in rows.items()
         )
         await asyncio.gather(*at_nodes)
@@ -96,7 +117,7 @@ class HalfCommits:
         node: str,
         rows: Sequence[int],
         halves: Sequence[pb.HalfRef],
-        named: Sequence[Reference | Refusal],
+        keys: Mapping[int, MessageKey],
         results: list[pb.HalfCommitted | None],
     ) -> None:
         """Commits halves in one node's wheels: there, or here if it does not answer.
@@ -109,20 +130,52 @@ class HalfCommits:
             if answer is not None and len(answer.results) == len(rows):
                 for row, result in zip(rows, answer.results, strict=True):
                     results[row] = None if result.HasField("error") else result
-        await self._write([row for row in rows if results[row] is None], named, results)
+        left = {row: keys[row] for row in rows if results[row] is None}
+        near = {row: left[row] for row in left if left[row][1] in self._near_cancels}
+        if near:
+            left = {row: left[row] for row in left if row not in near}
+            await asyncio.gather(self._write(left, results), self._write_uncancelled(near, results))
+        else:
+            await self._write(left, results)
+
+    async def _write_uncancelled(
+        self, keys: Mapping[int, MessageKey], results: list[pb.HalfCommitted | None]
+    ) -> None:
+        """Commits halves of seconds that have a cancel."""
+        until_ms = monotonic_ms() + round(CANCEL_WAIT_S * 1000)
+        while keys:
+            decisions = dict(zip(keys, await self._known(list(keys.values())), strict=True))
+            may_wait = monotonic_ms() < until_ms
+            to_write, waiting = dict[int, MessageKey](), dict[int, MessageKey]()
+            for row, decision in decisions.items():
+                if decision is CancelDecision.CANCELLED:
+                    results[row] = _ROLLED_BACK
+                elif decision is CancelDecision.WAIT and may_wait:
+                    waiting[row] = keys[row]
+                else:
+                    to_write[row] = keys[row]
+            await asyncio.gather(
+                self._write(to_write, results), asyncio.sleep(AGAIN_S if waiting else 0)
+            )
+            keys = waiting
+
+    async def _known(self, keys: Sequence[MessageKey]) -> list[CancelDecision | None]:
+        """Returns what is decided of halves that have a cancel; None: of others."""
+        basis = self._basis_of_look()
+        found = await self._queries.find_many([Reference.of(*key) for key in keys])
+        return [
+            basis.after_writing(key, each).decision
+            if isinstance(each, Found) and each.cancels
+            else None
+            for key, each in zip(keys, found, strict=True)
+        ]
 
     async def _write(
-        self,
-        rows: Sequence[int],
-        named: Sequence[Reference | Refusal],
-        results: list[pb.HalfCommitted | None],
+        self, wanted: Mapping[int, MessageKey], results: list[pb.HalfCommitted | None]
     ) -> None:
         now_ms = wall_ms()
         keys = dict[int, MessageKey]()
-        for row in rows:
-            each = named[row]
-            assert isinstance(each, Reference)
-            key = _key(each)
+        for row, key in wanted.items():
             left_ms = key[1] - now_ms
             if is_left_to_check(key[1], now_ms):
                 results[row] = _LEFT

@@ -72,7 +72,8 @@ WAITING_AT_MOST: Final = 20_000
 _IDS_AT_ONCE: Final = 1_000
 _SECONDS_AT_ONCE: Final = 8
 """What the thread of lookups is given at once: cancels wait for no more."""
-_AGAIN_S: Final = 0.05
+AGAIN_S: Final = 0.05
+"""How long after a look the next one begins."""
 _PAUSE_MOST_S: Final = 0.01
 """What comes between: as long as the look took, but no longer."""
 _READ_AT_ONCE: Final = 256
@@ -187,7 +188,7 @@ class IdChecks:
         try:
             while self._waiting or self._undecided:
                 if not self._waiting:
-                    await asyncio.sleep(_AGAIN_S)
+                    await asyncio.sleep(AGAIN_S)
                 waiting = self._waiting + self._undecided
                 self._waiting, self._undecided = [], []
                 for part in _parts(waiting):

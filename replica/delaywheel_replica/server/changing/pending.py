@@ -138,6 +138,7 @@ class DecisionBasis(NamedTuple):
             current=self.current,
             before=self.before,
             releases=found.releases,
+            commits=found.commits,
         )
 
     def before_writing(self, key: MessageKey, found: Found) -> Decided:

@@ -99,6 +99,7 @@ from delaywheel_replica.server.commit.committer import (
     Request,
     write,
 )
+from delaywheel_replica.server.commit.near_cancels import NearCancels
 from delaywheel_replica.server.commit.outside import GroupJob, Job, Outside, StepJob
 from delaywheel_replica.server.commit.time_sharing import (
     TIME_SLICE_MS,
@@ -122,6 +123,7 @@ class Driver:
     Attributes:
         machine: The member machine; tests alone may use it without the lock.
         floor: The greatest floor to which a sweep was requested.
+        near_cancels: The next seconds that have a cancel.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class Driver:
         )
         self.machine = Member(config, started)
         self.floor = 0
+        self.near_cancels = NearCancels(outside.wall_ms())
         self._store = store
         self._outside = outside
         self._committer = Committer()
@@ -379,7 +382,9 @@ class Driver:
                 return _mirrored(self._mirror(effect))
             case Repair():
                 between = self._write_group
-                return _mirrored(store.repair(effect.card, effect.frames, between=between))
+                held = store.repair(effect.card, effect.frames, between=between)
+                self.near_cancels.wrote(effect.frames, self._outside.wall_ms())
+                return _mirrored(held)
             case CloseWheel():
                 between = self._write_group
                 closed = store.close_wheel(effect.wheel, effect.final_seq, between=between)
@@ -422,7 +427,9 @@ class Driver:
                 self._report_missing(effect.card.wheel)
                 raise
             done = int(frames.seqs.searchsorted(held.applied, side="right"))
-            self._disk.wrote(frames.part(0, done).length_bytes)
+            wrote = frames.part(0, done)
+            self._disk.wrote(wrote.length_bytes)
+            self.near_cancels.wrote(wrote, self._outside.wall_ms())
             frames = frames.part(done, len(frames))
             if not len(frames) or (before is not None and held.applied == before.applied):
                 return held
@@ -521,6 +528,8 @@ class Driver:
         if len(written.bundle):
             seq = written.bundle.last_seq
             self._disk.wrote(written.bundle.length_bytes)
+            if group.kind is Kind.CANCELS:
+                self.near_cancels.wrote(written.bundle, accepted_at_ms)
             entered = outcome.columns if group.kind is Kind.MESSAGES else None
             self._outside.enter(wheel, entered, written, accepted_at_ms)
         refused = self._committer.wait(group, seq, self._outside.now_ms())

@@ -110,6 +110,11 @@ def kinds_of(rows: NDArray[Any]) -> NDArray[np.uint8]:
     return kinds
 
 
+def are_cancels(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """Marks index rows of frames of cancels."""
+    return (rows["messages"] & (_NAMES_BIT | _SAYS_BIT)) == _NAMES_BIT  # type: ignore[no-any-return]  # numpy's stubs
+
+
 def are_releases(rows: NDArray[Any]) -> NDArray[np.bool_]:
     """Marks index rows of frames of releases."""
     marks = _MARKS[Kind.RELEASES]
