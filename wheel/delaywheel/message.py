@@ -49,22 +49,34 @@ _ZERO: Final = timedelta(0)
 _HANDLE = re.compile(r"(?P<wheel>[^:]+):(?P<slot>[0-9]{1,12}):(?P<id>[0-9a-fA-F]{32})")
 _FIXING_DUE = Lock()
 
-_clock: Callable[[], int] = time.time_ns
+ClockNs = Callable[[], int]
+"""Returns Unix nanoseconds."""
+
+# By the addresses of services in memory, in the order in which they were begun; then the last one.
+_clocks: Final[dict[str, ClockNs]] = {}
+_clock: ClockNs = time.time_ns
 
 
 def clock_ns() -> int:
-    """The wall clock in Unix nanoseconds."""
+    """The wall clock in Unix nanoseconds; within tests that of the service that was begun last."""
     return _clock()
 
 
-def use_clock(clock: Callable[[], int] | None) -> None:
-    """Has all messages and clients of this process take another clock, for tests; None: their own.
+def clock_of(addresses: Iterable[str]) -> ClockNs:
+    """Returns the clock by which a client of these addresses counts."""
+    return next((_clocks[one] for one in addresses if one in _clocks), clock_ns)
 
-    Args:
-        clock: Returns Unix nanoseconds.
+
+def set_clock(address: str, clock: ClockNs | None) -> None:
+    """Has clients of this address count by another clock, for tests; None: by theirs again.
+
+    What has no client, as a `Message` that a program makes, counts by the clock that was set last.
     """
     global _clock  # noqa: PLW0603 - there is one time for a process, as there is one time.time_ns
-    _clock = clock or time.time_ns
+    _clocks.pop(address, None)
+    if clock is not None:
+        _clocks[address] = clock
+    _clock = next(reversed(_clocks.values()), time.time_ns)
 
 
 def unix_ms(moment: datetime, reason: Reason = Reason.DUE_INVALID) -> int:
@@ -120,7 +132,8 @@ class Message:
         partition: None: chosen from the key, as by Java's default partitioner.
         timestamp_ms: The Kafka record's timestamp; None: the time of forwarding.
         level: The level's name, or None.
-        made_ns: When the message was made; `delay` and `level` count from then.
+        made_ns: When the message was made, by `clock` or else by the wall clock; `delay` and
+            `level` count from then.
 
     Example:
         >>> message = Message("orders", b"reminder", key=b"42", delay="30m")
@@ -134,6 +147,7 @@ class Message:
 
     __slots__ = (
         "_absolute",
+        "_clock",
         "_due_fixed",
         "_due_ms",
         "_encoded_headers",
@@ -163,6 +177,7 @@ class Message:
         id: bytes | uuid.UUID | uuid_utils.UUID | None = None,
         partition: int | None = None,
         timestamp: datetime | None = None,
+        clock: ClockNs | None = None,
     ) -> None:
         _check_topic(topic)
         self.topic: Final = topic
@@ -181,7 +196,8 @@ class Message:
         self.id: Final = uuid_utils.uuid7().bytes if id is None else checked_id(id)
         self.partition: Final = None if partition is None else _checked_partition(partition)
         self.timestamp_ms: Final = None if timestamp is None else _timestamp_ms(timestamp)
-        self.made_ns: Final = clock_ns()
+        self._clock = clock or clock_ns
+        self.made_ns = self._clock()
         self.level: Final = level
         self._absolute: Final = deliver_at is not None
         self._due_ms = due_ms_of(self.made_ns, delay, deliver_at, level)
@@ -206,6 +222,16 @@ class Message:
     def encoded_headers(self) -> bytes:
         """The headers as they are sent."""
         return self._encoded_headers
+
+    def count_by(self, clock: ClockNs) -> None:
+        """Counts its delay, or level, by another clock from now on; not for programs."""
+        if clock is self._clock or self._absolute or self._due_fixed:
+            return
+        differ_ns = clock() - self._clock()
+        self._clock = clock
+        self.made_ns += differ_ns
+        if self._due_ms is not None:
+            self._due_ms += differ_ns // 1_000_000
 
     def become_half(self, due_ms: int, headers: Iterable[tuple[str, bytes | None]]) -> None:
         """Gives it another due, and headers that no sender may give; not for programs."""

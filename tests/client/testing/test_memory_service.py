@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
 import pytest
 
-from delaywheel import CancelOutcome, RefusedError, RescheduleOutcome
+from delaywheel import CancelOutcome, Message, RefusedError, RescheduleOutcome
 from delaywheel.message import clock_ns
 from delaywheel.testing import MemoryService
 from delaywheel.testing.rows import SentMessage
@@ -123,3 +124,31 @@ def test_what_it_does_grows_with_its_messages_and_not_with_their_square() -> Non
         return steps
 
     assert steps_for(400) < 3 * steps_for(200)
+
+
+def test_two_services_at_once_have_their_own_time() -> None:
+    with MemoryService() as outer, outer.client() as client:
+        with MemoryService() as inner, inner.client() as other:
+            outer.advance("10d")
+            consumer = outer.consumer("a", group="g", retry=("1h",))
+            client.produce("a", b"1", delay="1h")
+            client.produce_many([Message("a", b"2", delay="1h"), Message("a", b"3", level="1h")])
+            client.produce_async("a", b"4", delay="1h").result()
+            half = client.begin("a", b"5", group="g", hold="3s", delay="1h")
+            half.commit()
+            moved = client.produce("a", b"6", delay="1m")
+            client.reschedule(moved, delay="1h")
+            other.produce("b", b"7", delay="1h")
+            assert outer.advance("59m") == []
+            appeared = sorted(one.value or b"" for one in outer.advance("1m"))
+            assert appeared == [b"1", b"2", b"3", b"4", b"5", b"6"]
+            for message in consumer:
+                message.produce("c", b"8", after="1h")
+                message.done()
+                break
+            assert [one.value for one in outer.advance("1h")] == [b"8"]
+            assert [one.value for one in inner.advance("1h")] == [b"7"]
+        client.produce("a", b"9", delay="1h")
+        assert outer.advance("30m") == []
+        assert [one.value for one in outer.advance("30m")] == [b"9"]
+    assert abs(clock_ns() - time.time_ns()) < 10**9

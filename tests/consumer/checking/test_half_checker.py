@@ -37,7 +37,7 @@ class Shop(HalfChecker):
         self._answer_by = answer
         self.broker = FakeBroker(kafka)
         settings = checker_settings("g", "nowhere", "fake", options)  # type: ignore[arg-type]
-        state = EngineState(settings, self.broker, clock_ms=lambda: kafka.now_ms)
+        state = EngineState(settings, self.broker, clock_ns=lambda: kafka.now_ms * 1_000_000)
         self._engine = Engine(state)
         self._engine._begin()
 

@@ -25,7 +25,7 @@ class DrivenConsumer:
             topics or kafka.source, "g", "nowhere", reported
         )
         self.broker = FakeBroker(kafka)
-        state = EngineState(self.settings, self.broker, clock_ms=lambda: kafka.now_ms)
+        state = EngineState(self.settings, self.broker, clock_ns=lambda: kafka.now_ms * 1_000_000)
         self.engine = Engine(state)
         self.engine._thread = threading.current_thread()
         self.hand: list[ReceivedMessage] = []

@@ -44,6 +44,7 @@ from delaywheel.message import (
     PastDue,
     Result,
     checked_messages,
+    clock_of,
 )
 from delaywheel.transactions.half import (
     DEFAULT_HOLD,
@@ -84,11 +85,13 @@ class AsyncClient:
         profile: str | None = None,
     ) -> None:
         addresses, tls = reached(addresses, tls, profile)
-        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls)
+        parsed = parse_addresses(addresses)
+        clock = self._clock = clock_of(parsed)
+        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock)
         self._fork_guard: Final = ForkGuard()
         self._deadline_s: Final = settings.deadline_s
         transport = LoopTransport()
-        self._calls: Final = Calls(parse_addresses(addresses), settings, transport)
+        self._calls: Final = Calls(parsed, settings, transport)
         self._operations: Final = Operations(self._calls, settings, transport)
         self._sender: Final = AioSender(queue, timeout, self._operations.deliver_all)
         change = self._operations.change
@@ -108,7 +111,7 @@ class AsyncClient:
     ) -> Handle:
         """Sends one message and waits until it is acknowledged; see `Client.produce`."""
         self._check_open()
-        message = Message(topic, value, **options)
+        message = Message(topic, value, clock=self._clock, **options)
         [result] = await self._operations.deliver([message], self._deadline_s(timeout))
         return result.unwrap()
 
@@ -132,7 +135,7 @@ class AsyncClient:
                     await half.commit()
         """
         self._check_open()
-        half = half_message(topic, value, group, hold, options)
+        half = half_message(topic, value, group, hold, options, self._clock)
         deadline_s = self._operations.begun_by_s(hold, timeout)
         pending = await self._sender.put(half, deadline_s)
         return self._half(half, await pending.handle_by(deadline_s))
@@ -147,7 +150,9 @@ class AsyncClient:
     ) -> AsyncHalves:
         """Sends half messages that go with one local transaction; see `Client.begin_many`."""
         self._check_open()
-        many = [half_of(message, group, hold) for message in checked_messages(messages)]
+        many = [
+            half_of(message, group, hold, self._clock) for message in checked_messages(messages)
+        ]
         by_s = self._operations.begun_by_s(hold, timeout)
         begun = await self._operations.begin_many(many, by_s, self._half)
         return AsyncHalves(begun, self._commit_halves)
@@ -201,7 +206,7 @@ class AsyncClient:
                 handles = [await one for one in pending]
         """
         self._fork_guard.check()
-        message = Message(topic, value, **options)
+        message = Message(topic, value, clock=self._clock, **options)
         return await self._sender.put(message, self._deadline_s(None))
 
     async def cancel(
@@ -250,7 +255,7 @@ class AsyncClient:
         Reschedules that are awaited at the same time are sent together, as many as cancels.
         """
         self._check_open()
-        new = new_due(message_ref(handle, id, due), to, delay)
+        new = new_due(message_ref(handle, id, due), to, delay, self._clock)
         return await self._reschedules.change(new, self._deadline_s(timeout))
 
     async def reschedule_many(

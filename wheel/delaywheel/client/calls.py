@@ -25,7 +25,7 @@ from delaywheel.client.exchange.route import Attempts, NextAttempt
 from delaywheel.client.exchange.settings import ExchangeSettings
 from delaywheel.client.transport.port import Line, Method, Transport
 from delaywheel.errors import DelaywheelError
-from delaywheel.message import Message, clock_ns
+from delaywheel.message import Message
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
@@ -220,7 +220,7 @@ class Calls:
         self._wake_waiting()
 
     async def _learn(self, address: str, description: Description, asked_s: float) -> None:
-        answered_ms = clock_ns() // 1_000_000
+        answered_ms = self._settings.clock() // 1_000_000
         asked_ms = answered_ms - int((monotonic() - asked_s) * 1000)
         self.clocks.compare(description.said.node, description.now_ms, asked_ms, answered_ms)
         self._endpoints.reached(address, connected=True)

@@ -55,7 +55,7 @@ from delaywheel.errors import (
     TimedOutError,
 )
 from delaywheel.levels import Duration
-from delaywheel.message import Handle, clock_ns, due_ms_of
+from delaywheel.message import ClockNs, Handle, due_ms_of
 from delaywheel.reasons import Reason
 from delaywheel.transactions.half import CommitOutcome, RollbackOutcome
 from delaywheel.transactions.verdict import HalfName
@@ -431,7 +431,9 @@ def references_of(handles: Sequence[Handle]) -> list[pb.MessageRef]:
     return [pb.MessageRef(handle=str(handle)) for handle in handles]
 
 
-def new_due(message: pb.MessageRef, to: datetime | None, delay: Duration | None) -> pb.NewDue:
+def new_due(
+    message: pb.MessageRef, to: datetime | None, delay: Duration | None, clock: ClockNs
+) -> pb.NewDue:
     """Returns a message with the due that it is to be given.
 
     Raises:
@@ -440,12 +442,14 @@ def new_due(message: pb.MessageRef, to: datetime | None, delay: Duration | None)
     if (to is None) == (delay is None):
         reason = Reason.DUE_MISSING if to is None else Reason.DUE_AMBIGUOUS
         raise MessageInvalidError(reason, "Give the new due: either `to` or `delay`.")
-    due_ms = due_ms_of(clock_ns(), delay, to, None)
+    due_ms = due_ms_of(clock(), delay, to, None)
     assert due_ms is not None  # no level is given
     return pb.NewDue(message=message, deliver_at_ms=due_ms)
 
 
-def new_dues(dues: Iterable[tuple[Handle | str, datetime | Duration]]) -> list[pb.NewDue]:
+def new_dues(
+    dues: Iterable[tuple[Handle | str, datetime | Duration]], clock: ClockNs
+) -> list[pb.NewDue]:
     """Returns messages with the dues that they are to be given.
 
     Raises:
@@ -454,7 +458,9 @@ def new_dues(dues: Iterable[tuple[Handle | str, datetime | Duration]]) -> list[p
     pairs = list(dues)
     named = references_of(handles_of(handle for handle, _ in pairs))
     return [
-        new_due(message, when, None) if isinstance(when, datetime) else new_due(message, None, when)
+        new_due(message, when, None, clock)
+        if isinstance(when, datetime)
+        else new_due(message, None, when, clock)
         for message, (_, when) in zip(named, pairs, strict=True)
     ]
 

@@ -86,7 +86,11 @@ class Operations:
         except DelaywheelError as error:
             delivery.refuse(error)
         else:
-            delivery.fix_dues(clock_ns() // 1_000_000, levels, self._settings.past_due)
+            clock = self._settings.clock
+            if clock is not clock_ns:
+                for message in messages:
+                    message.count_by(clock)
+            delivery.fix_dues(clock() // 1_000_000, levels, self._settings.past_due)
             await self._calls.run(delivery, lambda stub: stub.DelayProduce, deadline_s)
         return [self._with_clocks(result) for result in delivery.results]
 
@@ -160,7 +164,7 @@ class Operations:
         self, dues: Iterable[tuple[Handle | str, datetime | Duration]], timeout_s: float | None
     ) -> list[RescheduleResult]:
         """See `Client.reschedule_many`."""
-        messages = new_dues(dues)
+        messages = new_dues(dues, self._settings.clock)
         return many_rescheduled(messages, await self._change_many(RESCHEDULE, messages, timeout_s))
 
     async def search(

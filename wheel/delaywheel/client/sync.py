@@ -46,6 +46,7 @@ from delaywheel.message import (
     PastDue,
     Result,
     checked_messages,
+    clock_of,
 )
 from delaywheel.transactions.half import (
     DEFAULT_HOLD,
@@ -106,11 +107,13 @@ class Client:
         profile: str | None = None,
     ) -> None:
         addresses, tls = reached(addresses, tls, profile)
-        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls)
+        parsed = parse_addresses(addresses)
+        clock = self._clock = clock_of(parsed)
+        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock)
         self._fork_guard: Final = ForkGuard()
         self._deadline_s: Final = settings.deadline_s
         transport = ThreadTransport()
-        self._calls: Final = Calls(parse_addresses(addresses), settings, transport)
+        self._calls: Final = Calls(parsed, settings, transport)
         self._operations: Final = Operations(self._calls, settings, transport)
         self._sender: Final = Sender(queue, timeout, blocking(self._operations.deliver_all))
         change = blocking(self._operations.change)
@@ -152,7 +155,7 @@ class Client:
                 client.produce("orders", None, deliver_at=datetime(2031, 1, 1, tzinfo=UTC))
         """
         self._check_open()
-        message = Message(topic, value, **options)
+        message = Message(topic, value, clock=self._clock, **options)
         [result] = finished(self._operations.deliver([message], self._deadline_s(timeout)))
         return result.unwrap()
 
@@ -199,7 +202,7 @@ class Client:
                     half.commit()
         """
         self._check_open()
-        half = half_message(topic, value, group, hold, options)
+        half = half_message(topic, value, group, hold, options, self._clock)
         deadline_s = self._operations.begun_by_s(hold, timeout)
         pending = self._sender.put(half, deadline_s)
         handle = pending.result(max(0.0, deadline_s - monotonic()))
@@ -238,7 +241,9 @@ class Client:
                     halves.commit()
         """
         self._check_open()
-        many = [half_of(message, group, hold) for message in checked_messages(messages)]
+        many = [
+            half_of(message, group, hold, self._clock) for message in checked_messages(messages)
+        ]
         by_s = self._operations.begun_by_s(hold, timeout)
         begun = finished(self._operations.begin_many(many, by_s, self._half))
         return Halves(begun, self._commit_halves)
@@ -302,7 +307,7 @@ class Client:
                 handles = [one.result() for one in pending]
         """
         self._fork_guard.check()
-        message = Message(topic, value, **options)
+        message = Message(topic, value, clock=self._clock, **options)
         return self._sender.put(message, self._deadline_s(None))
 
     def cancel(
@@ -396,7 +401,7 @@ class Client:
                 client.cancel(later.handle)
         """
         self._check_open()
-        new = new_due(message_ref(handle, id, due), to, delay)
+        new = new_due(message_ref(handle, id, due), to, delay, self._clock)
         return self._reschedules.change(new, self._deadline_s(timeout))
 
     def reschedule_many(

@@ -10,7 +10,7 @@ from delaywheel.consumer.message import DONE, ReceivedMessage, Settlement
 from delaywheel.consumer.rules.deserializers import Deserializer, Field
 from delaywheel.consumer.rules.policy import Policy
 from delaywheel.levels import Duration
-from delaywheel.message import Message
+from delaywheel.message import ClockNs, Message
 from delaywheel.transactional import Outgoing
 
 
@@ -26,6 +26,11 @@ class Desk(ABC):
     @abstractmethod
     def _policy(self) -> Policy:
         """What decides outcomes."""
+
+    @property
+    @abstractmethod
+    def clock_ns(self) -> ClockNs:
+        """The wall clock."""
 
     @abstractmethod
     def _now_ms(self) -> int:

@@ -440,6 +440,7 @@ class ReceivedMessage:
             headers=with_trace(headers, self.headers),
             partition=partition,
             delay=timedelta(0) if after is None else after,
+            clock=self.desk.clock_ns,
         )
         return self.desk.produce(self, record, is_delayed=after is not None)
 

@@ -57,7 +57,7 @@ class MemoryEngine(Engine):
         self._memory = MemoryState(
             settings,
             self.broker,
-            clock_ms=lambda: service.now_ms,
+            clock_ns=service.clock_ns,
             clock_s=lambda: service.now_ms / 1000,
         )
         super().__init__(self._memory)

@@ -25,7 +25,7 @@ from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler
 from delaywheel.ingress import IngressLimits
 from delaywheel.levels import DEFAULT_LEVELS, Duration, length_ms
-from delaywheel.message import unix_ms, use_clock
+from delaywheel.message import set_clock, unix_ms
 from delaywheel.reasons import DOMAIN, Reason
 from delaywheel.testing.checking import MemoryHalfChecker
 from delaywheel.testing.consuming import AsyncMemoryConsumer, MemoryConsumer
@@ -55,9 +55,9 @@ _MOST: Final = 1_000
 class MemoryService:
     """A delaywheel for unit tests, with a clock of its own. A context manager.
 
-    Within the `with` block the clock also is that of this process's clients: `delay` and `level`
-    count from it. It stands still until the test moves it. The rest of the program still has the
-    real time: give `deliver_at` as `service.now + …`, or let the program take its clock.
+    Within the `with` block the clock also is that of its clients: `delay` and `level` count from
+    it. It stands still until the test moves it. The rest of the program still has the real time:
+    give `deliver_at` as `service.now + …`, or let the program take its clock.
 
     Args:
         topics: The topics that Kafka would have; another one is refused, TOPIC_UNKNOWN. None: any.
@@ -110,12 +110,16 @@ class MemoryService:
 
     def __enter__(self) -> Self:
         self._server.start()
-        use_clock(lambda: self._store.now_ms * 1_000_000)
+        set_clock(self.address, self.clock_ns)
         return self
 
     def __exit__(self, *_: object) -> None:
-        use_clock(None)
+        set_clock(self.address, None)
         self._server.stop(None).wait()
+
+    def clock_ns(self) -> int:
+        """The time by the service's clock in Unix nanoseconds."""
+        return self._store.now_ms * 1_000_000
 
     @property
     def now(self) -> datetime:

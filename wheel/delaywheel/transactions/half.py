@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from delaywheel.errors import DelaywheelError, MessageInvalidError
 from delaywheel.levels import Duration, length_ms
-from delaywheel.message import Handle, Message, MessageOptions, clock_ns
+from delaywheel.message import ClockNs, Handle, Message, MessageOptions, clock_ns
 from delaywheel.reasons import Reason
 from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP
 
@@ -70,7 +70,12 @@ def hold_s(hold: Duration) -> float:
 
 
 def half_message(
-    topic: str, value: bytes | None, group: str, hold: Duration, options: MessageOptions
+    topic: str,
+    value: bytes | None,
+    group: str,
+    hold: Duration,
+    options: MessageOptions,
+    clock: ClockNs = clock_ns,
 ) -> Message:
     """Returns a half message; its due is the end of its hold.
 
@@ -80,23 +85,25 @@ def half_message(
     given: dict[str, Any] = {**options}
     if given.get("delay") is given.get("deliver_at") is given.get("level") is None:
         given["delay"] = _AT_ITS_COMMIT
-    return _become_half(Message(topic, value, **given), group, hold)
+    return _become_half(Message(topic, value, clock=clock, **given), group, hold, clock)
 
 
-def half_of(message: Message, group: str, hold: Duration) -> Message:
+def half_of(message: Message, group: str, hold: Duration, clock: ClockNs = clock_ns) -> Message:
     """Returns the half of a message, which has its id; what is due by now is due at its commit.
 
     Raises:
         MessageInvalidError: The message has a level, or `hold` is no duration.
     """
-    return _become_half(copy(message), group, hold)
+    half = copy(message)
+    half.count_by(clock)
+    return _become_half(half, group, hold, clock)
 
 
-def _become_half(message: Message, group: str, hold: Duration) -> Message:
+def _become_half(message: Message, group: str, hold: Duration, clock: ClockNs) -> Message:
     own_ms = message.due_ms
     if own_ms is None:
         raise MessageInvalidError(Reason.DUE_INVALID, "a half has a delay or a due, and no level")
-    now_ms = -(-clock_ns() // 1_000_000)
+    now_ms = -(-clock() // 1_000_000)
     due_ms = now_ms + round(hold_s(hold) * 1000)
     headers = [(HALF_GROUP, group.encode())]
     if own_ms > now_ms:

@@ -6,7 +6,7 @@ from time import monotonic
 from typing import Final
 
 from delaywheel.client.exchange.channel import Tls
-from delaywheel.message import PastDue
+from delaywheel.message import ClockNs, PastDue, clock_ns
 
 PAST_DUES: Final = ("deliver", "reject")
 
@@ -52,6 +52,7 @@ class ExchangeSettings:
     attempt_timeout_s: float
     queue: Queue
     tls: Tls | None
+    clock: ClockNs = clock_ns
 
     def __post_init__(self) -> None:
         if self.past_due not in PAST_DUES:

@@ -28,7 +28,7 @@ from delaywheel.consumer.rules.later import Later
 from delaywheel.consumer.rules.policy import DeadLetterReason, Policy
 from delaywheel.consumer.watching.figures import Figures, HandlerTimes
 from delaywheel.consumer.watching.health import ConsumerTrouble
-from delaywheel.message import Message, time_text
+from delaywheel.message import ClockNs, Message, time_text
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -78,6 +78,11 @@ class Dispatcher(Desk):
     @property
     def _policy(self) -> Policy:
         return self._state.policy
+
+    @property
+    def clock_ns(self) -> ClockNs:
+        """See `Desk`."""
+        return self._state.clock_ns
 
     def _now_ms(self) -> int:
         return self._state.clock_ms()

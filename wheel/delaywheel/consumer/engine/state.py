@@ -24,6 +24,7 @@ from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.consumer.watching.events import EventCalls
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
+from delaywheel.message import ClockNs, clock_ns
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -43,7 +44,7 @@ class EngineState:
         is_stopping: Whether the end was asked for.
         thread_id: Of the engine's thread, once it runs.
         has_ended: Whether the thread has ended.
-        clock_ms: The wall clock, in Unix milliseconds.
+        clock_ns: The wall clock.
         clock_s: The monotonic clock, by which handlers have their time.
         give_up_s: When to stop insisting, on the monotonic clock; None: when the end is asked for.
         refused_since_s: Since when a right is missing, on the monotonic clock; None: none is.
@@ -59,12 +60,12 @@ class EngineState:
         settings: ConsumerSettings,
         broker: Broker,
         *,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        clock_ns: ClockNs = clock_ns,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
         self.broker = broker
-        self.clock_ms = clock_ms
+        self.clock_ns = clock_ns
         self.clock_s = clock_s
         self.book = Book(max_held=settings.max_held, max_held_bytes=settings.max_held_bytes)
         self.order = KeyOrder(lost_after_ms=settings.lost_after_ms) if settings.ordered else None
@@ -89,6 +90,10 @@ class EngineState:
         self.error: BaseException | None = None
         self._policy: Policy | None = None
         self._listeners: list[Callable[[], None]] = []
+
+    def clock_ms(self) -> int:
+        """Returns the wall clock's time in Unix milliseconds."""
+        return self.clock_ns() // 1_000_000
 
     @property
     def retry_topics(self) -> frozenset[str]:
