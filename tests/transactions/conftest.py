@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import shutil
+import signal
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +15,9 @@ from typing import Any
 import pytest
 
 from delaywheel.transactions import Barrier
+from local.loopback.child import end_child, start_child
 from local.loopback.postgres import LocalPostgres, find_postgres, has_postgres
+from support.services.service import wait_until
 
 ISOLATION = {
     "sqlite": ("DEFERRED", "IMMEDIATE"),
@@ -26,6 +33,32 @@ def postgres() -> Iterator[str]:
         pytest.skip("PostgreSQL is not installed: psycopg, and Debian's package postgresql")
     with LocalPostgres(programs) as running:
         yield running.dsn
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[str]:
+    """The socket of a MariaDB of our own, with an empty database `shop`; it asks no password."""
+    program = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        pytest.skip("MariaDB is not installed: Debian's package mariadb-server")
+    pymysql = pytest.importorskip("pymysql")
+    with tempfile.TemporaryDirectory(prefix="dw-my-") as folder:  # short, as sockets' names are
+        owner = pwd.getpwuid(os.geteuid()).pw_name
+        socket = f"{folder}/socket"
+        # Without tables of users it starts in an empty folder, in a fraction of the time.
+        options = [
+            *("--no-defaults", f"--datadir={folder}", f"--socket={socket}", f"--user={owner}"),
+            *("--skip-networking", "--skip-grant-tables", "--innodb-log-file-size=4M"),
+        ]
+        process = start_child([program, *options], log=Path(folder, "log"))
+        try:
+            wait_until("MariaDB listens", lambda: Path(socket).exists())
+            with pymysql.connect(unix_socket=socket) as db:
+                db.cursor().execute("CREATE DATABASE shop")
+            yield socket
+        finally:
+            process.send_signal(signal.SIGTERM)
+            end_child(process, patience_s=10.0)
 
 
 class Database:
