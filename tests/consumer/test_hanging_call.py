@@ -1,18 +1,20 @@
-"""Calls of the Kafka client that do not end in time, or are refused until it looks again."""
+"""Calls of the Kafka client that do not end in time, or are refused for a while."""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaException, Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 
 from delaywheel.consumer import Partition
-from delaywheel.consumer.kafka import KafkaBroker, transaction
-from delaywheel.consumer.kafka.topics import ends_of, first_since
-from delaywheel.consumer.port import TransactionFailure
+from delaywheel.consumer.kafka import KafkaBroker, member, transaction
+from delaywheel.consumer.kafka.topics import ends_of, first_since, topics_unable
+from delaywheel.consumer.port import KafkaUnavailable, TransactionFailure
 from delaywheel.consumer.records import Passed
 from delaywheel.consumer.settings import read_settings
 from support.kafka.fenced_admin import FencedAdmin
@@ -41,6 +43,104 @@ class FakeProducer:
 
     def commit_transaction(self, _timeout_s: float) -> None:
         self.calls.append("commit")
+
+
+class Coordinator:
+    """Makes producers; it has not ended what those of the ids in `open` have begun."""
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.answers: list[int] = []
+        self.ids: list[str] = []
+
+    def producer(self, settings: dict[str, Any], **_: Any) -> Coordinator:
+        self.ids.append(settings["transactional.id"])
+        return self
+
+    def init_transactions(self, _timeout_s: float) -> None:
+        if self.answers:
+            raise KafkaException(KafkaError(self.answers.pop(), retriable=True))
+        if self.ids[-1] in self.open:
+            raise KafkaException(KafkaError(KafkaError.CONCURRENT_TRANSACTIONS, retriable=True))
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> Coordinator:
+    coordinator = Coordinator()
+    monkeypatch.setattr(member, "Producer", coordinator.producer)
+    return coordinator
+
+
+def test_a_transaction_that_kafka_cannot_end_now_keeps_its_id_alone(
+    coordinator: Coordinator,
+) -> None:
+    broker = KafkaBroker(read_settings("orders", "group", "nowhere:1", {"instance": "a"}))
+    broker.renew_producer(frozenset())
+    for number in range(9):
+        coordinator.open = {coordinator.ids[-1]}
+        with pytest.raises(KafkaUnavailable, match="CONCURRENT"):
+            broker.renew_producer(frozenset())
+        broker.renew_producer(frozenset())
+        assert coordinator.ids[-1] != coordinator.ids[-2], number
+    broker.renew_producer(frozenset())
+    assert coordinator.ids[-1] == coordinator.ids[-2]
+    ids = set(coordinator.ids)
+    assert len(ids) == 8, "those that are free again have their turn"
+    assert all(one.startswith("delaywheel-retry-group-") for one in ids), "as rights are given"
+
+
+def test_a_coordinator_that_moves_is_asked_again_for_the_same_id(coordinator: Coordinator) -> None:
+    coordinator.answers = [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError._TIMED_OUT]
+    broker = KafkaBroker(read_settings("orders", "group", "nowhere:1", {}))
+    broker.renew_producer(frozenset())
+    assert len(coordinator.ids) == 1
+
+
+def answer(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+def described(*partitions: tuple[int | None, int, int]) -> SimpleNamespace:
+    """A topic, with the leader of each partition, and how many replicas are in sync, and are."""
+    nodes = range(3)
+    return SimpleNamespace(
+        partitions=[
+            SimpleNamespace(
+                leader=None if leader is None else nodes[leader],
+                isr=nodes[:in_sync],
+                replicas=nodes[:replicas],
+            )
+            for leader, in_sync, replicas in partitions
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("partitions", "is_unable"),
+    [
+        ([(0, 3, 3), (1, 2, 3)], False),
+        ([(0, 3, 3), (None, 1, 1)], True),
+        ([(0, 1, 3)], True),
+        ([(0, 1, 1)], False),
+    ],
+)
+def test_a_topic_cannot_be_written_to_if_one_of_its_partitions_cannot(
+    partitions: list[tuple[int | None, int, int]], is_unable: bool
+) -> None:
+    least = {"min.insync.replicas": SimpleNamespace(value="2")}
+
+    class Admin:
+        def describe_topics(self, _: Any, **__: Any) -> dict[str, Future[Any]]:
+            return {"bills": answer(described(*partitions))}
+
+        def describe_configs(self, asked: list[ConfigResource], **_: Any) -> dict[Any, Future[Any]]:
+            return {asked[0]: answer(least)}
+
+    assert topics_unable(cast("AdminClient", Admin()), ["bills"]) == (
+        {"bills"} if is_unable else set()
+    )
 
 
 def commit(producer: FakeProducer) -> TransactionFailure | None:

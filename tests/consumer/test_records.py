@@ -19,7 +19,7 @@ from delaywheel.consumer.records import (
     retry_record,
     unpack_retry,
 )
-from delaywheel.consumer.settings import read_settings, transactional_id
+from delaywheel.consumer.settings import read_settings, transactional_ids
 from delaywheel.levels import length_ms
 from delaywheel.record_headers import PASSED_PREFIX, all_headers, is_reserved
 from delaywheel.ttl import TTL_HEADER
@@ -190,8 +190,10 @@ def test_no_two_groups_share_a_topic_or_a_transactional_id() -> None:
     assert len(set(names)) == len(names)
     assert made[0].retry.startswith("orders-retry-a-retry-b-")
     assert read_settings("orders", "g", "k", {}).topics.names_of("orders").retry == "orders-retry-g"
-    assert transactional_id("billing", "eu-1") != transactional_id("billing-eu", "1")
-    assert transactional_id("g", "1") == transactional_id("g", "1")
+    instances = [("billing", "eu-1"), ("billing-eu", "1"), ("billing", "eu"), ("billing", "eu-1-1")]
+    ids = [one for instance in instances for one in transactional_ids(*instance)]
+    assert len(set(ids)) == len(ids)
+    assert transactional_ids("g", "1") == transactional_ids("g", "1")
     with pytest.raises(ValueError, match="orders-retry-g"):
         read_settings(["orders", "orders-retry-g"], "g", "k", {})
 

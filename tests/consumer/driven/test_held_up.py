@@ -68,6 +68,29 @@ def test_a_topic_that_does_not_answer_holds_up_its_writers_alone(kafka: FakeKafk
     assert [record.value for record in kafka.committed_records] == [b"0", b"1", b"2"]
 
 
+def test_what_kafka_says_of_its_leaders_is_asked_for_before_anything_is_tried(
+    kafka: FakeKafka,
+) -> None:
+    """Each transaction that touches a partition without leader stays open there."""
+    kafka.unable = {BILLS}
+    consumer = start(kafka, max_deliveries=None)
+    put(kafka, ONE, 3)
+    put(kafka, TWO, 3)
+    handle(consumer)
+    run(consumer)
+    assert (kafka.offsets, consumer.engine.counts.failed_commits) == ({TWO: 3}, 1)
+    run(consumer, is_time=True)
+    consumer.broker.be_away(1)
+    run(consumer, is_time=True)
+    kafka.silent.clear()
+    run(consumer, is_time=True)
+    assert (kafka.offsets, consumer.engine.counts.failed_commits) == ({TWO: 3}, 1)
+    kafka.unable.clear()
+    run(consumer, is_time=True)
+    assert (kafka.offsets, consumer.engine.counts.failed_commits) == ({ONE: 3, TWO: 3}, 1)
+    assert consumer.engine.health.is_well
+
+
 def test_a_moment_without_an_answer_holds_up_nothing(kafka: FakeKafka) -> None:
     consumer = start(kafka, max_deliveries=None)
     put(kafka, ONE, 3)

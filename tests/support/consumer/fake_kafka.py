@@ -91,7 +91,9 @@ class FakeKafka:
     hidden: set[str] = field(default_factory=set)
     held_up: set[Partition] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
-    """Topics that do not answer what is written to them, as without a leader."""
+    """Topics that do not answer what is written to them."""
+    unable: set[str] = field(default_factory=set)
+    """Those of which it is known why: a partition has no leader."""
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
     is_incremental: bool = False
@@ -330,6 +332,11 @@ class FakeBroker:
         self._answer()
         self._look_for(self.kafka.hidden.intersection(at.topic for at in partitions))
         return {partition: self.kafka.passed.get(partition) for partition in partitions}
+
+    def unable(self, topics: Collection[str]) -> set[str]:
+        """See `Broker`."""
+        self._answer()
+        return self.kafka.unable & set(topics)
 
     def ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """See `Broker`."""

@@ -219,6 +219,15 @@ class Broker(Protocol):
             KafkaUnavailable: Try again.
         """
 
+    def unable(self, topics: Collection[str]) -> AbstractSet[str]:
+        """Returns those of these topics with a partition that cannot be written to now.
+
+        It has no leader, or fewer replicas in sync than it needs.
+
+        Raises:
+            KafkaUnavailable: Try again.
+        """
+
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """Returns the group's offsets, once no open transaction may still change them.
 
@@ -312,7 +321,9 @@ class Broker(Protocol):
         """
 
     def renew_producer(self, unseen: AbstractSet[str]) -> None:
-        """Makes a new producer with the same transactional id, which ends the old one's work.
+        """Makes a new producer, which ends the old one's work.
+
+        If Kafka cannot write the end of that now, the next call makes one that leaves it alone.
 
         Args:
             unseen: Topics that these credentials may not describe now: they are not looked for.

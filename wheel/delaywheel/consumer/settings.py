@@ -17,6 +17,10 @@ from delaywheel.consumer.watching.events import ConsumerEvents, check_events
 from delaywheel.levels import Duration, length_ms
 from delaywheel.ttl import TTL_HEADER
 
+_TRANSACTIONAL_IDS: Final = 8
+"""Each partition without leader, or with too few replicas in sync, can hold one once it is written
+to."""
+
 KEPT_SETTINGS: Final = frozenset(
     {
         "auto.offset.reset",
@@ -325,9 +329,10 @@ def _by_class(
         yield one, delays_of(backoff)
 
 
-def transactional_id(group: str, instance: str) -> str:
-    """Returns the id of a consumer's producer, which no other group and instance have."""
-    return f"delaywheel-retry-{group}-{digest(group, instance)}"
+def transactional_ids(group: str, instance: str) -> list[str]:
+    """Returns the ids of a consumer's producers, which no other group and instance have."""
+    first = f"delaywheel-retry-{group}-{digest(group, instance)}"
+    return [first, *(f"{first}-{number}" for number in range(1, _TRANSACTIONAL_IDS))]
 
 
 def _exceptions(

@@ -167,6 +167,10 @@ class MemoryBroker:
         there = filter(self._service.has_topic, names)
         return {one: ConsumedTopic(one, self._service.partitions_of(one)) for one in there}
 
+    def unable(self, topics: Collection[str]) -> AbstractSet[str]:  # noqa: ARG002
+        """See `Broker`."""
+        return frozenset()
+
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         """See `Broker`."""
         return {at: self._group.passed.get(at) for at in partitions}

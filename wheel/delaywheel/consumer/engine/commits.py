@@ -154,7 +154,7 @@ class Commits:
         """Commits settled records, in as many transactions as that takes."""
         state = self._state
         while not state.must_recover:
-            tried = self._held_up.to_try(time.monotonic())
+            tried = self._to_try(time.monotonic())
             if not self._is_confirmed(tried):
                 break
             cut = self._cut(tried)
@@ -173,8 +173,9 @@ class Commits:
                     state.notify()
                 state.events.outcomes(settled)
             else:
+                unable = self._unable(failure.unanswered) or frozenset()
                 with state.changed:
-                    self._fail(failure, cut)
+                    self._fail(failure, cut, unable)
                     state.changed.notify_all()
                 if failure.is_refusal:
                     self._narrow(failure, cut)
@@ -186,6 +187,26 @@ class Commits:
                 break
         self.last_s = time.monotonic()
         self.next_s = self.last_s + state.settings.commit_every_ms / 1000
+
+    def _to_try(self, now_s: float) -> Collection[Partition]:
+        """Returns partitions that were held up, and may be so no longer."""
+        topic = self._held_up.due(now_s)
+        if topic is None:
+            return ()
+        unable = self._unable({topic})
+        if unable is None or unable:
+            self._held_up.put_off(topic, now_s)
+            return ()
+        return self._held_up.waiting_for(topic)
+
+    def _unable(self, topics: AbstractSet[str]) -> AbstractSet[str] | None:
+        """Returns which of these topics cannot be written to now; None: Kafka does not say it."""
+        if not topics:
+            return frozenset()
+        try:
+            return self._state.ask(lambda: self._state.broker.unable(topics))
+        except KafkaUnavailable:
+            return None
 
     def _cut(self, only: Collection[Partition]) -> Cut | None:
         """Returns what to commit next, once it is known what its topics are and take now."""
@@ -312,7 +333,7 @@ class Commits:
         if text != self._state.health.troubles.get(ConsumerTrouble.HELD_UP):
             self._state.note_trouble(ConsumerTrouble.HELD_UP, text)
 
-    def _fail(self, failure: TransactionFailure, cut: Cut) -> None:
+    def _fail(self, failure: TransactionFailure, cut: Cut, unable: AbstractSet[str]) -> None:
         """Stops handing out until Kafka has shown what happened."""
         _LOG.warning("a transaction of %d records failed: %s", cut.count, failure.text)
         if not self._note_refusal(failure):
@@ -323,7 +344,7 @@ class Commits:
         if failure.is_refusal:
             self._answered(cut.offsets)
             return
-        self._held_up.failed(cut, failure.unanswered, time.monotonic())
+        self._held_up.failed(cut, failure.unanswered, unable, time.monotonic())
         self._say_what_is_held_up()
         if failure.has_begun_to_end or not failure.is_forbidden:
             self._doubtful = cut

@@ -1,17 +1,19 @@
 """Partitions whose outcomes a topic does not take now: each holds up itself alone.
 
 A topic may answer nothing for as long as a broker is away. A transaction that writes there fails
-after a while, and with it the outcomes of all partitions that are committed together. While Kafka
-cannot even end that transaction, no producer of the same id begins another: decision 300.
+after a while, and with it the outcomes of all partitions that are committed together.
 
 | what happens | is done |
 |---|---|
-| a transaction fails, and a topic has not answered what it writes | it is tried again: a broker |
-|   | may be away for a moment |
-| the next one fails like that | the partitions with outcomes for that topic are held up: nothing |
-|   | of them is committed, the others go on; what is held of them is bounded as always |
-| `FIRST_S` later, twice as long each time, `LONGEST_S` at most | they are tried, without others: |
-|   | a transaction that fails again stops everything for as long as that takes |
+| a transaction fails, and a topic has not answered what it writes: Kafka says that a partition of |
+|   | it has no leader, or too few replicas in sync | the partitions with outcomes for that topic |
+|   | are held up: nothing of them is committed, the others go on; what is held of them is bounded |
+|   | as always |
+| Kafka does not say that | it is tried again: a broker may be away for a moment |
+| the next one fails like that | they are held up |
+| `FIRST_S` later, and Kafka says that | Kafka is asked again, after as long |
+| it does not | they are tried, without others: if that fails they wait for twice as long, |
+|   | `LONGEST_S` at most, as a transaction that fails stops everything for a while |
 | a transaction of theirs is committed, or refused | they are as the others |
 
 No I/O, no clock, no lock: the engine's thread alone is here.
@@ -20,6 +22,7 @@ No I/O, no clock, no lock: the engine's thread alone is here.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -44,7 +47,7 @@ class HeldUp:
         """Begins with none."""
         self._book = book
         self._topics: dict[str, _Unanswering] = {}
-        self._failed: frozenset[str] = frozenset()
+        self._failed: AbstractSet[str] = frozenset()
 
     @property
     def text(self) -> str | None:
@@ -56,11 +59,21 @@ class HeldUp:
         more = f", and {count - 1} more partitions wait" if count > 1 else ""
         return f"{min(its.partitions)} waits until topic {topic} takes its outcomes{more}"
 
-    def failed(self, cut: Cut, unanswered: frozenset[str], now_s: float) -> None:
-        """Takes in that a transaction failed, and which topics have not answered it."""
-        again, self._failed = unanswered & (self._failed | self._topics.keys()), unanswered
+    def failed(
+        self, cut: Cut, unanswered: AbstractSet[str], unable: AbstractSet[str], now_s: float
+    ) -> None:
+        """Takes in that a transaction failed.
+
+        Args:
+            cut: What it was to commit.
+            unanswered: The topics that have not answered it.
+            unable: Those of which Kafka says why.
+            now_s: The time, on the monotonic clock.
+        """
+        silent = unanswered & (unable | self._failed | self._topics.keys())
+        self._failed = unanswered
         for block, _, settlement in cut.settled():
-            for topic in settlement.topics & again:
+            for topic in settlement.topics & silent:
                 its = self._topics.setdefault(topic, _Unanswering())
                 if now_s >= its.try_at_s and block.at in its.partitions:
                     its.wait_s = min(2 * its.wait_s, LONGEST_S)
@@ -68,10 +81,17 @@ class HeldUp:
                 its.try_at_s = now_s + its.wait_s
         self._hold_up()
 
-    def to_try(self, now_s: float) -> Collection[Partition]:
-        """Returns partitions that are to be tried now, by themselves: of one topic."""
-        due = (frozenset(its.partitions) for its in self._topics.values() if now_s >= its.try_at_s)
-        return next(due, ())
+    def due(self, now_s: float) -> str | None:
+        """Returns a topic whose partitions are to be tried now, by themselves; None: none is."""
+        return next((name for name, its in self._topics.items() if now_s >= its.try_at_s), None)
+
+    def waiting_for(self, topic: str) -> Collection[Partition]:
+        """Returns the partitions that have outcomes for a topic that is due."""
+        return frozenset(self._topics[topic].partitions)
+
+    def put_off(self, topic: str, now_s: float) -> None:
+        """Takes in that a topic is as it was, of which Kafka was asked."""
+        self._topics[topic].try_at_s = now_s + FIRST_S
 
     def forget(self, partitions: Iterable[Partition]) -> None:
         """Takes in that partitions are answered, or no longer ours."""

@@ -20,6 +20,12 @@ of the same epoch:
 | succeeded before anything can have been repeated | committed | uses the same producer |
 | succeeded later | committed; a copy may be under way | uses a new one, whose epoch fences it |
 | failed, or did not end | unknown | uses a new one; the committed offsets show what happened |
+
+A new producer of the same id ends what the former one has begun. That does not come to its end
+while a partition that was written to has no leader, or too few replicas in sync: Kafka answers
+CONCURRENT_TRANSACTIONS to every producer of the id until the marker is written there. So the next
+one has another id. What is left of the former transaction, and why it decides nothing any more, is
+in decision 302.
 """
 
 from __future__ import annotations
@@ -28,7 +34,9 @@ import logging
 import re
 import struct
 import threading
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, Final, cast
@@ -61,6 +69,7 @@ from delaywheel.consumer.kafka.topics import (
     partitions_of,
     rights_missing,
     topics_now,
+    topics_unable,
 )
 from delaywheel.consumer.kafka.transaction import CALL_S, RETRY_BACKOFF_MS, Transaction, read_note
 from delaywheel.consumer.message import ConsumerError, ConsumerReason
@@ -77,7 +86,7 @@ from delaywheel.consumer.port import (
 )
 from delaywheel.consumer.records import FetchedRecords, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
-from delaywheel.consumer.settings import ConsumerSettings, transactional_id
+from delaywheel.consumer.settings import ConsumerSettings, transactional_ids
 from delaywheel.ingress import IngressLimits, ingress_topic
 from delaywheel.transactional import (
     MIN_INSYNC,
@@ -95,6 +104,9 @@ TOPICS_EVERY_MS: Final = 10_000
 
 Its own five minutes are how long a group reads nothing of a topic whose absence it has seen.
 """
+
+ENDED_S: Final = 3.0
+"""A transaction whose end takes Kafka longer is not waited for."""
 
 _GROUP: Final[dict[str, dict[str, str]]] = {
     "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
@@ -116,7 +128,7 @@ class KafkaBroker:
         """Does not connect before `start`."""
         self._settings = settings
         instance = settings.instance or uuid.uuid4().hex
-        self._transactional_id = transactional_id(settings.group, instance)
+        self._ids = deque(transactional_ids(settings.group, instance))
         self._consumer: Consumer | None = None
         self._callbacks: dict[str, Callable[[Consumer, list[TopicPartition]], None]] = {}
         self._raised: Exception | None = None
@@ -285,6 +297,10 @@ class KafkaBroker:
         return topics_now(self._asking, sorted(names))
 
     @translated_errors()
+    def unable(self, topics: Collection[str]) -> AbstractSet[str]:
+        return topics_unable(self._asking, topics)
+
+    @translated_errors()
     def committed(self, partitions: Sequence[Partition]) -> dict[Partition, Passed | None]:
         if not partitions:
             return {}
@@ -425,7 +441,7 @@ class KafkaBroker:
                 {
                     "linger.ms": 5,
                     **self._client(),
-                    **transactional(self._transactional_id),
+                    **transactional(self._ids[0]),
                     "retry.backoff.ms": RETRY_BACKOFF_MS,
                     "retry.backoff.max.ms": RETRY_BACKOFF_MS,
                     "message.max.bytes": LARGEST_BATCH_BYTES,
@@ -434,11 +450,28 @@ class KafkaBroker:
                 },
                 logger=_LOG,
             )
-            self._producer.init_transactions(CALL_S)
+            self._end_former(self._producer)
             self._is_copy_loose = False
-        except KafkaException:
+        except KafkaException as exception:
+            if exception.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS:
+                self._ids.rotate(-1)
             self._drop_producer()
             raise
+
+    @staticmethod
+    def _end_former(producer: Producer) -> None:
+        """Ends what the former producer of the same id has begun."""
+        deadline = time.monotonic() + CALL_S
+        while True:
+            try:
+                producer.init_transactions(ENDED_S)
+            except KafkaException as exception:
+                error = exception.args[0]
+                is_held = error.code() == KafkaError.CONCURRENT_TRANSACTIONS
+                if is_held or not error.retriable() or time.monotonic() > deadline:
+                    raise
+            else:
+                return
 
     def close(self) -> None:
         self._drop_producer()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from confluent_kafka import (
     Consumer,
@@ -27,6 +27,7 @@ from delaywheel.consumer.port import ConsumedTopic, KafkaUnavailable, MissingRig
 from delaywheel.consumer.records import Partition
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.ingress import IngressLimits
+from delaywheel.transactional import MIN_INSYNC
 
 ASK_S = 5.0
 TOPICS_S = 30.0
@@ -74,6 +75,21 @@ def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, ConsumedTo
             found[name] = ConsumedTopic(
                 "" if topic_id == _NO_ID else topic_id, len(described.partitions)
             )
+    return found
+
+
+def topics_unable(admin: AdminClient, names: Collection[str]) -> set[str]:
+    """Returns those of these topics of which some partition cannot be written to now.
+
+    Each transaction that has touched such a partition stays open there, and keeps its id.
+    """
+    found: set[str] = set()
+    asked = admin.describe_topics(TopicCollection(sorted(names)), request_timeout=ASK_S)
+    for name, future in asked.items():
+        least = int(_config(admin, name).get(MIN_INSYNC, "1"))
+        for one in future.result().partitions:
+            if one.leader is None or len(one.isr) < min(least, len(one.replicas)):
+                found.add(name)
     return found
 
 

@@ -1,0 +1,79 @@
+"""A consumer's handlers write to a topic that has one copy, whose broker is away."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from confluent_kafka import Producer
+
+from delaywheel.consumer import ConsumerTrouble, RetryConsumer
+from delaywheel.consumer.engine import held_up
+from delaywheel.consumer.kafka import member, transaction
+from delaywheel.ingress import ingress_topic
+from local.loopback.brokers import Brokers
+from support.kafka.read_committed import create_topic, read_all
+from support.services.service import wait_until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+
+WRITTEN, OTHER = 0, 1
+AWAY = 3
+
+
+def test_a_partition_without_leader_holds_up_who_writes_there_alone(
+    brokers: Brokers, cluster_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transaction, "CALL_S", 2.0)
+    monkeypatch.setattr(member, "ENDED_S", 1.0)
+    monkeypatch.setattr(held_up, "FIRST_S", 0.5)
+    orders, bills = f"orders-{cluster_id}", f"bills-{cluster_id}"
+    create_topic(brokers.address, ingress_topic(cluster_id))
+    create_topic(brokers.address, orders, partitions=2)
+    create_topic(brokers.address, bills)
+    brokers.reassign({(bills, 0): [AWAY]})
+    wait_until("it has one copy", lambda: brokers.copies(bills) == {0: [AWAY]})
+    producer = Producer({"bootstrap.servers": brokers.address})
+    sent = 0
+
+    def send(count: int = 10) -> None:
+        nonlocal sent
+        for number in range(sent, sent + count):
+            for partition in (WRITTEN, OTHER):
+                producer.produce(orders, b"%d" % number, partition=partition)
+        sent += count
+        producer.flush()
+
+    with RetryConsumer(
+        orders, group="g", bootstrap=brokers.address, cluster=cluster_id, retry=()
+    ) as consumer:
+
+        def handle() -> None:
+            for message in consumer:
+                if message.at.number == WRITTEN:
+                    message.produce(bills, message.value)
+                message.done()
+
+        handler = threading.Thread(target=handle)
+        handler.start()
+        send()
+        wait_until("all are done", lambda: consumer.counts.done == 2 * sent)
+        brokers.each[AWAY - 1].stop()
+        try:
+            send()
+            held = ConsumerTrouble.HELD_UP
+            wait_until("it is held up", lambda: held in consumer.health.troubles)
+            assert brokers.leaders()[bills, 0] < 0
+            for _ in range(2):
+                send()
+                wait_until("others go on", lambda: consumer.counts.done == 10 + sent)
+            assert held in consumer.health.troubles
+        finally:
+            brokers.each[AWAY - 1].start()
+        wait_until("all are done", lambda: consumer.counts.done == 2 * sent)
+        assert consumer.health.is_well
+        consumer.stop()
+        handler.join()
+    values = [message.value() for message in read_all(brokers.address, bills, at_least=sent)]
+    assert values == [b"%d" % number for number in range(sent)]
+    brokers.wait_until_in_sync()
