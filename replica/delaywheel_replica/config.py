@@ -74,7 +74,7 @@ _Place: TypeAlias = Annotated[str, _Form(_of_known_file_system)]
 class Config:
     """One node's settings: names, types, bounds and defaults. Checked when read.
 
-    docs/OPERATIONS.md has these texts (`scripts/reference`).
+    docs/SETTINGS.md has these texts (`scripts/reference`).
 
     Attributes:
         cluster_id: 1 to 31 of a-z, 0-9, '-'. Names the topics and transactional ids in Kafka: the
@@ -90,11 +90,11 @@ class Config:
         listen: host:port for gRPC; port 0: any free one, kept over restarts of the server under one
             supervisor
         advertised: host:port that callers are given instead: must be set where `listen` is
-            `0.0.0.0` or `[::]`, see [callers](#callers)
+            `0.0.0.0` or `[::]`, see [callers](OPERATIONS.md#callers)
         peer_listen: host:port for peers; none: the node's own address in `members`. Never the same
             as `listen`
-        metrics_listen: host:port for [metrics, health and readiness](#metrics-health-readiness)
-            over HTTP; none: nowhere. Port 0: any free one, which the log names
+        metrics_listen: host:port for [metrics, health and readiness](METRICS.md) over HTTP; none:
+            nowhere. Port 0: any free one, which the log names
         tls_cert: a PEM file with this node's certificate, and what it was signed with: the port for
             callers then [speaks TLS](SECURITY.md). Read again when it changes, like the other three
         tls_key: its private key, without a password
@@ -119,7 +119,7 @@ class Config:
             pretend to be a node. Said in the log and in the status
         metrics_tls: `metrics_listen` speaks TLS, with `tls_cert`; it asks nobody for a certificate
         span_seconds: how far ahead dues may lie: the greatest delay, 7 days; up to 366 days. What
-            each second costs: [disk](#disk). The same on all nodes
+            each second costs: [disk](SIZING.md#disk). The same on all nodes
         late_window_seconds: how long after its due a message is still taken: the time for retries.
             Slot files stay at least so long
         max_message_bytes: key, value and encoded headers of one message; of a half message 4,096
@@ -136,7 +136,7 @@ class Config:
         disk_reserve_bytes: with less free space, or fewer than 1,000 free inodes, messages are
             refused (DISK_FULL); below half of it, other nodes' frames as well
         open_files: slot files kept open, 16 at least; none: what the limit on descriptors allows,
-            8,192 at most: see [what callers can hold](#what-callers-can-hold)
+            8,192 at most: see [what callers can hold](SIZING.md#what-callers-can-hold)
         kafka: [client settings](KAFKA.md#client-settings); `bootstrap.servers` must be
             there
         create_topics: make destination topics that are missing. Otherwise messages for them are
@@ -163,13 +163,14 @@ class Config:
             `delaywheel-<cluster>-halves`; with `false` an upgrade keeps the way back. The same on
             all nodes
         patience_seconds: how long a message waits for a topic [that takes
-            nothing](#topics-that-take-nothing), or for its partition, before it becomes a dead
-            letter; 0: it is not deferred, as where `ingress` is off, or leads to some topics alone
+            nothing](OPERATIONS.md#topics-that-take-nothing), or for its partition, before it
+            becomes a dead letter; 0: it is not deferred, as where `ingress` is off, or leads to
+            some topics alone
         topic_patience_seconds: the same for some topics: name → seconds; `*` in a name stands for
             any characters, and the first that fits counts
-        ttl_header: the header that states [how many seconds a message lives](#time-to-live), for
-            programs that use the name `ttl` otherwise; empty: none, and no message expires. The
-            same on all nodes: that of the leader counts
+        ttl_header: the header that states [how many seconds a message
+            lives](OPERATIONS.md#time-to-live), for programs that use the name `ttl` otherwise;
+            empty: none, and no message expires. The same on all nodes: that of the leader counts
         transaction_messages: messages in one transaction, and in one frame, at most
         transaction_bytes: the same in bytes. Peers take messages of the greater of this and 64 MiB,
             and 16 MiB more: lower it from above 64 MiB only when nothing is pending
@@ -178,9 +179,9 @@ class Config:
         max_clock_dispute_ms: where fewer than three nodes' clocks are known, Kafka's is one more;
             if the only two clocks differ by more than this, either may be wrong, and no node leads;
             they are compared again every 10 s
-        ledger_uri: where [the ledger](#the-ledger) is published: a path, or a URI of a file system
-            that pyarrow has, of this cluster alone. With several nodes the same place for all;
-            none: `<data_dir>/ledger/published`, each node's own
+        ledger_uri: where [the ledger](AUDIT.md#the-ledger) is published: a path, or a URI of a file
+            system that pyarrow has, of this cluster alone. With several nodes the same place for
+            all; none: `<data_dir>/ledger/published`, each node's own
         ledger_seal_seconds: how often
         ledger_retention_hours: how long published files stay, by the hour of acceptance; 0: for
             ever. None: in the data folder what is needed, 168 at least, which is 193 with the span

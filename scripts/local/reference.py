@@ -1,11 +1,8 @@
-"""Writes the lists of settings, errors and metrics in docs/OPERATIONS.md from the code's own.
+"""Writes the tables of docs/SETTINGS.md, ERRORS.md and METRICS.md from the code's own.
 
 Names, defaults, codes and kinds, and what each one means, are taken from where they are declared:
-`Config`, `Reason` and the table of metrics. What only this document can say, such as where to read
-on, is below. A test compares the document with what this would write.
-
-A list is what a table with long cells would be: its columns are named in a line above it, an item
-has them in the same order, between middle dots. So any pager can show it.
+`Config`, `Reason` and the table of metrics. What only these documents can say, such as where to
+read on, is below. A test compares the documents with what this would write.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import argparse
 import json
 import re
 import sys
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from itertools import takewhile
@@ -25,13 +21,7 @@ from delaywheel.reasons import Reason
 from delaywheel_replica.config import Config
 from delaywheel_replica.server.metrics.catalogue import METRICS
 
-WIDEST: Final = 100
-"""Columns of the document's longest line."""
-
-_EMPTY: Final = "\N{EN DASH}"
-_BETWEEN: Final = " \N{MIDDLE DOT} "
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "OPERATIONS.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
     Reason.DUE_BEYOND_SPAN: "The text names the greatest delay.",
@@ -133,7 +123,9 @@ MORE_OF_METRICS: Final[Mapping[str, str]] = {
     "delaywheel_topic_forwarded_messages_total": (
         "As for the accepted ones, 100 topics are counted separately."
     ),
-    "delaywheel_dead_letters_total": "All [reasons](#dead-letters) are there from the start.",
+    "delaywheel_dead_letters_total": (
+        "All [reasons](OPERATIONS.md#dead-letters) are there from the start."
+    ),
     "delaywheel_lost_frames_total": "Any is an incident.",
     "delaywheel_commit_duration_seconds": "Buckets from 5 ms to 10 s; idle ones count.",
     "delaywheel_lateness_seconds": "Buckets from 5 ms to 1 h.",
@@ -164,36 +156,39 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
 """Settings by what they are for; all others are for experts."""
 
 
-def written(document: str) -> str:
-    """Returns the document with its lists updated."""
-    for name, lines in (("settings", settings()), ("errors", errors()), ("metrics", metrics())):
-        begin, end = f"<!-- {name}: scripts/reference -->\n", f"<!-- end of {name} -->"
-        before, found, after = document.partition(begin)
-        _, ends, rest = after.partition(end)
-        if not found or not ends:
-            raise ValueError(f"there is no place for {name}")
-        document = f"{before}{begin}\n{''.join(f'{line}{chr(10)}' for line in lines)}\n{end}{rest}"
-    return document
+def document_of(name: str) -> Path:
+    """Returns where these tables are."""
+    return DOCS / f"{name.upper()}.md"
+
+
+def written(name: str, document: str) -> str:
+    """Returns a document with its tables updated.
+
+    Args:
+        name: What the tables are of: settings, errors or metrics.
+        document: Its text.
+
+    Raises:
+        ValueError: It has no place for them.
+    """
+    begin, end = f"<!-- {name}: scripts/reference -->\n", f"<!-- end of {name} -->"
+    before, found, after = document.partition(begin)
+    _, ends, rest = after.partition(end)
+    if not found or not ends:
+        raise ValueError(f"there is no place for {name}")
+    return f"{before}{begin}\n{''.join(f'{line}{chr(10)}' for line in TABLES[name]())}\n{end}{rest}"
 
 
 def rows_of(document: str, header: str) -> list[list[str]]:
-    """Returns the cells of the table or list whose columns begin with these, `|` between them."""
+    """Returns the cells of the table whose columns begin with these, `|` between them."""
     lines = document.splitlines()
-    listed = f"*{header.replace(' | ', _BETWEEN)}"
-    (start,) = (n for n, line in enumerate(lines) if line.startswith((f"| {header} |", listed)))
-    rest = lines[start + 2 :]
-    if lines[start].startswith("|"):
-        table = takewhile(lambda line: line.startswith("|"), rest)
-        return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    items = "\n".join(takewhile(bool, rest)).removeprefix("- ").split("\n- ")
-    return [
-        [cell.replace(_EMPTY, "") for cell in " ".join(item.split()).split(_BETWEEN)]
-        for item in items
-    ]
+    (start,) = (n for n, line in enumerate(lines) if line.startswith(f"| {header} |"))
+    table = takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
 def settings() -> list[str]:
-    """Returns one item for each setting, in groups: name, default, and meaning."""
+    """Returns one row for each setting, in groups: name, default, and meaning."""
     meanings = _attributes(Config)
     known = {field.name: field for field in fields(Config)}
     grouped = [name for names in GROUPS.values() for name in names]
@@ -201,12 +196,12 @@ def settings() -> list[str]:
     lines = []
     for group, names in groups.items():
         rows = [(f"`{name}`", _default(known[name]), meanings[name]) for name in names]
-        lines += [f"#### {group}", "", *_list(("setting", "default", "meaning"), rows), ""]
+        lines += [f"## {group}", "", *_table(("setting", "default", "meaning"), rows), ""]
     return lines[:-1]
 
 
 def errors() -> list[str]:
-    """Returns one item for each reason."""
+    """Returns one row for each reason."""
     said = {True: "yes", False: "no"}
     rows = [
         (
@@ -218,21 +213,21 @@ def errors() -> list[str]:
         )
         for reason in Reason
     ]
-    return _list(("reason", "code", "again", "known", "what to do"), rows)
+    return _table(("reason", "code", "again", "known", "what to do"), rows)
 
 
 def metrics() -> list[str]:
-    """Returns one item for each metric."""
+    """Returns one row for each metric."""
     rows = [
         (
             f"`{spec.name}`",
             spec.kind.value,
-            " ".join(f"`{label}`" for label in spec.labels) or _EMPTY,
+            " ".join(f"`{label}`" for label in spec.labels),
             _joined(spec.text, MORE_OF_METRICS.get(spec.name)),
         )
         for spec in METRICS
     ]
-    return _list(("metric", "type", "labels", "meaning"), rows)
+    return _table(("metric", "type", "labels", "meaning"), rows)
 
 
 def _attributes(of: type) -> dict[str, str]:
@@ -245,7 +240,7 @@ def _attributes(of: type) -> dict[str, str]:
 def _default(field: Field[Any]) -> str:
     value = field.default if field.default_factory is MISSING else field.default_factory()
     if field.name == "levels":
-        return "see below"  # too long for an item
+        return "see below"  # too long for a cell
     if value is MISSING:
         return "required"
     return "none" if value is None else f"`{json.dumps(value)}`"
@@ -256,36 +251,33 @@ def _joined(text: str, more: str | None) -> str:
     return text if more is None else f"{text} {more}"
 
 
-def _list(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [f"*{_BETWEEN.join(header)}*", ""]
-    for cells in rows:
-        lines += textwrap.wrap(
-            _BETWEEN.join(cells),
-            WIDEST,
-            initial_indent="- ",
-            subsequent_indent="  ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    return lines
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    return [lines[0], "|" + "---|" * len(header), *lines[1:]]
+
+
+TABLES: Final = {"settings": settings, "errors": errors, "metrics": metrics}
+"""What is written, by the name of its document."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Writes the lists, or with `--check` compares; returns 1 if they are out of date."""
+    """Writes the tables, or with `--check` compares; returns 1 if they are out of date."""
     parser = argparse.ArgumentParser(
-        prog="scripts/reference", description="Write the lists of docs/OPERATIONS.md."
+        prog="scripts/reference", description="Write the tables that are made from the code."
     )
     parser.add_argument("--check", action="store_true", help="change nothing, compare")
     check = parser.parse_args(arguments).check
-    document = DOCUMENT.read_text(encoding="utf-8")
-    new = written(document)
-    if new == document:
-        return 0
-    if check:
-        print("docs/OPERATIONS.md is out of date: run scripts/reference", file=sys.stderr)
-        return 1
-    DOCUMENT.write_text(new, encoding="utf-8")
-    return 0
+    is_old = False
+    for name in TABLES:
+        path = document_of(name)
+        document = path.read_text(encoding="utf-8")
+        new = written(name, document)
+        if new != document and check:
+            print(f"docs/{path.name} is out of date: run scripts/reference", file=sys.stderr)
+            is_old = True
+        elif new != document:
+            path.write_text(new, encoding="utf-8")
+    return int(is_old)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def test_promtool_finds_an_alert_that_does_not_come(tmp_path: Path) -> None:
 
 def test_the_three_nodes_to_copy_can_run(tmp_path: Path) -> None:
     text = (DOCS / "OPERATIONS.md").read_text(encoding="utf-8")
-    section = text.partition("### Three nodes, to copy\n")[2].partition("\n### ")[0]
+    section = text.partition("## Three nodes, to copy\n")[2].partition("\n## ")[0]
     example = section.partition("```toml\n")[2].partition("```")[0]
     for node in ("n1", "n2", "n3"):
         file = tmp_path / f"{node}.toml"

@@ -1,4 +1,4 @@
-"""docs/OPERATIONS.md describes every field of the status, and every state of a replica."""
+"""docs/STATUS.md describes every field of the status, and every state of a replica."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from google.protobuf.descriptor import Descriptor
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from local.reference import rows_of
 
-DOC = (Path(__file__).parents[2] / "docs" / "OPERATIONS.md").read_text(encoding="utf-8")
-STATUS = DOC.partition("\n## Status\n")[2].partition("\n## ")[0]
+STATUS = (Path(__file__).parents[2] / "docs" / "STATUS.md").read_text(encoding="utf-8")
 
 
 def reported(header: str) -> set[str]:
-    """The names in the first column of a table or list of this part."""
+    """The names in the first column of a table of this document."""
     cells = [row[0] for row in rows_of(STATUS, header)]
     return {name for cell in cells for name in re.findall(r"`([a-z_.]+)`", cell)}
 

@@ -171,6 +171,6 @@ def test_the_settings_with_tls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_the_cleaners_row(service: Service, shell: Callable[[str], str]) -> None:
-    (commands,) = blocks("docs/OPERATIONS.md", "", "RowReader")
+    (commands,) = blocks("docs/STATUS.md", "", "RowReader")
     output = json.loads(shell(commands.replace("/var/lib/delaywheel", service.node()["data"])))
     assert output

@@ -1,4 +1,4 @@
-"""The memory that callers of large requests can make a server hold: as in docs/OPERATIONS.md.
+"""The memory that callers of large requests can make a server hold: as in docs/SIZING.md.
 
     python -m pytest -s tests/server/serving/test_caller_memory.py
 
@@ -26,7 +26,7 @@ import pytest
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.server.server_process import CHANNEL_OPTIONS, ServerProcess
 
-_DOCUMENT = Path(__file__).parents[3] / "docs" / "OPERATIONS.md"
+_DOCUMENT = Path(__file__).parents[3] / "docs" / "SIZING.md"
 DOC = " ".join(_DOCUMENT.read_text(encoding="utf-8").split())
 STATED = re.compile(r"no more than ([\d,]+) MiB \(seen: .*?no more than ([\d,]+) MiB")
 STREAMS, CALLS = 2, 8

@@ -25,7 +25,7 @@ MINUTES = float(os.environ.get("DELAYWHEEL_FUZZ_MINUTES", "0"))
 pytestmark = pytest.mark.timeout(480 + 60 * MINUTES)
 # By its own doing, whatever else the machine has to do (lateness.py).
 LAG_S = 0.25
-# With these bounds callers can hold some 200 MiB, by docs/OPERATIONS.md.
+# With these bounds callers can hold some 200 MiB, by docs/SIZING.md.
 GROWTH_BYTES = 500 << 20
 BOUNDS = {
     "max_message_bytes": "100000",

@@ -1,4 +1,4 @@
-"""All metrics of a node; docs/OPERATIONS.md lists them, and a test compares the two.
+"""All metrics of a node; docs/METRICS.md lists them, and a test compares the two.
 
 No state is kept here: a scrape reads what the node knows, in Prometheus's form. Counters start from
 zero with the counting process, as `delaywheel_process_start_time_seconds` shows.
