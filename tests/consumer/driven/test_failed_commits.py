@@ -152,19 +152,6 @@ def test_a_letter_is_shortened_only_by_what_its_topic_takes_now() -> None:
     assert [letter.value for letter in letters(kafka)] == [b"x" * 30_000]
 
 
-def test_a_topic_of_letters_that_becomes_too_small_stops_the_consumer_by_name() -> None:
-    kafka = FakeKafka(partitions=1)
-    kafka.send(b"x" * 400)
-    consumer = start(kafka)
-    consumer.run_once()
-    consumer.take()[0].dead("BY_HAND")
-    kafka.most_bytes = kafka.dead_bytes = 100
-    with pytest.raises(ConsumerError) as reported:
-        consumer.run_often()
-    assert reported.value.reason is ConsumerReason.TOPIC_TOO_SMALL
-    assert kafka.committed_records == []
-
-
 def test_after_a_retry_was_too_large_the_topics_are_asked_anew() -> None:
     kafka = FakeKafka(partitions=1)
     kafka.retry_bytes = 200

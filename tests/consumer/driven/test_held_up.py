@@ -115,3 +115,38 @@ def test_what_is_held_up_is_forgotten_with_its_partition(kafka: FakeKafka) -> No
     consumer.engine._lost([ONE])
     assert ConsumerTrouble.HELD_UP not in consumer.engine.health.troubles
     assert not consumer.engine._book.held_up
+
+
+@pytest.mark.parametrize("length_bytes", [400, 30_000])  # known only to Kafka, or to the consumer
+def test_a_topic_of_letters_that_becomes_too_small_holds_up_its_partition_alone(
+    length_bytes: int,
+) -> None:
+    kafka = FakeKafka(partitions=2)
+    consumer = start(kafka, max_deliveries=None)
+    kafka._append(ONE, b"k", b"x" * length_bytes, [])
+    put(kafka, TWO, 3)
+    kafka.most_bytes = kafka.dead_bytes = 300
+    for _ in range(3):
+        consumer.run_often()
+        for message in consumer.take(99):
+            if message.at == ONE:
+                message.dead("BY_HAND")
+            else:
+                message.done()
+        put(kafka, TWO, 3)
+        run(consumer, is_time=True)
+    assert kafka.offsets == {TWO: 9}
+    text = consumer.engine.health.troubles[ConsumerTrouble.HELD_UP]
+    assert text == (
+        "orders/0 waits until topic orders-dead-g takes its outcomes:"
+        " max.message.bytes of orders-dead-g is 300, that of orders 10,000"
+    )
+    failed = consumer.engine.counts.failed_commits
+    assert failed <= 3
+    kafka.most_bytes = kafka.dead_bytes = 40_000
+    run(consumer, is_time=True)
+    assert kafka.offsets == {ONE: 1, TWO: 9}
+    assert consumer.engine.counts.failed_commits == failed
+    [letter] = kafka.committed_records
+    assert len(letter.value or b"") == length_bytes
+    assert consumer.engine.health.is_well

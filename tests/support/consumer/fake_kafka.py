@@ -241,7 +241,9 @@ class FakeBroker:
         self._answer()
         kafka = self.kafka
         if kafka.dead_bytes < kafka.source_bytes:
-            raise ConsumerError(ConsumerReason.TOPIC_TOO_SMALL, kafka.dead)
+            text = f"max.message.bytes of {kafka.dead} is {kafka.dead_bytes:,}"
+            text += f", that of {kafka.source} {kafka.source_bytes:,}"
+            raise ConsumerError(ConsumerReason.TOPIC_TOO_SMALL, text)
         more = {name: 10_000 for names in topics for name in names.own}
         return {
             **more,

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 
 from delaywheel.consumer.book import CUT_RECORDS, Cut
 from delaywheel.consumer.engine.deliveries import Deliveries, DeliveryMark
@@ -14,7 +15,12 @@ from delaywheel.consumer.engine.held_up import HeldUp
 from delaywheel.consumer.engine.positions import Positions
 from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState
-from delaywheel.consumer.message import ReceivedMessage, Settlement
+from delaywheel.consumer.message import (
+    ConsumerError,
+    ConsumerReason,
+    ReceivedMessage,
+    Settlement,
+)
 from delaywheel.consumer.port import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
@@ -158,9 +164,6 @@ class Commits:
             if not self._is_confirmed(tried):
                 break
             cut = self._cut(tried)
-            if cut is None and tried:  # nothing of them is settled any more
-                self._answered(tried)
-                continue
             if cut is None:
                 break
             failure = self._try(cut)
@@ -193,11 +196,16 @@ class Commits:
         topic = self._held_up.due(now_s)
         if topic is None:
             return ()
-        unable = self._unable({topic})
-        if unable is None or unable:
+        waiting = self._held_up.waiting_for(topic)
+        with self._state.changed:
+            has_some = self._book.cut(1, None, waiting) is not None
+        if not has_some:  # they have been read again meanwhile, from elsewhere on
+            self._answered(waiting)
+        elif self._unable({topic}) == frozenset() and self._sizes_for(waiting) is not None:
+            return waiting
+        else:
             self._held_up.put_off(topic, now_s)
-            return ()
-        return self._held_up.waiting_for(topic)
+        return ()
 
     def _unable(self, topics: AbstractSet[str]) -> AbstractSet[str] | None:
         """Returns which of these topics cannot be written to now; None: Kafka does not say it."""
@@ -229,8 +237,8 @@ class Commits:
                 return cut
 
     def _measure(self, short: Sequence[tuple[ReceivedMessage, Settlement]]) -> bool | None:
-        """Makes letters as whole as their topics take them now; None: Kafka does not answer."""
-        if self._sizes_for([message for message, _ in short]) is None:
+        """Makes letters as whole as their topics take them now; None: it is not known."""
+        if self._sizes_for({message.at for message, _ in short}) is None:
             return None
         with self._state.changed:
             for message, settlement in short:
@@ -272,15 +280,26 @@ class Commits:
         failed = self._state.policy.write_failed(message, why, now_ms)
         self._resettle(message, settlement, failed, why)
 
-    def _sizes_for(self, messages: Sequence[ReceivedMessage]) -> Mapping[str, int] | None:
-        """Asks what the topics take that outcomes of these go to; None: Kafka does not answer."""
-        state = self._state
-        names = {state.settings.topics.names_of(message.place.topic) for message in messages}
-        try:
-            sizes = state.ask(lambda: state.broker.sizes(list(names)))
-        except KafkaUnavailable as gone:
-            state.note_away("what topics take", gone)
-            return None
+    def _sizes_for(self, partitions: Collection[Partition]) -> Mapping[str, int] | None:
+        """Asks what the topics take that outcomes of these go to; None: nobody says, or too little.
+
+        Partitions whose topic of letters takes less than they do are held up.
+        """
+        state, names_of = self._state, self._state.settings.topics.names_of
+        sizes: dict[str, int] = {}
+        for names in {names_of(at.topic) for at in partitions}:
+            try:
+                sizes |= state.ask(partial(state.broker.sizes, [names]))
+            except KafkaUnavailable as gone:
+                state.note_away("what topics take", gone)
+                return None
+            except ConsumerError as error:
+                if error.reason is not ConsumerReason.TOPIC_TOO_SMALL:
+                    raise
+                theirs = [at for at in partitions if names_of(at.topic) == names]
+                self._held_up.hold_up(theirs, names.dead, time.monotonic(), error.text)
+                self._say_what_is_held_up()
+                return None
         state.policy.learn_sizes(sizes)
         return sizes
 
@@ -404,7 +423,7 @@ class Commits:
 
     def _is_refused_again(self, message: ReceivedMessage, refused: Settlement) -> bool:
         """Whether this outcome was refused before, and its topics take what they took then."""
-        sizes = self._sizes_for([message])
+        sizes = self._sizes_for([message.at])
         if sizes is None:
             return False
         before, self._refused = self._refused, (refused, sizes)

@@ -14,6 +14,8 @@ after a while, and with it the outcomes of all partitions that are committed tog
 | `FIRST_S` later, and Kafka says that | Kafka is asked again, after as long |
 | it does not | they are tried, without others: if that fails they wait for twice as long, |
 |   | `LONGEST_S` at most, as a transaction that fails stops everything for a while |
+| a letter does not fit into its topic, which takes less than the source | they are held up, and |
+|   | the topic is asked again like that: no letter is shortened by it |
 | a transaction of theirs is committed, or refused | they are as the others |
 
 No I/O, no clock, no lock: the engine's thread alone is here.
@@ -36,6 +38,7 @@ LONGEST_S: Final = 120.0
 @dataclass(slots=True)
 class _Unanswering:
     partitions: set[Partition] = field(default_factory=set)
+    why: str = ""
     wait_s: float = FIRST_S
     try_at_s: float = 0.0
 
@@ -57,7 +60,7 @@ class HeldUp:
         topic, its = next(iter(self._topics.items()))
         count = len(self._book.held_up)
         more = f", and {count - 1} more partitions wait" if count > 1 else ""
-        return f"{min(its.partitions)} waits until topic {topic} takes its outcomes{more}"
+        return f"{min(its.partitions)} waits until topic {topic} takes its outcomes{its.why}{more}"
 
     def failed(
         self, cut: Cut, unanswered: AbstractSet[str], unable: AbstractSet[str], now_s: float
@@ -74,12 +77,19 @@ class HeldUp:
         self._failed = unanswered
         for block, _, settlement in cut.settled():
             for topic in settlement.topics & silent:
-                its = self._topics.setdefault(topic, _Unanswering())
-                if now_s >= its.try_at_s and block.at in its.partitions:
-                    its.wait_s = min(2 * its.wait_s, LONGEST_S)
-                its.partitions.add(block.at)
-                its.try_at_s = now_s + its.wait_s
-        self._hold_up()
+                self.hold_up([block.at], topic, now_s)
+
+    def hold_up(
+        self, partitions: Collection[Partition], topic: str, now_s: float, why: str = ""
+    ) -> None:
+        """Holds up partitions until a topic takes their outcomes, and says why, in words."""
+        its = self._topics.setdefault(topic, _Unanswering())
+        if now_s >= its.try_at_s and its.partitions.intersection(partitions):
+            its.wait_s = min(2 * its.wait_s, LONGEST_S)
+        its.partitions.update(partitions)
+        its.why = why and f": {why}"
+        its.try_at_s = now_s + its.wait_s
+        self._note()
 
     def due(self, now_s: float) -> str | None:
         """Returns a topic whose partitions are to be tried now, by themselves; None: none is."""
@@ -103,7 +113,7 @@ class HeldUp:
             its.partitions -= gone
             if not its.partitions:
                 del self._topics[topic]
-        self._hold_up()
+        self._note()
 
-    def _hold_up(self) -> None:
+    def _note(self) -> None:
         self._book.held_up = frozenset().union(*(its.partitions for its in self._topics.values()))
