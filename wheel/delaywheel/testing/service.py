@@ -18,6 +18,7 @@ from google.rpc.status_pb2 import Status
 
 from delaywheel.client.aio import AsyncClient
 from delaywheel.client.sync import Client
+from delaywheel.client.transport.real_time import RealTime
 from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
 from delaywheel.consumer.records import Incoming, Partition
 from delaywheel.consumer.settings import Options
@@ -109,6 +110,7 @@ class MemoryService:
         self.address: Final = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def __enter__(self) -> Self:
+        RealTime().check()
         self._server.start()
         set_clock(self.address, self.clock_ns)
         return self

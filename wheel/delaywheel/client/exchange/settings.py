@@ -1,11 +1,12 @@
 """Settings of both clients, checked once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 from time import monotonic
 from typing import Final
 
 from delaywheel.client.exchange.channel import Tls
+from delaywheel.client.transport.real_time import RealTime
 from delaywheel.message import ClockNs, PastDue, clock_ns
 
 PAST_DUES: Final = ("deliver", "reject")
@@ -53,6 +54,7 @@ class ExchangeSettings:
     queue: Queue
     tls: Tls | None
     clock: ClockNs = clock_ns
+    real_time: RealTime = field(default_factory=RealTime)
 
     def __post_init__(self) -> None:
         if self.past_due not in PAST_DUES:
@@ -69,7 +71,12 @@ class ExchangeSettings:
                 raise ValueError(f"{name} {seconds}: above 0 seconds")
 
     def deadline_s(self, timeout_s: float | None) -> float:
-        """Returns when a call that begins now is given up; without a timeout, the client's."""
+        """Returns when a call that begins now is given up; without a timeout, the client's.
+
+        Raises:
+            RuntimeError: It would not be: the clocks of this process do not show the time.
+        """
+        self.real_time.check()
         if timeout_s is None:
             return monotonic() + self.timeout_s
         return monotonic() + checked_seconds("timeout", timeout_s)
