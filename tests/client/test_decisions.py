@@ -67,6 +67,18 @@ class TestVerdicts:
         verdict = AttemptFailure(code, "").verdict
         assert not (verdict.retry and verdict.outcome_known)
 
+    def test_an_attempt_that_ended_late_hides_no_reason(self) -> None:
+        one = delivery(1)
+        for code, reason in (
+            (StatusCode.UNAVAILABLE, Reason.NO_WHEEL),
+            (StatusCode.DEADLINE_EXCEEDED, None),
+        ):
+            one.request()
+            one.failed(AttemptFailure(code, "", reason))
+        one.give_up("")
+        (result,) = one.results
+        assert Reason.NO_WHEEL in str(result.error)
+
     @pytest.mark.parametrize("reason", list(Reason))
     def test_a_reason_decides_alone(self, reason: Reason) -> None:
         verdict = AttemptFailure(StatusCode.UNAVAILABLE, "", reason).verdict

@@ -398,7 +398,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResultsT, AnswerT]):
         if not verdict.outcome_known:
             self._doubts.setdefault(row, 0)
         if verdict.retry:
-            self._obstacle = failure
+            self._obstacle = failure.behind(self._obstacle)
             return True
         self._settle(row, failure.error(outcome_known=row not in self._doubts))
         return False

@@ -92,7 +92,7 @@ class Delivery:
 
     def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
-        self._obstacle = failure
+        self._obstacle = failure.behind(self._obstacle)
         rows = self._attempted
         if failure.verdict.split and len(rows) > 1:
             if not failure.verdict.outcome_known:
@@ -136,7 +136,7 @@ class Delivery:
         if not verdict.outcome_known:
             self._doubtful.add(row)
         if verdict.retry:
-            self._obstacle = failure
+            self._obstacle = failure.behind(self._obstacle)
             return True
         outcome_known = row not in self._doubtful
         error = failure.error(outcome_known=outcome_known, failed=self._messages[row])

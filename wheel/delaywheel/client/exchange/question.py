@@ -93,7 +93,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
     def failed(self, failure: AttemptFailure) -> Report:
         """Decides whether to ask again."""
         verdict = failure.verdict
-        self._obstacle = failure
+        self._obstacle = failure.behind(self._obstacle)
         self._doubtful |= self._changes and not verdict.outcome_known
         if verdict.retry:
             return Report(

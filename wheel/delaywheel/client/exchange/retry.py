@@ -180,6 +180,11 @@ class AttemptFailure:
         """Whether possibly nothing listens there: neither service nor proxy gave a reason."""
         return self.reason is None and self.code in _UNANSWERED
 
+    def behind(self, earlier: Self | None) -> Self:
+        """Returns what to tell of the two: no answer in time tells less than a named reason."""
+        is_late = self.reason is None and self.code is StatusCode.DEADLINE_EXCEEDED
+        return earlier if is_late and earlier is not None and earlier.reason is not None else self
+
     def before_sending(self) -> Self:
         """Returns the failure as that of a preliminary question; the attempt was never sent."""
         return replace(self, unsent=True)
