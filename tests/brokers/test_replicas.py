@@ -108,8 +108,8 @@ def test_what_has_fewer_replicas_is_named_until_it_has_them(
         items = Command(capsys)("config", "check", "--connect", "--json", *flags).document["items"]
         topics = [item for item in items if item["what"].startswith("topic ")]
         checked = [item["text"] for item in topics if item["level"] == "warning"]
-        assert sorted(warning.partition(": ")[0] for warning in told) == sorted(checked)
-        return told
+        same = sorted(warning.partition(": ")[0] for warning in told) == sorted(checked)
+        return told if same else [*told, *checked]
 
     few = warnings()
     for topic in own(cluster_id):
@@ -126,4 +126,5 @@ def test_what_has_fewer_replicas_is_named_until_it_has_them(
     assert all("min.insync.replicas=1 of 3 replicas: set it to 2" in one for one in warnings())
     for topic in own(cluster_id):
         set_topic(brokers.address, topic, "min.insync.replicas", "2")
-    assert warnings() == []
+    # Of a setting each broker hears a moment later, and any of them is asked.
+    wait_until("nothing is told any more", lambda: not warnings())

@@ -62,8 +62,8 @@ RESTART_EVERY_S = 5.0
 RESTART_SESSION_MS = 2_000
 """After it was killed: its old registration is in the way of its start for this long."""
 
-BOOTSTRAP = "bootstrap.checkpoint"
-"""Which features a new broker begins with."""
+IDS = "meta.properties"
+"""A formatted folder's ids; all else in it says which features a new broker begins with."""
 
 _claiming = threading.Lock()
 _claimed: set[int] = set()
@@ -389,15 +389,14 @@ class KafkaBroker:
 
         The tool's result is the same for each of our brokers, except for the ids; so it runs once.
         """
-        checkpoint = cache_folder() / f"kafka-{self.version}-{BOOTSTRAP}"
+        formatted = cache_folder() / f"kafka-{self.version}-formatted"
         data = self.folder / "data"
-        if checkpoint.exists():
-            data.mkdir(exist_ok=True)
-            shutil.copyfile(checkpoint, data / BOOTSTRAP)
+        if formatted.exists():
+            shutil.copytree(formatted, data, dirs_exist_ok=True)
             ids = {"cluster.id": self._quorum.cluster_id, "directory.id": new_id()}
             ids |= {"node.id": str(self.number), "version": "1"}
             written = "".join(f"{name}={value}\n" for name, value in ids.items())
-            (data / "meta.properties").write_text(written)
+            (data / IDS).write_text(written)
             return
         done = subprocess.run(
             [
@@ -411,9 +410,12 @@ class KafkaBroker:
         )
         if done.returncode != 0:
             raise KafkaError(f"formatting the broker's storage failed:\n{done.stdout}{done.stderr}")
-        half = checkpoint.with_name(f"{checkpoint.name}.{os.getpid()}")
-        shutil.copyfile(data / BOOTSTRAP, half)
-        half.rename(checkpoint)
+        half = Path(tempfile.mkdtemp(prefix=f"{formatted.name}.", dir=formatted.parent))
+        shutil.copytree(data, half, ignore=shutil.ignore_patterns(IDS), dirs_exist_ok=True)
+        try:
+            half.rename(formatted)
+        except OSError:  # another one was quicker
+            shutil.rmtree(half)
 
     def wait_until_ready(self) -> None:
         """Waits until a broker that was begun serves clients.
