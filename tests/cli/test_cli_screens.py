@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.cli.printing import tables
-from support.clients.command import Command
+from support.clients.command import WIDTHS, Command, screen_in_document
 from support.clients.fake_service import answer
 from support.clients.scripted_node import ScriptedNode
 
-DOC = Path(__file__).parents[2] / "docs" / "CLI.md"
 NOW_MS = 1_900_000_000_250
 SLOT = NOW_MS // 1_000 + 1_800
 IDS = [bytes.fromhex(f"01a1fc514a4f731e9c0d5b2e8f6a71{end}") for end in ("c3", "d4")]
@@ -166,9 +163,6 @@ def answered(asked: tuple[str, ...]) -> object:
     return pb.GetMessageResponse(message=first if HANDLES[0] in asked else second)
 
 
-WIDTHS = {"80 columns": 80, "120 columns": 120, "a pipe": None}
-
-
 @pytest.fixture
 def screen(
     command: Command, node: ScriptedNode, monkeypatch: pytest.MonkeyPatch
@@ -197,10 +191,7 @@ def screen(
 def test_screens_are_as_the_document_shows_them(
     screen: Callable[[str, str], str], line: str, width: str
 ) -> None:
-    reported = DOC.read_text(encoding="utf-8")
-    shown = re.search(rf"`{re.escape(line)}`, {width}:\n\n```\n(.*?)```\n", reported, re.DOTALL)
-    assert shown is not None
-    assert screen(line, width) == shown[1]
+    assert screen(line, width) == screen_in_document(line, width)
 
 
 @pytest.mark.parametrize("line", COMMANDS, ids=lambda line: line.split()[1])

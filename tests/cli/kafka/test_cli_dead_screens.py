@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Self
 
 import pytest
@@ -21,11 +19,9 @@ from delaywheel.deadletters import (
 )
 from delaywheel_replica.cli.doing.kafka import dead
 from delaywheel_replica.cli.printing import tables
-from support.clients.command import Command
+from support.clients.command import WIDTHS, Command, screen_in_document
 
-DOC = Path(__file__).parents[3] / "docs" / "CLI.md"
 NOW_MS = 1_900_000_000_250
-WIDTHS = {"80 columns": 80, "120 columns": 120, "a pipe": None}
 
 
 def letter(offset: int, topic: str, reason: str, value: bytes) -> Letter:
@@ -117,10 +113,7 @@ def test_screens_are_as_the_document_shows_them(
     monkeypatch.setattr(tables, "terminal_columns", lambda: WIDTHS[width])
     ended = command("dead", *COMMANDS[line], *WHERE)
     assert ended.code == 0
-    reported = DOC.read_text(encoding="utf-8")
-    found = re.search(rf"`{re.escape(line)}`, {width}:\n\n```\n(.*?)```\n", reported, re.DOTALL)
-    assert found is not None
-    assert ended.out == found[1]
+    assert ended.out == screen_in_document(line, width)
     if width == "80 columns":
         assert max(map(len, ended.out.splitlines())) <= 80
 

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from delaywheel_replica.cli.app import main
+
+CLI_DOC = Path(__file__).parents[3] / "docs" / "CLI.md"
+WIDTHS = {"80 columns": 80, "120 columns": 120, "a pipe": None}
+"""Where the document's screens are seen: how many columns there are."""
+
+
+def screen_in_document(line: str, width: str) -> str:
+    """Returns what docs/CLI.md shows of a command: one screen, and others where a width differs."""
+    reported = CLI_DOC.read_text(encoding="utf-8")
+    screen = re.compile(rf"^`{re.escape(line)}`(.*):\n\n```\n((?:.*\n)*?)```$", re.MULTILINE)
+    screens: dict[str, str] = dict(screen.findall(reported))
+    assert screens.keys() <= {"", *(f", {each}" for each in WIDTHS)}
+    return screens[f", {width}"] if f", {width}" in screens else screens[""]
 
 
 class Ended(NamedTuple):
