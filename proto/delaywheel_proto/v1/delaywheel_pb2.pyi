@@ -39,8 +39,8 @@ class _CommitOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CommitO
     counts first, or its group was asked about it before this counted; then the answer decides.
     """
     COMMIT_OUTCOME_LEFT_TO_CHECK: _CommitOutcome.ValueType  # 2
-    """Its hold has ended, or ends within 100 ms; nothing was done. Its group is asked, or was: that is
-    no error.
+    """Its hold has ended, or ends within 100 ms; nothing was done. Unless an earlier commit or cancel
+    counts, its group is asked, or was: that is no error.
     """
     COMMIT_OUTCOME_ROLLED_BACK: _CommitOutcome.ValueType  # 3
     """It was cancelled before, by a rollback or by somebody else: it is never delivered, and nobody is
@@ -55,8 +55,8 @@ COMMIT_OUTCOME_COMMITTED: CommitOutcome.ValueType  # 1
 counts first, or its group was asked about it before this counted; then the answer decides.
 """
 COMMIT_OUTCOME_LEFT_TO_CHECK: CommitOutcome.ValueType  # 2
-"""Its hold has ended, or ends within 100 ms; nothing was done. Its group is asked, or was: that is
-no error.
+"""Its hold has ended, or ends within 100 ms; nothing was done. Unless an earlier commit or cancel
+counts, its group is asked, or was: that is no error.
 """
 COMMIT_OUTCOME_ROLLED_BACK: CommitOutcome.ValueType  # 3
 """It was cancelled before, by a rollback or by somebody else: it is never delivered, and nobody is

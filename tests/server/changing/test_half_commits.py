@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from delaywheel.identity import WheelId
+from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -23,6 +24,7 @@ from delaywheel_replica.server.commit.own_halves import CommitWriting, OwnHalves
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.node_view import wall_ms
+from delaywheel_replica.server.node.refusals import RequestRefusedError
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.server.well import cleaner_status
 
@@ -141,6 +143,35 @@ async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
 
 
 TAKEN, NOT_YET = Position(LEADERS, 1, 0), Position(LEADERS, 2, 0)
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_a_half_is_released_by_the_next_commit_if_none_was_written(*, leaves: bool) -> None:
+    """Whether or not the caller of the first one still waits: it may have closed its connection."""
+    due_ms, own = wall_ms() + 3_000, OwnHalves()
+    own.accepted(WHEEL, {(b"i" * 16, due_ms): 10}, wall_ms())
+    answers: asyncio.Queue[asyncio.Future[Committed]] = asyncio.Queue()
+
+    class Writes:
+        def submit(self, _: Columns, kind: Kind, *__: object) -> asyncio.Future[Committed]:
+            kinds.append(kind)
+            answer: asyncio.Future[Committed] = asyncio.get_running_loop().create_future()
+            answers.put_nowait(answer)
+            return answer
+
+    kinds: list[Kind] = []
+    commits = commits_of(cast("Any", Writes()), own=own)
+    request = pb.CommitRequest(halves=[pb.HalfRef(id=b"i" * 16, due_ms=due_ms)])
+    first = asyncio.create_task(commits.commit(request, NODE))
+    answer = await answers.get()
+    if leaves:
+        first.cancel()
+    answer.set_exception(RequestRefusedError(Reason.DRAINING))
+    await asyncio.wait([first])
+    again = asyncio.create_task(commits.commit(request, NODE))
+    (await answers.get()).set_result(Committed(WHEEL, 1, {}))
+    assert (await again).results[0].outcome == pb.COMMIT_OUTCOME_COMMITTED
+    assert kinds == [Kind.RELEASES] * 2
 
 
 class Looks:

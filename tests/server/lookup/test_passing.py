@@ -371,10 +371,12 @@ async def test_a_large_call_is_passed_on_once_and_waits_behind_no_other(
         (Reason.NO_LEADER, Reason.CANCEL_UNKNOWN),
         (Reason.BACKPRESSURE, Reason.CANCEL_UNKNOWN),
         (Reason.FORBIDDEN, Reason.FORBIDDEN),
+        (pb.CANCEL_OUTCOME_TOO_LATE, Reason.CANCEL_UNKNOWN),
+        (pb.CANCEL_OUTCOME_NOT_FOUND, Reason.CANCEL_UNKNOWN),
     ],
 )
-async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_is_a_refusal(
-    reason: Reason, told: Reason, *, is_of_one: bool
+async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_knows_nothing_of_it(
+    reason: Reason | pb.CancelOutcome.ValueType, told: Reason, *, is_of_one: bool
 ) -> None:
     """Another node may lead by then; the cancel was written, perhaps."""
     asked: list[int] = []
@@ -385,6 +387,8 @@ async def test_what_was_being_decided_is_in_doubt_if_the_next_answer_is_a_refusa
         asked.append(len(messages))
         if len(asked) == 1:
             return [pb.MessageCancelled()]
+        if not isinstance(reason, Reason):
+            return [pb.MessageCancelled(outcome=reason)]
         if is_of_one:
             return [pb.MessageCancelled(error=Refusal(reason).as_error())]
         raise RequestRefusedError(reason)

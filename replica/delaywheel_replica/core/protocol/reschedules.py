@@ -4,10 +4,10 @@ A message is its id and its due. Rescheduling it withdraws (id, due) and accepts
 same content, both or neither: one control record decides it, and stays until frames express the
 same (core/leader/rescheduling.py).
 
-The frames contain a cancel of (id, due) with a *mark* beside it, in the same frame: a cancel of a
-message that does not exist, whose id is made of (id, due), of the new due, and of how often w had
-been set back when that was chosen. So a reader that finds the cancel knows that the message was
-rescheduled, and to which due; of several marks, which is the newest.
+The frames contain a cancel of (id, due) with a *mark* beside it: a cancel of a message that does
+not exist, whose id is made of (id, due), of the new due, and of how often w had been set back when
+that was chosen. So a reader that finds the cancel knows that the message was rescheduled, and to
+which due; of several marks, which is the newest.
 """
 
 import re

@@ -5,7 +5,7 @@ reports what is written to its cleaner until the record is gone, or shows that i
 
 What is decided while a batch is copied forms the next one. A batch is read with one hand-over to a
 thread that reads nothing else, and each of its halves is one group on the wheel: all copies, then
-all cancels. The next one is copied while these are written: its copies and they can be one group.
+all cancels. The next one is copied while these are written.
 The bytes of its copies are bounded; what is beyond comes next. If a cancel fails, its copy is not
 written again.
 
@@ -238,7 +238,10 @@ class DecidedDues:
     async def _submitted(
         self, requests: Mapping[MessageKey, Columns], kind: Kind
     ) -> list[tuple[MessageKey, Committed]]:
-        """Writes requests as one group; returns those that were not refused as a whole."""
+        """Writes requests together; returns those that were not refused as a whole.
+
+        If they are too many for a group, each has the frames of its own one.
+        """
         answers = [self._writing.submit(columns, kind) for columns in requests.values()]
         outcomes = await asyncio.gather(*answers, return_exceptions=True)
         committed: list[tuple[MessageKey, Committed]] = []
@@ -271,7 +274,7 @@ def _is_taken(written: RescheduleWritten, status: CleanerStatus) -> bool:
 
 
 def _cancel_of(key: MessageKey, record: Reschedule) -> Columns:
-    """The cancel and its mark: two rows of one second, so of one frame."""
+    """The cancel and its mark: two rows of one second, side by side."""
     id_, due_ms = key
     ids = np.frombuffer(id_ + mark_of(key, record), dtype=np.uint8)
     dues_ms = np.array([due_ms, due_ms], dtype=np.int64)

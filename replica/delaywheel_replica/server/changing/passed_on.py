@@ -35,6 +35,16 @@ QUEUED_AT_MOST: Final = 16_384
 QUEUED_S: Final = 1.0
 """Nothing is queued behind what waits for so long: the leader's node has too much to do."""
 
+_LATE: Final = frozenset(
+    {
+        pb.CANCEL_OUTCOME_TOO_LATE,
+        pb.CANCEL_OUTCOME_NOT_FOUND,
+        pb.RESCHEDULE_OUTCOME_TOO_LATE,
+        pb.RESCHEDULE_OUTCOME_NOT_FOUND,
+    }
+)
+"""These say nothing of what was written before."""
+
 NamedT = TypeVar("NamedT", bound=pb.MessageRef | pb.NewDue)
 ResultT = TypeVar("ResultT", bound=pb.MessageCancelled | pb.MessageRescheduled)
 SendChanges: TypeAlias = Callable[
@@ -230,9 +240,11 @@ class PassedChanges(Generic[NamedT, ResultT]):
         Since it was asked about first, another node may lead, or that one may have forgotten it.
         """
         if one.is_doubtful and refusal.reason.retry_helps and refusal.reason.outcome_known:
-            why = f"It was being decided; now {refusal.reason.value}"
-            refusal = Refusal(self._unknown, why, refusal.after_ms)
+            refusal = self._in_doubt(refusal.reason.value, refusal.after_ms)
         one.call.settle(one.row, refusal)
+
+    def _in_doubt(self, now: str, after_ms: int | None = None) -> Refusal:
+        return Refusal(self._unknown, f"It was being decided; now {now}", after_ms)
 
     def _settle(
         self,
@@ -242,6 +254,8 @@ class PassedChanges(Generic[NamedT, ResultT]):
     ) -> None:
         if result.HasField("error"):
             self._refuse(one, refusal_of_a_change(result.error, self._unknown))
+        elif one.is_doubtful and result.outcome in _LATE:
+            one.call.settle(one.row, self._in_doubt("it is too late, or not found"))
         elif result.outcome:
             one.call.settle(one.row, result)
         else:

@@ -28,7 +28,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.header_checks import rows_that_may_have
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.reschedules import MessageKey
-from delaywheel_replica.server.commit.committer import GROUP_BYTES
+from delaywheel_replica.server.commit.committer import GROUP_BYTES, Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
@@ -181,14 +181,20 @@ class CommitWriting:
         return failed
 
     async def _write(self, rows: CommitRows) -> dict[int, Refusal]:
-        try:
-            written = self._writing.submit(rows.columns, rows.kind, rows.wheel, rows.released_bytes)
-            failed = (await asyncio.shield(written)).failed
-        except RequestRefusedError as error:
-            failed = dict.fromkeys(range(len(rows.keys)), error.refusal)
-        self._own.written(rows, failed)
+        written = self._writing.submit(rows.columns, rows.kind, rows.wheel, rows.released_bytes)
+        # Its caller may leave before.
+        written.add_done_callback(lambda done: self._own.written(rows, _failed(rows, done)))
+        await asyncio.wait([written])
         numbers = list(rows.keys)
-        return {numbers[place]: refusal for place, refusal in failed.items()}
+        return {numbers[place]: refusal for place, refusal in _failed(rows, written).items()}
+
+
+def _failed(rows: CommitRows, written: "asyncio.Future[Committed]") -> dict[int, Refusal]:
+    """Returns which of these rows, by their places, are not known to be written, and why."""
+    error = written.exception()
+    if isinstance(error, RequestRefusedError):
+        return dict.fromkeys(range(len(rows.keys)), error.refusal)
+    return written.result().failed
 
 
 def halves_among(columns: Columns) -> dict[int, tuple[MessageKey, int]]:

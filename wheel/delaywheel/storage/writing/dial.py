@@ -229,7 +229,8 @@ class DialView:
         """Returns what is pending, grouped by how far ahead it is due.
 
         A cancel removes one message of its second; the bytes of cancelled messages are unknown.
-        Exact if no sum exceeds 2^53, no message is there twice and none was cancelled twice.
+        Exact if no sum exceeds 2^53, no message is there twice, and none was cancelled or released
+        by more than one row.
 
         Args:
             now_slot: The current second.
