@@ -99,11 +99,13 @@ _TOPS = (
 ROOMS = [room for top in _TOPS for room in rooms(ROOT / top)]
 
 
-def test_every_room_is_listed_with_what_it_says_of_itself() -> None:
+def test_rooms_are_listed_with_what_they_say_of_themselves() -> None:
     reported = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
     listing = reported.partition("## Rooms")[2].split("```")[1].strip().splitlines()
     expected = []
     for depth, room in ROOMS:
+        if depth > 1:
+            continue
         name = room.name if depth else room.relative_to(ROOT).as_posix()
         says = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8")))
         expected.append((f"{'    ' * depth}{name}/", (says or "").splitlines()[0]))
