@@ -152,11 +152,19 @@ def test_a_transaction_stays_in_doubt_where_a_rebalance_leaves_its_partition_alo
     assert consumer.engine.health.is_well
 
 
-def test_a_hidden_topic_that_is_assigned_keeps_no_other_waiting() -> None:
+@pytest.mark.parametrize(
+    ("topic", "ordered"),
+    [(f"orders{end}", False) for end in ("", "-retry-g")]
+    + [(f"orders{end}", True) for end in ("", "-retry-g", "-order-g")],
+)
+def test_a_hidden_topic_that_is_assigned_keeps_no_other_waiting(
+    topic: str, *, ordered: bool
+) -> None:
     """Whoever assigns partitions may have rights that this member lacks."""
-    more = {BESIDE: "1", f"{BESIDE}-retry-g": "2", f"{BESIDE}-dead-g": "3"}
-    kafka = FakeKafka(partitions=1, more=more, is_incremental=True)
-    consumer = DrivenConsumer(kafka, [kafka.source, BESIDE], wait_for_rights="1h")
+    more = {f"{BESIDE}{end}": end or "1" for end in ("", "-retry-g", "-dead-g", "-order-g")}
+    kafka = FakeKafka(partitions=1, more=more, is_incremental=not ordered)
+    topics = [kafka.source, BESIDE]
+    consumer = DrivenConsumer(kafka, topics, wait_for_rights="1h", ordered=ordered)
     hidden, *others = (
         Partition(topic, 0) for topic in (kafka.source, kafka.retry, BESIDE, f"{BESIDE}-retry-g")
     )
@@ -164,13 +172,17 @@ def test_a_hidden_topic_that_is_assigned_keeps_no_other_waiting() -> None:
         kafka._append(hidden, None, b"%d" % number, [])
         kafka._append(Partition(BESIDE, 0), None, b"%d" % number, [])
     kafka.offsets[hidden], kafka.passed[hidden] = 2, Passed(2, "", 0, "")
-    kafka.denied = kafka.hidden = {kafka.source}
+    kafka.denied = kafka.hidden = {topic}
     kafka.rebalance({consumer.broker: [hidden, *others]})
     run(consumer)
     assert kafka.offsets[Partition(BESIDE, 0)] == 5
-    assert kafka.source in consumer.engine.health.troubles[ConsumerTrouble.NOT_AUTHORIZED]
+    assert kafka.offsets[hidden] == 2
+    assert topic in consumer.engine.health.troubles[ConsumerTrouble.NOT_AUTHORIZED]
     kafka.denied = kafka.hidden = set()
     run(consumer)
+    if ordered:  # the group is joined again
+        kafka.rebalance({consumer.broker: [hidden, *others]})
+        run(consumer)
     assert [one.value for one in consumer.hand if one.topic == kafka.source] == [b"2", b"3", b"4"]
     assert kafka.offsets[hidden] == 5
     assert consumer.engine.health.is_well

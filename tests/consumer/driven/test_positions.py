@@ -144,3 +144,19 @@ def test_a_record_that_stays_in_hand_stops_its_own_partition_only() -> None:
     stuck.done()
     handle(consumer, 200)
     assert kafka.offsets[Partition(kafka.source, 0)] == 300
+
+
+def test_a_partition_without_leader_that_is_assigned_keeps_no_other_waiting() -> None:
+    kafka = FakeKafka(partitions=2)
+    away = Partition(kafka.source, 0)
+    of_before = send(kafka, "a", 20, partition=0)
+    consumer = start(kafka)
+    assert handle(consumer) == of_before
+    sent = send(kafka, "b", 20, partition=0)
+    kafka.leaderless = {away}
+    join(kafka, consumer)
+    others = send(kafka, "c", 20, partition=1)
+    assert handle(consumer) == others
+    kafka.leaderless = set()
+    assert handle(consumer) == sent
+    assert kafka.offsets[away] == 40

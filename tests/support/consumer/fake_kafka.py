@@ -94,6 +94,8 @@ class FakeKafka:
     """Topics that do not answer what is written to them."""
     unable: set[str] = field(default_factory=set)
     """Those of which it is known why: a partition has no leader."""
+    leaderless: set[Partition] = field(default_factory=set)
+    """Those of the source that nobody leads."""
     committed_records: list[Outgoing] = field(default_factory=list)
     generation: int = 0
     is_incremental: bool = False
@@ -290,7 +292,7 @@ class FakeBroker:
         """See `Broker`: records first, so that some come with a rebalance."""
         found: list[Incoming] = []
         for partition, position in list(self._positions.items()):
-            if partition in self._paused:
+            if partition in self._paused | self.kafka.leaderless:
                 continue
             if partition.topic in self.kafka.denied | self.kafka.hidden:
                 self._refusal = f"{partition}: Topic authorization failed"
@@ -321,8 +323,9 @@ class FakeBroker:
         """See `Broker`."""
         self._look_for(self.kafka.hidden.intersection(names))
         count = self.kafka.partitions
+        leaderless = {at.number for at in self.kafka.leaderless}
         known = {
-            self.kafka.source: ConsumedTopic(self.kafka.topic_id, count),
+            self.kafka.source: ConsumedTopic(self.kafka.topic_id, count, leaderless),
             self.kafka.retry: ConsumedTopic("of retries", self.kafka.retry_partitions or count),
             INGRESS: ConsumedTopic("of ingress", count),
             **{name: ConsumedTopic(topic_id, count) for name, topic_id in self.kafka.more.items()},
@@ -345,6 +348,8 @@ class FakeBroker:
         topics = {at.topic for at in partitions}
         if topics - self.topics(topics).keys():
             raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
+        if self.kafka.leaderless.intersection(partitions):
+            raise KafkaUnavailable("LEADER_NOT_AVAILABLE")
         return {partition: len(self.kafka.logs.get(partition, [])) for partition in partitions}
 
     def first_since(self, at: Partition, since_ms: int) -> int:
@@ -372,6 +377,7 @@ class FakeBroker:
         for unread in self.order_left:
             tell(unread)
         there = {self.kafka.order, *self.kafka.more}
+        self._look_for(self.kafka.hidden.intersection(f"{lane.topic}-order-g" for lane in lanes))
         if not {f"{lane.topic}-order-g" for lane in lanes} <= there:
             raise KafkaUnavailable("UNKNOWN_TOPIC_OR_PART")
         away: dict[Partition, dict[int, Away]] = {lane: {} for lane in lanes}

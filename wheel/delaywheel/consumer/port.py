@@ -79,10 +79,17 @@ FORWARD_ROOM_BYTES = 500
 
 
 class ConsumedTopic(NamedTuple):
-    """A topic as it is now; the id is empty if Kafka does not say it."""
+    """A topic as it is now.
+
+    Attributes:
+        id: Empty if Kafka does not say it.
+        partitions: How many there are.
+        leaderless: The numbers of those that nobody leads now: no question about them is answered.
+    """
 
     id: str
     partitions: int
+    leaderless: AbstractSet[int] = frozenset()
 
 
 class Unread(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from datetime import datetime
@@ -22,7 +22,7 @@ from delaywheel.consumer.engine.pattern_watch import PatternWatch
 from delaywheel.consumer.engine.positions import FoundPositions, Positions
 from delaywheel.consumer.engine.rights_watch import RightsWatch
 from delaywheel.consumer.engine.state import EngineState, tell_lost
-from delaywheel.consumer.order import whole_lanes
+from delaywheel.consumer.order import Away, whole_lanes
 from delaywheel.consumer.port import KafkaUnavailable
 from delaywheel.consumer.records import FetchedRecords, Partition
 from delaywheel.consumer.rules.policy import Policy
@@ -425,18 +425,11 @@ class Engine:
         state.membership = self._broker.membership()
         if order is not None:
             partitions = self._whole_lanes(partitions)
-        found = state.insist("no committed offsets", lambda: self._find(partitions, went_back))
-        # Only now: every transaction of an earlier owner has ended, and is visible.
-        lanes: Sequence[Partition] = ()
-        if found is not None and order is not None:
-            lanes = [one for one in found.positions if one.topic not in state.retry_topics]
-        away = state.insist(
-            "the order topics cannot be read",
-            lambda: self._broker.away(lanes, self._lookout.order_is_unread),
-        )
+        asked = state.insist("where to read on", lambda: self._find(partitions, went_back))
         state.note_trouble(ConsumerTrouble.ORDER_UNREAD, None)
-        if found is None or away is None:  # the end was asked for
-            found, away = FoundPositions(dict.fromkeys(partitions), {}, {}), {}
+        if asked is None:  # the end was asked for
+            asked = FoundPositions(dict.fromkeys(partitions), {}, {}), {}
+        found, away = asked
         with self._changed:
             lost = self._book.assign(found.positions)
             self._commits.forget_doubt(found.positions)
@@ -453,9 +446,15 @@ class Engine:
 
     def _find(
         self, partitions: Sequence[Partition], went_back: AbstractSet[Partition]
-    ) -> FoundPositions:
+    ) -> tuple[FoundPositions, Mapping[Partition, Sequence[Away]]]:
+        """Returns where to read on, and what is away of each lane."""
         self._rights.look_at_news()
-        return self._positions.find(partitions, went_back)
+        found = self._positions.find(partitions, went_back)
+        # Only now: every transaction of an earlier owner has ended, and is visible.
+        lanes: Sequence[Partition] = ()
+        if self._state.order is not None:
+            lanes = [one for one in found.positions if one.topic not in self._state.retry_topics]
+        return found, self._broker.away(lanes, self._lookout.order_is_unread)
 
     def _whole_lanes(self, partitions: Sequence[Partition]) -> list[Partition]:
         """Leaves out source and retry partitions that came without each other."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
@@ -74,7 +75,8 @@ class Positions:
 
         A topic that does not exist is read where the group was in it, should it come back, until
         it is seen that it did. With `ordered` it is not read meanwhile: what is away is not known.
-        Nor is what these credentials may not describe, until they may.
+        Nor is what these credentials may not describe, until they may. Nobody knows the end of a
+        partition without leader: it is read where the group was in it, once it has one.
 
         If a group begins at the end, that position is committed before it is used: later records
         are not skipped, even if this consumer dies at once.
@@ -85,7 +87,10 @@ class Positions:
         topics = self._broker.topics(self._state.seen_topics)
         partitions = self._to_be_read(partitions, topics)
         known = self._broker.committed(partitions)
-        ends = self._broker.ends([one for one in partitions if one.topic in topics])
+        there = [one for one in partitions if one.topic in topics]
+        leaderless = [one for one in there if one.number in topics[one.topic].leaderless]
+        ends = self._broker.ends([one for one in there if one not in leaderless])
+        ends |= dict.fromkeys(leaderless, sys.maxsize)
         positions: dict[Partition, int | None] = {}
         for partition, passed in known.items():
             positions[partition] = None if passed is None else passed.offset
@@ -122,7 +127,11 @@ class Positions:
             return partitions
         names_of = self._state.settings.topics.names_of
         names = {one: names_of(one.topic) for one in partitions}
-        return [one for one, its in names.items() if its.source in topics and its.retry in topics]
+        return [
+            one
+            for one, its in names.items()
+            if its.source in topics and its.retry in topics and its.order not in self._state.unseen
+        ]
 
     def _begin_at_the_end(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Returns the ends of partitions that the group has not begun with, once committed.

@@ -73,7 +73,9 @@ def topics_now(admin: AdminClient, names: Sequence[str]) -> dict[str, ConsumedTo
         else:
             topic_id = str(described.topic_id)
             found[name] = ConsumedTopic(
-                "" if topic_id == _NO_ID else topic_id, len(described.partitions)
+                "" if topic_id == _NO_ID else topic_id,
+                len(described.partitions),
+                {one.id for one in described.partitions if one.leader is None},
             )
     return found
 
