@@ -1,8 +1,8 @@
-"""Writes the tables of docs/SETTINGS.md, ERRORS.md and METRICS.md from the code's own.
+"""Writes the tables of docs/SETTINGS.md, ERRORS.md, METRICS.md and CLI.md from the code's own.
 
 Names, defaults, codes and kinds, and what each one means, are taken from where they are declared:
-`Config`, `Reason` and the table of metrics. What only these documents can say, such as where to
-read on, is below. A test compares the documents with what this would write.
+`Config`, `Reason`, the tables of metrics and of commands. What only these documents can say, such
+as where to read on, is below. A test compares the documents with what this would write.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from delaywheel.reasons import Reason
+from delaywheel_replica.cli.commands import COMMANDS
+from delaywheel_replica.cli.parsing import CommandGroup
 from delaywheel_replica.config import Config
 from delaywheel_replica.server.metrics.catalogue import METRICS
 
@@ -158,14 +160,14 @@ GROUPS: Final[Mapping[str, Sequence[str]]] = {
 
 def document_of(name: str) -> Path:
     """Returns where these tables are."""
-    return DOCS / f"{name.upper()}.md"
+    return DOCS / ("CLI.md" if name == "commands" else f"{name.upper()}.md")
 
 
 def written(name: str, document: str) -> str:
     """Returns a document with its tables updated.
 
     Args:
-        name: What the tables are of: settings, errors or metrics.
+        name: What the tables are of: one of `TABLES`.
         document: Its text.
 
     Raises:
@@ -230,6 +232,15 @@ def metrics() -> list[str]:
     return _table(("metric", "type", "labels", "meaning"), rows)
 
 
+def commands() -> list[str]:
+    """Returns one row for each command."""
+    rows = []
+    for name, known in COMMANDS.items():
+        group = known.commands if isinstance(known, CommandGroup) else {"": known}
+        rows += [(f"`{f'{name} {each}'.strip()}`", group[each].text) for each in group]
+    return _table(("command", "does"), rows)
+
+
 def _attributes(of: type) -> dict[str, str]:
     """Returns a class's documented attributes, each as one line."""
     text = (of.__doc__ or "").partition("Attributes:\n")[2]
@@ -256,8 +267,13 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [lines[0], "|" + "---|" * len(header), *lines[1:]]
 
 
-TABLES: Final = {"settings": settings, "errors": errors, "metrics": metrics}
-"""What is written, by the name of its document."""
+TABLES: Final = {
+    "settings": settings,
+    "errors": errors,
+    "metrics": metrics,
+    "commands": commands,
+}
+"""What is written."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

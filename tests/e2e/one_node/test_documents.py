@@ -155,8 +155,8 @@ def test_grpcurl(document: str, shell: Callable[[str], str]) -> None:
 
 
 def test_a_node_for_a_kafka_of_your_own(shell: Callable[[str], str]) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (serve,) = re.findall(r"`(delaywheel serve [^`]*)`", text)
+    (commands,) = blocks("README.md", "sh", "delaywheel serve")
+    *_, serve = commands.splitlines()
     assert "in order" in shell(serve.replace("delaywheel serve", "delaywheel config check"))
 
 
