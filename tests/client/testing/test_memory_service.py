@@ -1,4 +1,4 @@
-"""The clock of the service in memory, and the example that docs/CLIENTS.md gives for it."""
+"""The clock of the service in memory, and the example that docs/TESTING.md gives for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from delaywheel.testing.store import MemoryLimits, MemoryStore
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1.delaywheel_pb2_grpc import DelayWheelStub
 
-DOC = Path(__file__).parents[3] / "docs" / "CLIENTS.md"
+DOC = Path(__file__).parents[3] / "docs" / "TESTING.md"
 
 
 def test_the_example_of_the_document(tmp_path: Path) -> None:
