@@ -164,6 +164,8 @@ class Leadership:
         # The progress that was seen last, and when it was seen first: on both clocks, in seconds.
         self._seen: Progress | None = None
         self._seen_at = (self._clock.monotonic(), 0.0)
+        # The last init within the term was not answered, and is waited for once more.
+        self._init_goes_on = False
         # Read by another thread: set and cleared as a whole.
         self._waiting: Waiting | None = None
 
@@ -435,7 +437,7 @@ class Leadership:
             votes=server.votes,
             vote_round=server.vote_round,
             control_quiet_ms=now_ms - self._control_moved_ms,
-            throttled_until_ms=self._throttled_until_ms,
+            answered_ms=self._answered_ms,
         )
 
     @property
@@ -443,6 +445,13 @@ class Leadership:
         """Until when Kafka throttles this leader, by the monotonic clock."""
         producers = self._candidacy.producers
         return 0 if producers is None else producers.throttled_until_ms or 0
+
+    @property
+    def _answered_ms(self) -> int:
+        """When Kafka last answered this leader, or will, as it throttles, likewise."""
+        producers = self._candidacy.producers
+        answered_ms = 0 if producers is None else producers.answered_ms or 0
+        return max(answered_ms, self._throttled_until_ms)
 
     def _step(self, event: Event) -> None:
         before = self._election.phase
@@ -537,13 +546,15 @@ class Leadership:
                 self._report(end.verdict, end.cause)
                 return False
             is_ready = end.verdict is TransactionState.CONTINUE
+            self._init_goes_on = not is_ready
             forwarder.ids = forwarder.ids.renewed(number, is_ready=is_ready)
         if forwarder.ids.is_lost:
             self._report(TransactionState.UNKNOWN, "no transactional id is left to go on with")
             return False
         again = forwarder.ids.to_renew
         if again is not None:
-            log.info("init again", number=again, was=forwarder.ids.states[again].value)
+            if not self._init_goes_on:
+                log.info("init again", number=again, was=forwarder.ids.states[again].value)
             forwarder.ids = forwarder.ids.renewing(again)
             self._candidacy.init_again(again, self._call_ms)
         if forwarder.ids.usable is not None:

@@ -181,6 +181,23 @@ def test_only_messages_for_the_partitions_that_take_nothing_are_deferred() -> No
     assert all("dw-partition" not in each for each in headers[:-2])
 
 
+def test_a_transaction_is_given_up_that_went_to_a_partition_which_takes_nothing() -> None:
+    """It was planned while all was well; then a broker left."""
+    kafka = Kafka({"half": replace(PRESENT, partitions=4), NAMES.ingress: PRESENT})
+    judging = judge(kafka)
+    keys = [next(b"%d" % n for n in range(99) if partition_of(b"%d" % n, 4) == p) for p in range(4)]
+    one_each, anywhere = keyed(kafka, [*keys], [-1] * 4), keyed(kafka, [None], [-1])
+    run_once(kafka, judging, one_each)
+    assert not judging.are_untaken(one_each)
+    assert kafka.asked == ["half"]
+    kafka.topics["half"] = replace(BAD, partitions=4, troubled=frozenset({2}))
+    untaken = [judging.are_untaken(one_each.take(np.array([number]))) for number in range(4)]
+    assert untaken == [False, False, True, False]
+    assert judging.are_untaken(anywhere), "it may have gone there"
+    assert not judging.are_untaken(keyed(kafka, [None], [1])), "the next plan sends it elsewhere"
+    assert not judging.are_untaken(one_each.take(np.array([], int)))
+
+
 def test_partitions_that_a_search_found_silent_are_not_known() -> None:
     kafka = Kafka({"half": replace(PRESENT, partitions=4), NAMES.ingress: PRESENT})
     kafka.silent = {"half"}

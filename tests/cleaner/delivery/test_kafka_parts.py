@@ -61,6 +61,7 @@ def test_no_batch_is_larger_than_its_topic_takes(messages: list[tuple[str, int]]
         batches = list(_batches(rows, limits))
     assert [m.id for batch, _ in batches for m in batch] == [m.id for m in rows]
     assert [ends for _, ends in batches] == [True] * (len(batches) - 1) + [False]
+    assert not list(_batches(rows.take(slice(0)), limits)), "all were deferred, say"
     for batch, _ in batches:
         for topic, limit in limits.items():
             sizes = [len(m.value or b"") + FORWARD_ROOM_BYTES for m in batch if m.topic == topic]

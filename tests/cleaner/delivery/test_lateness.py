@@ -20,7 +20,7 @@ from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import ABSENT, RECORD, DroppedRows, DueRows
 from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
-from delaywheel_replica.cleaner.outside.ports import KafkaCallEnd, Record, RefusedRecord
+from delaywheel_replica.cleaner.outside.ports import UNTAKEN, KafkaCallEnd, Record, RefusedRecord
 from delaywheel_replica.cleaner.tallies import Lateness
 from delaywheel_replica.core.leader.duties import Cluster, Situation
 from delaywheel_replica.core.leader.pacing import CapLimits
@@ -50,6 +50,7 @@ class Refusing:
     def __init__(self, *numbers: int) -> None:
         self._numbers = numbers
         self.throttled_until_ms = None
+        self.ended = KafkaCallEnd(TransactionState.COMMITTED)
         self.now_s = 0.0
         self.commit_s = 0.0
 
@@ -59,7 +60,7 @@ class Refusing:
     def commit(self, number: int, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Takes as long as it is to."""
         self.now_s += self.commit_s
-        return KafkaCallEnd(TransactionState.COMMITTED)
+        return self.ended
 
     def write(self, number: int, records: Iterable[Record]) -> list[RefusedRecord]:
         written = len(list(records))
@@ -79,12 +80,12 @@ def rows_due(*dues_ms: int) -> DueRows:
     return DueRows(records, ["orders"], [WheelId("a", 1)], [memoryview(b"")])
 
 
-def forwarder_to(producers: Refusing) -> Forwarder:
+def forwarder_to(producers: Refusing, letters: DeadLetters | None = None) -> Forwarder:
     return Forwarder(
         ControlState(progress=PROGRESS),
         cast("Any", producers),
         Mock(spec=DueReader),
-        Mock(spec=DeadLetters),
+        letters or Mock(spec=DeadLetters),
         names=KafkaNames("c"),
         cluster=Cluster(("a",), 1, 60),
         caps=CapLimits(100, 1 << 20, 1_000, 1 << 20),
@@ -152,3 +153,14 @@ def test_records_that_are_only_handed_over_and_dead_letters_do_not_slow_a_leader
     assert cap_after(slow, nothing, Plan(nothing), replace(NOTHING, is_full=True)) == 200
     dead = [Condemned(message, DeadReason.TOPIC_MISSING) for message in rows]
     assert cap_after(slow, rows, Plan(nothing, dead)) == 200
+
+
+def test_what_is_known_to_take_nothing_is_not_searched_for() -> None:
+    for cause, is_searched in ((f"{UNTAKEN}: no answer", False), ("no answer to 1 records", True)):
+        producers, rows = Refusing(), rows_due(DUE_MS)
+        producers.ended = KafkaCallEnd(TransactionState.ABANDONED, cause)
+        letters = Mock(spec=DeadLetters)
+        forwarder = forwarder_to(producers, letters)
+        planned = Planned(step_of(rows), Plan(rows), NOTHING, rows)
+        forwarder.transact(planned, Situation(DUE_MS, "a", {}), 1_000)
+        assert letters.failed.called is is_searched

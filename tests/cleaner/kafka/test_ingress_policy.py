@@ -16,6 +16,9 @@ class Admin:
     def __init__(self, config: dict[str, object]) -> None:
         self._config = config
 
+    def list_topics(self, *_: object, **__: object) -> None:
+        """Brokers answer."""
+
     def describe_topics(self, topics: object, **_: object) -> dict[str, Future[Any]]:
         del topics
         return {"in": answered(SimpleNamespace(topic_id="id", partitions=[0]))}

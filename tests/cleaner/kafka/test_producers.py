@@ -15,7 +15,13 @@ from delaywheel_replica.cleaner.kafka.brokers import brokers_of, check_brokers, 
 from delaywheel_replica.cleaner.kafka.control_topic import ControlReader
 from delaywheel_replica.cleaner.kafka.producers import LeaderProducers
 from delaywheel_replica.cleaner.kafka.topic_admin import KafkaTopicAdmin
-from delaywheel_replica.cleaner.outside.ports import IDS, KafkaCallEnd, Record, StoredRecord
+from delaywheel_replica.cleaner.outside.ports import (
+    IDS,
+    UNTAKEN,
+    KafkaCallEnd,
+    Record,
+    StoredRecord,
+)
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
@@ -28,6 +34,8 @@ PATIENT_MS = 9_000
 """For calls that are to succeed: as long as any may last, whatever the machine has to do."""
 CALL_MS = 3_000
 """For those that cannot."""
+SHORT_MS = 1_000
+"""Less than what is waited for takes."""
 SLACK_S = 3
 """Two calls and this end before the shortest time that only Kafka would end: 10 s."""
 
@@ -98,7 +106,7 @@ def test_what_the_broker_refuses_ends_the_transaction_alone(
     producers.begin(0)
     producers.write(0, [message(topic, b"with it"), message(small, b"x" * 5_000)])
     ended = producers.commit(0, progress(settings, b"1"), PATIENT_MS)
-    assert ended.verdict is TransactionState.ABORTED
+    assert ended.verdict in (TransactionState.ABORTED, TransactionState.ABANDONED)
     assert ended.cause is not None
     assert ended.cause.startswith("MSG_SIZE_TOO_LARGE")
     producers.begin(0)  # the same producer continues
@@ -233,6 +241,25 @@ def test_records_that_are_being_answered_are_waited_for(
     producers.destroy()
 
 
+def test_while_kafka_answers_questions_no_call_ends(
+    kafka: KafkaBroker, settings: KafkaSettings, topic: str, proxy: KafkaProxy
+) -> None:
+    """Partitions and coordinators that move answer late, whoever leads."""
+    producers = inited(through_proxy(settings, kafka))
+    assert producers.warm([topic, settings.names.control], PATIENT_MS)
+    at_once = proxy.delay_produces(2.5)
+    producers.begin(0)
+    producers.write(0, [message(topic, b"once")])
+    assert producers.flush(0, SHORT_MS)
+    at_once()
+    at_once = proxy.delay_ends(2.5)
+    ended = producers.commit(0, progress(settings, b"1"), SHORT_MS)
+    assert ended.verdict is TransactionState.COMMITTED_LOOSE
+    at_once()
+    assert values(kafka, topic, 1) == [b"once"]
+    producers.destroy()
+
+
 def test_an_end_whose_reply_is_lost_is_sent_again_and_counts_once(
     kafka: KafkaBroker, settings: KafkaSettings, topic: str, proxy: KafkaProxy
 ) -> None:
@@ -282,10 +309,12 @@ def test_what_was_written_in_a_transaction_without_answer_never_counts(
     producers = inited(through_proxy(settings, kafka))
     assert producers.warm([topic, settings.names.control], PATIENT_MS)
     answer_again = proxy.swallow_produces(topic)
+    producers.is_untaken = lambda: True
     producers.begin(0)
     producers.write(0, [message(topic, b"once")])
     ended = producers.commit(0, progress(settings, b"1"), CALL_MS)
     assert ended.verdict is TransactionState.ABANDONED
+    assert (ended.cause or "").startswith(f"{UNTAKEN}: no answer to 1 records")
     answer_again()
     assert producers.init(0, PATIENT_MS).verdict is TransactionState.CONTINUE
     for number in (1, 0):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from delaywheel_replica.cleaner.candidacy import Candidacy
@@ -153,6 +155,7 @@ class Pausing(AtOnce):
 class Producers:
     """Commits all records to the topic, which shows them later."""
 
+    is_untaken: Callable[[], bool]
     answered_ms: int | None = None
 
     def __init__(self, topic: LateTopic) -> None:

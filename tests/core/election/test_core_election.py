@@ -508,11 +508,11 @@ def test_what_ends_a_term(make: Callable[[], Election], event: Event, reason: En
 def test_the_time_for_which_kafka_throttles_is_no_silence() -> None:
     election = leading()
     until_ms = START_MS + 30_000
-    assert election.step(tick(until_ms - 1, throttled_until_ms=until_ms)) == [IdleCommit("r-1")]
+    assert election.step(tick(until_ms - 1, answered_ms=until_ms)) == [IdleCommit("r-1")]
     late_ms = until_ms + MIN_SILENCE_MS
     assert election.waits_until_ms == late_ms
-    assert election.step(tick(late_ms, throttled_until_ms=until_ms)) == [IdleCommit("r-1")]
-    ended = election.step(tick(late_ms + 1, throttled_until_ms=until_ms))
+    assert election.step(tick(late_ms, answered_ms=until_ms)) == [IdleCommit("r-1")]
+    ended = election.step(tick(late_ms + 1, answered_ms=until_ms))
     assert ended == [DestroyProducers(EndReason.COMMITS_TOO_OLD)]
 
 

@@ -11,12 +11,19 @@ from functools import partial
 
 from delaywheel_replica.cleaner.delivery.deferring import partition_of
 from delaywheel_replica.cleaner.kafka.producers import ABORT_MS, THROTTLED_S
-from delaywheel_replica.cleaner.outside.ports import IDS, KafkaCallEnd, Record, RefusedRecord
+from delaywheel_replica.cleaner.outside.ports import (
+    IDS,
+    UNTAKEN,
+    KafkaCallEnd,
+    Record,
+    RefusedRecord,
+)
 from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS, EndTimes, may_be_repeated
 from delaywheel_replica.core.protocol.producer_quota import THROTTLED
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     VERDICTS,
     Call,
+    LibraryAnswer,
     TransactionState,
     answer_of,
 )
@@ -32,6 +39,8 @@ INIT_RETRY_S = 0.5
 BUSY_RETRY_S = 0.02
 """The same for a transaction that cannot begin yet."""
 
+LOOK_S = 0.1
+"""How often a client whose records are not answered looks whether they ever will be."""
 
 ADD_RETRY_S = 0.5
 """The same for a partition that no coordinator adds."""
@@ -48,6 +57,7 @@ class SimProducers:
         self._ends = EndTimes() if ends is None else ends
         self._producers: dict[int, SimProducer] = {}
         self._candidacy = 0
+        self.is_untaken: Callable[[], bool] = lambda: False
 
     def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
         """Makes a new producer of this id, which fences the older ones."""
@@ -56,9 +66,18 @@ class SimProducers:
             self._line.kafka.candidacies += 1
             self._candidacy = self._line.kafka.candidacies
         name = self._line.names.leader_id(number)
-        producer = SimProducer(self._line, name, self._ends, candidacy=self._candidacy)
+        producer = SimProducer(
+            self._line,
+            name,
+            self._ends,
+            candidacy=self._candidacy,
+            is_untaken=self._gives_up,
+        )
         self._producers[number] = producer
         return producer.init(timeout_ms)
+
+    def _gives_up(self) -> bool:
+        return self.is_untaken()
 
     def begin(self, number: int) -> None:
         """Opens a transaction; `commit` reports a failure."""
@@ -110,8 +129,10 @@ class SimProducer:
         transactional_id: str,
         ends: EndTimes | None = None,
         candidacy: int = 0,
+        is_untaken: Callable[[], bool] = lambda: False,
     ) -> None:
         self._candidacy = candidacy
+        self._is_untaken = is_untaken
         self._line = line
         self._ends = ends
         self._backoff_ms = MOST_BACKOFF_MS if ends is None else ends.backoff_ms
@@ -272,8 +293,10 @@ class SimProducer:
             if pause_s is not None:
                 code = Code.OK if self._pause(pause_s, deadline_us) else Code.TIMED_OUT
             if code is Code.NO_ANSWER:
-                self._line.scheduler.sleep(max(0.0, self._left_s(deadline_us)))
-                code = Code.TIMED_OUT
+                while not self._is_untaken():
+                    if not self._pause(LOOK_S, deadline_us):
+                        return _ended(call, Code.TIMED_OUT)
+                return KafkaCallEnd(VERDICTS[call, LibraryAnswer.TIMED_OUT], f"{UNTAKEN}: {code}")
             if code is not Code.OK:
                 refused = code in _REFUSALS
                 return self._keep(_ended(call, code, requires_abort=refused))

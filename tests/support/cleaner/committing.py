@@ -17,6 +17,7 @@ T = TypeVar("T")
 class CommittingProducers:
     """Keeps what it is given, and commits all of it."""
 
+    is_untaken: Callable[[], bool]
     answered_ms: int | None = None
     throttled_until_ms: int | None = None
 
@@ -60,6 +61,10 @@ class AllGoes(DeadLetters):
     def plan(self, rows: DueRows, ahead: object = None) -> Plan:
         del ahead
         return Plan(rows)
+
+    def are_untaken(self, rows: DueRows) -> bool:
+        del rows
+        return False
 
     def committed(self) -> None:
         """Nothing was tried."""

@@ -125,13 +125,20 @@ class KafkaProxy:
 
     def delay_produces(self, seconds: float) -> Callable[[], None]:
         """Lets each produce wait for this long, until the returned function is called."""
+        return self._delay(PRODUCE, seconds)
+
+    def delay_ends(self, seconds: float) -> Callable[[], None]:
+        """The same for the end of each transaction."""
+        return self._delay(END_TXN, seconds)
+
+    def _delay(self, api_key: int, seconds: float) -> Callable[[], None]:
 
         def delay(connection: _Connection, correlation: int, frame: bytes) -> None:
             del correlation
             time.sleep(seconds)
             connection.broker.sendall(frame)
 
-        rule = _Rule(_is(PRODUCE), delay, once=False)
+        rule = _Rule(_is(api_key), delay, once=False)
         self._add(rule)
         return lambda: self._drop(rule)
 

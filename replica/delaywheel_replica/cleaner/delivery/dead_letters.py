@@ -266,6 +266,18 @@ class DeadLetters:
         self._lost_s = 0.0
         self._topics.ask(rows.topic_names())
 
+    def are_untaken(self, rows: DueRows) -> bool:
+        """Whether some of these messages went where nothing is taken now, by Kafka's word.
+
+        Asked while it does not answer their transaction: each time it is asked about their topics.
+        Where a message that may go anywhere went is not known.
+        """
+        names, now = rows.topic_names(), self._monotonic()
+        topics = self._look_at(names, now)
+        self._topics.ask(names)
+        routed, stuck = self._routed(rows, topics)
+        return bool((stuck | (routed.partitions != rows.partitions)).any())
+
     def committed(self) -> None:
         """Notes that a step was committed; its condemned messages are dealt with."""
         self._guilty.clear()

@@ -44,7 +44,13 @@ from delaywheel_replica.cleaner.due.steps import Step
 from delaywheel_replica.cleaner.ingress.direct import joined_with
 from delaywheel_replica.cleaner.ingress.taken import NOTHING, Taken
 from delaywheel_replica.cleaner.ingress.term import Ingress
-from delaywheel_replica.cleaner.outside.ports import IDS, KafkaCallEnd, ProducersPort, Record
+from delaywheel_replica.cleaner.outside.ports import (
+    IDS,
+    UNTAKEN,
+    KafkaCallEnd,
+    ProducersPort,
+    Record,
+)
 from delaywheel_replica.core.election.id_turns import IdTurns
 from delaywheel_replica.core.ingress.moment import TransactionRoom
 from delaywheel_replica.core.ingress.partition import unread_bound
@@ -164,6 +170,9 @@ class Forwarder:
         self._next_begin = 0.0
         self._quota = ProducerQuota()
         self._sent_bytes = 0
+        # The messages of the running transaction.
+        self._written = NOTHING.rows
+        producers.is_untaken = self._is_untaken
 
     def start_forwarding(self) -> None:
         """Starts to forward messages; before, there are only idle commits."""
@@ -298,7 +307,7 @@ class Forwarder:
         )
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
-        self._sent_bytes = 0
+        self._sent_bytes, self._written = 0, planned.plan.rows
         number = self._usable_id
         if planned.plan.look_up:
             self._producers.warm(planned.plan.look_up, WARM_MS)
@@ -322,6 +331,7 @@ class Forwarder:
         control = [self._control(record) for record in todo.all_records]
         own.write(control[:-1])
         ended = self._producers.commit(number, control[-1], timeout_ms)
+        self._written = NOTHING.rows
         self.ids = self.ids.ended(number, ended.verdict)
         commit_ms = round((self._monotonic() - began) * 1000)
         self._note_throttling(began)
@@ -349,9 +359,13 @@ class Forwarder:
         self.counters["failed_transactions"] += 1
         if self.ingress is not None:
             self.ingress.failed()
-        is_throttled = cause is not None and cause.startswith(THROTTLED)
-        if planned.step is not None and not (is_throttled or is_aftermath(cause)):
+        is_known = cause is not None and cause.startswith((THROTTLED, UNTAKEN))
+        if planned.step is not None and not (is_known or is_aftermath(cause)):
             self._dead_letters.failed(planned.rows)
+
+    def _is_untaken(self) -> bool:
+        """Whether messages of the running transaction went where nothing is taken."""
+        return self._dead_letters.are_untaken(self._written)
 
     def _note_throttling(self, began: float) -> None:
         """Learns from the transaction that has just ended what Kafka takes."""
@@ -589,9 +603,10 @@ def _batches(rows: DueRows, limits: Mapping[str, int]) -> Iterator[tuple[DueRows
     one. So for the few topics with a smaller limit, messages are flushed before more than the limit
     accumulates (counted over all partitions of the topic).
     """
+    if not len(rows):
+        return
     if not limits:
-        if len(rows):
-            yield rows, False
+        yield rows, False
         return
     gathered: dict[int, int] = {}
     by_number = {n: limits[t] for n, t in enumerate(rows.topics) if t in limits}

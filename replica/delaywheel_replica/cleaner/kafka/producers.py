@@ -26,7 +26,10 @@ are answered, from there; of an abort, since the transaction began, as records m
 Records for many partitions take their time: the client sends a request for each, and a broker that
 is busy, or was just started, takes milliseconds for each. So a flush does not end while answers
 come: after its time it goes on until none has come for `ANSWER_MS`. A candidacy would only make the
-next leader begin with the same records.
+next leader begin with the same records. Nor does a flush, or a commit, end while Kafka answers
+questions: a broker that leaves has its partitions and coordinators moved, for seconds where brokers
+are busy, and no other node would fare better. What went to a partition that takes nothing is given
+up, since that may last.
 
 Where Kafka throttles, it answers and then takes nothing for the time that it says
 (core/protocol/producer_quota.py): no record is handed over before that time has passed, so that
@@ -38,15 +41,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer, ThrottleEvent
+from confluent_kafka.admin import AdminClient
 
 from delaywheel.transactional import MAX_CALL_MS, fatal_errors_as_they_are, words_of
 from delaywheel_replica.cleaner.kafka.client_log import LOGGER, error_of
 from delaywheel_replica.cleaner.outside.ports import (
     ANSWER_MS,
     IDS,
+    UNTAKEN,
     KafkaCallEnd,
     Record,
     RefusedRecord,
@@ -79,11 +85,31 @@ LOOKED_UP = 32
 _LOOK_S = 0.1
 """How often a flush looks whether answers have come."""
 
+MOVES_S = 5.0
+"""So long after its beginning a transaction waits for answers to its records, though none has come:
+moves of partitions take less, and what a silent topic holds up should not wait longer."""
+
+ASK_S = 0.5
+"""After so long without one Kafka is asked a question, and so long it has for the answer."""
+
 _ABORTABLE = KafkaError._STATE
 _DELIVERY_FAILED = KafkaError._INCONSISTENT
 _REFUSED = frozenset(
     {KafkaError._UNKNOWN_PARTITION, KafkaError._INVALID_ARG, KafkaError.MSG_SIZE_TOO_LARGE}
 )
+
+
+class Questions(Protocol):
+    """What is asked while Kafka does not answer a transaction.
+
+    Attributes:
+        is_untaken: See `ProducersPort`.
+    """
+
+    is_untaken: Callable[[], bool]
+
+    def answers(self) -> bool:
+        """Whether Kafka answers a question, within `ASK_S`."""
 
 
 class TransactionalProducer:
@@ -93,10 +119,12 @@ class TransactionalProducer:
 
     Args:
         ends: Decides how soon requests are sent again, and learns; None: nothing is.
+        questions: Decide whether a transaction that is not answered in the time of its calls is
+            waited for; None: it is not.
 
     Attributes:
-        answered_ms: When records of the running transaction were last answered, as far as a flush
-            has seen it, or will be, as Kafka throttles; by the monotonic clock. For any thread.
+        answered_ms: When Kafka last answered the running transaction, or a question meanwhile, as
+            far as that was seen, or will, as it throttles; by the monotonic clock. For any thread.
         throttled_until_s: Until when Kafka has said that it throttles, likewise.
     """
 
@@ -106,15 +134,19 @@ class TransactionalProducer:
         transactional_id: str,
         *,
         ends: EndTimes | None = None,
+        questions: Questions | None = None,
         purpose: str = "leader",
         log_level: int,
     ) -> None:
         self._ends = ends
+        self._questions = questions
         self._backoff_ms = MOST_BACKOFF_MS if ends is None else ends.backoff_ms
         own = settings.producer(
             transactional_id, backoff_ms=self._backoff_ms, purpose=purpose, log_level=log_level
         )
         self._producer = Producer({**own, "throttle_cb": self._throttle}, logger=LOGGER)
+        # Its init has begun, has not been answered, and goes on in the client.
+        self.is_pending = False
         self._failed: KafkaCallEnd | None = None
         self._abortable = False
         # It is to be aborted although every record was taken: only the abort may be repeated.
@@ -135,11 +167,13 @@ class TransactionalProducer:
         return self._abortable
 
     def init(self, timeout_ms: int) -> KafkaCallEnd:
-        """Fences older producers of this id and ends their transactions."""
+        """Fences older producers of this id and ends their transactions; may be called again."""
         try:
             self._producer.init_transactions(timeout_ms / 1000)
         except KafkaException as exception:
+            self.is_pending = error_of(exception).retriable()
             return _ended(Call.INIT, error_of(exception))
+        self.is_pending = False
         return KafkaCallEnd(VERDICTS[Call.INIT, LibraryAnswer.OK])
 
     def begin(self) -> None:
@@ -195,7 +229,10 @@ class TransactionalProducer:
             return False
         if unanswered:
             verdict = VERDICTS[Call.FLUSH, LibraryAnswer.TIMED_OUT]
-            self._failed = KafkaCallEnd(verdict, f"no answer to {unanswered} records")
+            cause = f"no answer to {unanswered} records"
+            if self._is_untaken():
+                cause = f"{UNTAKEN}: {cause}, some for a partition that takes nothing"
+            self._failed = KafkaCallEnd(verdict, cause)
             return False
         return self._wait_out()
 
@@ -221,17 +258,33 @@ class TransactionalProducer:
     def _wait_for_answers(self, timeout_s: float) -> int:
         """Returns how many records have no answer."""
         now_s = time.monotonic()
-        until_s, before = now_s + timeout_s, None
+        until_s, before, ask_s = now_s + timeout_s, None, now_s + ASK_S
         while True:
             unanswered = self._producer.flush(max(0.0, min(_LOOK_S, until_s - now_s)))
             now_s = time.monotonic()
             until_s = max(until_s, min(self.throttled_until_s + ANSWER_MS / 1000, self._latest_s))
             if before is not None and unanswered < before:
-                self.answered_ms = round(now_s * 1000)
-                until_s = max(until_s, min(now_s + ANSWER_MS / 1000, self._latest_s))
+                until_s = max(until_s, self._answered(self._latest_s))
+                ask_s = now_s + ASK_S
+            elif unanswered and now_s >= ask_s:
+                if self._is_untaken():
+                    return unanswered
+                if self._questions is not None and self._questions.answers():
+                    until_s = max(until_s, self._answered(self._began_s + MOVES_S))
+                now_s = time.monotonic()
+                ask_s = now_s + ASK_S
             if not unanswered or now_s >= until_s:
                 return unanswered
             before = unanswered
+
+    def _answered(self, latest_s: float) -> float:
+        """Notes that Kafka has answered; returns until when that lets the transaction wait."""
+        now_s = time.monotonic()
+        self.answered_ms = round(now_s * 1000)
+        return min(now_s + ANSWER_MS / 1000, latest_s)
+
+    def _is_untaken(self) -> bool:
+        return self._questions is not None and self._questions.is_untaken()
 
     def commit(self, last: Record, timeout_ms: int) -> KafkaCallEnd:
         """Ends the transaction with `last` as its last record."""
@@ -321,7 +374,7 @@ class TransactionalProducer:
     def _commit(self, timeout_ms: int) -> KafkaCallEnd:
         began_s = time.monotonic()
         try:
-            self._producer.commit_transaction(timeout_ms / 1000)
+            self._wait_for_end(timeout_ms / 1000)
         except KafkaException as exception:
             error = error_of(exception)
             failed_before_end = error.code() == _DELIVERY_FAILED
@@ -332,6 +385,21 @@ class TransactionalProducer:
         with contextlib.suppress(KafkaException), fatal_errors_as_they_are():
             self._producer.poll(0)  # whether its last record was throttled
         return self._ended_well(Call.COMMIT, took_s)
+
+    def _wait_for_end(self, timeout_s: float) -> None:
+        """Commits; a call that has ended in time-out is taken up by the next one."""
+        until_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._producer.commit_transaction(max(0.0, min(ASK_S, until_s - time.monotonic())))
+            except KafkaException as exception:
+                is_late = error_of(exception).code() == KafkaError._TIMED_OUT
+                if is_late and self._questions is not None and self._questions.answers():
+                    until_s = max(until_s, self._answered(self._latest_s))
+                if not is_late or time.monotonic() >= until_s:
+                    raise
+            else:
+                return
 
     def _ended_well(self, call: Call, took_s: float) -> KafkaCallEnd:
         if not may_be_repeated(took_s * 1000, self._backoff_ms):
@@ -346,13 +414,15 @@ class LeaderProducers:
     def __init__(self, settings: KafkaSettings, ends: EndTimes | None = None) -> None:
         self._settings = settings
         self._ends = EndTimes() if ends is None else ends
+        self.is_untaken: Callable[[], bool] = lambda: False
+        self._admin: AdminClient | None = None
         self._producers: dict[int, TransactionalProducer] = {}
         self._guard = threading.Lock()
         self._is_destroyed = False
 
     @property
     def answered_ms(self) -> int | None:
-        """When records of a running transaction were last answered. For any thread."""
+        """When Kafka last answered a running transaction. For any thread."""
         times_ms = [producer.answered_ms for producer in [*self._producers.values()]]
         return max((at_ms for at_ms in times_ms if at_ms is not None), default=None)
 
@@ -363,18 +433,41 @@ class LeaderProducers:
         return round(until_s * 1000) or None
 
     def init(self, number: int, timeout_ms: int) -> KafkaCallEnd:
-        """Makes a new producer of this id, which fences the older ones. For any thread."""
+        """Makes a new producer of this id, which fences the older ones. For any thread.
+
+        One whose init is not answered yet goes on instead: it could fence the new one.
+        """
         assert 0 <= number < IDS
         name = self._settings.names.leader_id(number)
         with self._guard:
             if self._is_destroyed:
                 return KafkaCallEnd(TransactionState.UNKNOWN, "the term has ended")
-            replaced = self._producers.pop(number, None)
-            producer = TransactionalProducer(self._settings, name, ends=self._ends, log_level=4)
-            self._producers[number] = producer
-        if replaced is not None:
-            _close_soon([replaced])
+            known = self._producers.get(number)
+            if known is None or not known.is_pending:
+                self._producers[number] = TransactionalProducer(
+                    self._settings,
+                    name,
+                    ends=self._ends,
+                    questions=self,
+                    log_level=4,
+                )
+            producer = self._producers[number]
+        if known is not None and known is not producer:
+            _close_soon([known])
         return producer.init(timeout_ms)
+
+    def answers(self) -> bool:
+        """Whether Kafka answers a question, on connections where no answer is waited for.
+
+        A broker takes nothing from a connection before it has answered what came before.
+        """
+        if self._admin is None:
+            self._admin = AdminClient(self._settings.admin(), logger=LOGGER)
+        try:
+            self._admin.list_topics(self._settings.names.control, timeout=ASK_S)
+        except KafkaException:
+            return False
+        return True
 
     def begin(self, number: int) -> None:
         """Opens a transaction."""

@@ -55,6 +55,7 @@ class KafkaTopicAdmin:
     def __init__(self, settings: KafkaSettings) -> None:
         """Connects when first asked."""
         self._admin = AdminClient(settings.admin("topics"), logger=LOGGER)
+        self._control = settings.names.control
         # How many partitions of each topic were seen to be led.
         self._served: dict[str, int] = {}
 
@@ -64,6 +65,7 @@ class KafkaTopicAdmin:
         answers = {}
         error: KafkaException | None = None
         try:
+            know_controller(self._admin, self._control)
             futures = self._admin.describe_topics(
                 TopicCollection(list(names)),
                 request_timeout=CALL_S,
@@ -153,6 +155,18 @@ class KafkaTopicAdmin:
                 future.result()
             except KafkaException:
                 continue
+
+
+def know_controller(admin: AdminClient, topic: str) -> None:
+    """Has a client learn who is Kafka's controller by now: it is who answers about topics.
+
+    For five minutes the client would else take the one of before, and while that one is away try
+    to connect to it thousands of times a second.
+
+    Raises:
+        KafkaException: No broker answers.
+    """
+    admin.list_topics(topic, timeout=CALL_S)
 
 
 def _is_not_led(future: Future[Any]) -> bool:

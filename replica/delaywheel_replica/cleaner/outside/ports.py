@@ -25,6 +25,9 @@ IDS = 2
 ANSWER_MS = 1_000
 """A transaction whose records are being answered is waited for until none was for so long."""
 
+UNTAKEN = "UNTAKEN"
+"""What the cause of a transaction begins with that went to a partition which takes nothing."""
+
 ANY_PARTITION = -1
 NOW = -1
 
@@ -75,13 +78,21 @@ class KafkaCallEnd:
 
 
 class ProducersPort(Protocol):
-    """The transactional producers of one candidacy, and of its term."""
+    """The transactional producers of one candidacy, and of its term.
+
+    Attributes:
+        is_untaken: Says whether the running transaction has messages for a partition that takes
+            nothing; asked while Kafka does not answer it. Such a one is given up: UNTAKEN.
+    """
+
+    is_untaken: Callable[[], bool]
 
     @property
     def answered_ms(self) -> int | None:
-        """When records of a running transaction were last answered, by the monotonic clock.
+        """When Kafka last answered a running transaction, by the monotonic clock.
 
-        For any thread, while another one waits in `flush` or `commit`.
+        For any thread, while another one waits in `flush` or `commit`. While it answers nothing
+        that was written, because partitions move, an answer to a question counts.
         """
 
     @property

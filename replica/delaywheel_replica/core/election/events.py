@@ -89,8 +89,8 @@ class ElectionTick:
         votes: Which other nodes said, in this round of asking, that they hear no leader.
         vote_round: See `votes`.
         control_quiet_ms: How long nothing new has appeared in the control topic.
-        throttled_until_ms: Until when Kafka has said that it throttles this leader, by the
-            monotonic clock.
+        answered_ms: When Kafka last answered a transaction of this leader, or will, as it
+            throttles, by the monotonic clock.
     """
 
     now_ms: int
@@ -105,7 +105,7 @@ class ElectionTick:
     votes: frozenset[str] = frozenset()
     vote_round: int = 0
     control_quiet_ms: int = 0
-    throttled_until_ms: int = 0
+    answered_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class Election:
         self._epoch: int | None = None
         self._in_term_since_ms = 0
         self._last_commit_ms = 0
-        self._throttled_until_ms = 0
+        self._answered_ms = 0
         self._recent_ms: tuple[int, ...] = ()
 
     @property
@@ -179,9 +179,9 @@ class Election:
     def _quiet_since_ms(self) -> int:
         """Since when a leader has not committed anything though it could.
 
-        While Kafka throttles, it takes nothing from whoever leads.
+        While Kafka throttles, or moves partitions, it takes nothing from whoever leads.
         """
-        return max(self._last_commit_ms, self._throttled_until_ms)
+        return max(self._last_commit_ms, self._answered_ms)
 
     @property
     def _patience_ms(self) -> int:
@@ -244,7 +244,7 @@ class Election:
                 assert_never(event)
 
     def _tick(self, tick: ElectionTick) -> list[Effect]:
-        self._throttled_until_ms = tick.throttled_until_ms
+        self._answered_ms = tick.answered_ms
         if self._phase is ElectionPhase.STANDBY:
             self._follow(tick)
             return self._call(tick) if self._may_stand(tick) else []
