@@ -38,13 +38,14 @@ LARGER_WHEELS = [
     *[WheelModel(5, w, crashes=1, replacements=0) for w in (1, 2, 3, 4, 5)],
 ]
 TERMS = [
-    TermModel(candidacies=2, late=3),
+    TermModel(candidacies=2, transactions=2, late=2),
     TermModel(candidacies=3, late=0),
-    TermModel(candidacies=3, transactions=2, late=1),
     TermModel(candidacies=1, transactions=2, late=2, renewals=2),
     TermModel(candidacies=2, transactions=2, late=0, renewals=1),
 ]
 LARGER_TERMS = [
+    TermModel(candidacies=2, late=3),
+    TermModel(candidacies=3, transactions=2, late=1),
     TermModel(candidacies=3),
     TermModel(candidacies=1, late=3, renewals=3),
     TermModel(candidacies=2, transactions=2, late=1, renewals=2),
