@@ -292,6 +292,9 @@ def test_a_command_mistyped_is_guessed(command: Command) -> None:
         "error: USAGE: no command 'stauts': did you mean status? (delaywheel --help)\n"
     )
     assert "did you mean set-back?" in command("clock", "setback").err
+    assert command("topic", "show").err == (
+        "error: USAGE: no command delaywheel topic 'show': there is create\n"
+    )
 
 
 def test_an_option_before_its_command_is_refused_with_its_place(command: Command) -> None:

@@ -63,9 +63,9 @@ class TermLog:
             log("leadership lost", reason=why, error=error)
         elif phase is ElectionPhase.LEADING:
             self._failed = None
-            _log.info("leading", epoch=epoch)
+            _log.info("leading", term_offset=epoch)
         elif phase is ElectionPhase.RESTING:
-            _log.info("leadership taken", epoch=epoch)
+            _log.info("leadership taken", term_offset=epoch)
         elif before in CANDIDATE and phase is ElectionPhase.STANDBY:
             self._candidacy_failed(why, error)
         else:

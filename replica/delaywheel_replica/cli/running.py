@@ -48,7 +48,8 @@ def run(arguments: Sequence[str]) -> int:
         group, name = found, rest.pop(0)
         found = group.commands.get(name)
         if found is None:
-            raise usage(f"no command {prog} {name!r}{did_you_mean(name, group.commands)}")
+            there = did_you_mean(name, group.commands) or f": there is {', '.join(group.commands)}"
+            raise usage(f"no command {prog} {name!r}{there}")
         prog = f"{prog} {name}"
     if found is None:
         if name.startswith("-"):

@@ -363,7 +363,7 @@ def test_an_only_node_is_one_node(command: Command, node: ScriptedNode) -> None:
 @pytest.mark.usefixtures("node")
 def test_status_for_people(command: Command) -> None:
     reported = command("status").out
-    for part in ("c1", "n1 (epoch 17)", "2030-03-17T17:46:40.123Z", "n1.3", "open", "closed"):
+    for part in ("c1", "offset 17)", "2030-03-17T17:46:40.123Z", "n1.3", "open", "closed"):
         assert part in reported
 
 

@@ -99,6 +99,24 @@ async def test_without_an_answer_in_time_it_is_accepted(known: KnownTopics) -> N
     assert await refused(known, batch("a")) == {}
 
 
+async def test_after_a_question_without_an_answer_the_next_ones_wait_for_less(
+    tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leader's cleaner that has much to do answers late; while Kafka is away it does not."""
+    known = KnownTopics(PosixDisk(), tmp_path / "t", ask=asked, refuses_absent=True)
+    waited: list[float] = []
+
+    async def wait(_: object, timeout: float) -> None:  # noqa: ASYNC109 - as asyncio has it
+        waited.append(timeout)
+
+    monkeypatch.setattr(asyncio, "wait", wait)
+    for name in ("a", "b"):
+        assert await refused(known, batch(name)) == {}
+    known.learn(Topics({}, checked_at_ms=NOW_MS, absent=("c",)))
+    assert await refused(known, batch("a")) == {}
+    assert waited == [topics_module.ANSWER_WAIT_S, topics_module.DOUBT_WAIT_S, waited[0]]
+
+
 async def test_a_link_that_is_full_costs_no_waiting(tmp_path: Path) -> None:
     known = KnownTopics(
         PosixDisk(), tmp_path / "t", ask=lambda _: False, refuses_absent=True, wait_s=60

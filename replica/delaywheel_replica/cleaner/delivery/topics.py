@@ -60,7 +60,7 @@ SOON_S = 5.0
 NAMES_AT_MOST = 20_000
 """Names of messages that are kept beyond `IN_USE_S`: Kafka's names are short, so some 10 MB."""
 
-CALLERS_WAIT_S = 2.0
+CALLERS_WAIT_S = 5.0
 CALLERS_AT_MOST = 2_000
 
 

@@ -182,7 +182,7 @@ def _print(answer: pb.DescribeClusterResponse, found: ClusterVerdict) -> None:
 
 
 def _facts(answer: pb.DescribeClusterResponse) -> list[tuple[str, object]]:
-    leader = f"{answer.leader.node} (epoch {answer.leader.epoch})"
+    leader = f"{answer.leader.node} (term from offset {answer.leader.epoch})"
     return [
         ("cluster", answer.cluster_id),
         ("answered by", f"{answer.node}, version {answer.version}"),

@@ -16,6 +16,10 @@ nothing                no report, or an old one of absence       the cleaner is 
                                                                  unless it says "absent" in time
 =====================  ========================================  ===============================
 
+In time is within ``ANSWER_WAIT_S``: Kafka is asked twice about a topic that it does not have, and
+the cleaner of a leader answers between its transactions. Where it has left a question unanswered,
+as it does while Kafka is away, the next ones wait ``DOUBT_WAIT_S`` only, until it answers again.
+
 The cleaner is asked for ``ASKED_AT_MOST`` names at a time, and of a principal (or a connection
 without a name) for no more than are left to others. While that many wait for its answer, messages
 for further unknown names are refused with BACKPRESSURE: callers that invent names overload neither
@@ -48,7 +52,8 @@ from delaywheel_replica.quantities import counted
 from delaywheel_replica.server.intake.validate import RequestBatch
 from delaywheel_replica.server.node.refusals import Refusal
 
-ANSWER_WAIT_S: Final = 1.2
+ANSWER_WAIT_S: Final = 4.5
+DOUBT_WAIT_S: Final = 1.2
 FRESH_FOR_MS: Final = 2_000
 ASKED_AT_MOST: Final = 1_000
 # Callers may invent names without end, and Kafka may have very many topics.
@@ -85,7 +90,7 @@ class KnownTopics:
         Args:
             refuses_absent: Whether missing topics refuse messages; false if they are created at the
                 due.
-            wait_s: How long to wait for an answer about an unknown topic.
+            wait_s: How long to wait for an answer about an unknown topic, unless in doubt.
         """
         self._disk = disk
         self._path = path
@@ -100,6 +105,7 @@ class KnownTopics:
         self._asked: dict[str, _Question] = {}
         self._asked_of: Counter[Hashable] = Counter()
         self._waiters: set[_Waiter] = set()
+        self._is_in_doubt = False
         self._unsaved = False
 
     def doubtful(self, batch: RequestBatch) -> list[str]:
@@ -132,7 +138,9 @@ class KnownTopics:
         if waiting:
             await self._wait(set(waiting))
         # Other callers that wait for these get no answer either; the next caller asks again.
-        self._settle([name for name, asked in waiting.items() if self._asked.get(name) is asked])
+        unanswered = [name for name, asked in waiting.items() if self._asked.get(name) is asked]
+        self._is_in_doubt |= bool(unanswered)
+        self._settle(unanswered)
         return unasked
 
     def _may_ask(self, sharer: Hashable) -> bool:
@@ -143,7 +151,8 @@ class KnownTopics:
         waiter = _Waiter(names, asyncio.get_running_loop().create_future())
         self._waiters.add(waiter)
         try:
-            await asyncio.wait([waiter.settled], timeout=self._wait_s)
+            wait_s = min(self._wait_s, DOUBT_WAIT_S) if self._is_in_doubt else self._wait_s
+            await asyncio.wait([waiter.settled], timeout=wait_s)
         finally:
             self._waiters.discard(waiter)
 
@@ -168,6 +177,7 @@ class KnownTopics:
 
     def learn(self, message: Topics) -> None:
         """Takes what the cleaner reports."""
+        self._is_in_doubt = False
         for name, info in message.topics.items():
             known = self._present.get(name)
             self._unsaved |= known is None or known.info != info

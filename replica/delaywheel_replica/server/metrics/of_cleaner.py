@@ -170,7 +170,8 @@ CLEANER_METRICS: tuple[Spec, ...] = (
     ),
     gauge(
         "leader_epoch",
-        "Epoch of the leader, as far as this node read the control topic.",
+        "Offset in the control topic at which the leader's term began, as far as this node read it."
+        " By how much it grows says nothing: elections are counted by themselves.",
         _of(lambda status: None if status.leader is None else status.leader.epoch),
     ),
     _counted("elections", "Times that this node began to lead.", "elections"),
