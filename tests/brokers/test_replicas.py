@@ -122,9 +122,13 @@ def test_what_has_fewer_replicas_is_named_until_it_has_them(
             for partition in brokers.copies(topic)
         }
     )
-    brokers.wait_until_in_sync()
-    assert all("min.insync.replicas=1 of 3 replicas: set it to 2" in one for one in warnings())
+    # Of a change each broker hears a moment later, and any of them is asked.
+    wait_until(
+        "three replicas are seen",
+        lambda: all(
+            "min.insync.replicas=1 of 3 replicas: set it to 2" in one for one in warnings()
+        ),
+    )
     for topic in own(cluster_id):
         set_topic(brokers.address, topic, "min.insync.replicas", "2")
-    # Of a setting each broker hears a moment later, and any of them is asked.
     wait_until("nothing is told any more", lambda: not warnings())
