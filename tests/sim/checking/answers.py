@@ -22,7 +22,7 @@ from sim.checking.letters import latest_clock_us
 from sim.checking.truth import FrameName, Key
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS
-from sim.nodes.clients import CommitAnswer
+from sim.nodes.clients import CANCEL_OUTCOMES, CommitAnswer
 
 if TYPE_CHECKING:
     from sim.checking.checks import Checks
@@ -142,18 +142,28 @@ class Answers:
         if not isinstance(answer, Reason):
             self._shown(entry, answer, asked_us)
 
+    def cancel_many(self, entry: Entry, found: pb.CancelManyResponse, asked_us: int) -> None:
+        """Checks the outcomes of a cancel of what a search for an id has found."""
+        for each in found.results:
+            decision = CANCEL_OUTCOMES[each.outcome]
+            if each.due_ms == entry.due_ms and decision is not CancelDecision.UNKNOWN:
+                self.cancel(entry, decision, asked_us)
+                if entry.is_half:
+                    self._fail(f"{entry} is a half, and cancelled with what a search has found")
+
+    def slot(self, slot: int, found: pb.GetSlotResponse, asked_us: int) -> None:
+        """Checks what a node lists of a second, and what it leaves out."""
+        keys = self._listed("a list", found.messages, asked_us)
+        if found.next_page_token or slot < self._checks.floor or not is_calm(self._world.plan):
+            return
+        for entry in self._world.book.entries.values():
+            is_of_it = entry.slot == slot and entry.key not in keys
+            if is_of_it and self._was_known(entry, asked_us - HEARD_US):
+                self._fail(f"a list of its second leaves out {entry}")
+
     def search(self, found: pb.SearchResponse, asked_us: int) -> None:
         """Checks what a node lists as pending, and what it leaves out."""
-        book = self._world.book
-        keys = [(each.id, each.due_ms) for each in found.messages]
-        for key, message in zip(keys, found.messages, strict=True):
-            if self._world.ingress.is_known(key):
-                continue
-            entry = book.of(key)
-            if entry is None:
-                self._fail(f"a search shows {key}, which nobody sent")
-            else:
-                self._shown(entry, message, asked_us)
+        book, keys = self._world.book, self._listed("a search", found.messages, asked_us)
         if found.looked.incomplete or found.next_page_token:
             return
         sure_us = latest_clock_us(self._world) + HEARD_US
@@ -181,6 +191,21 @@ class Answers:
                 self._fail(f"{entry} is committed, as its caller is told, after it was cancelled")
 
     # --- inside
+
+    def _listed(self, what: str, found: Iterable[pb.StoredMessage], asked_us: int) -> set[Key]:
+        """Checks messages that a node lists; returns which these are."""
+        keys = set[Key]()
+        for message in found:
+            key = message.id, message.due_ms
+            keys.add(key)
+            if self._world.ingress.is_known(key):
+                continue
+            entry = self._world.book.of(key)
+            if entry is None:
+                self._fail(f"{what} shows {key}, which nobody sent")
+            else:
+                self._shown(entry, message, asked_us)
+        return keys
 
     def _shown(self, entry: Entry, shown: pb.StoredMessage, asked_us: int) -> None:
         name = pb.MessageState.Name(shown.state).removeprefix("MESSAGE_STATE_")

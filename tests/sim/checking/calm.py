@@ -27,6 +27,9 @@ HARMLESS = frozenset(
 )
 """None of these faults gives a node a reason to stand, or to leave a wheel."""
 
+INITS_AGAIN = frozenset({"coordinator_moves", "leaders_move", "slow_first_init"})
+"""But these may have an id inited again."""
+
 CALM_AFTER_MS = 1_500
 """So long after a fault has ended nodes still may feel it."""
 
@@ -35,6 +38,7 @@ FOREVER_MS = 1_000_000
 CLOCKS_ALONE = HARMLESS | {"clocks_ahead", "set_back"}
 
 SLOW_CANDIDACIES = 2
+"""The first, and one that follows a term which slow ends have ended."""
 
 FULL_DISK = frozenset({"lost_answers", "disk_full"})
 """While only one node is disturbed, the cluster continues to delete."""
@@ -189,11 +193,16 @@ def wrong_candidacies(world: World) -> Iterator[str]:
     """Checks a finished run: the first candidate leads, and no other node has stood.
 
     Where R is 1, no votes are needed: two may stand at the same time. Brokers that become slow end
-    one term: the next candidate learns by its marks how long it has to wait.
+    one term: the next candidate learns by its marks how long it has to wait. Epochs are more than
+    candidacies: within a term an id is inited again where an end is in doubt, as of slow ones, and
+    nowhere else.
     """
     asks = required_answers(len(world.members), world.min_insync) > 1
     candidacies = world.kafka.candidacies
     if asks and is_calm(world.plan) and candidacies > 1:
         yield f"{candidacies} candidacies, and no reason for a second one"
+    kinds = {step.kind for step in world.plan.steps if isinstance(step, Action)}
+    if kinds <= HARMLESS - INITS_AGAIN and world.kafka.inited_again:
+        yield f"{world.kafka.inited_again} inits within a term, and no end was in doubt"
     if asks and is_slow(world.plan) and candidacies > SLOW_CANDIDACIES:
         yield f"{candidacies} candidacies, for no more than slow commits"

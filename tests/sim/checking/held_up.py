@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 SLACK_S = 2.5
 """An iteration, in which a commit may be waited for."""
 
-STRETCH_S = 2.5
-"""How much longer than `PATIENCE_S` messages may wait at a stretch: a call that is not answered."""
+STRETCH_S = 1.5
+"""How much longer than `PATIENCE_S` messages may wait at a stretch."""
 
 FOUND_S = 6.0
 """It takes less to find a topic: a transaction that fails, perhaps an election, two trials."""

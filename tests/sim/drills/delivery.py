@@ -116,6 +116,8 @@ def cancel_beside_messages(script: Script) -> None:
     r"told at . of m\d+: MESSAGE_STATE_ROLLED_BACK",
     r"told at . of m\d+: MESSAGE_STATE_HELD",
     r"finds at .: [1-9]",
+    r"hears of a search for m\d+: CANCEL_OUTCOME_CANCELLED",
+    r"reads at .: [1-9]",
     r"hears of m\d+: rolled back",
 )
 def answers_to_all(script: Script) -> None:
@@ -132,6 +134,8 @@ def answers_to_all(script: Script) -> None:
     for told in "ab":
         cancelled = script.half(16_500, "a", hold_ms=6_000, told=told, after_ms=4_000)
         script.cancel(17_500, cancelled, "bca")
+    for at_ms, number in ((10_000, halves[2]), (14_500, firsts[5])):
+        script.cancel(at_ms, number, script.random.choice("abc"), by_search=True)
     script.cancel(6_000, firsts[0], "cba")
     script.cancel(6_000, firsts[1], "bac")
     script.cancel(9_000, soon[0], "abc")

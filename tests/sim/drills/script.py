@@ -157,9 +157,9 @@ class Script:
         """Asks a node for a message; without a number, for all that is pending."""
         self._steps.append(AskOrder(at_ms, number, node))
 
-    def cancel(self, at_ms: int, number: int, nodes: str, patience_ms: int = 6_000) -> None:
+    def cancel(self, at_ms: int, number: int, nodes: str, **rest: Any) -> None:
         """Cancels a message."""
-        self._steps.append(CancelOrder(at_ms, number, tuple(nodes), patience_ms))
+        self._steps.append(CancelOrder(at_ms, number, tuple(nodes), **rest))
 
     def cancel_many(self, at_ms: int, numbers: Iterable[int], node: str) -> None:
         """Cancels several messages with one call."""

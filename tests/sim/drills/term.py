@@ -135,11 +135,14 @@ def slow_ends(script: Script) -> None:
     script.until_ms = 42_000
 
 
-@TERM(r"init .* epoch 1", r"kill_server node=c", r"kafka_cut node=a ms=3000", r"init .* epoch \d")
+@TERM(
+    r"init .* epoch 1", r"kill_server node=c", r"kafka_cut node=a ms=3000", r"init .* epoch [3-9]"
+)
 def after_a_term(script: Script) -> None:
     """A wheel is unregistered in a term so long that no trace is left of it, and a leads again.
 
-    The others are cut off from Kafka whenever a is to lead; it has read the wheel before.
+    The others are cut off from Kafka whenever a is to lead; it has read the wheel before. Its own
+    first cut is longer than a term lasts without an answer, or its leader would go on in that.
     """
     script.do(6_000, "kafka_cut", node="a", ms=5_000)
     script.flow(4_000, 11_000, 500, "c", delay_ms=1_000)

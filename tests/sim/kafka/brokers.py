@@ -103,6 +103,7 @@ class SimKafka:
         clock: The brokers' clock.
         has_wrong_clock: It was ever set.
         candidacies: How often a node has begun to init all ids of leaders.
+        inited_again: How often one has inited an id again within a term.
         has_coordinator: A broker coordinates transactions; otherwise the task moves to another.
         has_lost_end: A compacted topic has ever lost its end.
     """
@@ -130,6 +131,7 @@ class SimKafka:
         self.has_wrong_clock = False
         self.has_lost_end = False
         self.candidacies = 0
+        self.inited_again = 0
         self.has_coordinator = True
         self._candidacy_of: dict[tuple[str, int], int] = {}
         self._random = scheduler.stream("kafka")

@@ -65,6 +65,7 @@ class SimProducers:
         if not self._producers:
             self._line.kafka.candidacies += 1
             self._candidacy = self._line.kafka.candidacies
+        self._line.kafka.inited_again += number in self._producers
         name = self._line.names.leader_id(number)
         producer = SimProducer(
             self._line,

@@ -14,12 +14,15 @@ from delaywheel_replica.cleaner.due.rows import MessageOutcome
 from delaywheel_replica.cleaner.due.seconds import FORWARDED, Second
 from delaywheel_replica.core.leader import cancel
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.server.changing import cancels
+from delaywheel_replica.server.changing.cancels import CancelMany
 from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.pending import Decided, Subject
 from delaywheel_replica.server.changing.reschedules import Reschedules
 from delaywheel_replica.server.commit import own_halves
 from delaywheel_replica.server.commit.near_cancels import NearCancels
+from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from delaywheel_replica.server.service import DelayWheelService
@@ -154,6 +157,33 @@ def every_half_is_rolled_back() -> list[Patch]:
 
 def no_commit_looks_for_a_cancel() -> list[Patch]:
     return [instead(NearCancels, "__contains__", lambda *_: False)]
+
+
+def searches_find_halves() -> list[Patch]:
+    return [instead(cancels, "_HALVES", frozenset())]
+
+
+def what_is_found_is_not_cancelled() -> list[Patch]:
+    async def results(_self: CancelMany, messages: Sequence[Any], **_: Any) -> list[int]:
+        return [pb.CANCEL_OUTCOME_CANCELLED] * len(messages)
+
+    return [instead(CancelMany, "_results", results)]
+
+
+def _read(change: Callable[[pb.GetSlotResponse], object]) -> Callable[[], list[Patch]]:
+    real = Queries.get_slot
+
+    async def get_slot(self: Queries, request: pb.GetSlotRequest) -> pb.GetSlotResponse:
+        answer = await real(self, request)
+        change(answer)
+        return answer
+
+    return lambda: [instead(Queries, "get_slot", get_slot)]
+
+
+def _call_it_done(found: pb.GetSlotResponse) -> None:
+    for message in found.messages:
+        message.state = pb.MESSAGE_STATE_DONE
 
 
 ANSWERS = {
@@ -323,6 +353,30 @@ ANSWERS = {
         "what is pending is not listed, and the list says that it is complete",
         _searched(_leave_out_one),
         "leaves out",
+        ("answers_to_all",),
+    ),
+    "a second leaves out one": Mutant(
+        "what is in it is not listed, on the last page",
+        _read(lambda found: found.messages.pop()),
+        "a list of its second leaves out",
+        ("answers_to_all",),
+    ),
+    "a second is shown as done": Mutant(
+        "what is to come is listed as done",
+        _read(_call_it_done),
+        "is shown as DONE, and is not",
+        ("answers_to_all",),
+    ),
+    "what a search finds is not cancelled": Mutant(
+        "who cancels what has an id is told that it is done, and nothing is written",
+        what_is_found_is_not_cancelled,
+        "reported cancelled, and no row says so",
+        ("answers_to_all",),
+    ),
+    "a search finds halves to cancel": Mutant(
+        "halves are cancelled by whoever names their topic, and not they",
+        searches_find_halves,
+        "is a half, and cancelled with what a search has found",
         ("answers_to_all",),
     ),
     "a search shows what is not there": Mutant(

@@ -70,6 +70,10 @@ def sends_nothing_again() -> list[Patch]:
     return [instead(EndTimes, "backoff_ms", property(lambda _self: MOST_BACKOFF_MS))]
 
 
+def doubts_every_end() -> list[Patch]:
+    return [row(VERDICTS, (Call.COMMIT, LibraryAnswer.OK), TransactionState.COMMITTED_LOOSE)]
+
+
 def goes_on_after_an_unknown_outcome() -> list[Patch]:
     patient = property(lambda _self: MAX_SILENCE_MS)
     return [
@@ -163,6 +167,12 @@ TERM = {
         learns_nothing_from_its_marks,
         "candidacies",
         ("slow_ends",),
+    ),
+    "doubts every end": Mutant(
+        "each transaction costs an id that is inited again, and nothing was slow",
+        doubts_every_end,
+        "inits within a term, and no end was in doubt",
+        ("calm",),
     ),
     "is not heard while it stands": Mutant(
         "nobody waits for a candidate that waits for slow brokers",

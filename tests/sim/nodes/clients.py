@@ -6,8 +6,9 @@ that may pass, the same messages go to the next node; an answer that comes too l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial
 from typing import Protocol
 
 from delaywheel.reasons import Reason
@@ -37,6 +38,16 @@ Verdicts = list[Reason | None]
 
 Change = CancelDecision | Reason
 """The outcome of a cancel, or of a reschedule; or why it was refused."""
+
+CANCEL_OUTCOMES: Mapping[int, CancelDecision] = {
+    pb.CANCEL_OUTCOME_UNSPECIFIED: CancelDecision.UNKNOWN,
+    pb.CANCEL_OUTCOME_CANCELLED: CancelDecision.CANCELLED,
+    pb.CANCEL_OUTCOME_ALREADY_DELIVERED: CancelDecision.ALREADY_DELIVERED,
+    pb.CANCEL_OUTCOME_TOO_LATE: CancelDecision.TOO_LATE,
+    pb.CANCEL_OUTCOME_NOT_FOUND: CancelDecision.NOT_FOUND,
+    pb.CANCEL_OUTCOME_RESCHEDULED: CancelDecision.RESCHEDULED,
+}
+"""The outcomes of a cancel, by their numbers."""
 
 Moved = tuple[Change, int | None]
 """The outcome of a reschedule, and the due that it names."""
@@ -78,6 +89,16 @@ class Frontend(Protocol):
     def search(self, node: str, on_answer: Callable[[pb.SearchResponse | Reason], None]) -> None:
         """Asks for what is pending; the answer may be lost."""
 
+    def list_slot(
+        self, node: str, slot: int, on_answer: Callable[[pb.GetSlotResponse | Reason], None]
+    ) -> None:
+        """Asks for a second; the answer may be lost."""
+
+    def cancel_many(
+        self, node: str, key: Key, on_answer: Callable[[pb.CancelManyResponse | Reason], None]
+    ) -> None:
+        """Cancels what a search for an id finds; the answer may be lost."""
+
     def commit(self, node: str, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
         """Commits a half; the answer may be lost."""
 
@@ -101,6 +122,14 @@ class Ears(Protocol):
 
     def search_answered(self, found: pb.SearchResponse, asked_us: int) -> None:
         """A node that was asked at this time has listed this as pending."""
+
+    def slot_answered(self, slot: int, found: pb.GetSlotResponse, asked_us: int) -> None:
+        """A node that was asked at this time has listed this of a second."""
+
+    def cancel_many_answered(
+        self, entry: Entry, found: pb.CancelManyResponse, asked_us: int
+    ) -> None:
+        """A node that was asked at this time has cancelled what a search for an id found."""
 
     def commit_answered(self, entry: Entry, answer: CommitAnswer, asked_us: int) -> None:
         """The commit of a half that was asked for at this time has this outcome."""
@@ -131,8 +160,22 @@ class Clients:
     def cancel(self, order: CancelOrder) -> None:
         """Starts a caller that cancels a message."""
         entry = self.book.entries.get(order.number)
-        if entry is not None:
+        if entry is not None and order.by_search:
+            self._cancel_by_search(order.nodes[0], entry)
+        elif entry is not None:
             _Canceller(self, order, [entry]).start()
+
+    def _cancel_by_search(self, node: str, entry: Entry) -> None:
+        asked_us = self.scheduler.now_us
+        entry.cancel_tried |= not entry.is_half  # halves are left alone
+
+        def answered(found: pb.CancelManyResponse | Reason) -> None:
+            if not isinstance(found, Reason):
+                heard = [pb.CancelOutcome.Name(each.outcome) for each in found.results]
+                self.trace.add("client", f"hears of a search for m{entry.number}:", *heard)
+                self.ears.cancel_many_answered(entry, found, asked_us)
+
+        self.frontend.cancel_many(node, entry.key, answered)
 
     def cancel_many(self, order: CancelManyOrder) -> None:
         """Starts a caller that cancels several messages."""
@@ -156,6 +199,14 @@ class Clients:
                 numbers = sorted(int.from_bytes(each.id, "big") for each in found.messages)
                 self.trace.add("client", f"finds at {order.node}:", len(numbers))
                 self.ears.search_answered(found, asked_us)
+                if found.messages:
+                    slot, asks_us = found.messages[0].due_ms // 1_000, self.scheduler.now_us
+                    self.frontend.list_slot(order.node, slot, partial(read, slot, asks_us))
+
+        def read(slot: int, asks_us: int, found: pb.GetSlotResponse | Reason) -> None:
+            if not isinstance(found, Reason):
+                self.trace.add("client", f"reads at {order.node}:", len(found.messages))
+                self.ears.slot_answered(slot, found, asks_us)
 
         if order.number is None:
             self.frontend.search(order.node, listed)

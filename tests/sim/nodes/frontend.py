@@ -16,7 +16,15 @@ from delaywheel_replica.server.node.refusals import Refusal
 from sim.checking.book import Entry
 from sim.checking.truth import Key
 from sim.nodes.calls import Answered, reference_of
-from sim.nodes.clients import Change, CommitAnswer, Decisions, Moved, Told, Verdicts
+from sim.nodes.clients import (
+    CANCEL_OUTCOMES,
+    Change,
+    CommitAnswer,
+    Decisions,
+    Moved,
+    Told,
+    Verdicts,
+)
 from sim.nodes.server import SimServer
 
 if TYPE_CHECKING:
@@ -30,14 +38,6 @@ PATIENCE_S = 2.5
 PAGE = 1_000
 """Messages on a page: more than a run has pending."""
 
-_CANCELLED: Mapping[int, CancelDecision] = {
-    pb.CANCEL_OUTCOME_UNSPECIFIED: CancelDecision.UNKNOWN,
-    pb.CANCEL_OUTCOME_CANCELLED: CancelDecision.CANCELLED,
-    pb.CANCEL_OUTCOME_ALREADY_DELIVERED: CancelDecision.ALREADY_DELIVERED,
-    pb.CANCEL_OUTCOME_TOO_LATE: CancelDecision.TOO_LATE,
-    pb.CANCEL_OUTCOME_NOT_FOUND: CancelDecision.NOT_FOUND,
-    pb.CANCEL_OUTCOME_RESCHEDULED: CancelDecision.RESCHEDULED,
-}
 _RESCHEDULED: Mapping[int, CancelDecision] = {
     pb.RESCHEDULE_OUTCOME_UNSPECIFIED: CancelDecision.UNKNOWN,
     pb.RESCHEDULE_OUTCOME_RESCHEDULED: CancelDecision.RESCHEDULED,
@@ -87,7 +87,9 @@ class Frontend:
         began = self._world.answers.begins(keys)
 
         def heard(answered: Answered) -> Decisions:
-            decisions = dict(zip(keys, _changes_of(answered, len(keys), _CANCELLED), strict=True))
+            decisions = dict(
+                zip(keys, _changes_of(answered, len(keys), CANCEL_OUTCOMES), strict=True)
+            )
             for key, decision in decisions.items():
                 self._world.answers.decides(began, key, decision)
             return decisions
@@ -140,14 +142,21 @@ class Frontend:
 
     def search(self, node: str, on_answer: Callable[[pb.SearchResponse | Reason], None]) -> None:
         """Asks for what is pending; the answer may be lost."""
+        self._ask(node, "Search", pb.SearchRequest(page_size=PAGE), _response_of, on_answer)
 
-        def heard(answered: Answered) -> pb.SearchResponse | Reason:
-            if isinstance(answered, Refusal):
-                return answered.reason
-            assert isinstance(answered, pb.SearchResponse)
-            return answered
+    def list_slot(
+        self, node: str, slot: int, on_answer: Callable[[pb.GetSlotResponse | Reason], None]
+    ) -> None:
+        """Asks for a second; the answer may be lost."""
+        request = pb.GetSlotRequest(slot=slot, page_size=PAGE)
+        self._ask(node, "GetSlot", request, _response_of, on_answer)
 
-        self._ask(node, "Search", pb.SearchRequest(page_size=PAGE), heard, on_answer)
+    def cancel_many(
+        self, node: str, key: Key, on_answer: Callable[[pb.CancelManyResponse | Reason], None]
+    ) -> None:
+        """Cancels what a search for an id finds; the answer may be lost."""
+        request = pb.CancelManyRequest(filter=pb.Filter(id=key[0]), limit=PAGE)
+        self._ask(node, "CancelMany", request, _response_of, on_answer)
 
     def call_node(
         self,
@@ -225,6 +234,11 @@ class Frontend:
 
     def _way_us(self) -> int:
         return self._random.randrange(200, 1_200)
+
+
+def _response_of(answered: Answered) -> Any:
+    """What is heard of a call that is refused as a whole, if at all."""
+    return answered.reason if isinstance(answered, Refusal) else answered
 
 
 def _changes_of(

@@ -263,6 +263,16 @@ class World:
         """Notes what a node lists."""
         self.answers.search(found, asked_us)
 
+    def slot_answered(self, slot: int, found: pb.GetSlotResponse, asked_us: int) -> None:
+        """Notes what a node lists of a second."""
+        self.answers.slot(slot, found, asked_us)
+
+    def cancel_many_answered(
+        self, entry: Entry, found: pb.CancelManyResponse, asked_us: int
+    ) -> None:
+        """Notes what a node has cancelled that a search found."""
+        self.answers.cancel_many(entry, found, asked_us)
+
     def commit_answered(self, entry: Entry, answer: CommitAnswer, asked_us: int) -> None:
         """Notes the outcome of a commit."""
         self.answers.commit(entry, answer, asked_us)

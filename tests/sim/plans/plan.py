@@ -129,12 +129,14 @@ class CancelOrder:
         number: of the message.
         nodes: the nodes to ask, in turns.
         patience_ms: how long the caller retries.
+        by_search: whatever a search for its id finds, at the first of the nodes, once.
     """
 
     at_ms: int
     number: int
     nodes: tuple[str, ...]
     patience_ms: int = 6_000
+    by_search: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +332,8 @@ def _words_of(step: Step) -> str:
             what = "what is pending" if step.number is None else f"m{step.number}"
             words = f"ask {step.node} for {what}"
         case CancelOrder():
-            words = f"cancel m{step.number} at {','.join(step.nodes)}"
+            found = "what a search finds of " if step.by_search else ""
+            words = f"cancel {found}m{step.number} at {','.join(step.nodes)}"
         case CancelManyOrder():
             numbers = " ".join(f"m{number}" for number in step.numbers)
             words = f"cancel {numbers} at {','.join(step.nodes)}"
