@@ -159,7 +159,8 @@ def test_handlers_of_letters(kafka: KafkaBroker, orders: str) -> None:
 
 def test_reasons_and_options_are_all_reported() -> None:
     text = "".join(
-        (DOCS / name).read_text(encoding="utf-8") for name in (DOCUMENT, "TRANSACTIONS.md")
+        (DOCS / f"{name}.md").read_text(encoding="utf-8")
+        for name in ("CONSUMERS", "CONSUMER_REFERENCE", "TRANSACTIONS")
     )
     rows = set(re.findall(r"`([a-zA-Z_]+)`", text))
     assert {reason.value for reason in ConsumerReason} <= rows
