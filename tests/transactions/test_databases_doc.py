@@ -36,7 +36,7 @@ def on_postgres(code: str, dsn: str) -> tuple[str, Callable[[], Any]]:
     folder = dict(part.split("=") for part in dsn.split())["host"]
     for written, here in (
         ('"dbname=shop"', f'"{dsn}"'),
-        ("postgresql+psycopg:///shop", f"postgresql+psycopg://postgres@/postgres?host={folder}"),
+        (":///shop", f"://postgres@/postgres?host={folder}"),
         ('"NAME": "shop"', f'"NAME": "postgres", "USER": "postgres", "HOST": "{folder}"'),
         ('database="shop"', f'database="postgres", user="postgres", host="{folder}"'),
     ):
@@ -59,6 +59,7 @@ def on_mariadb(code: str, socket: str) -> tuple[str, Callable[[], Any]]:
         ("DeclarativeBase", "sqlalchemy", "postgres"),
         ("on_commit", "django", "postgres"),
         ("import asyncpg", "asyncpg", "postgres"),
+        ("create_async_engine", "sqlalchemy", "postgres"),
         ("import pymysql", "pymysql", "mariadb"),
     ],
 )
