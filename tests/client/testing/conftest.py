@@ -1,4 +1,4 @@
-"""Each test runs over a real node and over the service in memory, with both clients."""
+"""Tests of consumers run over a real node and in memory; those of clients with both of them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from client.testing.sites import GROUP, MemorySite, RealSite, Site
-from client.testing.worlds import MemoryWorld, RealWorld, World
+from client.testing.worlds import World
 from delaywheel import Client
 from delaywheel.testing import MemoryService
 from local.loopback.kafka import KafkaBroker
 from support.clients.either_client import LoopClient
-from support.kafka.read_committed import CommittedReader, create_topic
+from support.kafka.read_committed import create_topic
 from support.services.service import Service
 
 WORLDS = [pytest.param("real", marks=pytest.mark.kafka), "memory"]
@@ -27,20 +27,11 @@ def node(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield running
 
 
-@pytest.fixture(params=WORLDS)
-def place(request: pytest.FixtureRequest) -> Iterator[tuple[World, str]]:
-    """A world, and the address of its node."""
-    if request.param == "memory":
-        with MemoryService(topics=["orders"]) as service:
-            yield MemoryWorld(service), service.address
-        return
-    broker: KafkaBroker = request.getfixturevalue("kafka")
-    running: Service = request.getfixturevalue("node")
-    running.wait_accepting()
-    topic = f"orders-{uuid.uuid4().hex[:8]}"
-    create_topic(broker.address, topic)
-    with CommittedReader(broker.address, topic) as reader:
-        yield RealWorld(reader, topic), running.address
+@pytest.fixture
+def place() -> Iterator[tuple[World, str]]:
+    """The service in memory, and its address."""
+    with MemoryService(topics=["orders"]) as service:
+        yield World(service), service.address
 
 
 @pytest.fixture(params=WORLDS)

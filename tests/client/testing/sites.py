@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from confluent_kafka import Producer
 
-from client.testing.worlds import PATIENCE_S
 from delaywheel.consumer import AsyncRetryConsumer, ReceivedMessage, RetryConsumer
 from delaywheel.testing import MemoryConsumer, MemoryService
 from support.kafka.read_committed import headers_of, read_all, wait_decided
 
+PATIENCE_S = 60.0
 GROUP = "billing"
 AnyConsumer: TypeAlias = RetryConsumer | MemoryConsumer
 Handler: TypeAlias = Callable[[ReceivedMessage], object]

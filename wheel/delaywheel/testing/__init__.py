@@ -7,8 +7,9 @@
         service.advance("30m")
         assert [record.value for record in service.delivered("orders")] == [b"still there?"]
 
-The clients are the real ones, and what they talk to answers as a node does; one suite of tests
-runs over both (tests/client/testing). It promises nothing about crashes, replication or lateness.
+The clients are the real ones, and what they talk to answers as a node does; so are the consumers. A
+table asks both each of the protocol's questions (tests/client/table). It promises nothing about
+crashes, replication or lateness.
 """
 
 from delaywheel.testing.checking import MemoryHalfChecker

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
+from delaywheel.deadletters.topic import dead_letter_topic
 from delaywheel.ingress import halves_topic
-from delaywheel.reasons import Reason
 from delaywheel.record_headers import (
+    DEAD_REASON,
     DELIVERED_BY,
-    GROUP_NAME,
     HALF_DELIVER_AT,
     HALF_GROUP,
     HALF_PARTITION,
     HALF_TIMESTAMP,
     HALF_TOPIC,
-    LONGEST_HOLD_MS,
     is_reserved,
 )
 from delaywheel.testing.rows import OwnHeaders, SentMessage
@@ -24,28 +22,10 @@ CLUSTER: Final = "memory"
 COMMIT_BEFORE_MS: Final = 100
 """A commit is left to the check if its half's hold ends within this time."""
 
-_DUE: Final = re.compile(rb"[0-9]{1,15}")
-
 
 def is_half(sent: SentMessage) -> bool:
     """Whether a message is a half."""
     return any(name == HALF_GROUP for name, _ in sent.headers)
-
-
-def half_refusal(sent: SentMessage, now_ms: int) -> tuple[Reason, str] | None:
-    """Returns why a message that `is_half` is refused; None: it is not."""
-    ours = [(name, value or b"") for name, value in sent.headers if is_reserved(name)]
-    given = dict(ours)
-    if not given.keys() <= {HALF_GROUP, HALF_DELIVER_AT}:
-        return Reason.HEADER_RESERVED, ""
-    if len(ours) > len(given) or not GROUP_NAME.fullmatch(given[HALF_GROUP]):
-        return Reason.HALF_INVALID, f"{HALF_GROUP} must be there once, and name a group"
-    if sent.due_ms - now_ms > LONGEST_HOLD_MS:
-        return Reason.HALF_INVALID, f"It is to be held for {sent.due_ms - now_ms:,} ms"
-    text = given.get(HALF_DELIVER_AT)
-    if text is not None and (not _DUE.fullmatch(text) or int(text) == sent.due_ms):
-        return Reason.HALF_INVALID, f"{HALF_DELIVER_AT} must be Unix milliseconds, and another due"
-    return None
 
 
 def committed_message(sent: SentMessage, now_ms: int) -> SentMessage:
@@ -70,7 +50,6 @@ def letter_of(sent: SentMessage, accepted_ms: int, wheel: str) -> SentMessage:
     ours = dict(sent.headers)
     told: list[tuple[str, bytes | None]] = [
         *((name, value) for name, value in sent.headers if not is_reserved(name)),
-        *delivery_headers(sent, accepted_ms, wheel),
         (HALF_GROUP, ours[HALF_GROUP]),
         (HALF_TOPIC, sent.topic.encode()),
         (HALF_DELIVER_AT, ours.get(HALF_DELIVER_AT) or b"%d" % (sent.due_ms + 1)),
@@ -78,5 +57,23 @@ def letter_of(sent: SentMessage, accepted_ms: int, wheel: str) -> SentMessage:
     for name, number in ((HALF_PARTITION, sent.partition), (HALF_TIMESTAMP, sent.timestamp_ms)):
         if number is not None:
             told.append((name, b"%d" % number))
+    told += delivery_headers(sent, accepted_ms, wheel)
     topic = halves_topic(CLUSTER)
     return sent._replace(topic=topic, headers=tuple(told), partition=0, timestamp_ms=None)
+
+
+def dead_letter_of(
+    sent: SentMessage, accepted_ms: int, wheel: str, reason: str, detail: str
+) -> SentMessage:
+    """Returns the dead letter of a message, as the service writes it."""
+    told: list[tuple[str, bytes | None]] = [
+        *sent.headers,
+        *delivery_headers(sent, accepted_ms, wheel),
+        (DEAD_REASON, reason.encode()),
+        ("dw-dead-topic", sent.topic.encode()),
+    ]
+    numbers = (("dw-dead-partition", sent.partition), ("dw-dead-timestamp", sent.timestamp_ms))
+    told += [(name, b"%d" % number) for name, number in numbers if number is not None]
+    told.append(("dw-dead-detail", detail.encode()))
+    topic = dead_letter_topic(CLUSTER)
+    return sent._replace(topic=topic, headers=tuple(told), partition=None, timestamp_ms=None)

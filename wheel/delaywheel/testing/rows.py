@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from delaywheel import ingress
-from delaywheel.headers import HEADER_LENGTHS, decode_headers
+from delaywheel.headers import HEADER_LENGTHS, HeadersMalformedError, decode_headers
 from delaywheel.ingress import HalfAnswer
+from delaywheel.reasons import Reason
 from delaywheel.record_headers import is_reserved
+from delaywheel.testing.refusing import MemoryRefusal
 from delaywheel.transactional import Outgoing
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -30,40 +32,93 @@ class SentMessage(NamedTuple):
     timestamp_ms: int | None
 
     @property
+    def headers_length_bytes(self) -> int:
+        """The length of the encoded headers."""
+        names = sum(HEADER_LENGTHS.size + len(name.encode()) for name, _ in self.headers)
+        return names + sum(len(value or b"") for _, value in self.headers)
+
+    @property
     def length_bytes(self) -> int:
         """The length of key, value and encoded headers, which `max_message_bytes` bounds."""
-        names = sum(HEADER_LENGTHS.size + len(name.encode()) for name, _ in self.headers)
-        values = sum(len(value or b"") for _, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + names + values
+        return len(self.key or b"") + len(self.value or b"") + self.headers_length_bytes
 
 
 def rows_of_columns(columns: pb.ColumnBatch) -> Iterator[SentMessage]:
-    """Yields the messages of a ColumnBatch, as the SDK sends them."""
+    """Yields the messages of a ColumnBatch, as the SDK sends them; the caller has checked it."""
     count, blob, position = columns.messages, columns.blob, 0
-
-    def column(raw: bytes, code: str) -> Sequence[int]:
-        return struct.unpack(f"<{count}{code}", raw) if raw else (-1,) * count
 
     def take(length: int) -> bytes | None:
         nonlocal position
         start, position = position, position + max(length, 0)
         return None if length < 0 else blob[start:position]
 
-    dues, topics = column(columns.due_ms, "q"), column(columns.topic_numbers, "I")
-    keys, values = column(columns.key_lengths, "i"), column(columns.value_lengths, "i")
-    headers = column(columns.headers_lengths, "i")
-    partitions, timestamps = column(columns.partitions, "i"), column(columns.timestamps_ms, "q")
+    dues, topics = _column(columns, "due_ms"), _column(columns, "topic_numbers")
+    keys, values = _column(columns, "key_lengths"), _column(columns, "value_lengths")
+    headers = _column(columns, "headers_lengths")
+    partitions, timestamps = _column(columns, "partitions"), _column(columns, "timestamps_ms")
     for row in range(count):
+        key, value, encoded = take(keys[row]), take(values[row]), take(headers[row])
         yield SentMessage(
             columns.ids[row * 16 : row * 16 + 16],
             dues[row],
             columns.topics[topics[row]],
-            take(keys[row]),
-            take(values[row]),
-            tuple(decode_headers(take(headers[row]) or b"")),
-            None if partitions[row] < 0 else partitions[row],
-            None if timestamps[row] < 0 else timestamps[row],
+            key,
+            value,
+            _decoded(encoded or b""),
+            None if partitions[row] == -1 else partitions[row],
+            None if timestamps[row] == -1 else timestamps[row],
         )
+
+
+_COLUMNS: Final = {
+    **dict.fromkeys(("due_ms", "timestamps_ms"), "q"),
+    **dict.fromkeys(("key_lengths", "value_lengths", "headers_lengths", "partitions"), "i"),
+    "topic_numbers": "I",
+    "check_ids": "B",
+}
+_OPTIONAL: Final = frozenset({"partitions", "timestamps_ms", "check_ids"})
+MALFORMED: Final = (("\0", None),)
+"""The headers of a message whose headers cannot be decoded: no name has U+0000."""
+
+
+def _column(columns: pb.ColumnBatch, name: str) -> Sequence[int]:
+    raw = getattr(columns, name)
+    return (
+        struct.unpack(f"<{columns.messages}{_COLUMNS[name]}", raw)
+        if raw
+        else [-1] * columns.messages
+    )
+
+
+def _decoded(encoded: bytes) -> OwnHeaders:
+    try:
+        return tuple(decode_headers(encoded))
+    except HeadersMalformedError:
+        return MALFORMED
+
+
+def check_columns(columns: pb.ColumnBatch) -> None:
+    """Checks that columns, lengths and blob agree.
+
+    Raises:
+        MemoryRefusal: REQUEST_MALFORMED.
+    """
+    count = columns.messages
+    for name, code in _COLUMNS.items():
+        wanted = {count * struct.calcsize(code)} | ({0} if name in _OPTIONAL else set())
+        _check(len(getattr(columns, name)) in wanted and count > 0, f"Column {name}")
+    lengths = [_column(columns, name) for name in ("key_lengths", "value_lengths")]
+    headers, topics = _column(columns, "headers_lengths"), _column(columns, "topic_numbers")
+    _check(len(columns.ids) == 16 * count, "Column ids")
+    _check(min(map(min, lengths)) >= -1 and min(headers) >= 0, "A length below -1")
+    _check(max(topics) < len(columns.topics) <= count, "A topic number without a topic")
+    blob = sum(headers) + sum(max(one, 0) for column in lengths for one in column)
+    _check(blob == len(columns.blob), f"A blob of {len(columns.blob):,} bytes for {blob:,}")
+
+
+def _check(is_fine: bool, what: str) -> None:
+    if not is_fine:
+        raise MemoryRefusal(Reason.REQUEST_MALFORMED, what)
 
 
 def answer_in(record: Outgoing) -> tuple[bytes, int, HalfAnswer] | None:

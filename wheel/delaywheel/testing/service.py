@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from functools import wraps
 from threading import RLock
-from typing import Any, Final, NoReturn, Self, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -24,7 +26,7 @@ from delaywheel.consumer.records import Incoming, Partition
 from delaywheel.consumer.settings import Options
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler
-from delaywheel.ingress import IngressLimits
+from delaywheel.ingress import HEADERS_MOST, IngressLimits
 from delaywheel.levels import DEFAULT_LEVELS, Duration, length_ms
 from delaywheel.message import set_clock, unix_ms
 from delaywheel.reasons import DOMAIN, Reason
@@ -34,7 +36,21 @@ from delaywheel.testing.engine import MemoryEngine
 from delaywheel.testing.halves import CLUSTER, is_half
 from delaywheel.testing.kafka import MemoryGroup
 from delaywheel.testing.letters import MemoryDeadLetterConsumer
-from delaywheel.testing.rows import SentMessage, answer_in, delayed, rows_of_columns, written
+from delaywheel.testing.refusing import (
+    SECONDS,
+    MemoryRefusal,
+    check_id,
+    each_named,
+    place_of,
+)
+from delaywheel.testing.rows import (
+    SentMessage,
+    answer_in,
+    check_columns,
+    delayed,
+    rows_of_columns,
+    written,
+)
 from delaywheel.testing.store import (
     WHEEL,
     DeliveredRecord,
@@ -47,10 +63,15 @@ from delaywheel.transactional import Outgoing
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as pb_grpc
 
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 _PAGE: Final = 100
 _MOST: Final = 1_000
+_MOST_SENT: Final = 10_000
+_HEADERS_SENT: Final = 200_000
 
 
 class MemoryService:
@@ -61,7 +82,8 @@ class MemoryService:
     give `deliver_at` as `service.now + …`, or let the program take its clock.
 
     Args:
-        topics: The topics that Kafka would have; another one is refused, TOPIC_UNKNOWN. None: any.
+        topics: The topics that Kafka would have; another one is refused, TOPIC_UNKNOWN. With the
+            number of partitions of each, others are refused, too, PARTITION_INVALID. None: any.
         start: The time at first.
         span: The greatest delay.
         levels: The delays by name; None: the default ones.
@@ -84,7 +106,7 @@ class MemoryService:
     def __init__(
         self,
         *,
-        topics: Iterable[str] | None = None,
+        topics: Iterable[str] | Mapping[str, int] | None = None,
         start: datetime = _START,
         span: Duration = timedelta(days=7),
         levels: Mapping[str, Duration] | None = None,
@@ -95,6 +117,7 @@ class MemoryService:
             late_window_ms=120_000,
             max_message_bytes=max_message_bytes,
             topics=None if topics is None else frozenset(topics),
+            partitions=topics if isinstance(topics, Mapping) else None,
         )
         self._store: Final = MemoryStore(limits, unix_ms(start))
         self._levels: Final = (
@@ -281,147 +304,178 @@ class MemoryService:
                 engine.run_on()
 
 
+def _answering(
+    answer: Callable[[_Servicer, RequestT], ResponseT],
+) -> Callable[[_Servicer, RequestT, Any], ResponseT]:
+    """Returns a call that is answered under the lock, and that a refusal ends as a node's."""
+
+    @wraps(answer)
+    def call(servicer: _Servicer, request: RequestT, context: Any) -> ResponseT:
+        try:
+            with servicer.lock:
+                return answer(servicer, request)
+        except MemoryRefusal as refusal:
+            error, info = refusal.error, AnyMessage()
+            info.Pack(ErrorInfo(reason=error.reason, domain=DOMAIN))
+            status = Status(code=error.code, message=error.message, details=[info])
+            told = (("grpc-status-details-bin", status.SerializeToString()),)
+            context.set_trailing_metadata(told)
+            context.abort(refusal.reason.code, error.message)
+            raise
+
+    return call
+
+
 class _Servicer(pb_grpc.DelayWheelServicer):
     """Answers calls as a node does."""
 
     def __init__(self, service: MemoryService) -> None:
         self._service = service
         self._store = service._store  # noqa: SLF001 - they are two halves of one thing
-        self._lock = service._lock  # noqa: SLF001
+        self.lock = service._lock  # noqa: SLF001
 
-    def DelayProduce(
-        self, request: pb.DelayProduceRequest, _context: Any
-    ) -> pb.DelayProduceResponse:
-        with self._lock:
-            if request.HasField("columns"):
-                columns = pb.ColumnResults(wheel=WHEEL)
-                marks = request.columns.check_ids
-                for row, sent in enumerate(rows_of_columns(request.columns)):
-                    check_id = bool(marks) and marks[row] == 1
-                    refusal = self._store.accept(sent, check_id=check_id)
-                    if refusal is not None:
-                        columns.errors.add(row=row, error=_error(*refusal))
-                    elif check_id:
-                        columns.id_checked.append(row)
-                return pb.DelayProduceResponse(columns=columns)
-            return pb.DelayProduceResponse(
-                results=[self._result(message) for message in request.messages]
-            )
+    @_answering
+    def DelayProduce(self, request: pb.DelayProduceRequest) -> pb.DelayProduceResponse:
+        return self._produced(request)
 
     def DelayProduceStream(
-        self, request_iterator: Iterator[pb.DelayProduceRequest], context: Any
+        self, request_iterator: Iterator[pb.DelayProduceRequest], _context: Any
     ) -> Iterator[pb.DelayProduceResponse]:
         for request in request_iterator:
-            yield self.DelayProduce(request, context)
+            try:
+                with self.lock:
+                    yield self._produced(request)
+            except MemoryRefusal as refusal:
+                yield pb.DelayProduceResponse(error=refusal.error)
 
-    def ListSlots(self, request: pb.ListSlotsRequest, _context: Any) -> pb.ListSlotsResponse:
-        with self._lock:
-            last = request.to_slot if request.HasField("to_slot") else 2**62
-            slots = [slot for slot in self._store.slots() if request.from_slot <= slot < last]
-            limit = min(request.limit or 10_000, 10_000)
-            answer = pb.ListSlotsResponse(
-                node="memory",
-                counted_by=["memory"],
-                progress=pb.Progress(due_ms=self._store.now_ms),
-                next_slot=slots[limit] if len(slots) > limit else None,
+    def _produced(self, request: pb.DelayProduceRequest) -> pb.DelayProduceResponse:
+        if request.HasField("columns") == bool(request.messages):
+            raise MemoryRefusal(Reason.REQUEST_MALFORMED, "Give either messages or columns")
+        if max(len(request.messages), request.columns.messages) > _MOST_SENT:
+            raise MemoryRefusal(Reason.TOO_MANY_MESSAGES, f"More than {_MOST_SENT:,} messages")
+        if request.messages:
+            _check_headers_of(len(one.headers) for one in request.messages)
+            return pb.DelayProduceResponse(results=map(self._result, request.messages))
+        columns, answer = request.columns, pb.ColumnResults(wheel=WHEEL)
+        check_columns(columns)
+        rows = list(rows_of_columns(columns))
+        _check_headers_of(len(one.headers) for one in rows)
+        for row, sent in enumerate(rows):
+            is_checked = columns.check_ids[row : row + 1] == b"\1"
+            try:
+                self._store.accept(sent, check_id=is_checked)
+            except MemoryRefusal as refusal:
+                answer.errors.add(row=row, error=refusal.error)
+            else:
+                answer.id_checked.extend([row] * is_checked)
+        return pb.DelayProduceResponse(columns=answer)
+
+    @_answering
+    def ListSlots(self, request: pb.ListSlotsRequest) -> pb.ListSlotsResponse:
+        last = request.to_slot if request.HasField("to_slot") else 2**62
+        slots = [slot for slot in self._store.slots() if request.from_slot <= slot < last]
+        limit = min(request.limit or 10_000, 10_000)
+        answer = pb.ListSlotsResponse(
+            node="memory",
+            counted_by=["memory"],
+            progress=pb.Progress(due_ms=self._store.now_ms),
+            next_slot=slots[limit] if len(slots) > limit else None,
+        )
+        for slot in slots[:limit]:
+            kept = self._store.in_slot(slot)
+            answer.slots.add(
+                slot=slot,
+                messages=len(kept),
+                length_bytes=sum(each.sent.length_bytes for each in kept),
+                cancels=sum(each.standing is Standing.CANCELLED for each in kept),
+                wheels=1,
+                copies=1,
             )
-            for slot in slots[:limit]:
-                kept = self._store.in_slot(slot)
-                answer.slots.add(
-                    slot=slot,
-                    messages=len(kept),
-                    length_bytes=sum(each.sent.length_bytes for each in kept),
-                    cancels=sum(each.standing is Standing.CANCELLED for each in kept),
-                    wheels=1,
-                    copies=1,
-                )
-            return answer
+        return answer
 
-    def GetSlot(self, request: pb.GetSlotRequest, _context: Any) -> pb.GetSlotResponse:
-        with self._lock:
-            found = iter(self._store.in_slot(request.slot))
-            page, token = _page(found, request.page_token, request.page_size)
-            messages = [_stored(kept, with_content=request.with_content) for kept in page]
-            return pb.GetSlotResponse(messages=messages, next_page_token=token)
+    @_answering
+    def GetSlot(self, request: pb.GetSlotRequest) -> pb.GetSlotResponse:
+        if not 0 < request.slot < SECONDS:
+            raise MemoryRefusal(Reason.SLOT_INVALID)
+        found = iter(self._store.in_slot(request.slot))
+        page, token = _page(found, request.page_token, request.page_size)
+        messages = [_stored(kept, with_content=request.with_content) for kept in page]
+        return pb.GetSlotResponse(messages=messages, next_page_token=token)
 
-    def WhoAmI(self, _request: pb.WhoAmIRequest, _context: Any) -> pb.WhoAmIResponse:
+    @_answering
+    def WhoAmI(self, _request: pb.WhoAmIRequest) -> pb.WhoAmIResponse:
         return pb.WhoAmIResponse(unlimited=True)
 
-    def Commit(self, request: pb.CommitRequest, _context: Any) -> pb.CommitResponse:
-        with self._lock:
-            return pb.CommitResponse(
-                results=[
-                    _committed(self._store.commit(half.id, half.due_ms)) for half in request.halves
-                ]
-            )
+    @_answering
+    def Commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
+        def commit(half: pb.HalfRef) -> pb.HalfCommitted:
+            return pb.HalfCommitted(outcome=self._store.commit(half))
 
-    def Cancel(self, request: pb.CancelRequest, _context: Any) -> pb.CancelResponse:
-        with self._lock:
-            found = map(self._store.cancel, request.messages)
-            return pb.CancelResponse(
-                results=[
-                    pb.MessageCancelled(outcome=outcome, due_ms=due_ms) for outcome, due_ms in found
-                ]
-            )
+        results = each_named(request.halves, commit, lambda error: pb.HalfCommitted(error=error))
+        return pb.CommitResponse(results=results)
 
-    def Reschedule(self, request: pb.RescheduleRequest, context: Any) -> pb.RescheduleResponse:
-        with self._lock:
-            if len(request.messages) == 1:
-                refusal = self._new_due_refusal(request.messages[0])
-                if refusal is not None:
-                    _abort(context, *refusal)
-            return pb.RescheduleResponse(results=map(self._rescheduled, request.messages))
+    @_answering
+    def Cancel(self, request: pb.CancelRequest) -> pb.CancelResponse:
+        named, cancel = request.messages, self._store.cancel
+        results = each_named(named, cancel, lambda error: pb.MessageCancelled(error=error))
+        return pb.CancelResponse(results=results)
 
-    def GetMessage(self, request: pb.GetMessageRequest, context: Any) -> pb.GetMessageResponse:
-        with self._lock:
-            kept = self._store.find(request.message)
-            if kept is None:
-                _abort(context, Reason.MESSAGE_NOT_FOUND, "")
-            stored = _stored(kept, with_content=True)
-            if request.find_place and kept.offset is not None:
-                stored.place.topic, stored.place.offset = kept.sent.topic, kept.offset
-                stored.place.partition = kept.sent.partition or 0
-            if request.find_place and kept.answer is not None:
-                stored.state = pb.MessageState.Value(f"MESSAGE_STATE_{kept.answer.name}")
-            return pb.GetMessageResponse(message=stored)
+    @_answering
+    def Reschedule(self, request: pb.RescheduleRequest) -> pb.RescheduleResponse:
+        named, move = request.messages, self._store.reschedule
+        results = each_named(named, move, lambda error: pb.MessageRescheduled(error=error))
+        return pb.RescheduleResponse(results=results)
 
-    def Search(self, request: pb.SearchRequest, _context: Any) -> pb.SearchResponse:
-        with self._lock:
-            found = self._store.matching(request.filter, with_cancelled=False)
-            page, token = _page(found, request.page_token, request.page_size)
-            messages = [_stored(kept, with_content=request.with_content) for kept in page]
-            return pb.SearchResponse(
-                messages=messages, next_page_token=token, looked=pb.Looked(node="memory")
-            )
+    @_answering
+    def GetMessage(self, request: pb.GetMessageRequest) -> pb.GetMessageResponse:
+        kept = self._store.find(request.message)
+        if kept is None:
+            raise MemoryRefusal(Reason.MESSAGE_NOT_FOUND)
+        stored = _stored(kept, with_content=True)
+        if request.find_place and kept.offset is not None:
+            stored.place.topic, stored.place.offset = kept.sent.topic, kept.offset
+            stored.place.partition = kept.sent.partition or 0
+        if request.find_place and kept.answer is not None:
+            stored.state = pb.MessageState.Value(f"MESSAGE_STATE_{kept.answer.name}")
+        return pb.GetMessageResponse(message=stored)
 
-    def CancelMany(self, request: pb.CancelManyRequest, context: Any) -> pb.CancelManyResponse:
+    @_answering
+    def Search(self, request: pb.SearchRequest) -> pb.SearchResponse:
+        found = self._store.matching(request.filter, with_cancelled=False)
+        page, token = _page(found, request.page_token, request.page_size)
+        messages = [_stored(kept, with_content=request.with_content) for kept in page]
+        return pb.SearchResponse(
+            messages=messages, next_page_token=token, looked=pb.Looked(node="memory")
+        )
+
+    @_answering
+    def CancelMany(self, request: pb.CancelManyRequest) -> pb.CancelManyResponse:
         wanted = request.filter
         if not any(wanted.HasField(name) for name in ("topic", "key", "id", "header")):
-            _abort(context, Reason.FILTER_MISSING, "")
-        with self._lock:
-            found = self._store.matching(wanted, with_cancelled=True)
-            page, token = _page(found, request.page_token, request.limit)
-            answer = pb.CancelManyResponse(next_page_token=token, looked=pb.Looked(node="memory"))
-            for kept in page:
-                if is_half(kept.sent):
-                    answer.halves += kept.standing is Standing.PENDING
-                    continue
-                was_pending = kept.standing is Standing.PENDING
-                outcome = pb.CANCEL_OUTCOME_UNSPECIFIED
-                if not (request.dry_run and was_pending):
-                    outcome = self._store.cancel_kept(kept)
-                answer.results.add(
-                    handle=kept.handle,
-                    due_ms=kept.sent.due_ms,
-                    topic=kept.sent.topic,
-                    outcome=outcome,
-                    cancelled_before=outcome == pb.CANCEL_OUTCOME_CANCELLED and not was_pending,
-                )
-            return answer
+            raise MemoryRefusal(Reason.FILTER_MISSING)
+        found = self._store.matching(wanted, with_cancelled=True)
+        found = (kept for kept in found if _is_within(kept.sent.topic, request.within))
+        page, token = _page(found, request.page_token, request.limit)
+        answer = pb.CancelManyResponse(next_page_token=token, looked=pb.Looked(node="memory"))
+        for kept in page:
+            if is_half(kept.sent):
+                answer.halves += kept.standing is Standing.PENDING
+                continue
+            was_pending = kept.standing is Standing.PENDING
+            outcome = pb.CANCEL_OUTCOME_UNSPECIFIED
+            if not (request.dry_run and was_pending):
+                outcome = self._store.cancel_kept(kept)
+            answer.results.add(
+                handle=kept.handle,
+                due_ms=kept.sent.due_ms,
+                topic=kept.sent.topic,
+                outcome=outcome,
+                cancelled_before=outcome == pb.CANCEL_OUTCOME_CANCELLED and not was_pending,
+            )
+        return answer
 
-    def DescribeCluster(
-        self, _request: pb.DescribeClusterRequest, _context: Any
-    ) -> pb.DescribeClusterResponse:
+    @_answering
+    def DescribeCluster(self, _request: pb.DescribeClusterRequest) -> pb.DescribeClusterResponse:
         limits, address = self._store.limits, self._service.address
         member = pb.Member(node="memory", address=address, reachable=True, accepting=True)
         return pb.DescribeClusterResponse(
@@ -439,37 +493,29 @@ class _Servicer(pb_grpc.DelayWheelServicer):
                 span_seconds=limits.span_ms // 1000,
                 late_window_seconds=limits.late_window_ms // 1000,
                 max_message_bytes=limits.max_message_bytes,
-                max_request_messages=_MOST,
+                max_request_messages=_MOST_SENT,
                 max_request_bytes=16_777_216,
             ),
             now_ms=self._store.now_ms,
         )
 
-    def _new_due_refusal(self, message: pb.NewDue) -> tuple[Reason, str] | None:
-        kept = self._store.find(message.message)
-        if kept is not None and is_half(kept.sent):
-            return Reason.HALF_KEEPS_DUE, ""
-        return self._store.due_refusal(max(message.deliver_at_ms, self._store.now_ms))
-
-    def _rescheduled(self, message: pb.NewDue) -> pb.MessageRescheduled:
-        refusal = self._new_due_refusal(message)
-        if refusal is not None:
-            return pb.MessageRescheduled(error=_error(*refusal))
-        return self._store.reschedule(message.message, message.deliver_at_ms)
-
     def _result(self, message: pb.DelayedMessage) -> pb.ProduceResult:
         """Takes a message of another language's client."""
-        due_ms = message.deliver_at_ms
-        if message.HasField("level"):
-            delay_ms = self._service._levels.get(message.level)  # noqa: SLF001
-            if delay_ms is None:
-                return pb.ProduceResult(error=_error(Reason.LEVEL_UNKNOWN, message.level))
-            due_ms = (message.sent_at_ms or self._store.now_ms) + delay_ms
-        elif message.HasField("delay_ms"):
-            due_ms = (message.sent_at_ms or self._store.now_ms) + message.delay_ms
-        sent = SentMessage(
+        try:
+            sent = self._sent(message)
+            is_checked = message.check_id and message.HasField("id")
+            self._store.accept(sent, check_id=is_checked)
+        except MemoryRefusal as refusal:
+            return pb.ProduceResult(error=refusal.error)
+        handle = f"{WHEEL}:{sent.due_ms // 1000}:{sent.id.hex()}"
+        return pb.ProduceResult(handle=handle, due_ms=sent.due_ms, id_checked=is_checked)
+
+    def _sent(self, message: pb.DelayedMessage) -> SentMessage:
+        if message.HasField("id"):
+            check_id(message.id)
+        return SentMessage(
             message.id if message.HasField("id") else uuid.uuid4().bytes,
-            due_ms,
+            self._due_of(message),
             message.topic,
             message.key if message.HasField("key") else None,
             message.value if message.HasField("value") else None,
@@ -477,12 +523,30 @@ class _Servicer(pb_grpc.DelayWheelServicer):
             message.partition if message.HasField("partition") else None,
             message.timestamp_ms if message.HasField("timestamp_ms") else None,
         )
-        check_id = message.check_id and message.HasField("id")
-        refusal = self._store.accept(sent, check_id=check_id)
-        if refusal is not None:
-            return pb.ProduceResult(error=_error(*refusal))
-        handle = f"{WHEEL}:{due_ms // 1000}:{sent.id.hex()}"
-        return pb.ProduceResult(handle=handle, due_ms=due_ms, id_checked=check_id)
+
+    def _due_of(self, message: pb.DelayedMessage) -> int:
+        given = [message.HasField(way) for way in ("deliver_at_ms", "delay_ms", "level")]
+        if sum(given) != 1:
+            raise MemoryRefusal(Reason.DUE_AMBIGUOUS if sum(given) else Reason.DUE_MISSING)
+        if given[0]:
+            return message.deliver_at_ms
+        if message.HasField("id") and not message.HasField("sent_at_ms"):
+            raise MemoryRefusal(Reason.SENT_AT_MISSING)
+        delay_ms = message.delay_ms
+        if given[2]:
+            levels = self._service._levels  # noqa: SLF001
+            if message.level not in levels:
+                raise MemoryRefusal(Reason.LEVEL_UNKNOWN, f"No level {message.level[:60]}")
+            delay_ms = levels[message.level]
+        if delay_ms < 0:
+            raise MemoryRefusal(Reason.DELAY_INVALID, f"A delay of {delay_ms} ms")
+        sent_at_ms = message.sent_at_ms if message.HasField("sent_at_ms") else self._store.now_ms
+        return sent_at_ms + delay_ms
+
+
+def _check_headers_of(counts: Iterable[int]) -> None:
+    if sum(min(count, HEADERS_MOST) for count in counts) > _HEADERS_SENT:
+        raise MemoryRefusal(Reason.REQUEST_TOO_LARGE, f"More than {_HEADERS_SENT:,} headers")
 
 
 def _stored(kept: Kept, *, with_content: bool) -> pb.StoredMessage:
@@ -500,6 +564,8 @@ def _stored(kept: Kept, *, with_content: bool) -> pb.StoredMessage:
         state=kept.state,
         key_length_bytes=-1 if sent.key is None else len(sent.key),
         value_length_bytes=-1 if sent.value is None else len(sent.value),
+        headers_length_bytes=sent.headers_length_bytes,
+        dead_reason=kept.dead_reason,
         rescheduled_to_ms=kept.moved_to_ms,
     )
     if with_content:
@@ -511,34 +577,17 @@ def _stored(kept: Kept, *, with_content: bool) -> pb.StoredMessage:
     return stored
 
 
+def _is_within(topic: str, within: Iterable[pb.TopicPatterns]) -> bool:
+    return all(
+        any(re.fullmatch(".*".join(map(re.escape, one.split("*"))), topic) for one in each.any_of)
+        for each in within
+    )
+
+
 def _page(found: Iterator[Kept], token: str, most: int) -> tuple[list[Kept], str]:
     """Returns what follows a token, and the token of the next page."""
-    due_ms, seq = map(int, token.split(":")) if token else (0, 0)
+    due_ms, seq = place_of(token)
     ordered = sorted(found, key=lambda kept: (kept.sent.due_ms, kept.seq))
     rest = [kept for kept in ordered if (kept.sent.due_ms, kept.seq) > (due_ms, seq)]
     page = rest[: min(most or _PAGE, _MOST)]
     return page, f"{page[-1].sent.due_ms}:{page[-1].seq}" if len(page) < len(rest) else ""
-
-
-def _committed(
-    committed: pb.CommitOutcome.ValueType | tuple[Reason, str],
-) -> pb.HalfCommitted:
-    if isinstance(committed, tuple):
-        return pb.HalfCommitted(error=_error(*committed))
-    return pb.HalfCommitted(outcome=committed)
-
-
-def _error(reason: Reason, detail: str) -> pb.Error:
-    text = f"{detail}. {reason.advice}" if detail else reason.advice
-    return pb.Error(code=reason.code.value[0], reason=reason, message=text)
-
-
-def _abort(context: Any, reason: Reason, detail: str) -> NoReturn:
-    """Ends a call as a node does: with a status that names the reason."""
-    error = _error(reason, detail)
-    info = AnyMessage()
-    info.Pack(ErrorInfo(reason=reason, domain=DOMAIN))
-    status = Status(code=error.code, message=error.message, details=[info])
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-    context.abort(reason.code, error.message)
-    raise AssertionError("abort always raises")

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heappop, heappush
@@ -22,19 +22,36 @@ from itertools import count
 from typing import Final, NamedTuple
 
 from delaywheel.consumer.records import Incoming, Partition, Place
-from delaywheel.ingress import PLACE_ID_PREFIX, HalfAnswer, halves_topic, ingress_topic
+from delaywheel.headers import is_cut_off
+from delaywheel.identity import is_topic_name
+from delaywheel.ingress import (
+    HEADERS_MOST,
+    PLACE_ID_PREFIX,
+    HalfAnswer,
+    halves_topic,
+    ingress_topic,
+    is_reserved_topic,
+)
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import COMMITTED, LONGEST_HOLD_MS, longest_half_bytes
+from delaywheel.record_headers import COMMITTED, LONGEST_HOLD_MS, is_reserved
 from delaywheel.testing.halves import (
     CLUSTER,
     COMMIT_BEFORE_MS,
     committed_message,
+    dead_letter_of,
     delivery_headers,
-    half_refusal,
     is_half,
     letter_of,
 )
+from delaywheel.testing.refusing import (
+    MemoryRefusal,
+    check_filter,
+    check_id_and_due,
+    check_reference,
+)
 from delaywheel.testing.rows import OwnHeaders, SentMessage
+from delaywheel.transactions.half_rules import half_fault, make_a_half
+from delaywheel.ttl import ttl_s_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 WHEEL: Final = "memory.1"
@@ -48,6 +65,7 @@ class Standing(IntEnum):
     PENDING = pb.MESSAGE_STATE_PENDING
     CANCELLED = pb.MESSAGE_STATE_CANCELLED
     DELIVERED = pb.MESSAGE_STATE_DELIVERED
+    DEAD_LETTERED = pb.MESSAGE_STATE_DEAD_LETTERED
 
 
 class DeliveredRecord(NamedTuple):
@@ -85,6 +103,7 @@ class Kept:
     standing: Standing = Standing.PENDING
     moved_to_ms: int | None = None
     offset: int | None = None
+    dead_reason: str = ""
     is_asked: bool = False
     answer: HalfAnswer | None = None
 
@@ -92,6 +111,11 @@ class Kept:
     def handle(self) -> str:
         """The text of its handle."""
         return f"{WHEEL}:{self.sent.due_ms // 1000}:{self.sent.id.hex()}"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it is in a topic."""
+        return self.standing in (Standing.DELIVERED, Standing.DEAD_LETTERED)
 
     @property
     def state(self) -> pb.MessageState.ValueType:
@@ -115,6 +139,7 @@ class MemoryLimits(NamedTuple):
     late_window_ms: int
     max_message_bytes: int
     topics: frozenset[str] | None
+    partitions: Mapping[str, int] | None = None
 
 
 class MemoryStore:
@@ -133,19 +158,20 @@ class MemoryStore:
         # By due and seq, some of which may be done; tests may hold as many as a service does.
         self._pending: Final[list[tuple[int, int, Kept]]] = []
 
-    def accept(self, sent: SentMessage, *, check_id: bool = False) -> tuple[Reason, str] | None:
-        """Takes a message, once by id and due; returns why it is refused."""
-        refusal = self._refusal(sent)
-        if refusal is not None:
-            return refusal
+    def accept(self, sent: SentMessage, *, check_id: bool = False) -> None:
+        """Takes a message, once by id and due.
+
+        Raises:
+            MemoryRefusal: It is refused.
+        """
+        self._check(sent)
         kept = self._kept.get((sent.id, sent.due_ms))
         if kept is None:
             self._keep(sent)
         elif check_id and kept.standing is Standing.CANCELLED and kept.moved_to_ms is None:
-            return Reason.ID_CANCELLED, ""
+            raise MemoryRefusal(Reason.ID_CANCELLED)
         elif check_id and kept.sent != sent:
-            return Reason.ID_TAKEN, ""
-        return None
+            raise MemoryRefusal(Reason.ID_TAKEN)
 
     def take_in(self, sent: SentMessage) -> None:
         """Takes what is in the ingress topic, once by id and due, however long ago it was due.
@@ -163,7 +189,12 @@ class MemoryStore:
         self.now_ms = max(self.now_ms, now_ms)
 
     def find(self, ref: pb.MessageRef) -> Kept | None:
-        """Returns the message that is meant, unless its second is deleted."""
+        """Returns the message that is meant, unless its second is deleted.
+
+        Raises:
+            MemoryRefusal: That names no message.
+        """
+        check_reference(ref)
         if ref.HasField("id_and_due"):
             found = self._kept.get((ref.id_and_due.id, ref.id_and_due.due_ms))
             return None if found is None or self.is_deleted(found.sent.due_ms) else found
@@ -182,32 +213,43 @@ class MemoryStore:
         """Whether the second of this due is finished and deleted."""
         return due_ms // 1000 < (self.now_ms - self.limits.late_window_ms) // 1000
 
-    def cancel(self, ref: pb.MessageRef) -> tuple[pb.CancelOutcome.ValueType, int | None]:
-        """Cancels a message; returns the outcome, and the due of one that was rescheduled."""
+    def cancel(self, ref: pb.MessageRef) -> pb.MessageCancelled:
+        """Cancels a message.
+
+        Raises:
+            MemoryRefusal: That names no message.
+        """
         kept = self.find(ref)
         if kept is None:
             late = self.is_deleted(_due_ms(ref))
-            return (pb.CANCEL_OUTCOME_TOO_LATE if late else pb.CANCEL_OUTCOME_NOT_FOUND), None
-        return self.cancel_kept(kept), kept.moved_to_ms
+            outcome = pb.CANCEL_OUTCOME_TOO_LATE if late else pb.CANCEL_OUTCOME_NOT_FOUND
+            return pb.MessageCancelled(outcome=outcome)
+        return pb.MessageCancelled(outcome=self.cancel_kept(kept), due_ms=kept.moved_to_ms)
 
     def cancel_kept(self, kept: Kept) -> pb.CancelOutcome.ValueType:
         """Cancels a message that was found."""
         if kept.moved_to_ms is not None:
             return pb.CANCEL_OUTCOME_RESCHEDULED
-        if kept.standing is Standing.DELIVERED:
+        if kept.is_done:
             return pb.CANCEL_OUTCOME_ALREADY_DELIVERED
         if kept.standing is Standing.PENDING and self._is_too_late(kept):
             return pb.CANCEL_OUTCOME_TOO_LATE
         kept.standing = Standing.CANCELLED
         return pb.CANCEL_OUTCOME_CANCELLED
 
-    def commit(self, id_: bytes, due_ms: int) -> pb.CommitOutcome.ValueType | tuple[Reason, str]:
-        """Commits a half: its message is delivered now, or at its own due; or says why not."""
+    def commit(self, half: pb.HalfRef) -> pb.CommitOutcome.ValueType:
+        """Commits a half: its message is delivered now, or at its own due.
+
+        Raises:
+            MemoryRefusal: It names no half.
+        """
+        check_id_and_due(half)
+        id_, due_ms = half.id, half.due_ms
         left_ms = due_ms - self.now_ms
         if left_ms <= COMMIT_BEFORE_MS:
             return pb.COMMIT_OUTCOME_LEFT_TO_CHECK
         if left_ms > LONGEST_HOLD_MS:  # the message's own due, perhaps
-            return Reason.HALF_INVALID, f"No half is held for {left_ms:,} ms more"
+            raise MemoryRefusal(Reason.HALF_INVALID, f"No half is held for {left_ms:,} ms more")
         kept = self._kept.get((id_, due_ms))
         if kept is None or not is_half(kept.sent):
             return pb.COMMIT_OUTCOME_COMMITTED
@@ -220,20 +262,30 @@ class MemoryStore:
                 self.take_in(message)
             else:
                 committed = (COMMITTED, b"%d" % self.now_ms)
-                kept.offset = self.append(message, (*self._added(kept), committed))
+                kept.offset = self.append(message, (committed, *self._added(kept)))
         return pb.COMMIT_OUTCOME_COMMITTED
 
-    def reschedule(self, ref: pb.MessageRef, to_ms: int) -> pb.MessageRescheduled:
-        """Gives a message another due."""
+    def reschedule(self, wanted: pb.NewDue) -> pb.MessageRescheduled:
+        """Gives a message another due.
+
+        Raises:
+            MemoryRefusal: That names no message, or no due that it may have.
+        """
+        ref, to_ms = wanted.message, wanted.deliver_at_ms
+        if to_ms < 1:
+            raise MemoryRefusal(Reason.DUE_INVALID, f"Due {to_ms}")
+        self._check_span(to_ms)
         kept = self.find(ref)
         if kept is None:
             late = self.is_deleted(_due_ms(ref))
             outcome = pb.RESCHEDULE_OUTCOME_TOO_LATE if late else pb.RESCHEDULE_OUTCOME_NOT_FOUND
             return pb.MessageRescheduled(outcome=outcome)
+        if is_half(kept.sent):
+            raise MemoryRefusal(Reason.HALF_KEEPS_DUE)
         if kept.moved_to_ms is None:
             if kept.standing is Standing.CANCELLED:
                 return pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_CANCELLED)
-            if kept.standing is Standing.DELIVERED:
+            if kept.is_done:
                 return pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_ALREADY_DELIVERED)
             if self._is_too_late(kept):
                 return pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
@@ -258,7 +310,12 @@ class MemoryStore:
         return sorted({due_ms // 1000 for due_ms in dues_ms if not self.is_deleted(due_ms)})
 
     def matching(self, wanted: pb.Filter, *, with_cancelled: bool) -> Iterator[Kept]:
-        """Yields messages that are not done and meet all conditions, by due."""
+        """Yields messages that are not done and meet all conditions, by due.
+
+        Raises:
+            MemoryRefusal: A condition is invalid.
+        """
+        check_filter(wanted)
         for kept in sorted(self._kept.values(), key=lambda each: (each.sent.due_ms, each.seq)):
             is_wanted = kept.standing is Standing.PENDING or (
                 with_cancelled and kept.standing is Standing.CANCELLED
@@ -266,34 +323,64 @@ class MemoryStore:
             if is_wanted and kept.sent.due_ms > self.now_ms and _meets(kept.sent, wanted):
                 yield kept
 
-    def _refusal(self, sent: SentMessage) -> tuple[Reason, str] | None:
-        if is_half(sent) and (refusal := half_refusal(sent, self.now_ms)) is not None:
-            return refusal
-        limits = self.limits
+    def _check(self, sent: SentMessage) -> None:
+        """Checks a message in the order in which a node does."""
+        limits, length_bytes = self.limits, sent.length_bytes
+        self._check_due(sent.due_ms)
+        if not is_topic_name(sent.topic):
+            raise MemoryRefusal(Reason.TOPIC_INVALID)
+        if is_reserved_topic(sent.topic) or sent.topic == ingress_topic(CLUSTER):
+            text = f"{sent.topic} belongs to the service or to Kafka"
+            raise MemoryRefusal(Reason.TOPIC_INVALID, text)
         if sent.id.startswith(PLACE_ID_PREFIX):
-            return (
-                Reason.ID_INVALID,
-                f"Ids that begin with {PLACE_ID_PREFIX.hex()} are the service's",
-            )
+            text = f"Ids that begin with {PLACE_ID_PREFIX.hex()} are the service's"
+            raise MemoryRefusal(Reason.ID_INVALID, text)
+        if length_bytes > limits.max_message_bytes:
+            sizes = f"{length_bytes:,} bytes, at most {limits.max_message_bytes:,}"
+            raise MemoryRefusal(Reason.MESSAGE_TOO_LARGE, f"{sizes} (max_message_bytes)")
+        self._check_headers(sent)
+        partitions = (limits.partitions or {}).get(sent.topic, 1 << 31)
+        if sent.partition is not None and not 0 <= sent.partition < partitions:
+            raise MemoryRefusal(Reason.PARTITION_INVALID)
+        if sent.timestamp_ms is not None and sent.timestamp_ms < 1:
+            raise MemoryRefusal(Reason.TIMESTAMP_INVALID)
         if not self.has_topic(sent.topic):
-            return Reason.TOPIC_UNKNOWN, sent.topic
-        most_bytes = limits.max_message_bytes
-        if is_half(sent):
-            most_bytes = longest_half_bytes(most_bytes)
-        if sent.length_bytes > most_bytes:
-            sizes = f"{sent.length_bytes:,} bytes, at most {most_bytes:,}"
-            return Reason.MESSAGE_TOO_LARGE, f"{sizes} (max_message_bytes)"
-        return self.due_refusal(sent.due_ms)
+            raise MemoryRefusal(Reason.TOPIC_UNKNOWN, sent.topic)
 
-    def due_refusal(self, due_ms: int) -> tuple[Reason, str] | None:
-        """Returns why a due is refused; None: it is not."""
+    def _check_headers(self, sent: SentMessage) -> None:
+        if len(sent.headers) > HEADERS_MOST:
+            raise MemoryRefusal(Reason.MESSAGE_TOO_LARGE, f"More than {HEADERS_MOST:,} headers")
+        if any(not name or is_cut_off(name) for name, _ in sent.headers):
+            raise MemoryRefusal(Reason.HEADER_INVALID)
+        ours = [pair for pair in sent.headers if is_reserved(pair[0])]
+        if not ours:
+            return
+        if not make_a_half([name for name, _ in ours]):
+            raise MemoryRefusal(Reason.HEADER_RESERVED)
+        limits = self.limits
+        fault = half_fault(
+            ours,
+            sent.due_ms,
+            sent.length_bytes,
+            self.now_ms,
+            span_ms=limits.span_ms,
+            most_bytes=limits.max_message_bytes,
+        )
+        if fault is not None:
+            raise MemoryRefusal(*fault)
+
+    def _check_due(self, due_ms: int) -> None:
         if due_ms < 1:
-            return Reason.DUE_INVALID, f"Due {due_ms}"
+            raise MemoryRefusal(Reason.DUE_INVALID, f"Due {due_ms}")
         if due_ms < self.now_ms - self.limits.late_window_ms:
-            return Reason.DUE_TOO_OLD, f"Older than {self.limits.late_window_ms // 1000} s"
+            late_s = self.limits.late_window_ms // 1000
+            raise MemoryRefusal(Reason.DUE_TOO_OLD, f"Older than {late_s} s")
+        self._check_span(due_ms)
+
+    def _check_span(self, due_ms: int) -> None:
         if due_ms > self.now_ms + self.limits.span_ms:
-            return Reason.DUE_BEYOND_SPAN, f"More than {self.limits.span_ms // 1000} s ahead"
-        return None
+            span_s = self.limits.span_ms // 1000
+            raise MemoryRefusal(Reason.DUE_BEYOND_SPAN, f"More than {span_s} s ahead")
 
     def _keep(self, sent: SentMessage) -> Kept:
         kept = self._kept[sent.id, sent.due_ms] = Kept(sent, next(self._seqs), self.now_ms)
@@ -307,6 +394,8 @@ class MemoryStore:
     def _moved(self, kept: Kept, to_ms: int) -> Kept:
         if to_ms == kept.sent.due_ms:
             return kept
+        if (kept.sent.id, to_ms) in self._kept:
+            raise MemoryRefusal(Reason.DUE_TAKEN, f"Due {to_ms}")
         kept.standing, kept.moved_to_ms = Standing.CANCELLED, to_ms
         return self._keep(kept.sent._replace(due_ms=to_ms))
 
@@ -325,8 +414,19 @@ class MemoryStore:
         if is_half(sent):
             kept.is_asked = True
             self.append(letter_of(sent, kept.accepted_ms, WHEEL))
-        else:
+        elif (why := self._dead_for(sent)) is None:
             kept.offset = self.append(sent, self._added(kept))
+        else:
+            kept.standing, kept.dead_reason = Standing.DEAD_LETTERED, why[0]
+            kept.offset = self.append(dead_letter_of(sent, kept.accepted_ms, WHEEL, *why))
+
+    def _dead_for(self, sent: SentMessage) -> tuple[str, str] | None:
+        """Returns why a message cannot be delivered, and how; None: it can."""
+        ttl_s = ttl_s_of(sent.headers)
+        since_ms = sent.due_ms if sent.timestamp_ms is None else sent.timestamp_ms
+        if ttl_s is not None and self.now_ms >= since_ms + ttl_s * 1000:
+            return "EXPIRED", f"its ttl of {ttl_s} s ended at {since_ms + ttl_s * 1000}"
+        return None if self.has_topic(sent.topic) else ("TOPIC_MISSING", sent.topic)
 
     def answered(self, id_: bytes, due_ms: int, answer: HalfAnswer) -> None:
         """Notes what a group has answered about a half."""

@@ -10,7 +10,6 @@ headers, bytes. No request takes longer than some hundred milliseconds; those th
 few go to a thread (producing.py).
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,16 +24,10 @@ from delaywheel.headers import decode_headers, encode_headers
 from delaywheel.identity import is_topic_name
 from delaywheel.ingress import PLACE_ID_PREFIX, is_reserved_topic
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import (
-    GROUP_NAME,
-    HALF_DELIVER_AT,
-    HALF_GROUP,
-    LONGEST_HOLD_MS,
-    is_reserved,
-    longest_half_bytes,
-)
+from delaywheel.record_headers import HALF_GROUP, is_reserved
 from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_starts
 from delaywheel.storage.frames.header_checks import TooManyHeadersError, check_headers
+from delaywheel.transactions.half_rules import half_fault, make_a_half
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.quantities import about, counted
@@ -54,8 +47,6 @@ from delaywheel_replica.server.intake.unpacking import (
     outline_of,
 )
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
-
-_DUE = re.compile(rb"[1-9][0-9]{11,13}")
 
 MESSAGE_HEADERS: Final = 10_000
 REQUEST_HEADERS: Final = 200_000
@@ -314,39 +305,21 @@ def _judge_half(
     now_ms: int,
 ) -> Refusal | None:
     """Why a message with headers of ours is refused; None: they make it a half."""
-    columns, length_bytes = batch.columns, int(batch.lengths_bytes[row])
-    given, names = dict(ours), [name for name, _ in ours]
-    if not {HALF_GROUP} <= given.keys() <= {HALF_GROUP, HALF_DELIVER_AT}:
+    if not make_a_half([name for name, _ in ours]):
         return Refusal(Reason.HEADER_RESERVED)
     refusal = rules.halves_refusal()
     if refusal is not None:
         return refusal
-    due_ms = int(columns.due_ms[row])
-    hold_ms = due_ms - now_ms
-    if len(names) > len(given) or not GROUP_NAME.fullmatch(given[HALF_GROUP] or b""):
-        return Refusal(Reason.HALF_INVALID, f"{HALF_GROUP} must be there once, and name a group")
-    if hold_ms > LONGEST_HOLD_MS + rules.clock_skew_ms:
-        return Refusal(Reason.HALF_INVALID, f"It is to be held for {hold_ms:,} ms")
-    most_bytes = longest_half_bytes(rules.max_message_bytes)
-    if length_bytes > most_bytes:
-        detail = f"{length_bytes:,} bytes, at most {most_bytes:,} for a half: its letter has more"
-        return Refusal(Reason.MESSAGE_TOO_LARGE, detail)
-    return _judge_own_due(given, due_ms, rules, now_ms=now_ms)
-
-
-def _judge_own_due(
-    given: Mapping[str, bytes | None], due_ms: int, rules: IntakeRules, *, now_ms: int
-) -> Refusal | None:
-    if HALF_DELIVER_AT not in given:
-        return None
-    text = given[HALF_DELIVER_AT] or b""
-    deliver_at_ms = int(text) if _DUE.fullmatch(text) else 0
-    if not deliver_at_ms or deliver_at_ms == due_ms:
-        what = f"{HALF_DELIVER_AT} must be Unix milliseconds, and another due than the half's"
-        return Refusal(Reason.HALF_INVALID, what)
-    if deliver_at_ms > now_ms + rules.span_seconds * 1000:
-        return Refusal(Reason.DUE_BEYOND_SPAN, HALF_DELIVER_AT)
-    return None
+    fault = half_fault(
+        ours,
+        int(batch.columns.due_ms[row]),
+        int(batch.lengths_bytes[row]),
+        now_ms,
+        span_ms=rules.span_seconds * 1000,
+        most_bytes=rules.max_message_bytes,
+        skew_ms=rules.clock_skew_ms,
+    )
+    return None if fault is None else Refusal(*fault)
 
 
 def _too_many_headers() -> RequestRefusedError:
