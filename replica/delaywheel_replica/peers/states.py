@@ -31,7 +31,7 @@ class Way(StrEnum):
 
 
 class PeerReason(StrEnum):
-    """Why a peer is refused. Names are stable; docs/OPERATIONS.md says what to do."""
+    """Why a peer is refused. Names are stable; docs/ERRORS.md says what to do."""
 
     WRONG_CLUSTER = "WRONG_CLUSTER"
     WRONG_PROTOCOL = "WRONG_PROTOCOL"
