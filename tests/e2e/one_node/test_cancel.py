@@ -184,7 +184,7 @@ def asked_about(letters: CommittedReader, topic: str) -> set[bytes | None]:
 def test_a_half_with_a_delay_is_delivered_at_its_due(
     service: Service, kafka: KafkaBroker, topic: str
 ) -> None:
-    """By the SDK. What its block raises leaves it to the check, and a rollback drops it."""
+    """By the SDK. What its block raises leaves it to the check; a rollback or cancel drops it."""
     with service.client() as client, CommittedReader(kafka.address, topic) as reader:
         with client.begin(topic, b"delayed", group="shop", hold="9s", delay="5s") as delayed:
             own_due = dict(decode_headers(delayed.message.encoded_headers))["dw-half-deliver-at"]
@@ -192,6 +192,9 @@ def test_a_half_with_a_delay_is_delivered_at_its_due(
         assert delayed.outcome is CommitOutcome.COMMITTED
         with client.begin(topic, b"gone", group="shop", hold="9s") as gone:
             gone.rollback()
+        cancelled = client.begin(topic, b"cancelled", group="shop", hold="9s")
+        client.cancel(cancelled.handle)
+        assert cancelled.commit() is CommitOutcome.ROLLED_BACK
         with pytest.raises(KeyError), client.begin(topic, b"left", group="shop", hold="3s"):
             raise KeyError
         reader.wait_for(1)

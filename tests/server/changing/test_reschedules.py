@@ -17,6 +17,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.leader.rescheduling import MOST
 from delaywheel_replica.core.protocol.control import ControlState
 from delaywheel_replica.core.protocol.progress import Done, Position
@@ -29,7 +30,10 @@ from delaywheel_replica.core.protocol.reschedules import (
 from delaywheel_replica.server.access.callers import A_NODE, ANYBODY
 from delaywheel_replica.server.changing.awaited import SWEPT_AT_LEAST
 from delaywheel_replica.server.changing.finder import MessageFinder
+from delaywheel_replica.server.changing.pending import Decided, Subject
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
+from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import monotonic_ms
@@ -313,6 +317,31 @@ def test_a_frame_that_this_node_lacks_for_a_moment_is_waited_for(server: ServerP
             assert waiting.result().due_ms == to_ms
     finally:
         server.cleaner.commit(without)
+
+
+async def test_a_half_whose_commit_lies_there_keeps_its_due_at_once() -> None:
+    """A cancel of it waits for what becomes of it; other dues are never given to halves."""
+    place = Position(WheelId("n1", 1), 1, 0)
+    found = Found((in_ms(3_000),), [place], commits=[place])
+    subject = Subject(Reference.of(bytes(16), found.dues_ms[0]), Reference.of(bytes(16), 5), found)
+    finder = SimpleNamespace(
+        leader_address=lambda _: None,
+        read_ahead=AsyncMock(),
+        find=AsyncMock(return_value=subject),
+        decide=AsyncMock(return_value=Decided(CancelDecision.WAIT)),
+    )
+    leading = SimpleNamespace(leading=lambda: SimpleNamespace(reschedules={}))
+    reschedules = Reschedules(
+        *cast("Any", (SimpleNamespace(cleaner=leading), finder, None, None)),
+        span=Span(600, 0),
+        propose=AsyncMock(),
+        next_change=asyncio.Event().wait,
+        counts=NodeCounts(),
+    )
+    dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}"), deliver_at_ms=in_ms(60_000))]
+    with pytest.raises(RequestRefusedError) as refused:
+        await reschedules.reschedule(pb.RescheduleRequest(messages=dues), ANYBODY, left_s=10)
+    assert refused.value.refusal.reason is Reason.HALF_KEEPS_DUE
 
 
 async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(

@@ -352,6 +352,8 @@ class Reschedules:
                     decision = decided.decision
                     if decision is CancelDecision.RESCHEDULED:
                         return decided
+                    if decision is CancelDecision.WAIT and subject.found.is_committed:
+                        raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
                     if decision is CancelDecision.WRITE:
                         if attempt.to_ms == subject.key[1]:  # perhaps since an earlier attempt
                             return Decided(CancelDecision.RESCHEDULED, attempt.to_ms)

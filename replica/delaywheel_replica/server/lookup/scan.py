@@ -73,6 +73,11 @@ class Found:
     commits: list[Position] = field(default_factory=list)
     releases: list[Position] = field(default_factory=list)
 
+    @property
+    def is_committed(self) -> bool:
+        """Whether it is a half that was committed."""
+        return bool(self.commits or self.releases)
+
 
 @dataclass(slots=True)
 class _RowsOfId:
