@@ -260,5 +260,9 @@ class MemoryBroker:
 
     def close(self) -> None:
         """See `Broker`."""
+        gone = list(self._positions)
+        self._positions.clear()
+        if gone:
+            self._callbacks["revoke"](gone)
         if self._group.member is self:
             self._group.member = None
