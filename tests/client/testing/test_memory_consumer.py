@@ -10,7 +10,13 @@ import asyncio
 import pytest
 
 from delaywheel import DELIVERED_HEADERS
-from delaywheel.consumer import BatchItemError, ConsumerError, ReceivedMessage
+from delaywheel.consumer import (
+    AsyncRetryConsumer,
+    BatchItemError,
+    ConsumerError,
+    ReceivedMessage,
+    RetryConsumer,
+)
 from delaywheel.testing import MemoryService
 
 
@@ -192,3 +198,52 @@ def test_a_record_that_is_put_back_for_later_appears_when_the_clock_is_moved() -
         service.advance("1s")
         [again] = consumer
         assert (again.value, again.attempt) == (b"v", 1)
+
+
+def test_a_programs_own_consumer_is_there_in_memory_with_its_topics_and_options() -> None:
+    seen: list[bytes | None] = []
+
+    def charge(message: ReceivedMessage) -> None:
+        seen.append(message.value)
+        raise ConnectionError("the bank does not answer")
+
+    class Billing:
+        def __init__(self) -> None:
+            self.consumer = RetryConsumer(
+                "^orders", group="billing", bootstrap="kafka:9092", retry=("1s",)
+            )
+
+        def main(self) -> None:
+            with self.consumer as consumer:
+                consumer.run({"^orders": charge})
+
+    billing = Billing()
+    production = billing.consumer
+    for topic in ("orders-eu", "orders-us"):
+        with MemoryService(topics=[topic]) as service, service.client() as client:
+            client.produce(topic, topic.encode(), delay="0s")
+            for _ in range(2):
+                billing.consumer = memory = service.in_memory(production)
+                billing.main()
+                service.advance("1s")
+            assert [letter.topic for letter in memory.dead_letters] == [f"{topic}-dead-billing"]
+    assert seen == [b"orders-eu"] * 2 + [b"orders-us"] * 2
+
+
+def test_coroutines_of_a_programs_own_consumer_run_in_memory() -> None:
+    seen: list[bytes | None] = []
+
+    async def charge(message: ReceivedMessage) -> None:
+        seen.append(message.value)
+
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
+        for number in range(3):
+            client.produce("orders", b"%d" % number, key=b"k", delay="0s")
+
+        async def main() -> None:
+            own = AsyncRetryConsumer("orders", group="billing", bootstrap="kafka:9092")
+            async with service.in_memory(own) as consumer:
+                await consumer.run(charge, concurrency=2)
+
+        asyncio.run(main())
+    assert seen == [b"0", b"1", b"2"]

@@ -117,7 +117,7 @@ class AwaitedConsumer(BaseConsumer):
         if concurrency < 1:
             raise ValueError(f"concurrency={concurrency}: at least 1")
         desk, free, freed = self._engine.desk, concurrency, asyncio.Event()
-        timeout_ms = self._settings.handler_timeout_ms
+        timeout_ms = self.settings.handler_timeout_ms
 
         async def limited(message: ReceivedMessage) -> None:
             assert timeout_ms is not None
@@ -178,7 +178,7 @@ class AsyncRetryConsumer(AwaitedConsumer):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(read_settings(topics, group, bootstrap, options))
-        check_middleware(self._settings.middleware, is_awaited=True)
+        check_middleware(self.settings.middleware, is_awaited=True)
 
     async def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         """Yields messages until `stop`."""
@@ -214,7 +214,7 @@ class AsyncRetryConsumer(AwaitedConsumer):
         wait: Duration = "100ms",
     ) -> None:
         """See `RetryConsumer.run_batches`."""
-        called = wrapped_awaited(handle, self._settings.middleware)
+        called = wrapped_awaited(handle, self.settings.middleware)
         async for batch in self.batches(most, wait=wait):
             async with batch:
                 await called(batch)
@@ -239,8 +239,8 @@ class AsyncRetryConsumer(AwaitedConsumer):
             Exception: An exception from a handler that means neither retry nor dead; the other
                 handlers are cancelled, and their messages delivered again.
         """
-        check_topics(handle, self._settings.topics.given)
-        await self._run(wrapped_awaited(handle, self._settings.middleware), concurrency)
+        check_topics(handle, self.settings.topics.given)
+        await self._run(wrapped_awaited(handle, self.settings.middleware), concurrency)
 
     async def receive(self, timeout_s: float | None = None) -> ReceivedMessage | None:
         """Returns the next message; None if none came in time, or none will come."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from functools import partial
-from typing import Self, TypeVar, Unpack
+from typing import Final, Self, TypeVar, Unpack
 
 from delaywheel.consumer.batch import Batch
 from delaywheel.consumer.book import Counts
@@ -34,10 +34,14 @@ WAIT_S = 0.5
 
 
 class BaseConsumer:
-    """The common part of all consumers: their settings, and all that does not wait."""
+    """The common part of all consumers: their settings, and all that does not wait.
+
+    Attributes:
+        settings: What it was made with, as it was read.
+    """
 
     def __init__(self, settings: ConsumerSettings) -> None:
-        self._settings = settings
+        self.settings: Final = settings
         self._engine = self._made_engine(settings)
 
     def _made_engine(self, settings: ConsumerSettings) -> Engine:
@@ -84,7 +88,7 @@ class BaseConsumer:
     @property
     def group(self) -> str:
         """The group."""
-        return self._settings.group
+        return self.settings.group
 
     @property
     def health(self) -> ConsumerHealth:
@@ -184,7 +188,7 @@ class RetryConsumer(ThreadedConsumer):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(read_settings(topics, group, bootstrap, options))
-        check_middleware(self._settings.middleware, is_awaited=False)
+        check_middleware(self.settings.middleware, is_awaited=False)
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         """Yields messages until `stop`."""
@@ -238,8 +242,8 @@ class RetryConsumer(ThreadedConsumer):
             BaseException: An exception from a handler that means neither retry nor dead; handlers
                 that have begun are waited for.
         """
-        check_topics(handle, self._settings.topics.given)
-        self._run(wrapped(handle, self._settings.middleware), concurrency)
+        check_topics(handle, self.settings.topics.given)
+        self._run(wrapped(handle, self.settings.middleware), concurrency)
 
     def run_batches(
         self, handle: Callable[[Batch], object], most: int = 100, *, wait: Duration = "100ms"
@@ -249,7 +253,7 @@ class RetryConsumer(ThreadedConsumer):
         Raises:
             BaseException: An exception from the handler that means neither retry nor dead.
         """
-        handle = wrapped(handle, self._settings.middleware)
+        handle = wrapped(handle, self.settings.middleware)
         for batch in self.batches(most, wait=wait):
             with batch:
                 handle(batch)

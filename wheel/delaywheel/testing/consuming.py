@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from delaywheel.consumer.aio import AsyncRetryConsumer
+from delaywheel.consumer.aio import AsyncRetryConsumer, AwaitedConsumer
 from delaywheel.consumer.message import ReceivedMessage
-from delaywheel.consumer.rules.middleware import HandlersByTopic
-from delaywheel.consumer.settings import ConsumerSettings, Options
-from delaywheel.consumer.sync import BaseConsumer, RetryConsumer
+from delaywheel.consumer.rules.middleware import HandlersByTopic, check_middleware
+from delaywheel.consumer.settings import ConsumerSettings
+from delaywheel.consumer.sync import BaseConsumer, RetryConsumer, ThreadedConsumer
 from delaywheel.testing.engine import MemoryEngine
-from delaywheel.testing.halves import CLUSTER
 from delaywheel.transactional import Outgoing
 
 if TYPE_CHECKING:
@@ -42,21 +41,19 @@ class MemoryConsumer(_InMemory, RetryConsumer):
     It runs from the beginning, without a `with` block, until one is left.
     """
 
-    def __init__(
-        self, service: MemoryService, topics: str | Iterable[str], group: str, options: Options
-    ) -> None:
+    def __init__(self, service: MemoryService, settings: ConsumerSettings) -> None:
         self._service = service
-        super().__init__(topics, group=group, bootstrap=CLUSTER, **options)
+        ThreadedConsumer.__init__(self, settings)
+        check_middleware(settings.middleware, is_awaited=False)
 
 
 class AsyncMemoryConsumer(_InMemory, AsyncRetryConsumer):
     """`AsyncRetryConsumer` in memory, otherwise as `MemoryConsumer`."""
 
-    def __init__(
-        self, service: MemoryService, topics: str | Iterable[str], group: str, options: Options
-    ) -> None:
+    def __init__(self, service: MemoryService, settings: ConsumerSettings) -> None:
         self._service = service
-        super().__init__(topics, group=group, bootstrap=CLUSTER, **options)
+        AwaitedConsumer.__init__(self, settings)
+        check_middleware(settings.middleware, is_awaited=True)
         self._engine.listen(self._ready.set)
 
     async def run(

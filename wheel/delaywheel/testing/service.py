@@ -8,10 +8,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import wraps
 from threading import RLock
-from typing import Any, Final, Self, TypeVar, Unpack
+from typing import Any, Final, Self, TypeVar, Unpack, overload
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -21,9 +23,11 @@ from google.rpc.status_pb2 import Status
 from delaywheel.client.aio import AsyncClient
 from delaywheel.client.sync import Client
 from delaywheel.client.transport.real_time import RealTime
+from delaywheel.consumer.aio import AsyncRetryConsumer
 from delaywheel.consumer.checking.checker import AsyncHalfChecker, HalfChecker
 from delaywheel.consumer.records import Incoming, Partition
-from delaywheel.consumer.settings import Options
+from delaywheel.consumer.settings import Options, read_settings
+from delaywheel.consumer.sync import RetryConsumer
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler
 from delaywheel.ingress import HEADERS_MOST, IngressLimits
@@ -175,13 +179,37 @@ class MemoryService:
                         charge(message.value)
                 service.advance("1s")  # and the retry appears
         """
-        return MemoryConsumer(self, topics, group, options)
+        return MemoryConsumer(self, read_settings(topics, group, CLUSTER, options))
 
     def async_consumer(
         self, topics: str | Iterable[str], *, group: str, **options: Unpack[Options]
     ) -> AsyncMemoryConsumer:
         """Returns an `AsyncRetryConsumer` that needs no Kafka; the options are the same."""
-        return AsyncMemoryConsumer(self, topics, group, options)
+        return AsyncMemoryConsumer(self, read_settings(topics, group, CLUSTER, options))
+
+    @overload
+    def in_memory(self, consumer: RetryConsumer) -> MemoryConsumer: ...
+
+    @overload
+    def in_memory(self, consumer: AsyncRetryConsumer) -> AsyncMemoryConsumer: ...
+
+    def in_memory(
+        self, consumer: RetryConsumer | AsyncRetryConsumer
+    ) -> MemoryConsumer | AsyncMemoryConsumer:
+        """Returns a consumer in memory with the topics, group and options of a program's own.
+
+        Put in its place, it gets the handlers that the program has for that.
+
+        Example:
+            ::
+
+                monkeypatch.setattr(billing, "consumer", service.in_memory(billing.consumer))
+                billing.main()
+        """
+        settings = replace(consumer.settings, topics=copy(consumer.settings.topics))
+        if isinstance(consumer, AsyncRetryConsumer):
+            return AsyncMemoryConsumer(self, settings)
+        return MemoryConsumer(self, settings)
 
     def dead_letter_consumer(
         self,
