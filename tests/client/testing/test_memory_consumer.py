@@ -6,12 +6,15 @@ All else is in test_same_consumers.py, which runs over it and over the real one.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import threading
 
 import pytest
 
 from delaywheel import DELIVERED_HEADERS
 from delaywheel.consumer import (
     AsyncRetryConsumer,
+    Batch,
     BatchItemError,
     ConsumerError,
     ReceivedMessage,
@@ -247,3 +250,54 @@ def test_coroutines_of_a_programs_own_consumer_run_in_memory() -> None:
 
         asyncio.run(main())
     assert seen == [b"0", b"1", b"2"]
+
+
+def test_threads_and_coroutines_handle_at_once() -> None:
+    both, seen = threading.Barrier(2, timeout=30), list[bytes | None]()
+
+    def handle(message: ReceivedMessage) -> None:
+        both.wait()
+        seen.append(message.value)
+
+    async def handle_batch(batch: Batch) -> None:
+        seen.extend(message.value for message in batch)
+
+    async def batches(service: MemoryService) -> None:
+        async with service.async_consumer("orders", group="h") as consumer:
+            await consumer.run_batches(handle_batch, 3)
+            assert [batch async for batch in consumer.batches()] == []
+            assert consumer.counts.done == 4
+
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
+        for number in range(4):
+            client.produce("orders", b"%d" % number, delay="0s")
+        consumer = service.consumer("orders", group="g")
+        consumer.run(handle, concurrency=2)
+        assert sorted(map(str, seen)) == ["b'0'", "b'1'", "b'2'", "b'3'"]
+        asyncio.run(batches(service))
+    assert seen[4:] == [b"0", b"1", b"2", b"3"]
+
+
+def test_the_member_that_began_last_has_the_partitions() -> None:
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
+        for number in range(3):
+            client.produce("orders", b"%d" % number, delay="0s")
+        first, second = (service.consumer("orders", group="g") for _ in range(2))
+        done, kept = itertools.islice(first, 2)
+        assert done.done()
+        assert first.flush()
+        assert [message.value for message in second] == [b"1", b"2"]
+        assert first.partitions == []
+        assert (kept.is_ours, kept.done()) == (False, False)
+
+
+def test_a_message_without_topic_by_its_due_is_dead() -> None:
+    with MemoryService(topics=["orders"]) as service, service.client() as client:
+        consumer = service.consumer("orders", group="g")
+        client.produce("orders", b"v", delay="0s")
+        for message in consumer:
+            message.produce("nowhere", b"w", after="1h")
+            message.done()
+        service.advance("1h")
+        [letter] = service.delivered("delaywheel-memory-dead")
+        assert (letter.value, dict(letter.headers)["dw-dead-reason"]) == (b"w", b"TOPIC_MISSING")

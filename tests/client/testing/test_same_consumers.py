@@ -97,7 +97,9 @@ def test_what_is_not_an_outcome_is_raised(site: Site) -> None:
         with pytest.raises(KeyError), message:
             raise KeyError("neither")
         assert not message.is_settled
-        assert message.done()
+    with site.consumer(retry_on=OSError) as consumer:
+        [again] = handled(site, consumer, nothing, 1)
+    assert (again.value, again.attempt) == (b"v", 1), "it is settled by nobody, and comes again"
 
 
 def test_batches(site: Site) -> None:
