@@ -126,6 +126,7 @@ class DeadLetter(NamedTuple):
 
     id: _Id
     due_ms: int
+    topic: str
     reason: str
 
 

@@ -270,8 +270,8 @@ def test_nobody_there_is_unavailable_by_name(command: Command) -> None:
 @pytest.mark.parametrize(
     "asked",
     [
-        ("get", "n1.7:1900000000:0190163d8694739b8d3f8a4d6a1f5d10"),
-        ("cancel", "n1.7:1900000000:0190163d8694739b8d3f8a4d6a1f5d10"),
+        ("get", "n1.7:1900000000:0190163d8694739b8d3f8a4d6a1f5d10:orders"),
+        ("cancel", "n1.7:1900000000:0190163d8694739b8d3f8a4d6a1f5d10:orders"),
         ("produce", "orders", "v", "--delay", "1m"),
     ],
     ids=lambda asked: asked[0],

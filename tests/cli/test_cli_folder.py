@@ -10,13 +10,12 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.node_file import open_node_folder
 from delaywheel.storage.folder.status_file import RowWriter
-from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from support.clients.command import Command
-from support.wheels.messages import Message, columns_of
+from support.wheels.messages import Message, columns_of, names_of
 from support.wheels.wheels import ACCEPTED_AT_MS, append, new_wheel
 
 SLOT = 1_763_700_000
@@ -40,7 +39,7 @@ def data(tmp_path: Path) -> Path:
     append(wheel, [message(4, slot=SLOT + 1), message(5, slot=SLOT + 1)])
     cancelled = columns_of([message(2)])
     wheel.append(
-        Columns.of_cancels(cancelled.due_ms, cancelled.ids),
+        names_of(cancelled),
         kind=Kind.CANCELS,
         accepted_at_ms=ACCEPTED_AT_MS,
     )
@@ -135,7 +134,7 @@ def test_messages_of_a_slot_with_their_states(command: Command, data: Path) -> N
         (3, "pending", "node-1.1"),
         (6, "pending", "node-1.2"),
     ]
-    assert messages[0]["handle"] == f"node-1.1:{SLOT}:{1:032x}"
+    assert messages[0]["handle"] == f"node-1.1:{SLOT}:{1:032x}:orders"
     assert (messages[0]["key"], messages[0]["value"]) == (None, "djE=")
     assert (messages[3]["key"], messages[3]["key_length_bytes"]) == ("aw==", 1)
     assert messages[0]["headers"] == [{"name": "a", "value": "MQ=="}, {"name": "a", "value": None}]

@@ -36,7 +36,7 @@ def test_each_line_is_a_value(command: Command, node: ScriptedNode, tmp_path: Pa
     assert [row.value for row in rows] == [b"one", b"", b"\xff\rthree", b"last"]
     assert {(row.topic, row.key) for row in rows} == {("orders", b"k")}
     assert ended.out.splitlines() == [
-        f"fake.1:{row.due_ms // 1_000}:{row.id.hex()}" for row in rows
+        f"fake.1:{row.due_ms // 1_000}:{row.id.hex()}:orders" for row in rows
     ]
     assert (ended.code, ended.err) == (0, "4 messages accepted\n")
 

@@ -16,7 +16,10 @@ NOW_MS = 1_900_000_000_250
 SLOT = NOW_MS // 1_000 + 1_800
 IDS = [bytes.fromhex(f"01a1fc514a4f731e9c0d5b2e8f6a71{end}") for end in ("c3", "d4")]
 LATER, LATER_MS = "2030-03-17T19:00:00Z", 1_900_004_400_000
-HANDLES = [f"n1.7:{SLOT}:{one.hex()}" for one in IDS]
+HANDLES = [
+    f"n1.7:{SLOT}:{one.hex()}:{topic}"
+    for one, topic in zip(IDS, ("orders", "baskets.reminders"), strict=True)
+]
 
 
 def cluster() -> pb.DescribeClusterResponse:
@@ -151,7 +154,7 @@ def answered(asked: tuple[str, ...]) -> object:
     """The node's answer to a command about messages."""
     match asked[0]:
         case "reschedule":
-            handle = f"n1.7:{LATER_MS // 1_000}:{IDS[0].hex()}"
+            handle = f"n1.7:{LATER_MS // 1_000}:{IDS[0].hex()}:orders"
             outcome = pb.RESCHEDULE_OUTCOME_RESCHEDULED
             moved = pb.MessageRescheduled(outcome=outcome, due_ms=LATER_MS, handle=handle)
             return pb.RescheduleResponse(results=[moved])

@@ -232,7 +232,7 @@ async def test_those_who_wait_for_a_batch_in_one_loop_cost_no_system_call_each(
     await asyncio.sleep(0)
     assert announced == [batch]
     monkeypatch.setattr(asyncio.get_running_loop(), "call_soon_threadsafe", refuse)
-    handle = Handle("a.1", 17, bytes(16))
+    handle = Handle("a.1", 17, bytes(16), "orders")
     batch.settle([Result(message, handle, None) for message in batch.messages])
     assert await asyncio.wait_for(asyncio.gather(*waiting), 20) == [handle] * 3
 

@@ -28,7 +28,7 @@ from support.clients.fake_service import (
 from support.services.service import wait_until
 
 SOON = timedelta(seconds=5)
-HANDLE = Handle("a.1", 17, bytes(16))
+HANDLE = Handle("a.1", 17, bytes(16), "orders")
 IN_TIME_S = 50.0
 
 

@@ -243,12 +243,22 @@ def test_a_delay_is_no_past_due_even_if_it_was_over_when_first_sent() -> None:
 
 
 def test_a_handle_and_its_text() -> None:
-    handle = Handle("a.3", 1_900_000_000, bytes(range(16)))
+    handle = Handle("a.3", 1_900_000_000, bytes(range(16)), "orders")
     assert Handle.parse(str(handle)) == handle
-    assert str(handle) == "a.3:1900000000:000102030405060708090a0b0c0d0e0f"
+    assert str(handle) == "a.3:1900000000:000102030405060708090a0b0c0d0e0f:orders"
 
 
-@pytest.mark.parametrize("text", ["", "a.3:1", "a.3:x:" + "0" * 32, "a.3:1:" + "0" * 31])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "a.3:1",
+        "a.3:x:" + "0" * 32 + ":orders",
+        "a.3:1:" + "0" * 31 + ":orders",
+        "a.3:1:" + "0" * 32,
+        "a.3:1:" + "0" * 32 + ":no topic",
+    ],
+)
 def test_what_is_no_handle_is_refused(text: str) -> None:
     with pytest.raises(MessageInvalidError) as caught:
         Handle.parse(text)
@@ -282,10 +292,10 @@ DUE = datetime(2030, 1, 1, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"id": bytes(16)}, r"Give its due \(--due\) too"),
-        ({"due": DUE}, "Give id too"),
+        ({"id": bytes(16), "due": DUE}, r"Give topic, id and due \(--topic, --id, --due\)"),
+        ({"topic": "orders", "due": DUE}, "Give topic, id and due"),
         ({}, "Say which message"),
-        ({"handle": f"a.1:1:{0:032x}", "id": bytes(16), "due": DUE}, "a handle alone"),
+        ({"handle": f"a.1:1:{0:032x}:orders", "id": bytes(16), "due": DUE}, "a handle alone"),
     ],
 )
 def test_what_names_no_message_is_told_what_is_missing(given: dict[str, object], says: str) -> None:
@@ -319,7 +329,7 @@ def test_a_client_on_two_loops_is_told_to_be_two() -> None:
 
 def test_what_was_given_another_due_is_rescheduled_and_not_cancelled() -> None:
     stored = pb.StoredMessage(
-        handle=f"a.1:1:{0:032x}", state=pb.MESSAGE_STATE_CANCELLED, rescheduled_to_ms=9
+        handle=f"a.1:1:{0:032x}:orders", state=pb.MESSAGE_STATE_CANCELLED, rescheduled_to_ms=9
     )
     found = StoredMessage.of(stored)
     assert (found.state, found.rescheduled_to_ms) == (MessageState.RESCHEDULED, 9)

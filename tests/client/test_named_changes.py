@@ -37,7 +37,7 @@ LATE = pb.MessageCancelled(outcome=pb.CANCEL_OUTCOME_TOO_LATE)
 
 
 def handle(number: int) -> Handle:
-    return Handle("a.1", 17, number.to_bytes(16, "big"))
+    return Handle("a.1", 17, number.to_bytes(16, "big"), "orders")
 
 
 def error(reason: Reason) -> pb.MessageCancelled:

@@ -69,7 +69,7 @@ class TestProduce:
                 id=b"0123456789abcdef", partition=3, timestamp=datetime(2020, 1, 1, tzinfo=UTC),
             )  # fmt: skip
         [[row]] = service.sent
-        assert handle == Handle(WHEEL, int(due.timestamp()), b"0123456789abcdef")
+        assert handle == Handle(WHEEL, int(due.timestamp()), b"0123456789abcdef", "orders")
         assert (row.key, row.value, row.headers) == (b"", None, (("a", b"1"), ("a", None)))
         assert (row.partition, row.timestamp_ms) == (3, 1_577_836_800_000)
         assert row.due_ms == int(due.timestamp()) * 1000
@@ -349,7 +349,7 @@ class TestDues:
             with pytest.raises(MessageInvalidError, match="time zone"):
                 client.produce("t", b"", deliver_at=naive)
             with pytest.raises(MessageInvalidError, match="time zone"):
-                client.cancel(id=bytes(16), due=naive)
+                client.cancel(topic="t", id=bytes(16), due=naive)
         assert not service.sent
 
 

@@ -36,30 +36,34 @@ class TestCancel:
     def test_every_outcome_has_a_name(self, outcome: CancelOutcome) -> None:
         number = pb.CancelOutcome.Value(f"CANCEL_OUTCOME_{outcome}")
         with FakeService(cancelled(number)) as service, Client(service.address) as client:
-            assert client.cancel(Handle("a.1", 17, bytes(16))).outcome is outcome
-        assert service.cancels[0].messages[0].handle == "a.1:17:" + "0" * 32
+            assert client.cancel(Handle("a.1", 17, bytes(16), "orders")).outcome is outcome
+        assert service.cancels[0].messages[0].handle == "a.1:17:" + "0" * 32 + ":orders"
 
     def test_of_what_was_rescheduled_the_new_due_is_reported_with_one_call(self) -> None:
         reported = cancelled(pb.CANCEL_OUTCOME_RESCHEDULED, 19_000)
         with FakeService(reported) as service, Client(service.address) as client:
-            came_to = client.cancel(Handle("a.1", 17, bytes(16)))
+            came_to = client.cancel(Handle("a.1", 17, bytes(16), "orders"))
             assert came_to == Cancelled(CancelOutcome.RESCHEDULED, 19_000)
-            assert client.cancel(Handle("a.1", 19, bytes(16))).due_ms is None
+            assert client.cancel(Handle("a.1", 19, bytes(16), "orders")).due_ms is None
         assert len(service.cancels) == 2
 
-    def test_by_id_and_due(self) -> None:
+    def test_by_topic_id_and_due(self) -> None:
         with FakeService() as service, Client(service.address) as client:
             due = datetime(2031, 1, 1, microsecond=1, tzinfo=UTC)
-            assert client.cancel(id=bytes(16), due=due).outcome is CancelOutcome.CANCELLED
-        pair = service.cancels[0].messages[0].id_and_due
-        assert (pair.id, pair.due_ms) == (bytes(16), int(due.timestamp()) * 1000 + 1)
+            cancelled = client.cancel(topic="orders", id=bytes(16), due=due)
+        assert cancelled.outcome is CancelOutcome.CANCELLED
+        named = service.cancels[0].messages[0].id_and_due
+        due_ms = int(due.timestamp()) * 1000 + 1
+        assert (named.topic, named.id, named.due_ms) == ("orders", bytes(16), due_ms)
 
     @pytest.mark.parametrize(
         "named",
         [
             {},
-            {"id": bytes(16)},
-            {"handle": Handle("a.1", 1, bytes(16)), "id": bytes(16)},
+            {"topic": "orders", "id": bytes(16)},
+            {"id": bytes(16), "due": datetime(2031, 1, 1, tzinfo=UTC)},
+            {"topic": "no topic", "id": bytes(16), "due": datetime(2031, 1, 1, tzinfo=UTC)},
+            {"handle": Handle("a.1", 1, bytes(16), "orders"), "id": bytes(16)},
             {"handle": "not a handle"},
         ],
     )
@@ -74,7 +78,7 @@ class TestCancel:
             Client(service.address) as client,
             pytest.raises(RefusedError) as caught,
         ):
-            client.cancel(Handle("a.1", 17, bytes(16)))
+            client.cancel(Handle("a.1", 17, bytes(16), "orders"))
         assert (caught.value.reason, caught.value.outcome_known) == (Reason.CANCEL_UNKNOWN, False)
 
     def test_after_a_lost_reply_too_late_is_asked_again(self) -> None:
@@ -84,7 +88,7 @@ class TestCancel:
             FakeService(abort_bare(grpc.StatusCode.UNAVAILABLE), late, delivered) as service,
             Client(service.address) as client,
         ):
-            outcome = client.cancel(Handle("a.1", 17, bytes(16))).outcome
+            outcome = client.cancel(Handle("a.1", 17, bytes(16), "orders")).outcome
         assert outcome is CancelOutcome.ALREADY_DELIVERED
 
     def test_an_unknown_outcome_is_asked_for_again(self) -> None:
@@ -92,13 +96,16 @@ class TestCancel:
             FakeService(abort(Reason.CANCEL_UNKNOWN), abort(Reason.NO_LEADER)) as service,
             Client(service.address) as client,
         ):
-            assert client.cancel(Handle("a.1", 17, bytes(16))).outcome is CancelOutcome.CANCELLED
+            assert (
+                client.cancel(Handle("a.1", 17, bytes(16), "orders")).outcome
+                is CancelOutcome.CANCELLED
+            )
         assert len(service.cancels) == 3
 
 
 class TestGet:
     def test_a_stored_message(self) -> None:
-        handle = Handle("a.1", 17, bytes(16))
+        handle = Handle("a.1", 17, bytes(16), "orders")
         stored = pb.StoredMessage(
             handle=str(handle), id=bytes(16), due_ms=17_500, topic="t", accepted_at_ms=3,
             wheel="a.1", seq=9, state=pb.MESSAGE_STATE_PENDING, value=b"",
@@ -115,7 +122,7 @@ class TestGet:
 
     def test_what_may_not_be_read_is_not_null(self) -> None:
         stored = pb.StoredMessage(
-            handle=f"a.1:17:{bytes(16).hex()}", topic="t", content_withheld=True,
+            handle=f"a.1:17:{bytes(16).hex()}:orders", topic="t", content_withheld=True,
             key_length_bytes=-1, value_length_bytes=7, headers_length_bytes=9,
         )  # fmt: skip
         response = answer(pb.GetMessageResponse(message=stored))
@@ -131,7 +138,8 @@ class TestGet:
             assert raised.value.reason is Reason.FORBIDDEN
 
     def test_what_was_rescheduled_shows_its_due(self) -> None:
-        stored = pb.StoredMessage(handle=f"a.1:17:{bytes(16).hex()}", rescheduled_to_ms=18_000)
+        handle = f"a.1:17:{bytes(16).hex()}:orders"
+        stored = pb.StoredMessage(handle=handle, rescheduled_to_ms=18_000)
         response = answer(pb.GetMessageResponse(message=stored))
         with FakeService(response) as service, Client(service.address) as client:
             found = client.get(stored.handle)
@@ -140,7 +148,7 @@ class TestGet:
 
     def test_what_is_not_there_is_none(self) -> None:
         with FakeService() as service, Client(service.address) as client:
-            assert client.get(Handle("a.1", 17, bytes(16))) is None
+            assert client.get(Handle("a.1", 17, bytes(16), "orders")) is None
 
     def test_another_refusal_is_raised(self) -> None:
         with (
@@ -148,14 +156,16 @@ class TestGet:
             Client(service.address) as client,
             pytest.raises(RefusedError, match="HANDLE_INVALID"),
         ):
-            client.get(Handle("a.1", 17, bytes(16)))
+            client.get(Handle("a.1", 17, bytes(16), "orders"))
 
 
 class TestSearch:
     def test_pages_are_asked_for_until_there_are_enough(self) -> None:
         def page(*numbers: int, token: str = "") -> Behaviour:
             found = [
-                pb.StoredMessage(handle=f"a.1:17:{number:032x}", id=number.to_bytes(16, "big"))
+                pb.StoredMessage(
+                    handle=f"a.1:17:{number:032x}:orders", id=number.to_bytes(16, "big")
+                )
                 for number in numbers
             ]
             return answer(pb.SearchResponse(messages=found, next_page_token=token))
@@ -178,7 +188,7 @@ class TestSearch:
         self, token: str, *, incomplete: bool
     ) -> None:
         page = pb.SearchResponse(
-            messages=[pb.StoredMessage(handle="a.1:17:" + "0" * 32)],
+            messages=[pb.StoredMessage(handle="a.1:17:" + "0" * 32 + ":orders")],
             next_page_token=token,
             looked=pb.Looked(incomplete=incomplete),
         )
@@ -190,7 +200,7 @@ class TestCancelMany:
     def test_each_outcome_is_reported_over_all_pages(self) -> None:
         def page(*outcomes: pb.CancelOutcome.ValueType, token: str = "") -> Behaviour:
             results = [
-                pb.CancelResult(handle=f"a.1:{17 + outcome}:" + "0" * 32, outcome=outcome)
+                pb.CancelResult(handle=f"a.1:{17 + outcome}:{0:032x}:orders", outcome=outcome)
                 for outcome in outcomes
             ]
             return answer(pb.CancelManyResponse(results=results, next_page_token=token))
@@ -215,7 +225,9 @@ class TestCancelMany:
         moved, done = pb.CANCEL_OUTCOME_RESCHEDULED, pb.CANCEL_OUTCOME_CANCELLED
         # One within its second, so by the same handle; one to another second; one not found again.
         results = [
-            pb.CancelResult(handle=f"a.1:{slot}:{number:032x}", due_ms=due_ms, outcome=outcome)
+            pb.CancelResult(
+                handle=f"a.1:{slot}:{number:032x}:orders", due_ms=due_ms, outcome=outcome
+            )
             for slot, number, due_ms, outcome in (
                 (17, 1, 17_000, moved),
                 (17, 1, 17_500, done),
@@ -235,7 +247,9 @@ class TestCancelMany:
 LOST = abort_bare(grpc.StatusCode.DATA_LOSS)
 FIRST_PAGE = answer(
     pb.CancelManyResponse(
-        results=[pb.CancelResult(handle="a.1:17:" + "0" * 32, outcome=pb.CANCEL_OUTCOME_CANCELLED)],
+        results=[
+            pb.CancelResult(handle=f"a.1:17:{0:032x}:orders", outcome=pb.CANCEL_OUTCOME_CANCELLED)
+        ],
         next_page_token="x",
     )
 )
@@ -247,7 +261,7 @@ class TestOutcomeKnown:
     @pytest.mark.parametrize(
         ("ask", "known"),
         [
-            (lambda client: client.get(Handle("a.1", 17, bytes(16))), True),
+            (lambda client: client.get(Handle("a.1", 17, bytes(16), "orders")), True),
             (lambda client: client.search("orders"), True),
             (lambda client: client.cancel_many("orders", dry_run=True), True),
             (lambda client: client.cancel_many("orders"), False),
@@ -278,14 +292,14 @@ class TestReschedule:
 
     def test_the_new_due_and_handle_are_reported(self) -> None:
         with FakeService() as service, Client(service.address) as client:
-            reported = client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
+            reported = client.reschedule(Handle("a.1", 17, bytes(16), "orders"), to=self.TO)
         assert reported.outcome is RescheduleOutcome.RESCHEDULED
         assert reported.due_ms == int(self.TO.timestamp()) * 1000
-        assert reported.handle == Handle("a.1", reported.due_ms // 1000, bytes(16))
-        assert service.reschedules[0].messages[0].message.handle == "a.1:17:" + "0" * 32
+        assert reported.handle == Handle("a.1", reported.due_ms // 1000, bytes(16), "orders")
+        assert service.reschedules[0].messages[0].message.handle == "a.1:17:" + "0" * 32 + ":orders"
 
     def test_a_delay_counts_from_now(self) -> None:
-        handle = Handle("a.1", 17, bytes(16))
+        handle = Handle("a.1", 17, bytes(16), "orders")
         with FakeService() as service, Client(service.address) as client:
             began_ms = time.time_ns() // 1_000_000
             one = client.reschedule(handle, delay="1h")
@@ -305,7 +319,7 @@ class TestReschedule:
         number = pb.RescheduleOutcome.Value(f"RESCHEDULE_OUTCOME_{outcome}")
         response = rescheduled(number)
         with FakeService(response) as service, Client(service.address) as client:
-            reported = client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
+            reported = client.reschedule(Handle("a.1", 17, bytes(16), "orders"), to=self.TO)
         assert (reported.outcome, reported.handle, reported.due_ms) == (outcome, None, None)
 
     def test_after_a_lost_reply_not_found_is_no_answer(self) -> None:
@@ -316,7 +330,7 @@ class TestReschedule:
             Client(service.address) as client,
             pytest.raises(RefusedError) as caught,
         ):
-            client.reschedule(Handle("a.1", 17, bytes(16)), to=self.TO)
+            client.reschedule(Handle("a.1", 17, bytes(16), "orders"), to=self.TO)
         assert caught.value.reason is Reason.RESCHEDULE_UNKNOWN
         assert not caught.value.outcome_known
         # Each attempt asks for the same.

@@ -195,4 +195,4 @@ class TestClosing:
         with pytest.raises(ClientClosedError):
             client.produce_async("t", b"", delay=SOON)
         with pytest.raises(ClientClosedError):
-            client.cancel(Handle("a.1", 1, bytes(16)))
+            client.cancel(Handle("a.1", 1, bytes(16), "orders"))

@@ -27,6 +27,7 @@ from delaywheel_replica.handover.batches import (
     encode,
     length_bytes,
 )
+from delaywheel_replica.server.node.naming import key_of
 
 CONTENT = st.none() | st.binary(max_size=30)
 DELAYED = st.builds(
@@ -46,7 +47,12 @@ DELAYED = st.builds(
     is_half=st.just(value=False),
     half_due_ms=st.just(ABSENT),
 )
-WITHDRAWN = st.builds(Withdrawn, st.binary(min_size=16, max_size=16), st.integers(1, 2**52))
+WITHDRAWN = st.builds(
+    Withdrawn,
+    st.binary(min_size=16, max_size=16),
+    st.integers(1, 2**52),
+    st.sampled_from(["orders", "bills"]),
+)
 MESSAGE = Delayed(bytes(16), 7, "orders", 3, 9, b"key", b"value", encode_headers([("h", b"x")]))
 
 
@@ -87,8 +93,7 @@ def test_messages_come_out_as_they_went_in(number: int, requests: list[Delayed])
 def test_cancels_come_out_as_they_went_in(requests: list[Withdrawn]) -> None:
     head, columns = through(1, requests)
     assert head.kind is Kind.CANCELS
-    found = zip(columns.ids, columns.due_ms, strict=True)
-    assert [Withdrawn(id_.tobytes(), int(due_ms)) for id_, due_ms in found] == requests
+    assert [Withdrawn(*key_of(columns, row)) for row in range(len(columns))] == requests
 
 
 @given(

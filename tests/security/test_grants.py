@@ -173,11 +173,12 @@ def told(call: Callable[[], object]) -> str:
         return str(failed.reason or failed.code.name)
 
 
-def ref(number: int) -> pb.MessageRef:
-    return pb.MessageRef(id_and_due=pb.IdAndDue(id=number.to_bytes(16, "big"), due_ms=DUE_MS))
+def ref(number: int, topic: str) -> pb.MessageRef:
+    named = pb.IdAndDue(id=number.to_bytes(16, "big"), due_ms=DUE_MS, topic=topic)
+    return pb.MessageRef(id_and_due=named)
 
 
-ORDERS, BILLS, NOWHERE = ref(1), ref(2), ref(99)
+ORDERS, BILLS, NOWHERE = ref(1, "orders"), ref(2, "bills"), ref(99, "orders")
 
 
 def produced(stub: rpc.DelayWheelStub, topics: str) -> str:
@@ -260,7 +261,7 @@ WHO = ("admin", "shop", "viewer", "reader", "sender", "ops", "nobody")
 F = "FORBIDDEN"
 NOT_THERE = "MESSAGE_NOT_FOUND"
 ALL = "bills:v orders:v"
-GOES_ON = "NOT_FOUND NOT_FOUND CANCEL_UNKNOWN"
+GOES_ON = "FORBIDDEN NOT_FOUND CANCEL_UNKNOWN"
 BARE = "bills:withheld orders:withheld"
 TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = {
     "DelayProduce": (
@@ -278,7 +279,7 @@ TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = 
     ),
     "GetMessage, bills": (
         lambda stub: got(stub, BILLS),
-        ("bills kv", NOT_THERE, "bills withheld", NOT_THERE, F, F, F),
+        ("bills kv", F, "bills withheld", F, F, F, F),
     ),
     "GetMessage, nowhere": (
         lambda stub: got(stub, NOWHERE),
@@ -319,7 +320,7 @@ TABLE: dict[str, tuple[Callable[[rpc.DelayWheelStub], str], tuple[str, ...]]] = 
     ),
     "Reschedule": (
         lambda stub: moved(stub, BILLS),
-        ("RESCHEDULE_UNKNOWN", "NOT_FOUND", F, F, "NOT_FOUND", F, F),
+        ("RESCHEDULE_UNKNOWN", F, F, F, F, F, F),
     ),
     "DescribeCluster": (lambda stub: described(stub, details=False), ("n1",) * 6 + (F,)),
     "DescribeCluster, details": (

@@ -124,7 +124,7 @@ def _copies(folder: Path, handles: set[str]) -> dict[str, int]:
                 frame = reader.frame(seq)
                 if isinstance(frame, Frame):
                     for message in messages_of(frame.columns):
-                        handle = f"{wheel}:{frame.slot}:{message.id.hex()}"
+                        handle = f"{wheel}:{frame.slot}:{message.id.hex()}:{message.topic}"
                         if handle in found:
                             found[handle] += 1
             reader.close()

@@ -38,7 +38,7 @@ from support.peers.authority import Authority
 from support.server.fake_cleaner import FakeCleaner
 from support.server.server_process import ServerProcess, config_for, wait_until
 
-HANDLE = "n1.1:1800000000:" + 32 * "0"
+HANDLE = "n1.1:1800000000:" + 32 * "0" + ":orders"
 
 
 @pytest.fixture(scope="module")

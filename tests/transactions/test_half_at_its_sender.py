@@ -40,7 +40,7 @@ class Told:
         self._fails = fails
 
     def half(self) -> Half:
-        handle = Handle("a.1", 1, bytes(16))
+        handle = Handle("a.1", 1, bytes(16), "orders")
         return Half(
             message(),
             handle,
@@ -92,7 +92,7 @@ def test_a_commit_of_what_was_cancelled_is_warned_of(caplog: pytest.LogCaptureFi
     rolled_back = CommitOutcome.ROLLED_BACK
     one = Half(
         message(),
-        Handle("a.1", 1, bytes(16)),
+        Handle("a.1", 1, bytes(16), "orders"),
         lambda _: rolled_back,
         lambda _: RollbackOutcome.ROLLED_BACK,
     )
@@ -150,7 +150,7 @@ def test_the_same_for_asyncio() -> None:
         return RollbackOutcome.ROLLED_BACK
 
     async def send() -> None:
-        handle = Handle("a.1", 1, bytes(16))
+        handle = Handle("a.1", 1, bytes(16), "orders")
         async with AsyncHalf(message(), handle, commit, rollback) as half:
             pass
         said.append(str(half.outcome))

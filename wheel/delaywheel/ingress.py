@@ -43,15 +43,15 @@ PLAUSIBLE_MS: Final = range(100_000_000_000, 100_000_000_000_000)
 """1973 to 5138. Seconds or microseconds of our time, taken for milliseconds, lie outside."""
 
 CANCEL: Final = "dw-cancel"
-"""The id, as in `ID`, of a message to cancel; `DELIVER_AT` is then that message's due."""
+"""The id, as in `ID`, of a message to cancel; `TOPIC` and `DELIVER_AT` are then that message's."""
 
 COMMIT: Final = "dw-commit"
-"""The id, as in `ID`, of a half message to commit; `DELIVER_AT` is then the half's due, the end of
-its hold. `delaywheel.record_headers` has the headers that make a half."""
+"""The id, as in `ID`, of a half message to commit; `TOPIC` is then the half's, and `DELIVER_AT` its
+due, the end of its hold. `delaywheel.record_headers` has the headers that make a half."""
 
 ANSWER: Final = "dw-half-answer"
-"""What a group has answered about a half message: a `HalfAnswer`. `ID` and `DELIVER_AT` name the
-half. It decides nothing; the service notes it among its outcomes."""
+"""What a group has answered about a half message: a `HalfAnswer`. `TOPIC`, `ID` and `DELIVER_AT`
+name the half. It decides nothing; the service notes it among its outcomes."""
 
 HEADERS_MOST: Final = 10_000
 """A record has at most so many headers: each costs, however short it is."""

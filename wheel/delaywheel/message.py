@@ -1,7 +1,7 @@
 """The types that users create and receive: Message, Handle, Result.
 
 A Message gets its id and due when it is made, so every attempt sends the same message: the service
-detects duplicates by (id, due). Two things are fixed only at the first attempt, see
+detects duplicates by (topic, id, due). Two things are fixed only at the first attempt, see
 `Message.fix_due`: a level becomes a due, and a due that has already passed becomes now.
 
 All arithmetic on time uses integers, and fractions of a millisecond round up: never early.
@@ -46,7 +46,9 @@ LENGTH_MAX: Final = 2**31 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _ZERO: Final = timedelta(0)
-_HANDLE = re.compile(r"(?P<wheel>[^:]+):(?P<slot>[0-9]{1,12}):(?P<id>[0-9a-fA-F]{32})")
+_HANDLE = re.compile(
+    r"(?P<wheel>[^:]+):(?P<slot>[0-9]{1,12}):(?P<id>[0-9a-fA-F]{32}):(?P<topic>[^:]+)"
+)
 _FIXING_DUE = Lock()
 
 ClockNs = Callable[[], int]
@@ -126,7 +128,7 @@ class Message:
         headers: Name and value pairs, as given; of a message that was delivered before, without
             `DELIVERED_HEADERS` and what begins with `dw-dead-`.
         id: 16 bytes; by default a UUIDv7. Give your own only if you can also give the same due
-            again: messages are delivered once per (id, due).
+            again: messages are delivered once per (topic, id, due).
         has_own_id: Whether you gave it: then the service looks for an earlier message with this id
             and due, and refuses what it could not deliver (ID_TAKEN, ID_CANCELLED).
         partition: None: chosen from the key, as by Java's default partitioner.
@@ -179,8 +181,7 @@ class Message:
         timestamp: datetime | None = None,
         clock: ClockNs | None = None,
     ) -> None:
-        _check_topic(topic)
-        self.topic: Final = topic
+        self.topic: Final = checked_topic(topic)
         self.value: Final = checked_bytes("value", value)
         self.key: Final = checked_bytes("key", key)
         self.headers: Final[tuple[tuple[str, bytes | None], ...]] = (
@@ -298,20 +299,24 @@ class Handle(NamedTuple):
     """Identifies a pending message, to read or cancel it. Its text is stable.
 
     Attributes:
-        wheel: The wheel that accepted it. Slot and id suffice to find the message; the wheel
+        wheel: The wheel that accepted it. The others suffice to find the message; the wheel
             decides if the same id was sent with several dues within one second.
         slot: The second of its due, `due_ms // 1000`.
         id: 16 bytes.
+        topic: Its topic.
 
     Example:
-        >>> handle = Handle.parse("a.3:1900000000:0190163d8694739b8d3f8a4d6a1f5d10")
-        >>> handle.wheel, handle.slot, str(handle)
-        ('a.3', 1900000000, 'a.3:1900000000:0190163d8694739b8d3f8a4d6a1f5d10')
+        >>> handle = Handle.parse("a.3:1900000000:0190163d8694739b8d3f8a4d6a1f5d10:orders")
+        >>> handle.wheel, handle.slot, handle.topic
+        ('a.3', 1900000000, 'orders')
+        >>> str(handle)
+        'a.3:1900000000:0190163d8694739b8d3f8a4d6a1f5d10:orders'
     """
 
     wheel: str
     slot: int
     id: bytes
+    topic: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -321,14 +326,15 @@ class Handle(NamedTuple):
             MessageInvalidError: The text is no handle.
         """
         match = _HANDLE.fullmatch(text)
-        if match is None:
+        if match is None or not is_topic_name(match["topic"]):
             raise MessageInvalidError(
-                Reason.HANDLE_INVALID, f"{text!r} is not <wheel>:<slot>:<id in 32 hex digits>"
+                Reason.HANDLE_INVALID,
+                f"{text!r} is not <wheel>:<slot>:<id in 32 hex digits>:<topic>",
             )
-        return cls(match["wheel"], int(match["slot"]), bytes.fromhex(match["id"]))
+        return cls(match["wheel"], int(match["slot"]), bytes.fromhex(match["id"]), match["topic"])
 
     def __str__(self) -> str:
-        return f"{self.wheel}:{self.slot}:{self.id.hex()}"
+        return f"{self.wheel}:{self.slot}:{self.id.hex()}:{self.topic}"
 
 
 class Result(NamedTuple):
@@ -336,9 +342,9 @@ class Result(NamedTuple):
 
     Attributes:
         id_checked: The message has an id of your own, and the service knew of no earlier message
-            with this id and due that was cancelled, or had other contents: this is the first, or
-            the same again. False: it has no such id, was not accepted, or the node could not look
-            in time, or not everywhere: then `Client.get` says later what has this id and due.
+            with this topic, id and due that was cancelled, or had other contents: this is the
+            first, or the same again. False: it has no such id, was not accepted, or the node could
+            not look in time, or not everywhere: then `Client.get` says later what there is.
 
     Example:
         Examine results one by one, or raise the first error::
@@ -366,13 +372,20 @@ def _ceil_ms(time_ns: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _check_topic(topic: str) -> None:
+def checked_topic(topic: str) -> str:
+    """Returns the name of a topic.
+
+    Raises:
+        MessageInvalidError: No topic has such a name.
+        TypeError: It is no text.
+    """
     if not isinstance(topic, str):
         raise TypeError(f"topic must be str, not {type(topic).__name__}")
     if not is_topic_name(topic):
         raise MessageInvalidError(
             Reason.TOPIC_INVALID, f"topic {topic!r}: {Reason.TOPIC_INVALID.advice}"
         )
+    return topic
 
 
 def checked_bytes(what: str, content: object) -> bytes | None:

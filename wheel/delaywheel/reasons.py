@@ -126,13 +126,13 @@ class Reason(StrEnum):
         "ID_TAKEN",
         _PRECONDITION,
         _FINAL,
-        "A message with other contents has this id and due: give a new message a new id.",
+        "A message with other contents has this topic, id and due: give a new message a new id.",
     )
     ID_CANCELLED = (
         "ID_CANCELLED",
         _PRECONDITION,
         _FINAL,
-        "The message with this id and due was cancelled, and stays so: send it with a new id.",
+        "The message with this topic, id and due was cancelled, and stays so: give it a new id.",
     )
     TOPIC_INVALID = (
         "TOPIC_INVALID",
@@ -262,13 +262,13 @@ class Reason(StrEnum):
         "HANDLE_INVALID",
         _INVALID,
         _FINAL,
-        "Give a handle as it was returned: <wheel>:<slot>:<id in 32 hex digits>.",
+        "Give a handle as it was returned: <wheel>:<slot>:<id in 32 hex digits>:<topic>.",
     )
     HANDLE_AMBIGUOUS = (
         "HANDLE_AMBIGUOUS",
         _INVALID,
         _FINAL,
-        "Give either a handle, or id and due; id and due where a handle fits several messages.",
+        "Give either a handle, or topic, id and due; these where a handle fits several messages.",
     )
     MESSAGE_NOT_FOUND = (
         "MESSAGE_NOT_FOUND",

@@ -82,7 +82,7 @@ class _CancelOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CancelO
     CANCEL_OUTCOME_NOT_FOUND: _CancelOutcome.ValueType  # 4
     """The message was never accepted, as far as any node knows."""
     CANCEL_OUTCOME_RESCHEDULED: _CancelOutcome.ValueType  # 5
-    """The message was rescheduled, and nothing was done: cancel it with its id and its new due."""
+    """The message was rescheduled, and nothing was done: cancel it with its topic, its id and its new due."""
 
 class CancelOutcome(_CancelOutcome, metaclass=_CancelOutcomeEnumTypeWrapper): ...
 
@@ -98,7 +98,7 @@ CANCEL_OUTCOME_TOO_LATE: CancelOutcome.ValueType  # 3
 CANCEL_OUTCOME_NOT_FOUND: CancelOutcome.ValueType  # 4
 """The message was never accepted, as far as any node knows."""
 CANCEL_OUTCOME_RESCHEDULED: CancelOutcome.ValueType  # 5
-"""The message was rescheduled, and nothing was done: cancel it with its id and its new due."""
+"""The message was rescheduled, and nothing was done: cancel it with its topic, its id and its new due."""
 Global___CancelOutcome: _TypeAlias = CancelOutcome  # noqa: Y015
 
 class _RescheduleOutcome:
@@ -316,8 +316,8 @@ class DelayedMessage(_message.Message):
     a retry keeps its due; otherwise absent: the time at which the server reads the request.
     """
     check_id: _builtins.bool
-    """Look for an earlier message of this id and due before this one is accepted. If there is one with
-    other contents, this is refused with ID_TAKEN; if it was cancelled, with ID_CANCELLED. Only for
+    """Look for an earlier message of this topic, id and due before this one is accepted. If there is
+    one with other contents, this is refused with ID_TAKEN; if it was cancelled, with ID_CANCELLED. Only for
     an id of the caller's own, and for ids that may have been used before: it costs a look on the
     disk. ProduceResult.id_checked says whether the node could look.
     """
@@ -525,7 +525,7 @@ class ProduceResult(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ID_CHECKED_FIELD_NUMBER: _builtins.int
     handle: _builtins.str
-    """"<wheel>:<slot>:<id in 32 hex digits>"; empty when error is set."""
+    """"<wheel>:<slot>:<id in 32 hex digits>:<topic>"; empty when error is set."""
     due_ms: _builtins.int
     id_checked: _builtins.bool
     """What `check_id` asked for was done. Not set: it was not asked for, or is not known: the node
@@ -591,7 +591,7 @@ class ColumnResults(_message.Message):
     ERRORS_FIELD_NUMBER: _builtins.int
     ID_CHECKED_FIELD_NUMBER: _builtins.int
     wheel: _builtins.str
-    """The wheel of every accepted message: the handle is wheel, slot (due_ms / 1000) and id."""
+    """The wheel of every accepted message: the handle is wheel, slot (due_ms / 1000), id and topic."""
     @_builtins.property
     def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowError]:
         """Only for refused messages."""
@@ -665,21 +665,26 @@ Global___MessageRef: _TypeAlias = MessageRef  # noqa: Y015
 
 @_typing.final
 class IdAndDue(_message.Message):
+    """A message is its topic, its id and its due: what has the same three is the same message."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     due_ms: _builtins.int
+    topic: _builtins.str
     def __init__(
         self,
         *,
         id: _builtins.bytes = ...,
         due_ms: _builtins.int = ...,
+        topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -714,6 +719,7 @@ class HalfRef(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     DUE_MS_FIELD_NUMBER: _builtins.int
     WHEEL_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
     id: _builtins.bytes
     due_ms: _builtins.int
     """The half's due: the end of its hold."""
@@ -722,16 +728,19 @@ class HalfRef(_message.Message):
     is asked, and the message is delivered at once. Without it, a node that did not accept the half
     has it delivered at the end of its hold.
     """
+    topic: _builtins.str
+    """The half's topic."""
     def __init__(
         self,
         *,
         id: _builtins.bytes = ...,
         due_ms: _builtins.int = ...,
         wheel: _builtins.str = ...,
+        topic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "wheel", b"wheel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_ms", b"due_ms", "id", b"id", "topic", b"topic", "wheel", b"wheel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -146,7 +146,7 @@ class DelayWheelServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetMessage(self, request, context):
-        """Finds one message by handle, or by id and due.
+        """Finds one message by handle, or by topic, id and due.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -60,7 +60,7 @@ class DelayWheelStub:
     them. The call may be repeated: it reports what was cancelled before as cancelled.
     """
     GetMessage: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]
-    """Finds one message by handle, or by id and due."""
+    """Finds one message by handle, or by topic, id and due."""
     Search: _grpc.UnaryUnaryMultiCallable[_delaywheel_pb2.SearchRequest, _delaywheel_pb2.SearchResponse]
     """Finds pending messages by their properties, page by page, as the answering node sees them. The
     node reads them second by second: each call reads a bounded amount and reports how far it came.
@@ -98,7 +98,7 @@ class DelayWheelAsyncStub(DelayWheelStub):
     them. The call may be repeated: it reports what was cancelled before as cancelled.
     """
     GetMessage: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.GetMessageRequest, _delaywheel_pb2.GetMessageResponse]  # type: ignore[assignment]
-    """Finds one message by handle, or by id and due."""
+    """Finds one message by handle, or by topic, id and due."""
     Search: _aio.UnaryUnaryMultiCallable[_delaywheel_pb2.SearchRequest, _delaywheel_pb2.SearchResponse]  # type: ignore[assignment]
     """Finds pending messages by their properties, page by page, as the answering node sees them. The
     node reads them second by second: each call reads a bounded amount and reports how far it came.
@@ -175,7 +175,7 @@ class DelayWheelServicer(metaclass=_abc_1.ABCMeta):
         request: _delaywheel_pb2.GetMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_delaywheel_pb2.GetMessageResponse, _abc.Awaitable[_delaywheel_pb2.GetMessageResponse]]:
-        """Finds one message by handle, or by id and due."""
+        """Finds one message by handle, or by topic, id and due."""
 
     @_abc_1.abstractmethod
     def Search(

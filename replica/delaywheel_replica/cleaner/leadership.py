@@ -658,7 +658,9 @@ class Leadership:
             )
             self._log.committed(len(done.dead) + done.unfit.total(), done.duties.lost)
             self._on_dead(
-                DeadLetter(each.message.id, each.message.due_ms, each.reason.value)
+                DeadLetter(
+                    each.message.id, each.message.due_ms, each.message.topic, each.reason.value
+                )
                 for each in done.dead
             )
         else:

@@ -175,7 +175,7 @@ def export(parser: Parser) -> None:
 
 def cancel(parser: Parser) -> None:
     """Adds the arguments of `cancel`."""
-    options.one_message(parser)
+    options.one_message(parser, with_topic=False)
     options.wanted(parser, with_id=False)
     parser.argument(
         "--limit",

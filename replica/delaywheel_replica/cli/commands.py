@@ -117,7 +117,8 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
         arguments.one_message,
         examples="""
             delaywheel get "$handle"
-            delaywheel get --id 0190163d-8694-739b-8d3f-8a4d6a1f5d10 --due 2030-01-31T12:00:00Z
+            delaywheel get --topic orders --id 0190163d-8694-739b-8d3f-8a4d6a1f5d10 \\
+              --due 2030-01-31T12:00:00Z
             delaywheel get "$handle" --json | jq -r .value | base64 -d
         """,
     ),
@@ -143,9 +144,9 @@ COMMANDS: Final[Mapping[str, Command | CommandGroup]] = {
         "Cancel a pending message, or many; exit code 0 only if none is delivered.",
         f"{_DOING}.pending.cancel:cancel",
         arguments.cancel,
-        "Without a handle, or an id with its due, the command applies to all pending messages that "
-        "match: it lists them, asks, and cancels each one separately. It reports which were too "
-        "late, which outcomes are unknown, and what was not examined.",
+        "Without a handle, or a topic with id and due, the command applies to all pending messages "
+        "that match: it lists them, asks, and cancels each one separately. It reports which were "
+        "too late, which outcomes are unknown, and what was not examined.",
         """
             delaywheel cancel "$handle" || echo "too late, or not known"
 

@@ -147,17 +147,21 @@ def config(parser: Parser) -> None:
     )
 
 
-def one_message(parser: Parser) -> None:
+def one_message(parser: Parser, *, with_topic: bool = True) -> None:
     """Adds the ways to name a message."""
     parser.argument("handle", nargs="?", metavar="HANDLE", help="as `produce` printed it")
+    if with_topic:
+        parser.argument(
+            "--topic", metavar="TOPIC", complete=topics, help="without a handle: its topic"
+        )
     parser.argument(
         "--id",
         dest="message_id",
         type=parse_id,
         metavar="HEX",
-        help="without a handle: the id; needs --due",
+        help="without a handle: its id; needs --topic and --due",
     )
-    parser.argument("--due", type=parse_time, metavar="TIME", help="its due, with --id")
+    parser.argument("--due", type=parse_time, metavar="TIME", help="its due, with --topic and --id")
 
 
 def wanted(parser: Parser, *, with_id: bool = True) -> None:

@@ -11,12 +11,12 @@ A batch is a head and its content; all numbers are little-endian.
 
 | bytes a record | of the content, one column after the other |
 |---|---|
-| 8, 16 | due, id |
-| 8, 4, 4 | of messages: timestamp, partition, number of its topic |
+| 8, 16, 4 | due, id, number of its topic |
+| 8, 4 | of messages: timestamp, partition |
 | 4, 4, 4 | of messages: lengths of key, value, headers |
 
-The columns of messages are followed by 4 bytes with the total length of the topic names, the names
-separated by line feeds, then key, value and headers of each message, without gaps.
+The columns are followed by 4 bytes with the total length of the topic names, the names separated by
+line feeds, then key, value and headers of each message, without gaps.
 
 Both ends belong to one node, but perhaps to two releases: the cleaner announces `FORMAT` first, and
 all malformed input raises one named error.
@@ -34,7 +34,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.ingress.reading import Delayed, HalfCommit, Withdrawn
 from delaywheel_replica.core.protocol.codec import MalformedError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """The version of this format and that of answers."""
 
 UNANSWERED_BYTES: Final = 4 << 20
@@ -52,11 +52,14 @@ LONGEST_BYTES: Final = (64 << 20) + RECORD_BYTES
 HEAD: Final = struct.Struct("<IIII")
 
 _TOPICS_LENGTH: Final = struct.Struct("<I")
-_IDENTITIES: Final = (("due_ms", "<i8", 1), ("ids", "u1", ID_LENGTH_BYTES))
+_IDENTITIES: Final = (
+    ("due_ms", "<i8", 1),
+    ("ids", "u1", ID_LENGTH_BYTES),
+    ("topic_numbers", "<u4", 1),
+)
 _CONTENTS: Final = (
     ("timestamps_ms", "<i8", 1),
     ("partitions", "<i4", 1),
-    ("topic_numbers", "<u4", 1),
     ("key_lengths", "<i4", 1),
     ("value_lengths", "<i4", 1),
     ("headers_lengths", "<i4", 1),
@@ -114,29 +117,31 @@ def encode(number: int, requests: Sequence[HandedRequest]) -> list[bytes | memor
         number: the number of the batch.
         requests: its records, at least one, all of one kind.
     """
-    parts = [_column([each.due_ms for each in requests], "<i8"), b"".join(r.id for r in requests)]
+    topics: dict[str, int] = {}
+    numbers = [topics.setdefault(request.topic, len(topics)) for request in requests]
+    names = "\n".join(topics).encode()
     messages = [request for request in requests if isinstance(request, Delayed)]
-    if messages:
-        parts += _contents(messages)
+    contents = [part for each in messages for part in (each.key, each.value, each.headers) if part]
+    parts = [
+        _column([each.due_ms for each in requests], "<i8"),
+        b"".join(request.id for request in requests),
+        _column(numbers, "<u4"),
+        *_columns_of(messages),
+        _TOPICS_LENGTH.pack(len(names)),
+        names,
+        b"".join(contents),
+    ]
     head = HEAD.pack(sum(map(len, parts)), number, kind_of(requests[0]), len(requests))
     return [head, *parts]
 
 
-def _contents(messages: list[Delayed]) -> list[bytes]:
-    topics: dict[str, int] = {}
-    numbers = [topics.setdefault(message.topic, len(topics)) for message in messages]
-    names = "\n".join(topics).encode()
-    contents = [part for each in messages for part in (each.key, each.value, each.headers) if part]
+def _columns_of(messages: list[Delayed]) -> list[bytes]:
     return [
         _column([message.timestamp_ms for message in messages], "<i8"),
         _column([message.partition for message in messages], "<i4"),
-        _column(numbers, "<u4"),
         _column([_length(message.key) for message in messages], "<i4"),
         _column([_length(message.value) for message in messages], "<i4"),
         _column([len(message.headers) for message in messages], "<i4"),
-        _TOPICS_LENGTH.pack(len(names)),
-        names,
-        b"".join(contents),
     ]
 
 
@@ -155,10 +160,14 @@ def decode(head: Head, content: bytes) -> Columns:
         columns[name] = np.frombuffer(content, dtype, head.records * each, begin)
     due_ms = columns.pop("due_ms")
     ids = columns.pop("ids").reshape(head.records, ID_LENGTH_BYTES)
-    if is_rows:
-        return Columns.of_cancels(due_ms, ids)
     topics, blob = _topics_and_blob(content, end)
-    _check_lengths(columns, topics=len(topics), blob_bytes=len(blob))
+    if int(columns["topic_numbers"].max()) >= len(topics):
+        raise MalformedError("a topic's number without a topic")
+    if is_rows:
+        if blob:
+            raise MalformedError(f"contents of {len(blob)} bytes of rows without any")
+        return Columns.of_names(due_ms, ids, topics, columns["topic_numbers"])
+    _check_lengths(columns, blob_bytes=len(blob))
     starts = content_starts(_content_lengths(columns))
     return Columns(due_ms=due_ms, ids=ids, topics=topics, blob=blob, starts=starts, **columns)
 
@@ -180,12 +189,10 @@ def _content_lengths(columns: dict[str, NDArray[np.int32]]) -> NDArray[np.int64]
     return lengths
 
 
-def _check_lengths(columns: dict[str, NDArray[np.int32]], *, topics: int, blob_bytes: int) -> None:
+def _check_lengths(columns: dict[str, NDArray[np.int32]], *, blob_bytes: int) -> None:
     least = min(int(columns[name].min()) for name in ("key_lengths", "value_lengths"))
     if least < -1 or int(columns["headers_lengths"].min()) < 0:
         raise MalformedError("a negative length")
-    if int(columns["topic_numbers"].max()) >= topics:
-        raise MalformedError("a topic's number without a topic")
     expected = int(_content_lengths(columns).sum())
     if expected != blob_bytes:
         raise MalformedError(f"contents of {blob_bytes} bytes where lengths say {expected}")

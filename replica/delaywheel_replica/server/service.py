@@ -16,7 +16,6 @@ from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import (
     add_quotas,
     refuse_details,
-    refuse_unseen,
     searchable,
     shown_to,
 )
@@ -28,7 +27,7 @@ from delaywheel_replica.server.lookup.filters import wanted_of
 from delaywheel_replica.server.lookup.pages import LONGEST_PAGE_BYTES
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.lookup.references import reference_of
+from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.search import Search
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.counts import NodeCounts
@@ -132,17 +131,17 @@ class DelayWheelService:
         """See the protocol."""
         _count_question(request, context)
         with self._counts.calls.timed("get") as outcome:
-            if not context.caller.rights.may_everywhere(Right.INSPECT):
-                named = reference_of(request.message)
-                (topics,) = await self._queries.topics_of([named], context.caller.principal)
-                refuse_unseen(context.caller, topics, knows_all=self._queries.knows_all())
-            message = await self._get(request, context)
-            if not shown_to(context.caller, [message]):
-                raise RequestRefusedError(Reason.MESSAGE_NOT_FOUND)
+            named = reference_of(request.message)
+            if not context.caller.rights.may(Right.INSPECT, named.topic):
+                raise context.caller.refuse_without(Right.INSPECT, f"in topic {named.topic}")
+            message = await self._get(request, named, context)
+            shown_to(context.caller, [message])
             outcome.append(pb.MessageState.Name(message.state).removeprefix("MESSAGE_STATE_"))
         return pb.GetMessageResponse(message=message)
 
-    async def _get(self, request: pb.GetMessageRequest, context: CallContext) -> pb.StoredMessage:
+    async def _get(
+        self, request: pb.GetMessageRequest, named: Reference, context: CallContext
+    ) -> pb.StoredMessage:
         """Returns a message.
 
         The leader's node knows best what became of a finished message, whether a cancel counts, and
@@ -150,9 +149,7 @@ class DelayWheelService:
         """
         is_doubtful = is_undecided = False
         try:
-            got = await self._queries.get_message(
-                reference_of(request.message), context.caller.principal
-            )
+            got = await self._queries.get_message(named, context.caller.principal)
             message, is_doubtful, is_undecided = got.message, got.is_doubtful, got.is_undecided
         except RequestRefusedError as error:
             answered = None

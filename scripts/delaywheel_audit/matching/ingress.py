@@ -111,7 +111,7 @@ def are_all_asked(records: Asked, kafka: DataFrame, terms: Terms) -> bool:
 
 def _went_directly(ours: DataFrame) -> DataFrame:
     copies = ours.where(F.col("dw_wheel") == INGRESS).groupBy(*KEY)
-    return copies.agg(F.min(F.struct("dw_accepted_ms", "topic")).alias("went"))
+    return copies.agg(F.min(F.struct("dw_accepted_ms")).alias("went"))
 
 
 def with_ingress(
@@ -132,7 +132,7 @@ def with_ingress(
         terms: The parameters.
         facts: What was known before Kafka was read.
     """
-    first = F.min(F.struct("offset", "topic", "origin", "sent_ms")).alias("asked")
+    first = F.min(F.struct("offset", "origin", "sent_ms")).alias("asked")
     asked = records.asked.groupBy(*KEY).agg(first)
     ours, taken = is_ours(kafka), ledger
     if terms.by == "due":  # a ledger's files hold dues of all the span
@@ -148,7 +148,6 @@ def with_ingress(
     rows = direct.select(
         *KEY,
         F.col("went.dw_accepted_ms").alias("accepted_at_ms"),
-        F.coalesce("asked.topic", "went.topic").alias("topic"),
         F.lit(INGRESS).alias("wheel"),
         F.coalesce("asked.offset", F.lit(0)).alias("seq"),
     )
@@ -168,7 +167,6 @@ def with_ingress(
         gone.select(
             *KEY,
             F.col("asked.sent_ms").alias("accepted_at_ms"),
-            F.col("asked.topic").alias("topic"),
             F.lit(INGRESS).alias("wheel"),
             F.col("asked.offset").alias("seq"),
         )

@@ -21,6 +21,7 @@ def letter_findings(judged: DataFrame, records: DataFrame) -> DataFrame:
         records.where("dw_id is not null and dw_due_ms is not null")
         .withColumn("forwarded_ms", forwarded_ms())
         .select(
+            _header("dw-dead-topic").alias("topic"),
             F.col("dw_id").alias("id"),
             F.col("dw_due_ms").alias("due_ms"),
             F.struct(

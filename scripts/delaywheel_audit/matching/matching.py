@@ -1,8 +1,8 @@
-"""Joins ledger, outcomes and Kafka: one row for each id and due.
+"""Joins ledger, outcomes and Kafka: one row for each message.
 
-Everything is aggregated before it is joined, so an id that comes a million times is one row of
-the join. Both sides are spread by (id, due) once and sorted; nothing is broadcast but what is
-small by nature (wheels, runs of lost frames).
+Everything is aggregated before it is joined, so a message that comes a million times is one row
+of the join. Both sides are spread by topic, id and due once and sorted; nothing is broadcast but
+what is small by nature (wheels, runs of lost frames).
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.matching.terms import Facts, Terms
 
-KEY = ("id", "due_ms")
+KEY = ("topic", "id", "due_ms")
+"""What a message is."""
 INGRESS = "ingress"
 """What a message names in place of a wheel that went out directly (ingress.py)."""
 
-_FRAME = (*KEY, "topic", "wheel", "seq", "accepted_at_ms")
+_FRAME = (*KEY, "wheel", "seq", "accepted_at_ms")
 _ENDS = {
     "cancelled": "cancelled",
     "dead-lettered": "dead",
@@ -88,7 +89,7 @@ def wheel_table(like: DataFrame, facts: Facts) -> DataFrame:
 
 
 def acceptances(ledger: DataFrame, outcomes: DataFrame, terms: Terms, facts: Facts) -> DataFrame:
-    """Returns one row for each id and due of the ledger: how often accepted, and its outcomes."""
+    """Returns one row for each message of the ledger: how often accepted, and its outcomes."""
     wanted = in_range(terms, F.col("due_ms"), F.col("accepted_at_ms"))
     if terms.topics:
         wanted = wanted & F.col("topic").isin(*terms.topics)
@@ -251,7 +252,7 @@ def is_ours(kafka: DataFrame) -> DataFrame:
 
 
 def copies(kafka: DataFrame, terms: Terms) -> DataFrame:
-    """Returns one row for each id and due in Kafka: how often it is there, and where."""
+    """Returns one row for each message in Kafka: how often it is there, and where."""
     # What cannot be read of the time it was for counts where it was forwarded.
     due = F.coalesce("dw_due_ms", "forwarded_ms")
     accepted = F.coalesce("dw_accepted_ms", "forwarded_ms")
@@ -293,7 +294,7 @@ def copy_struct() -> Column:
 def messages(
     ledger: DataFrame, kafka: DataFrame, outcomes: DataFrame, terms: Terms, facts: Facts
 ) -> DataFrame:
-    """Joins both sides of each id and due."""
+    """Joins both sides of each message."""
     counted = [*_SUMS, "copies"]
     joined = acceptances(ledger, outcomes, terms, facts).join(
         copies(kafka, terms), list(KEY), "full_outer"

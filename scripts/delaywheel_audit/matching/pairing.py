@@ -22,8 +22,8 @@ class Pairs:
     """The pairs that were found.
 
     Attributes:
-        found: Id, due_ms of a missing message, and the copy that is it.
-        used: Id, due_ms of records reported as unexpected that are such a copy.
+        found: Topic, id, due_ms of a missing message, and the copy that is it.
+        used: Topic, id, due_ms of records reported as unexpected that are such a copy.
     """
 
     found: DataFrame
@@ -40,7 +40,11 @@ def pair(judged: DataFrame, kafka: DataFrame, ledger: DataFrame) -> Pairs:
     """
     missing = _at_hand(
         judged.where("missing > 0 and copies = 0").select(
-            "id", F.col("due_ms").alias("wanted_due_ms"), "row", "last_row"
+            "id",
+            F.col("topic").alias("wanted_topic"),
+            F.col("due_ms").alias("wanted_due_ms"),
+            "row",
+            "last_row",
         )
     )
     others = _at_hand(_others(judged, ledger, missing))
@@ -55,20 +59,26 @@ def pair(judged: DataFrame, kafka: DataFrame, ledger: DataFrame) -> Pairs:
     )
     records = (
         is_ours(kafka)
-        .select("dw_id", F.col("id").alias("copy_id"), "due_ms", copy_struct().alias("copy"))
+        .select(
+            "topic", "dw_id", F.col("id").alias("copy_id"), "due_ms", copy_struct().alias("copy")
+        )
         .withColumn(
             "key", F.coalesce("dw_id", _place("copy.due_ms", "copy.accepted_ms", "copy.wheel"))
         )
     )
     is_same = _is_of("copy", "row") | _is_of("copy", "last_row")
-    # The key is id and due: with another due it must be the same acceptance.
+    # With another due, or in another topic, it must be the same acceptance.
     is_own = (F.col("due_ms") == F.col("wanted_due_ms")) & F.col("is_doubtful").isNull()
+    is_own = is_own & (F.col("topic") == F.col("wanted_topic"))
     candidates = (
         records.join(F.broadcast(sought), "key")
         .join(F.broadcast(taken), list(KEY), "left_anti")
         .join(F.broadcast(doubtful), list(KEY), "left")
         .where(F.col("dw_id").isNull() | is_own | is_same)
-        .select("id", "wanted_due_ms", "copy", "copy_id", F.col("due_ms").alias("copy_due_ms"))
+        .select(
+            *("id", "wanted_topic", "wanted_due_ms", "copy", "copy_id"),
+            F.col("due_ms").alias("copy_due_ms"),
+        )
     )
     return _one_to_one(candidates)
 
@@ -83,7 +93,9 @@ def _others(judged: DataFrame, ledger: DataFrame, missing: DataFrame) -> DataFra
     has_rows = F.col("rows") > 0
     counted = judged.where((F.col("copies") > 0) & (has_rows | F.col("elsewhere")))
     counted = counted.select(*KEY, (~has_rows).alias("is_doubtful"))
-    own = missing.select("id", F.col("wanted_due_ms").alias("due_ms"))
+    own = missing.select(
+        "id", F.col("wanted_topic").alias("topic"), F.col("wanted_due_ms").alias("due_ms")
+    )
     siblings = ledger.select(*KEY, F.lit(col=False).alias("is_doubtful")).join(
         F.broadcast(own), list(KEY), "left_anti"
     )
@@ -114,10 +126,13 @@ def _is_of(copy: str, row: str) -> Column:
 
 def _one_to_one(candidates: DataFrame) -> Pairs:
     """Pairs each missing message with one copy, and each copy with one message."""
-    exact_first = F.col("copy_due_ms") != F.col("wanted_due_ms")
-    of_message = Window.partitionBy("id", "wanted_due_ms").orderBy(exact_first, "copy")
+    is_exact = F.col("copy_due_ms") == F.col("wanted_due_ms")
+    exact_first = ~(is_exact & (F.col("copy.topic") == F.col("wanted_topic")))
+    of_message = Window.partitionBy("wanted_topic", "id", "wanted_due_ms").orderBy(
+        exact_first, "copy"
+    )
     of_copy = Window.partitionBy("copy.topic", "copy.partition", "copy.offset").orderBy(
-        exact_first, "wanted_due_ms", "id"
+        exact_first, "wanted_due_ms", "id", "wanted_topic"
     )
     chosen = (
         candidates.withColumn("of_copy", F.row_number().over(of_copy))
@@ -129,12 +144,15 @@ def _one_to_one(candidates: DataFrame) -> Pairs:
     return Pairs(
         chosen.select(
             "id",
+            F.col("wanted_topic").alias("topic"),
             F.col("wanted_due_ms").alias("due_ms"),
             F.col("copy").alias("found_copy"),
             (F.col("copy_id") != F.col("id")).alias("is_nameless"),
         ),
         chosen.select(
-            F.col("copy_id").alias("id"), F.col("copy_due_ms").alias("due_ms")
+            F.col("copy.topic").alias("topic"),
+            F.col("copy_id").alias("id"),
+            F.col("copy_due_ms").alias("due_ms"),
         ).distinct(),
     )
 

@@ -116,14 +116,14 @@ def gets(data: Path, messages: int) -> Iterator[str]:
     random = np.random.default_rng(1)
     costs = []
     for number in random.integers(0, messages, GETS + 1).tolist():
-        reference = Reference(_START_SLOT, filled.ids[number].tobytes(), None)
+        reference = Reference(_START_SLOT, filled.ids[number].tobytes(), "orders", None)
         began_s = time.perf_counter()
         (found,) = scanner.find_many([reference], limits)
         frame = scanner.frame(_START_SLOT, found.copies[0])
         costs.append((time.perf_counter() - began_s) * 1e3)
         assert frame is not None
     many = [
-        Reference(_START_SLOT, filled.ids[number].tobytes(), None)
+        Reference(_START_SLOT, filled.ids[number].tobytes(), "orders", None)
         for number in random.integers(0, messages, GROUP).tolist()
     ]
     began_s = time.perf_counter()

@@ -78,7 +78,8 @@ class World:
         self.ledger.append((id_of(name), due, at, place.get("topic", "orders"), wheel, seq))
 
     def bury(self, name: str, **headers: bytes) -> None:
-        reported = [(f"dw-dead-{key}", value) for key, value in headers.items()]
+        given = {"topic": b"orders"} | headers
+        reported = [(f"dw-dead-{key}", value) for key, value in given.items()]
         offset = 40 + len(self.letters)
         letter = ("dead", 0, offset, DUE + 3, "CREATE_TIME", reported)
         self.letters.append((*letter, id_of(name), DUE, ACCEPTED, "n1.1", None))
@@ -111,7 +112,7 @@ class World:
                 id_of(name),
                 due,
                 place.get("at", ACCEPTED),
-                "orders",
+                place.get("topic", "orders"),
                 place.get("wheel", "n1.1"),
                 place.get("seq", 5),
                 *[None] * 4,
@@ -120,7 +121,10 @@ class World:
 
     def answer(self, name: str, answer: str, *, due: int = DUE) -> None:
         """A group's answer about a half, which names no acceptance."""
-        self.outcomes.append(("answered", None, None, id_of(name), due, *[None] * 9, answer))
+        nothing = [None] * 7
+        self.outcomes.append(
+            ("answered", None, None, id_of(name), due, None, "orders", *nothing, answer)
+        )
 
     def lose(
         self, wheel: str, seq: int, last_seq: int, reason: str, *,
@@ -407,6 +411,14 @@ def through_ingress(world: World) -> None:
         world.forward(f"asked, {name}", topic="parcels")
 
 
+def the_same_id_for_two_topics(world: World) -> None:
+    """Each has an end of its own; neither stands for the other."""
+    world.accept("for two")
+    world.forward("for two")
+    world.accept("for two", topic="theirs", wheel="n3.1", seq=7)
+    world.end("for two", "cancelled", topic="theirs", wheel="n3.1", seq=7)
+
+
 def foreign(world: World) -> None:
     world.kafka.append(("orders", 0, 10_000, DUE, "CREATE_TIME", *[None] * 6, False))
 
@@ -420,7 +432,8 @@ CASES: list[Callable[[World], None]] = [
     early_and_late, changed,
     unexpected, unpublished, in_a_hole, behind_the_last_file, duplicate_of_nothing,
     more_outcomes_than_acceptances, ended_and_forwarded, missing_beside_another_due,
-    accepted_under_a_longer_span, through_ingress, foreign, of_a_time_that_kafka_has_deleted,
+    accepted_under_a_longer_span, through_ingress, foreign,
+    the_same_id_for_two_topics, of_a_time_that_kafka_has_deleted,
 ]  # fmt: skip
 
 FACTS = Facts(
@@ -633,7 +646,7 @@ def test_every_acceptance_has_one_fate(found: Found) -> None:
     for name in (*fates, "accepted", "duplicated", "unexpected", "early", "late"):
         assert found.totals[name] == sum(row[name] for row in found.buckets)
     expected = {
-        "pending": 6, "cancelled": 8, "duplicates_dropped": 7, "dead": 3, "lost": 4,
+        "pending": 6, "cancelled": 9, "duplicates_dropped": 7, "dead": 3, "lost": 4,
         "not_verifiable": 6, "missing": 13, "duplicated": 3, "unexpected": 14, "early": 2,
         "late": 2, "committed": 2, "asked": 6, "deferred": 1, "asked_committed": 1,
         "asked_rolled_back": 1, "asked_undecided": 1, "asked_open": 3,

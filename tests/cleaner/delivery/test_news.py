@@ -37,7 +37,7 @@ class Line:
 
 def letters(count: int, first: int = 0) -> list[DeadLetter]:
     numbers = range(first, first + count)
-    return [DeadLetter(n.to_bytes(16, "big"), 1 << 50, "TOPIC_UNAVAILABLE") for n in numbers]
+    return [DeadLetter(n.to_bytes(16, "big"), 1 << 50, "orders", "REFUSED") for n in numbers]
 
 
 def test_each_is_reported_once_and_in_order_however_full_the_link_is() -> None:

@@ -10,7 +10,7 @@ from delaywheel.storage.reading.reader import WheelReader
 from delaywheel_replica.cleaner.delivery import proposals as proposing
 from delaywheel_replica.cleaner.delivery.proposals import FRAMES_AT_ONCE, ProposalSearch
 from delaywheel_replica.core.protocol.progress import Position
-from delaywheel_replica.core.protocol.reschedules import RescheduleProposal
+from delaywheel_replica.core.protocol.reschedules import MessageKey, RescheduleProposal
 from support.due.leader import START_MS, Leader, message
 from support.due.wheels import Sent, Wheels
 
@@ -46,7 +46,9 @@ class Counting:
 
 
 def proposal_of(sent: Sent, looked: tuple[tuple[WheelId, int], ...] = ()) -> RescheduleProposal:
-    return RescheduleProposal((sent.id, sent.due_ms), sent.due_ms + 60_000, AT, looked)
+    return RescheduleProposal(
+        MessageKey(sent.id, sent.due_ms, sent.topic), sent.due_ms + 60_000, AT, looked
+    )
 
 
 def cancels(wheels: Wheels, count: int, due_ms: int = LATER_MS) -> None:

@@ -100,6 +100,25 @@ def test_a_frame_goes_bad_while_its_millisecond_is_split(wheels: Wheels, *, repa
     assert numbers(following.messages) == rest
 
 
+def test_the_same_id_and_due_for_another_topic_is_another_message(wheels: Wheels) -> None:
+    """Whoever learned both could hide a message: the first by its wheel's name was delivered."""
+    mine = message(START_MS + 500, 1)
+    others = replace(mine, topic="others", value=b"forged")
+    kept, gone = message(START_MS + 500, 2), message(START_MS + 500, 3)
+    wheels.write(B1, [mine, kept, gone])
+    wheels.write(A1, [others, replace(gone, topic="others")])
+    wheels.cancel(A1, [replace(kept, topic="others"), gone])
+    with Leader(wheels) as leader:
+        step = leader.look(START_MS + 500)
+        forwarded = {(each.topic, each.id) for each in step.messages}
+        assert forwarded == {
+            (each.topic, each.id) for each in (mine, others, kept, replace(gone, topic="others"))
+        }
+        assert [(each.outcome, each.topic) for each in step.dropped] == [
+            (MessageOutcome.CANCELLED, gone.topic)
+        ]
+
+
 def test_v_rests_while_a_millisecond_is_split(wheels: Wheels) -> None:
     due_ms = START_MS + 500
     wheels.write(A1, [message(due_ms, number) for number in range(30)])

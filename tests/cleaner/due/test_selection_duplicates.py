@@ -100,11 +100,13 @@ def test_the_mix_spreads_keys_that_differ_little() -> None:
     numbers = np.arange(1 << 16, dtype=np.uint64)
     zeros = np.zeros(1 << 16, np.uint64)
     dues = np.zeros(1 << 16, np.int64)
+    topics = np.zeros(1 << 16, np.int32)
     for mixes in (
-        mix_keys(dues, numbers, zeros),
-        mix_keys(dues, zeros, numbers),
-        mix_keys(numbers.astype(np.int64), zeros, zeros),
-        mix_keys(dues, numbers << np.uint64(48), zeros),
-        mix_keys(dues, zeros, numbers << np.uint64(48)),
+        mix_keys(dues, numbers, zeros, topics),
+        mix_keys(dues, zeros, numbers, topics),
+        mix_keys(numbers.astype(np.int64), zeros, zeros, topics),
+        mix_keys(dues, numbers << np.uint64(48), zeros, topics),
+        mix_keys(dues, zeros, numbers << np.uint64(48), topics),
+        mix_keys(dues, zeros, zeros, numbers.astype(np.int32)),
     ):
         assert len(np.unique(mixes)) == 1 << 16

@@ -71,7 +71,7 @@ class Selection(RuleBasedStateMachine):
         self.damaged: dict[tuple[WheelId, int], Written] = {}
         self.ever_damaged: set[tuple[WheelId, int]] = set()
         self.lost = NO_FRAMES
-        self.fates: dict[tuple[bytes, int], int] = {}
+        self.fates: dict[tuple[str, bytes, int], int] = {}
         self.reader = self.new_reader()
         self.stack.callback(self.close_reader)
 
@@ -267,11 +267,12 @@ class Selection(RuleBasedStateMachine):
         rows = len(step.messages) + len(step.dropped)
         length_bytes = step.messages.length_bytes + step.dropped.rows.length_bytes
         if rows > cap_messages or length_bytes > cap_bytes:
-            taken = {(m.wheel, m.seq, m.id, m.due_ms) for m in [*step.messages, *step.dropped]}
+            messages = [*step.messages, *step.dropped]
+            taken = {(m.wheel, m.seq, m.topic, m.id, m.due_ms) for m in messages}
             assert len({self.taken_by(step, *each) for each in taken}) == 1
 
     def taken_by(
-        self, step: Step, wheel: WheelId, seq: int, id_: bytes, due_ms: int
+        self, step: Step, wheel: WheelId, seq: int, topic: str, id_: bytes, due_ms: int
     ) -> tuple[WheelId, int]:
         """The frame with which a step takes a message: its own, or what releases it as a half.
 
@@ -284,7 +285,7 @@ class Selection(RuleBasedStateMachine):
             for frame in self.wheels.frames
             if frame.wheel == wheel
             for row in frame.rows
-            if (row.id, row.due_ms) == (id_, due_ms)
+            if (row.topic, row.id, row.due_ms) == (topic, id_, due_ms)
         ]
         is_half = any(
             at == (wheel, seq) and ("dw-half", b"shop") in row.headers for at, _, row in named
@@ -311,7 +312,7 @@ class Selection(RuleBasedStateMachine):
 
     def commit(self, step: Step, *, floor: bool) -> None:
         for message in [*step.messages, *(d for d in step.dropped if d.outcome != 2)]:
-            key = message.id, message.due_ms
+            key = message.topic, message.id, message.due_ms
             self.fates[key] = self.fates.get(key, 0) + 1
         committed = step.after
         if floor:
@@ -330,9 +331,9 @@ class Selection(RuleBasedStateMachine):
         A half whose release is lost may have been forwarded for it, and is asked about as well.
         """
         bad = self.lost | self.skipped
-        keys: dict[tuple[bytes, int], bool] = {}
+        keys: dict[tuple[str, bytes, int], bool] = {}
         asked_too = {
-            (row.id, row.due_ms)
+            (row.topic, row.id, row.due_ms)
             for frame in self.wheels.frames
             if frame.kind is Kind.RELEASES and place(frame) in self.lost
             for row in frame.rows
@@ -340,7 +341,7 @@ class Selection(RuleBasedStateMachine):
         for frame in self.wheels.frames:
             if frame.kind is Kind.MESSAGES:
                 for row in frame.rows:
-                    key = row.id, row.due_ms
+                    key = row.topic, row.id, row.due_ms
                     keys[key] = keys.get(key, True) and place(frame) not in bad
         for key, is_sure in keys.items():
             if is_sure:
@@ -361,7 +362,7 @@ class SelectionOfCollidingKeys(Selection):
 
 
 def low_bit(
-    _: NDArray[np.int64], id_low: NDArray[np.uint64], __: NDArray[np.uint64]
+    _: NDArray[np.int64], id_low: NDArray[np.uint64], *__: NDArray[np.generic]
 ) -> NDArray[np.uint64]:
     return id_low & np.uint64(1)
 

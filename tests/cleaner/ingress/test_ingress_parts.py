@@ -313,7 +313,7 @@ def test_commits_count_as_cancels_where_a_server_takes_none(clock: ManualClock) 
     way, handing = Way(), Handing(lambda: way, clock)
     cancel, commit = (
         Handed(("in", 0), RecordUnderWay(0, request, None))
-        for request in (Withdrawn(IDS[0], NOW_MS), HalfCommit(IDS[1], NOW_MS))
+        for request in (Withdrawn(IDS[0], NOW_MS, "orders"), HalfCommit(IDS[1], NOW_MS, "orders"))
     )
 
     def hand_over(record: Handed, answer: RecordAnswer) -> None:

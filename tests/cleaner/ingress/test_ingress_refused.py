@@ -64,8 +64,9 @@ def test_few_records_are_handed_over_in_vain(site: Site) -> None:
 def test_cancels_go_on_while_messages_are_refused(site: Site) -> None:
     site.topics.send(*asked(3_000_000))
     run_for(site, 3)
-    due = b"%d" % (NOW_MS + 60_000)
-    site.topics.send((ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, due), at=(AT[0], 1))
+    due = ingress.DELIVER_AT, b"%d" % (NOW_MS + 60_000)
+    cancel = (ingress.CANCEL, bytes(16)), due, (ingress.TOPIC, b"orders")
+    site.topics.send(*cancel, at=(AT[0], 1))
     run_for(site, 3)
     site.transact()
     assert site.offsets[AT[0], 1] == 1

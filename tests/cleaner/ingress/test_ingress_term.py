@@ -551,7 +551,7 @@ def test_a_withdrawal_cancels_what_a_wheel_has(site: Site) -> None:
     id_ = bytes(range(16))
     site.topics.send(*asked(5_000, "orders", (ingress.ID, id_)))
     due = b"%d" % (NOW_MS + 5_000)
-    site.topics.send((ingress.CANCEL, id_), (ingress.DELIVER_AT, due))
+    site.topics.send((ingress.CANCEL, id_), (ingress.DELIVER_AT, due), (ingress.TOPIC, b"orders"))
     site.run_once()
     assert site.server is not None
     site.server.answer(RecordAnswer.HELD)

@@ -34,7 +34,11 @@ from delaywheel_replica.core.protocol.control import (
 )
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer
 from delaywheel_replica.core.protocol.progress import Position
-from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
+from delaywheel_replica.core.protocol.reschedules import (
+    MessageKey,
+    RescheduleProposal,
+    RescheduleWritten,
+)
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from sim.kafka.log import TOMBSTONE_US
@@ -504,13 +508,15 @@ def test_what_was_unregistered_in_a_term_does_not_come_back_after_it(place: Plac
 
 # --- what callers wait for
 
+MESSAGE = MessageKey(bytes(16), 1, "orders")
+
 
 @pytest.mark.parametrize(
     "ask",
     [
         Leadership.commit_soon,
-        lambda each: each.reschedule(RescheduleProposal((bytes(16), 1), 2, Position(A1, 1, 0))),
-        lambda each: each.rescheduled(RescheduleWritten((bytes(16), 1), 2, (A1, 1), None)),
+        lambda each: each.reschedule(RescheduleProposal(MESSAGE, 2, Position(A1, 1, 0))),
+        lambda each: each.rescheduled(RescheduleWritten(MESSAGE, 2, (A1, 1), None)),
     ],
     ids=["commit soon", "reschedule", "rescheduled"],
 )

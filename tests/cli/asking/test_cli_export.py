@@ -50,7 +50,7 @@ def test_nothing_of_a_message_is_lost(
     id_: bytes,
 ) -> None:
     stored = pb.StoredMessage(
-        handle=f"n1.7:{DUE_MS // 1000}:{id_.hex()}",
+        handle=f"n1.7:{DUE_MS // 1000}:{id_.hex()}:orders",
         id=id_,
         due_ms=DUE_MS,
         topic="orders",
@@ -76,7 +76,7 @@ def test_an_ingress_records_id_becomes_one_that_another_cluster_takes() -> None:
 
 def test_a_line_that_is_of_no_export_cancels_nothing(command: Command, tmp_path: Path) -> None:
     file = tmp_path / "lines"
-    good = {"handle": f"n1.7:1900000000:{'00' * 16}", "value": None}
+    good = {"handle": f"n1.7:1900000000:{'00' * 16}:orders", "value": None}
     for bad in ("{}", "[]", "no json", '{"handle": "x"}'):
         file.write_text(f"{json.dumps(good)}\n{bad}\n")
         ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
@@ -87,7 +87,8 @@ def test_a_line_that_is_of_no_export_cancels_nothing(command: Command, tmp_path:
 def test_a_line_without_its_value_cancels_nothing(command: Command, tmp_path: Path) -> None:
     """It could not be moved: what is cancelled then would be lost."""
     file = tmp_path / "lines"
-    file.write_text(json.dumps({"handle": f"n1.7:1900000000:{'00' * 16}", "topic": "orders"}))
+    line = {"handle": f"n1.7:1900000000:{'00' * 16}:orders", "topic": "orders"}
+    file.write_text(json.dumps(line))
     ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
     assert (ended.code, ended.out) == (2, "")
     assert "line 1 has no value" in ended.err
@@ -96,7 +97,11 @@ def test_a_line_without_its_value_cancels_nothing(command: Command, tmp_path: Pa
 def test_a_line_of_a_half_message_cancels_nothing(command: Command, tmp_path: Path) -> None:
     """Its sender would hear that it is committed, and it would be delivered nowhere."""
     file = tmp_path / "lines"
-    half = {"handle": f"n1.7:1900000000:{'00' * 16}", "value": None, "headers": [["dw-half", "g"]]}
+    half = {
+        "handle": f"n1.7:1900000000:{'00' * 16}:orders",
+        "value": None,
+        "headers": [["dw-half", "g"]],
+    }
     file.write_text(json.dumps(half))
     ended = command("export", "--cancel", str(file), "--server", "127.0.0.1:1")
     assert (ended.code, ended.out) == (2, "")
@@ -104,7 +109,9 @@ def test_a_line_of_a_half_message_cancels_nothing(command: Command, tmp_path: Pa
 
 
 def test_half_messages_are_left_out(command: Command, node: ScriptedNode) -> None:
-    stored = [pb.StoredMessage(handle=f"n1.7:1900000000:{n:032x}", value=b"v") for n in range(3)]
+    stored = [
+        pb.StoredMessage(handle=f"n1.7:1900000000:{n:032x}:orders", value=b"v") for n in range(3)
+    ]
     stored[1].headers.add(name="dw-half", value=b"shop")
     node.search = answer(pb.SearchResponse(messages=stored))
     ended = command("export")
@@ -117,7 +124,7 @@ def test_half_messages_are_left_out(command: Command, node: ScriptedNode) -> Non
 def test_a_cluster_that_answers_late_is_asked_again(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    handles = tuple(Handle("n1.7", 1_900_000_000, bytes([n]) * 16) for n in range(2))
+    handles = tuple(Handle("n1.7", 1_900_000_000, bytes([n]) * 16, "orders") for n in range(2))
     whole = ManyCancelled(handles[:1], handles[1:], (), (), complete=True)
     answers: Iterator[ManyCancelled | TimedOutError] = iter(
         [

@@ -217,7 +217,7 @@ def test_get_of_a_half_shows_its_hold_and_its_own_due(
     assert command("get", HANDLE, "--json").document["half"] == half
     message.state = pb.MESSAGE_STATE_DONE
     node.script.append(answer(pb.GetMessageResponse(message=message)))
-    is_pointed_at = "its id and own due find it" in command("get", HANDLE).out
+    is_pointed_at = "its topic, id and own due find it" in command("get", HANDLE).out
     assert is_pointed_at is (own_due is not None)
 
 
@@ -240,11 +240,14 @@ def test_get_of_what_is_done(
 
 
 @pytest.mark.parametrize("at", [str(DUE_MS), "2030-03-17T17:46:40.250Z"])
-def test_message_is_named_by_id_and_due(command: Command, node: ScriptedNode, at: str) -> None:
-    command("get", "--id", ID.hex(), "--due", at)
-    command("cancel", "--id", ID.hex(), "--due", at)
+def test_message_is_named_by_topic_id_and_due(
+    command: Command, node: ScriptedNode, at: str
+) -> None:
+    command("get", "--topic", "orders", "--id", ID.hex(), "--due", at)
+    command("cancel", "--topic", "orders", "--id", ID.hex(), "--due", at)
     for ref in (node.gets[-1].message, node.cancels[-1].messages[0]):
-        assert (ref.id_and_due.id, ref.id_and_due.due_ms) == (ID, DUE_MS)
+        named = ref.id_and_due
+        assert (named.topic, named.id, named.due_ms) == ("orders", ID, DUE_MS)
 
 
 @pytest.mark.usefixtures("node")

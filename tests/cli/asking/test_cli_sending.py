@@ -54,7 +54,7 @@ def test_all_are_cancelled_unless_a_limit_is_given(command: Command, node: Scrip
         first = int(request.page_token or 0)
         results = [
             pb.CancelResult(
-                handle=f"n1.7:17:{number:032x}",
+                handle=f"n1.7:17:{number:032x}:orders",
                 due_ms=17_000,
                 topic="t",
                 outcome=pb.CANCEL_OUTCOME_CANCELLED,
@@ -109,7 +109,7 @@ def test_of_many_that_were_rescheduled_those_found_elsewhere_are_done(
     def behave(_node: object, _request: pb.CancelManyRequest, _context: object) -> object:
         results = [
             pb.CancelResult(
-                handle=f"n1.7:{slot}:{number:032x}", due_ms=slot * 1000, outcome=outcome
+                handle=f"n1.7:{slot}:{number:032x}:orders", due_ms=slot * 1000, outcome=outcome
             )
             for slot, number, outcome in rows
         ]
@@ -127,7 +127,7 @@ def test_of_many_that_were_rescheduled_those_found_elsewhere_are_done(
     # Only what would be withdrawn is listed.
     rows.append((18, 3, pb.CANCEL_OUTCOME_UNSPECIFIED))
     listed = command("cancel", "--topic", "t", "--dry-run").err
-    assert f"n1.7:18:{3:032x}  " in listed
+    assert f"n1.7:18:{3:032x}:orders  " in listed
     assert "n1.7:17:" not in listed
 
 
@@ -192,7 +192,7 @@ def test_produce_sends_all_that_was_given(command: Command, node: ScriptedNode) 
         *("--partition", "2", "--timestamp", "1700000000000", "--json"),
     )
     assert ended.document == {
-        "handle": f"fake.1:1900000000:{ID.hex()}",
+        "handle": f"fake.1:1900000000:{ID.hex()}:orders",
         "id": ID.hex(),
         "due_ms": DUE_MS // 1000 * 1000,
         "id_checked": False,  # this node says nothing of it, as one of an earlier release
@@ -231,7 +231,7 @@ def test_produce_with_a_level(command: Command, node: ScriptedNode) -> None:
     ended = command("produce", "orders", "--level", "5s")
     [[row]] = node.sent
     assert row.value is None
-    assert (ended.code, ended.out) == (0, f"fake.1:{row.due_ms // 1_000}:{row.id.hex()}\n")
+    assert (ended.code, ended.out) == (0, f"fake.1:{row.due_ms // 1_000}:{row.id.hex()}:orders\n")
     assert ended.err.startswith("due 20")
 
 
@@ -271,7 +271,7 @@ def test_refused_message_is_exit_code_1(command: Command, node: ScriptedNode) ->
 
 def test_reschedule_prints_the_handle_from_now_on(command: Command, node: ScriptedNode) -> None:
     ended = command("reschedule", HANDLE, "--to", "1900000060000")
-    assert (ended.code, ended.out) == (0, f"a.1:1900000060:{'0' * 32}\n")
+    assert (ended.code, ended.out) == (0, f"a.1:1900000060:{'0' * 32}:orders\n")
     assert ended.err == "due 2030-03-17T17:47:40.000Z\n"
     assert node.reschedules[-1].messages[0].deliver_at_ms == 1_900_000_060_000
     for _ in range(5):  # times from now have microseconds

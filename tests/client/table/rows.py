@@ -56,10 +56,27 @@ def ids(place: Place) -> None:
         place.send(id=place.id(number), deliver_at_ms=due_ms, check_id=True, value=value)
     place.send(id=place.id(2), deliver_at_ms=due_ms, value=b"w")
     place.send(deliver_at_ms=due_ms, check_id=True)
-    named = pb.MessageRef(id_and_due=pb.IdAndDue(id=place.id(3), due_ms=due_ms))
+    named = pb.MessageRef(
+        id_and_due=pb.IdAndDue(topic=place.kafka.topic("t"), id=place.id(3), due_ms=due_ms)
+    )
     place.call("Cancel", pb.CancelRequest(messages=[named]))
     for check_id in (True, False):
         place.send(id=place.id(3), deliver_at_ms=due_ms, check_id=check_id, value=b"v")
+
+
+def the_same_id_for_two_topics(place: Place) -> None:
+    """They are two messages: what is done to one leaves the other alone."""
+    due_ms = place.kafka.now_ms() + DAY_MS
+    refs = []
+    for topic in ("t", "delivered"):
+        place.send(topic, id=place.id(1), deliver_at_ms=due_ms, check_id=True)
+        named = pb.IdAndDue(topic=place.kafka.topic(topic), id=place.id(1), due_ms=due_ms)
+        refs.append(pb.MessageRef(id_and_due=named))
+    place.say(_each(place, place.call("Cancel", pb.CancelRequest(messages=refs[1:]))))
+    for ref in refs:
+        place.say(_each(place, place.call("GetMessage", pb.GetMessageRequest(message=ref))))
+    new = [pb.NewDue(message=ref, deliver_at_ms=due_ms + DAY_MS) for ref in refs]
+    place.say(_each(place, place.call("Reschedule", pb.RescheduleRequest(messages=new))))
 
 
 def topics(place: Place) -> None:
@@ -192,21 +209,28 @@ def columns(place: Place, count: int, headers: bytes = b"") -> pb.ColumnBatch:
 
 
 def references(place: Place) -> None:
-    now_ms = place.kafka.now_ms()
+    now_ms, topic = place.kafka.now_ms(), place.kafka.topic("t")
     for ref in (
         pb.MessageRef(),
         pb.MessageRef(handle=""),
         pb.MessageRef(handle="no handle"),
-        pb.MessageRef(handle=f"nowheel:1:{'0' * 32}"),
-        pb.MessageRef(handle=f"n1.1:99999999999:{'0' * 32}"),
-        pb.MessageRef(handle=f"n1.1:{(now_ms + DAY_MS) // 1000}:{'0' * 32}"),
-        pb.MessageRef(id_and_due=pb.IdAndDue(id=b"x", due_ms=now_ms)),
-        pb.MessageRef(id_and_due=pb.IdAndDue(id=place.id(1), due_ms=-1)),
-        pb.MessageRef(id_and_due=pb.IdAndDue(id=place.id(1), due_ms=2**62)),
+        pb.MessageRef(handle=f"nowheel:1:{'0' * 32}:t"),
+        pb.MessageRef(handle=f"n1.1:1:{'0' * 32}"),
+        pb.MessageRef(handle=f"n1.1:1:{'0' * 32}:a b"),
+        pb.MessageRef(handle=f"n1.1:99999999999:{'0' * 32}:t"),
+        pb.MessageRef(handle=f"n1.1:{(now_ms + DAY_MS) // 1000}:{'0' * 32}:{topic}"),
         pb.MessageRef(id_and_due=pb.IdAndDue(id=place.id(1), due_ms=now_ms + DAY_MS)),
-        pb.MessageRef(id_and_due=pb.IdAndDue(id=place.id(1), due_ms=now_ms - 300 * DAY_MS)),
+        pb.MessageRef(id_and_due=pb.IdAndDue(topic=topic, id=b"x", due_ms=now_ms)),
+        pb.MessageRef(id_and_due=pb.IdAndDue(topic=topic, id=place.id(1), due_ms=-1)),
+        pb.MessageRef(id_and_due=pb.IdAndDue(topic=topic, id=place.id(1), due_ms=2**62)),
+        pb.MessageRef(id_and_due=pb.IdAndDue(topic=topic, id=place.id(1), due_ms=now_ms + DAY_MS)),
+        pb.MessageRef(
+            id_and_due=pb.IdAndDue(topic=topic, id=place.id(1), due_ms=now_ms - 300 * DAY_MS)
+        ),
     ):
-        good = pb.MessageRef(id_and_due=pb.IdAndDue(id=place.id(2), due_ms=now_ms + DAY_MS))
+        good = pb.MessageRef(
+            id_and_due=pb.IdAndDue(topic=topic, id=place.id(2), due_ms=now_ms + DAY_MS)
+        )
         new = pb.NewDue(message=ref, deliver_at_ms=now_ms + DAY_MS)
         also = pb.NewDue(message=good, deliver_at_ms=now_ms + DAY_MS)
         place.say(_each(place, place.call("GetMessage", pb.GetMessageRequest(message=ref))))
@@ -216,13 +240,16 @@ def references(place: Place) -> None:
             place.say(_each(place, place.call("Reschedule", pb.RescheduleRequest(messages=news))))
     for half in (
         pb.HalfRef(),
-        pb.HalfRef(id=b"x", due_ms=now_ms + 2_000),
-        pb.HalfRef(id=place.id(3), due_ms=now_ms + DAY_MS),
-        pb.HalfRef(id=place.id(3), due_ms=now_ms - 1),
-        pb.HalfRef(id=place.id(3), due_ms=-1),
+        pb.HalfRef(id=place.id(3), due_ms=now_ms + 2_000),
+        pb.HalfRef(topic=topic, id=b"x", due_ms=now_ms + 2_000),
+        pb.HalfRef(topic=topic, id=place.id(3), due_ms=now_ms + DAY_MS),
+        pb.HalfRef(topic=topic, id=place.id(3), due_ms=now_ms - 1),
+        pb.HalfRef(topic=topic, id=place.id(3), due_ms=-1),
     ):
         place.say(_each(place, place.call("Commit", pb.CommitRequest(halves=[half]))))
-    ours = pb.MessageRef(id_and_due=pb.IdAndDue(id=place.id(1), due_ms=now_ms + DAY_MS))
+    ours = pb.MessageRef(
+        id_and_due=pb.IdAndDue(topic=topic, id=place.id(1), due_ms=now_ms + DAY_MS)
+    )
     for many in (0, 1_001):
         for name, request in (
             ("Cancel", pb.CancelRequest(messages=[ours] * many)),
@@ -444,12 +471,17 @@ def cancels(place: Place) -> Answers:
     assert new.handle is not None
     place.ask(lambda: _state(place, new.handle))
     place.ask(lambda: client.cancel(new.handle).outcome)
-    place.ask(lambda: client.cancel(id=place.id(9), due=at(place.kafka.now_ms() + DAY_MS)).outcome)
+    nothing: dict[str, Any] = {
+        "topic": topic,
+        "id": place.id(9),
+        "due": at(place.kafka.now_ms() + DAY_MS),
+    }
+    place.ask(lambda: client.cancel(**nothing).outcome)
     late = client.produce(topic, b"late", delay="0s")
     yield 1.0
     place.eventually("ALREADY_DELIVERED", lambda: client.cancel(late).outcome.value)
     place.ask(lambda: client.cancel(late).outcome)
-    place.ask(lambda: client.get(id=place.id(9), due=at(place.kafka.now_ms() + DAY_MS)))
+    place.ask(lambda: client.get(**nothing))
 
 
 def a_due_that_a_message_had(place: Place) -> None:
@@ -511,7 +543,7 @@ def clients(place: Place) -> None:
     place.ask(lambda: client.begin_many(many, group="table", hold="11s"))
     place.ask(lambda: len(client.begin_many(many[:1], group="table")))
     with client.begin(topic, b"v", group="table") as half:
-        name = pb.HalfRef(id=half.id, due_ms=half.due_ms, wheel=half.handle.wheel)
+        name = pb.HalfRef(topic=topic, id=half.id, due_ms=half.due_ms, wheel=half.handle.wheel)
         place.say(_each(place, place.call("Commit", pb.CommitRequest(halves=[name]))))
         half.commit()
     ref = pb.MessageRef(handle=str(half.handle))
@@ -523,7 +555,18 @@ def clients(place: Place) -> None:
 
 
 ROWS: Final[tuple[Callable[[Place], Answers | None], ...]] = (
-    *(dues, ids, topics, headers, the_rest_of_a_message, halves, requests, references, filters),
+    *(
+        dues,
+        ids,
+        the_same_id_for_two_topics,
+        topics,
+        headers,
+        the_rest_of_a_message,
+        halves,
+        requests,
+        references,
+        filters,
+    ),
     *(seconds, the_cluster, a_delivery, a_time_to_live, cancels, a_due_that_a_message_had),
     *(half_messages, clients),
 )

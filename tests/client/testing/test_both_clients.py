@@ -104,7 +104,7 @@ def test_another_due(world: World, client: Any) -> None:
 
 
 def test_what_was_never_accepted(world: World, client: Any) -> None:
-    named = {"id": uuid.uuid4(), "due": world.now() + LATER}
+    named = {"topic": world.topic, "id": uuid.uuid4(), "due": world.now() + LATER}
     assert client.get(**named) is None
     assert client.cancel(**named).outcome is CancelOutcome.NOT_FOUND
     moved = client.reschedule(**named, to=world.now() + 2 * LATER)

@@ -216,7 +216,7 @@ def test_what_is_refused() -> None:
             client.reschedule(half.handle, to=service.now + timedelta(hours=1))
         assert refused.value.reason is Reason.HALF_KEEPS_DUE
         assert half.rollback() is RollbackOutcome.ROLLED_BACK
-        of_another_due = pb.HalfRef(id=half.id, due_ms=half.due_ms + 60_000)
+        of_another_due = pb.HalfRef(id=half.id, due_ms=half.due_ms + 60_000, topic="orders")
         with grpc.insecure_channel(service.address) as channel:
             (result,) = (
                 DelayWheelStub(channel).Commit(pb.CommitRequest(halves=[of_another_due])).results

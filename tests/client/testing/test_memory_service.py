@@ -116,7 +116,7 @@ def test_what_it_does_grows_with_its_messages_and_not_with_their_square() -> Non
                 store.accept(SentMessage(b"%016d" % n, n, "orders", None, b"v", (), None, None))
             store.advance_to(messages)
             for n in range(1, messages + 1):
-                handle = f"memory.1:{n // 1000}:{(b'%016d' % n).hex()}"
+                handle = f"memory.1:{n // 1000}:{(b'%016d' % n).hex()}:orders"
                 assert store.find(pb.MessageRef(handle=handle)) is not None
         finally:
             sys.setprofile(None)

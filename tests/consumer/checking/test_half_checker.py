@@ -96,7 +96,7 @@ def told(kafka: FakeKafka) -> dict[bytes, list[str]]:
     for one in kafka.committed_records:
         said = dict(one.headers)
         if (answer := said.get(ANSWER)) is not None:
-            assert (one.topic, one.value, len(said)) == (INGRESS, None, 3)
+            assert (one.topic, one.value, len(said)) == (INGRESS, None, 4)
             found.setdefault(said["dw-id"] or b"", []).append(answer.decode())
     return found
 
@@ -148,6 +148,7 @@ def test_of_a_rollback_the_service_is_told_if_it_takes_that() -> None:
             None,
             [
                 ("dw-half-answer", b"rolled-back"),
+                ("dw-topic", b"orders"),
                 ("dw-id", half.id.hex().encode()),
                 ("dw-deliver-at", b"%d" % half.due_ms),
             ],

@@ -112,7 +112,7 @@ def of_half(
     """A half, or its commit; it is held for so long."""
     at = (ingress.DELIVER_AT, b"%d" % (SENT_MS + held_ms))
     if commit:
-        return record(offset, (ingress.COMMIT, bytes(16)), at)
+        return record(offset, (ingress.COMMIT, bytes(16)), at, (ingress.TOPIC, b"t"))
     return record(
         offset, (ingress.TOPIC, b"t"), at, (ingress.ID, bytes(16)), ("dw-half", b"g"), *more
     )
@@ -295,7 +295,7 @@ def test_the_floor_goes_on_in_the_transaction_that_takes_back() -> None:
 def test_one_at_a_time_asks_a_server_that_takes_nothing() -> None:
     """A cancel is different: it may be accepted while no message is."""
     at = str(SENT_MS + 60_000).encode()
-    cancel = record(2, (ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, at))
+    cancel = record(2, (ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, at), (ingress.TOPIC, b"t"))
     intake = reading(record(0), record(1), cancel)
     assert [taken.offset for taken in transact(intake, REFUSING).announced] == [2]
     asking = replace(NOW, most={Delayed: 1})
@@ -411,7 +411,7 @@ def test_a_full_second_is_reported() -> None:
 
 def test_a_cancel_is_handed_over_or_comes_too_late() -> None:
     at = str(SENT_MS + 60_000).encode()
-    cancel = record(0, (ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, at))
+    cancel = record(0, (ingress.CANCEL, bytes(16)), (ingress.DELIVER_AT, at), (ingress.TOPIC, b"t"))
     intake = reading(cancel)
     transact(intake)
     assert hand(intake, RecordAnswer.HELD) == [0]

@@ -90,7 +90,7 @@ class World:
         id_ = b"%08d%08d" % (place.partition, place.offset)
         at = (ingress.DELIVER_AT, b"%d" % ((sent + 3) * 1000))
         if self.random.random() < 0.5:
-            return [(ingress.COMMIT, id_), at]
+            return [(ingress.COMMIT, id_), at, (ingress.TOPIC, b"t")]
         return [(ingress.TOPIC, b"t"), (ingress.ID, id_), at, ("dw-half", b"g")]
 
     def take_term(self, node: Node) -> None:

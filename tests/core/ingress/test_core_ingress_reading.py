@@ -202,13 +202,15 @@ def test_a_topic_leads_where_it_may() -> None:
 
     for topic in (b"orders", b"orders.eu", b"bills"):
         assert isinstance(outcome(topic), Delayed)
-    cancel = ((ingress.CANCEL, ID), (ingress.DELIVER_AT, long(SENT_MS)))
+    at = (ingress.CANCEL, ID), (ingress.DELIVER_AT, long(SENT_MS))
+    cancel = *at, (ingress.TOPIC, b"bills.eu")
     for refused in (outcome(b"bills.eu"), outcome(b"", PLACE, *cancel)):
         assert isinstance(refused, Unfit)
         assert refused.reason is UnfitReason.FORBIDDEN
     other = PLACE._replace(topic="another-ingress")
     assert isinstance(outcome(b"bills.eu", other), Delayed)
     assert isinstance(outcome(b"", other, *cancel), Withdrawn)
+    assert isinstance(outcome(b"", PLACE, *at, (ingress.TOPIC, b"bills")), Withdrawn)
 
 
 def half(*more: tuple[str, bytes | None], rules: IngressRules = WITH_HALVES) -> RecordRequest:
@@ -228,18 +230,18 @@ def test_a_half_and_its_commit() -> None:
     assert isinstance(at_its_commit, Delayed)
     assert (at_its_commit.is_half, at_its_commit.half_due_ms) == (True, ABSENT)
     assert not delayed(TO, SOON).is_half
-    commit = ((ingress.COMMIT, ID), (ingress.DELIVER_AT, b"%d" % SENT_MS))
+    commit = ((ingress.COMMIT, ID), (ingress.DELIVER_AT, b"%d" % SENT_MS), TO)
     record = CommittedRecord(PLACE, SENT_MS, None, None, commit)
-    assert read(record, WITH_HALVES) == HalfCommit(ID, SENT_MS)
+    assert read(record, WITH_HALVES) == HalfCommit(ID, SENT_MS, "orders")
 
 
 @pytest.mark.parametrize("answer", HalfAnswer)
 def test_what_a_group_has_answered(answer: HalfAnswer) -> None:
-    named = ((ingress.ID, ID.hex().encode()), (ingress.DELIVER_AT, long(SENT_MS)))
+    named = ((ingress.ID, ID.hex().encode()), (ingress.DELIVER_AT, long(SENT_MS)), TO)
     record = CommittedRecord(
         PLACE, SENT_MS, None, None, ((ingress.ANSWER, answer.encode()), *named)
     )
-    assert read(record, RULES) == HalfAnswered(ID, SENT_MS, answer)
+    assert read(record, RULES) == HalfAnswered(ID, SENT_MS, "orders", answer)
 
 
 LIMITED = replace(WITH_HALVES, destinations={PLACE.topic: [Pattern("*")]})
@@ -299,10 +301,10 @@ def test_a_detail_is_short() -> None:
     assert len(found.detail) < 100
 
 
-def test_a_cancel_needs_id_and_due_alone() -> None:
-    assert request_of((ingress.CANCEL, ID), (ingress.DELIVER_AT, long(SENT_MS))) == Withdrawn(
-        ID, SENT_MS
-    )
+def test_a_cancel_needs_topic_id_and_due() -> None:
+    named = (ingress.CANCEL, ID), (ingress.DELIVER_AT, long(SENT_MS))
+    assert request_of(*named, TO) == Withdrawn(ID, SENT_MS, "orders")
+    assert reason(*named) is UnfitReason.TOPIC_INVALID
 
 
 DELIVERED: Headers = [

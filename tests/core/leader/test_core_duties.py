@@ -32,7 +32,7 @@ from delaywheel_replica.core.protocol.control import (
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameName, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat, WheelHeartbeat
 from delaywheel_replica.core.protocol.progress import Position, Progress, first_progress, violations
-from delaywheel_replica.core.protocol.reschedules import Reschedule
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule
 from delaywheel_replica.core.protocol.seal import Seal, next_seal
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 
@@ -463,7 +463,10 @@ def test_what_is_rescheduled_is_lost_with_a_frame_whose_wheel_goes_at_once() -> 
     """No node would know it later: the floor would wait for its copy for ever."""
     state = committed((A1, 4), (A2, None))
     state = replace(state, progress=Progress(NOW_MS, None, {A1: 4, A2: 1}, floor=10))
-    key, record = (b"i" * 16, NOW_MS + 5_000), Reschedule(NOW_MS + 9_000, Position(A1, 3, 0))
+    key, record = (
+        MessageKey(b"i" * 16, NOW_MS + 5_000, "orders"),
+        Reschedule(NOW_MS + 9_000, Position(A1, 3, 0)),
+    )
     state = state.apply_all([reschedule_record(key, record)])
     reported = heartbeat(open_=A2, spare=A3, wheels={A1: wheel_heartbeat(4, top_slot=9)})
     found = look(state, reported, **lacked({(A1, 3): frozenset("a")}))

@@ -25,6 +25,7 @@ from delaywheel_replica.core.protocol.frames import FrameSet
 from delaywheel_replica.core.protocol.progress import Done, Position, Progress
 from delaywheel_replica.core.protocol.reschedules import (
     GivenDue,
+    MessageKey,
     Reschedule,
     RescheduleProposal,
     RescheduleWritten,
@@ -35,7 +36,7 @@ from delaywheel_replica.core.protocol.reschedules import (
 
 A1 = WheelId("a", 1)
 ID = b"i" * 16
-KEY = (ID, 50_000)
+KEY = MessageKey(ID, 50_000, "orders")
 TO_MS = 90_000
 PLACE = Position(A1, 3, 0)
 PROPOSAL = RescheduleProposal(KEY, TO_MS, PLACE)
@@ -66,7 +67,7 @@ def test_a_proposal_is_decided_once() -> None:
     [
         (PROPOSAL, replace(NOW, due_ms=49_999)),
         (replace(PROPOSAL, to_ms=10_001), NOW),
-        (replace(PROPOSAL, to_ms=KEY[1]), NOW),
+        (replace(PROPOSAL, to_ms=KEY.due_ms), NOW),
         (replace(PROPOSAL, place=Position(A1, 6, 0)), NOW),
         (PROPOSAL, replace(NOW, ahead=(Done(60_000, None),))),
     ],
@@ -78,10 +79,10 @@ def test_what_is_not_decided(proposal: RescheduleProposal, progress: Progress) -
 
 
 def test_a_due_that_is_touched_already_is_not_given() -> None:
-    back = RescheduleProposal((ID, TO_MS), KEY[1], PLACE)
+    back = RescheduleProposal(KEY.at(TO_MS), KEY.due_ms, PLACE)
     proposals = [
         back,
-        *(RescheduleProposal((ID, 60_000), to_ms, PLACE) for to_ms in (TO_MS, 70_000)),
+        *(RescheduleProposal(KEY.at(60_000), to_ms, PLACE) for to_ms in (TO_MS, 70_000)),
     ]
     assert open_proposals(DECIDED, proposals, NOW) == proposals[2:]
     # Nor do two requests in one transaction.
@@ -90,7 +91,8 @@ def test_a_due_that_is_touched_already_is_not_given() -> None:
 
 def test_so_many_stand_at_once() -> None:
     proposals = [
-        replace(PROPOSAL, key=(number.to_bytes(16, "big"), 50_000)) for number in range(MOST + 9)
+        replace(PROPOSAL, key=KEY._replace(id=number.to_bytes(16, "big")))
+        for number in range(MOST + 9)
     ]
     assert len(after(STATE, proposals=proposals).reschedules) == MOST
 
@@ -110,12 +112,12 @@ def test_a_due_that_passes_without_a_copy_is_put_off_and_withdrawn() -> None:
     put_off = after(DECIDED, later, absent=frozenset([KEY]))
     to_ms = TO_MS + PUT_OFF_MS
     assert put_off.reschedules == {KEY: Reschedule(to_ms, PLACE, (TO_MS,), chosen_ms=TO_MS)}
-    assert withdrawn(put_off) == {KEY, (ID, TO_MS)}
+    assert withdrawn(put_off) == {KEY, KEY.at(TO_MS)}
     # It is written, and stands until nothing can come for the due that passed.
     words = [replace(WRITTEN, to_ms=to_ms)]
     written = after(put_off, later, written=words)
     assert written.reschedules[KEY].is_written
-    assert withdrawn(written) == {KEY, (ID, TO_MS)}
+    assert withdrawn(written) == {KEY, KEY.at(TO_MS)}
     assert passing(written, replace(later, due_ms=to_ms)) == []
     assert after(written, later).reschedules == written.reschedules
     later_still = reschedule_record(KEY, replace(written.reschedules[KEY], to_ms=to_ms + 500))
@@ -162,7 +164,7 @@ def test_what_is_written_at_a_due_that_nobody_chose_is_moved_once_w_is_set_back(
     assert not to_move(state.reschedules, W_AHEAD)
     state = after(state, SET_BACK)
     ((key, record),) = to_move(state.reschedules, SET_BACK).items()
-    assert key == (ID, far_ms)
+    assert key == KEY.at(far_ms)
     to_ms = nearer_due_ms(record, SET_BACK, 20_050)
     assert to_ms == TO_MS + 1
     later = replace(SET_BACK, due_ms=200_000)
@@ -171,17 +173,17 @@ def test_what_is_written_at_a_due_that_nobody_chose_is_moved_once_w_is_set_back(
     # A proposal is decided though something is done ahead, and though no other finds room.
     proposal = RescheduleProposal(key, to_ms, Position(A1, 7, 0))
     others = [
-        reschedule_record((n.to_bytes(16, "big"), 10**9), Reschedule(10**9 + 1, PLACE))
+        reschedule_record(KEY._replace(id=n.to_bytes(16, "big")), Reschedule(10**9 + 1, PLACE))
         for n in range(MOST)
     ]
     state = state.apply_all(others)
-    other = RescheduleProposal((b"k" * 16, 60_000), 70_000, PLACE)
+    other = RescheduleProposal(MessageKey(b"k" * 16, 60_000, "orders"), 70_000, PLACE)
     assert open_proposals(state, [other, proposal], SET_BACK) == [proposal]
     state = after(state, SET_BACK, proposals=[other, proposal])
     assert state.reschedules[key] == Reschedule(to_ms, Position(A1, 7, 0))
     assert not to_move(state.reschedules, SET_BACK)
     # The first record withdraws what passed, as before, and does not say of the due any more.
-    assert withdrawn(state) >= {KEY, (ID, TO_MS), key}
+    assert withdrawn(state) >= {KEY, KEY.at(TO_MS), key}
 
 
 def test_what_was_moved_by_clocks_that_were_still_ahead_is_moved_again() -> None:
@@ -190,7 +192,7 @@ def test_what_was_moved_by_clocks_that_were_still_ahead_is_moved_again() -> None
     state = after(state, W_AHEAD, written=[replace(WRITTEN, to_ms=far_ms)])
     half_way = cast("Progress", W_AHEAD.set_back(500_000))
     place = Position(A1, 7, 0)
-    move = RescheduleProposal((ID, far_ms), 501_000, place, chosen_ms=TO_MS)
+    move = RescheduleProposal(KEY.at(far_ms), 501_000, place, chosen_ms=TO_MS)
     by_caller = after(state, half_way, proposals=[replace(move, chosen_ms=None)])
     assert by_caller.reschedules[move.key] == Reschedule(501_000, place)
     state = after(state, half_way, proposals=[move])
@@ -200,7 +202,7 @@ def test_what_was_moved_by_clocks_that_were_still_ahead_is_moved_again() -> None
     copied = RescheduleWritten(move.key, 501_000, (A1, 8), (A1, 8))
     state = after(state, half_way, written=[copied])
     again = cast("Progress", half_way.set_back(20_000))
-    assert [*to_move(state.reschedules, again)] == [(ID, 501_000)]
+    assert [*to_move(state.reschedules, again)] == [KEY.at(501_000)]
     # Nothing is nearer than the floor, which may have followed the clocks.
     at_the_floor = replace(again, floor=501)
     assert not to_move(state.reschedules, at_the_floor)
@@ -212,7 +214,7 @@ def test_a_caller_may_reschedule_what_was_put_off_as_any_message() -> None:
     state = after(DECIDED, past, absent=frozenset([KEY]))
     to_ms = state.reschedules[KEY].to_ms
     state = after(state, past, written=[replace(WRITTEN, to_ms=to_ms)])
-    proposal = RescheduleProposal((ID, to_ms), to_ms + 5_000, Position(A1, 7, 0))
+    proposal = RescheduleProposal(KEY.at(to_ms), to_ms + 5_000, Position(A1, 7, 0))
     state = after(state, past, proposals=[proposal])
     assert state.reschedules == {proposal.key: Reschedule(proposal.to_ms, proposal.place)}
 
@@ -228,7 +230,7 @@ def test_what_is_lost_is_not_waited_for_and_comes_at_no_due() -> None:
     lost = replace(DECIDED, lost=FrameSet.of([(A1, 3)]))
     past = replace(NOW, due_ms=TO_MS)
     for reported in (after(lost), after(lost, past, absent=frozenset({KEY}))):
-        assert withdrawn(reported) == {KEY, (ID, TO_MS)}
+        assert withdrawn(reported) == {KEY, KEY.at(TO_MS)}
         assert floor_below(reported, 1_000) == 1_000
         assert not passing(reported, past)
     above = replace(NOW, due_ms=200_000, floor=TO_MS // 1000 + 1)
@@ -242,12 +244,12 @@ def test_what_is_written_when_its_old_frame_is_lost_has_its_new_due() -> None:
 
 
 def test_only_proposals_that_may_be_decided_and_have_room_are_looked_at() -> None:
-    later = replace(PROPOSAL, key=(b"j" * 16, 60_000))
-    too_late = replace(PROPOSAL, key=(b"k" * 16, 10_001))
+    later = replace(PROPOSAL, key=MessageKey(b"j" * 16, 60_000, "orders"))
+    too_late = replace(PROPOSAL, key=MessageKey(b"k" * 16, 10_001, "orders"))
     assert open_proposals(STATE, [too_late, PROPOSAL, later], NOW) == [PROPOSAL, later]
     assert open_proposals(DECIDED, [PROPOSAL, later], NOW) == [later]
     assert open_proposals(STATE, [PROPOSAL], replace(NOW, ahead=(Done(60_000, None),))) == []
-    keys = [(n.to_bytes(16, "big"), 60_000) for n in range(MOST - 1)]
+    keys = [MessageKey(n.to_bytes(16, "big"), 60_000, "orders") for n in range(MOST - 1)]
     full = STATE.apply_all([reschedule_record(key, Reschedule(TO_MS, PLACE)) for key in keys])
     assert open_proposals(full, [PROPOSAL, later], NOW) == [PROPOSAL]
 
@@ -271,9 +273,9 @@ def test_the_newer_of_record_and_mark_shows_where_a_message_went(
 
 
 def test_a_mark_shows_where_its_message_went_and_no_other() -> None:
-    ids = [ID, mark_of((ID, 1), Reschedule(5, PLACE)), mark_of(KEY, Reschedule(TO_MS, PLACE))]
+    ids = [ID, mark_of(KEY.at(1), Reschedule(5, PLACE)), mark_of(KEY, Reschedule(TO_MS, PLACE))]
     assert marked_due(KEY, ids) == GivenDue(0, TO_MS)
-    assert marked_due((ID, 2), ids) is None
+    assert marked_due(KEY.at(2), ids) is None
 
 
 def test_records_are_read_as_they_were_written() -> None:
@@ -302,7 +304,7 @@ def test_where_no_cancel_can_be_written_the_record_withdraws_until_nothing_comes
 def test_of_several_dues_that_were_given_the_last_counts() -> None:
     dues_ms = (TO_MS + 2_000, TO_MS)
     marks = [mark_of(KEY, Reschedule(due_ms, PLACE)) for due_ms in dues_ms]
-    assert marked_due(KEY, [*marks, mark_of((ID, 1), Reschedule(10**12, PLACE))]) == GivenDue(
+    assert marked_due(KEY, [*marks, mark_of(KEY.at(1), Reschedule(10**12, PLACE))]) == GivenDue(
         0, TO_MS + 2_000
     )
 
@@ -313,4 +315,4 @@ def test_what_was_forwarded_at_its_new_due_needs_no_more_frames() -> None:
     assert state.reschedules[KEY].is_written
     assert KEY in withdrawn(state)
     assert floor_below(state, 1_000) == 1_000
-    assert not after(state, replace(past, floor=KEY[1] // 1000 + 1)).reschedules
+    assert not after(state, replace(past, floor=KEY.due_ms // 1000 + 1)).reschedules

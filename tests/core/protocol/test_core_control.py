@@ -70,7 +70,7 @@ def test_of_many_records_of_a_message_the_last_one_stands(
     records: list[ControlRecord] = []
     standing: dict[MessageKey, Reschedule] = {}
     for number, to_ms in history:
-        key = bytes([number] * 16), 100
+        key = MessageKey(bytes([number] * 16), 100, "orders")
         if number == 3:  # between them
             records.append(OPENING)
             continue

@@ -37,6 +37,7 @@ from delaywheel_replica.core.protocol.progress import (
     Progress,
     SetBackRefusal,
 )
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.transaction_outcomes import ACTIONS, VERDICTS, LibraryAnswer
 from support.core.values import heartbeat, looked_for, wheel_heartbeat, wheel_record_of
 
@@ -72,8 +73,8 @@ def test_keys_of_the_control_topic() -> None:
         control.node_record("<id>", NodeRecord("s", 0))[0],
         control.wheel_record(A1, wheel_record_of())[0].replace("a.1", "<id>"),
         control.lost_record(FrameRange(A1, 7, 9))[0].replace("a.1/7", "<wheel>/<seq>"),
-        control.reschedule_record((bytes(16), 7), None)[0].replace(
-            f"{bytes(16).hex()}/7", "<id>/<due>"
+        control.reschedule_record(MessageKey(bytes(16), 7, "orders"), None)[0].replace(
+            f"{bytes(16).hex()}/7/orders", "<id>/<due>/<topic>"
         ),
         control.ingress_record(("<topic>", 0), IngressRecord("", 0))[0].replace("0", "<partition>"),
         control.needs_record(control.CONTROL_VERSION)[0],

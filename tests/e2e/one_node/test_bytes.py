@@ -64,7 +64,7 @@ def test_own_headers_say_where_a_message_comes_from(
         after_ms = time.time_ns() // 1_000_000
         (got,) = reader.wait_for(1)
     _, own = split_headers(got)
-    wheel, _, hex_id = str(handle).split(":")
+    wheel, _, hex_id, _ = str(handle).split(":")
     assert own["dw-id"] == hex_id.encode()
     assert own["dw-wheel"] == f"{service.cluster_id}/{wheel}".encode()
     due_ms = int(own["dw-due"] or b"")

@@ -40,7 +40,7 @@ def test_before_the_due(service: Service, kafka: KafkaBroker, topic: str) -> Non
         assert client.cancel(gone).outcome is CancelOutcome.CANCELLED, (
             "asked again: the same answer"
         )
-        assert client.cancel(id=own_id, due=due).outcome is CancelOutcome.CANCELLED
+        assert client.cancel(topic=topic, id=own_id, due=due).outcome is CancelOutcome.CANCELLED
         with pytest.raises(RefusedError, match="ID_CANCELLED"):
             client.produce(topic, b"gone by id", deliver_at=due, id=own_id)
         client.produce(topic, b"stays", deliver_at=due + timedelta(milliseconds=300))
@@ -102,7 +102,7 @@ def test_near_the_due(service: Service, kafka: KafkaBroker, topic: str) -> None:
 def test_unknown(service: Service) -> None:
     with service.client() as client:
         outcome = client.cancel(
-            id=uuid.uuid4().bytes, due=datetime.now(UTC) + timedelta(seconds=30)
+            topic="orders", id=uuid.uuid4().bytes, due=datetime.now(UTC) + timedelta(seconds=30)
         ).outcome
         assert outcome is CancelOutcome.NOT_FOUND
 
@@ -131,11 +131,12 @@ def begun(stub: DelayWheelStub, *halves: pb.DelayedMessage) -> None:
 
 
 def name_of(half: pb.DelayedMessage) -> pb.MessageRef:
-    return pb.MessageRef(id_and_due=pb.IdAndDue(id=half.id, due_ms=half.deliver_at_ms))
+    named = pb.IdAndDue(id=half.id, due_ms=half.deliver_at_ms, topic=half.topic)
+    return pb.MessageRef(id_and_due=named)
 
 
 def half_ref(message: pb.DelayedMessage) -> pb.HalfRef:
-    return pb.HalfRef(id=message.id, due_ms=message.deliver_at_ms)
+    return pb.HalfRef(id=message.id, due_ms=message.deliver_at_ms, topic=message.topic)
 
 
 def test_a_committed_half_is_delivered_at_once_and_another_is_asked_about(

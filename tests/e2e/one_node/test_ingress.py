@@ -125,13 +125,13 @@ def test_a_cancel_withdraws_what_waits(
 ) -> None:
     # The cancel takes some milliseconds; on a busy machine it may take until a node leads again.
     due_ms, id_ = now_ms() + 10_000, uuid.uuid4()
-    at = (ingress.DELIVER_AT, b"%d" % due_ms)
+    at, goes_to = (ingress.DELIVER_AT, b"%d" % due_ms), (ingress.TOPIC, topic.encode())
     sender.send(topic, b"withdrawn", at, more={ingress.ID: id_.bytes})
     sender.send(topic, b"stays", at)
     sender.flush()
-    sender.put(b"cancel", [(ingress.CANCEL, str(id_).encode()), at])
-    late = [(ingress.CANCEL, uuid.uuid4().bytes), (ingress.DELIVER_AT, b"%d" % (now_ms() - 60_000))]
-    sender.put(b"late cancel", late)
+    sender.put(b"cancel", [(ingress.CANCEL, str(id_).encode()), at, goes_to])
+    late = ingress.DELIVER_AT, b"%d" % (now_ms() - 60_000)
+    sender.put(b"late cancel", [(ingress.CANCEL, uuid.uuid4().bytes), late, goes_to])
     sender.flush()
     service.wait_done(due_ms)
     assert [m.value() for m in read_all(kafka.address, topic, at_least=1)] == [b"stays"]
@@ -143,12 +143,12 @@ def test_a_half_is_delivered_when_it_was_committed_and_asked_about_otherwise(
     sender: Sender, kafka: KafkaBroker, topic: str
 ) -> None:
     held_until_ms = now_ms() + 9_000
-    at = (ingress.DELIVER_AT, b"%d" % held_until_ms)
+    at, goes_to = (ingress.DELIVER_AT, b"%d" % held_until_ms), (ingress.TOPIC, topic.encode())
     ids = {name: uuid.uuid4() for name in (b"committed", b"later", b"given up", b"forgotten")}
 
     def begin(name: bytes, *more: tuple[str, bytes]) -> None:
         id_ = (ingress.ID, ids[name].bytes)
-        sender.put(name, [(ingress.TOPIC, topic.encode()), at, id_, ("dw-half", b"shop"), *more])
+        sender.put(name, [goes_to, at, id_, ("dw-half", b"shop"), *more])
 
     due_ms = held_until_ms + 3_000
     begin(b"later", ("dw-half-deliver-at", long(due_ms)))
@@ -157,12 +157,12 @@ def test_a_half_is_delivered_when_it_was_committed_and_asked_about_otherwise(
     over = uuid.uuid4()
     ids[b"over"], at_once = over, (ingress.DELIVER_AT, b"%d" % (now_ms() - 600_000))
     hers = (ingress.ID, over.bytes)
-    sender.put(b"over", [(ingress.TOPIC, topic.encode()), at_once, hers, ("dw-half", b"shop")])
+    sender.put(b"over", [goes_to, at_once, hers, ("dw-half", b"shop")])
     sender.flush()
     for name in (b"committed", b"later"):
-        sender.put(None, [(ingress.COMMIT, ids[name].bytes), at])
-    sender.put(None, [(ingress.CANCEL, ids[b"given up"].bytes), at])
-    sender.put(None, [(ingress.COMMIT, over.bytes), at_once])  # no error, and no letter
+        sender.put(None, [(ingress.COMMIT, ids[name].bytes), at, goes_to])
+    sender.put(None, [(ingress.CANCEL, ids[b"given up"].bytes), at, goes_to])
+    sender.put(None, [(ingress.COMMIT, over.bytes), at_once, goes_to])  # no error, and no letter
     sender.flush()
     halves = KafkaNames(sender.cluster_id).halves
     with CommittedReader(kafka.address, topic) as reader:

@@ -33,12 +33,13 @@ def begun(node: Node, topic: str) -> pb.HalfRef:
     )
     (handle,) = send(node, message)  # again until all nodes know halves
     wheel = Handle.parse(handle).wheel
-    return pb.HalfRef(id=message.id, due_ms=message.deliver_at_ms, wheel=wheel)
+    return pb.HalfRef(id=message.id, due_ms=message.deliver_at_ms, wheel=wheel, topic=topic)
 
 
 def states(stub: DelayWheelStub, half: pb.HalfRef) -> tuple[str, set[str]]:
     """The state of a half by its name, and the states that a search for its id finds."""
-    named = pb.MessageRef(id_and_due=pb.IdAndDue(id=half.id, due_ms=half.due_ms))
+    key = pb.IdAndDue(id=half.id, due_ms=half.due_ms, topic=half.topic)
+    named = pb.MessageRef(id_and_due=key)
     got = stub.GetMessage(pb.GetMessageRequest(message=named, find_place=True)).message
     found = stub.Search(pb.SearchRequest(filter=pb.Filter(id=half.id))).messages
     listed = {pb.MessageState.Name(each.state) for each in found}

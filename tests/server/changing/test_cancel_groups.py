@@ -47,7 +47,7 @@ DUE_MS = 10_000_000
 
 
 def named(number: int, due_ms: int = DUE_MS) -> Reference:
-    return Reference(due_ms // 1000, number.to_bytes(16, "big"), due_ms)
+    return Reference(due_ms // 1000, number.to_bytes(16, "big"), "orders", due_ms)
 
 
 @dataclass
@@ -285,7 +285,7 @@ async def test_who_asks_again_joins_the_first_attempt() -> None:
         first = asyncio.create_task(groups.cancel([named(1)], 9))
         await site.until(lambda: site.written == [1])
         first.cancel()  # its caller gives up
-        other = Reference(DUE_MS // 1000, named(1).id, DUE_MS, OWN)
+        other = named(1)._replace(wheel=OWN)
         again = [asyncio.create_task(groups.cancel([name], 9)) for name in (named(1), other)]
         await site.until(lambda: len(site.looked_up) == 2)
         site.reach(100)
@@ -297,7 +297,7 @@ async def test_who_asks_again_joins_the_first_attempt() -> None:
 async def test_who_asks_again_joins_a_group_in_which_a_message_has_two_names() -> None:
     site = Site()
     site.goes_on.set()
-    other = Reference(DUE_MS // 1000, named(1).id, DUE_MS, OWN)
+    other = named(1)._replace(wheel=OWN)
     async with site.serving() as groups:
         calls = [asyncio.create_task(groups.cancel([named(1), other, named(2)], 9))]
         await site.until(lambda: site.written == [2])
@@ -460,7 +460,7 @@ class TestWaitingCancels:
         """Adds a group whose cancels are in frames up to this one."""
         call, place = AwaitedCall[Answered].of(len(dues_ms)), Position(OWN, seq, 0)
         group = [
-            PendingCancel(named(row, due_ms), 0, call, row, key=(named(row).id, due_ms))
+            PendingCancel(named(row, due_ms), 0, call, row, key=named(row, due_ms).key)
             for row, due_ms in enumerate(dues_ms)
         ]
         waiting.add_group(group, place, 0)

@@ -197,7 +197,13 @@ async def test_half_messages_are_left_alone_and_counted() -> None:
         pb.MESSAGE_STATE_ROLLED_BACK,
     ]
     found = [
-        pb.StoredMessage(handle=f"n1.1:1:{n:032x}", id=bytes([n] * 16), due_ms=1, state=state)
+        pb.StoredMessage(
+            handle=f"n1.1:1:{n:032x}:orders",
+            id=bytes([n] * 16),
+            due_ms=1,
+            state=state,
+            topic="orders",
+        )
         for n, state in enumerate(states)
     ]
     named: list[list[bytes]] = []

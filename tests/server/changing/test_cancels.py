@@ -148,7 +148,9 @@ class Site:
         self, named: pb.MessageRef | None = None
     ) -> pb.CancelOutcome.ValueType | Reason:
         """What is answered."""
-        named = named or pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=self.due_ms))
+        named = named or pb.MessageRef(
+            id_and_due=pb.IdAndDue(id=bytes(16), due_ms=self.due_ms, topic="orders")
+        )
         async with self.serving() as cancels:
             try:
                 request = pb.CancelRequest(messages=[named])
@@ -205,7 +207,7 @@ async def test_what_is_deleted_while_it_is_looked_for_is_too_late_as_well(
     site = Site([Found()], others={1: True})
     site.during.append(site.finish)
     if is_asked_only:
-        named = Reference(site.due_ms // 1000, bytes(16), site.due_ms)
+        named = Reference(site.due_ms // 1000, bytes(16), "orders", site.due_ms)
         assert await site.finder().known([named]) == [Decided(CancelDecision.TOO_LATE)]
     else:
         assert await site.cancel() == pb.CANCEL_OUTCOME_TOO_LATE
@@ -223,9 +225,9 @@ async def test_once_found_by_its_handle_it_stays_that_message() -> None:
     site.scans[0].dues_ms = (site.due_ms,)
     site.words.append(lambda: site.done(others=1))
     slot = site.due_ms // 1000
-    handle = pb.MessageRef(handle=f"{OWN}:{slot}:{bytes(16).hex()}")
+    handle = pb.MessageRef(handle=f"{OWN}:{slot}:{bytes(16).hex()}:orders")
     assert await site.cancel(handle) == pb.CANCEL_OUTCOME_ALREADY_DELIVERED
-    pinned = Reference(slot, bytes(16), site.due_ms, OWN)
+    pinned = Reference(slot, bytes(16), "orders", site.due_ms, OWN)
     assert site.asked == [pinned._replace(due_ms=None), pinned._replace(wheel=None), pinned]
 
 
@@ -309,7 +311,7 @@ async def test_what_progress_does_not_show_is_looked_for_in_kafka(
 async def test_a_message_that_is_looked_at_again_shows_new_cancels_until_it_is_deleted() -> None:
     site = Site([found(), found(OWN_CANCEL), Found()])
     finder = site.finder()
-    subject = await finder.find(Reference(site.due_ms // 1000, bytes(16), site.due_ms))
+    subject = await finder.find(Reference(site.due_ms // 1000, bytes(16), "orders", site.due_ms))
     assert subject.found.cancels == []
     for _ in range(2):
         await finder.look_again(subject)
@@ -319,7 +321,7 @@ async def test_a_message_that_is_looked_at_again_shows_new_cancels_until_it_is_d
 async def test_a_node_that_passes_cancels_on_does_not_wait_for_the_first_decision() -> None:
     """It makes four calls at once: for ten seconds nothing else was passed on behind them."""
     site = Site([found()])
-    named = pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=site.due_ms))
+    named = pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=site.due_ms, topic="orders"))
     request = pb.CancelRequest(messages=[named], partly=True)
     async with site.serving() as cancels, asyncio.timeout(WAIT_S / 2):
         (undecided,) = (await cancels.cancel(request, A_NODE, left_s=WAIT_S)).results

@@ -16,7 +16,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.progress import Position
-from delaywheel_replica.core.protocol.reschedules import Reschedule, RescheduleWritten
+from delaywheel_replica.core.protocol.reschedules import MessageKey, Reschedule, RescheduleWritten
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.server.changing.decided_dues import COPIES_BYTES, DecidedDues
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms
@@ -26,6 +26,10 @@ from support.wheels.messages import BASE_SLOT, columns_of, message
 
 OWN = WheelId("a", 1)
 DUE_MS, TO_MS = BASE_SLOT * 1000, BASE_SLOT * 1000 + 60_000
+
+
+def key_of(id_: bytes) -> MessageKey:
+    return MessageKey(id_, DUE_MS, "orders")
 
 
 @dataclass
@@ -67,7 +71,7 @@ class Site:
         """Gives this many messages another due."""
         assert self.cleaner.status is not None
         stand = {
-            (n.to_bytes(16, "big"), DUE_MS): Reschedule(TO_MS, Position(OWN, 1 + n, 0))
+            key_of(n.to_bytes(16, "big")): Reschedule(TO_MS, Position(OWN, 1 + n, 0))
             for n in range(count)
         }
         self.cleaner.status = replace(self.cleaner.status, reschedules=stand)
@@ -183,7 +187,7 @@ async def test_the_next_are_copied_while_cancels_are_written() -> None:
 
 
 async def test_who_waits_hears_of_the_copy_before_the_cancel_is_written() -> None:
-    site, key = Site(), ((0).to_bytes(16, "big"), DUE_MS)
+    site, key = Site(), key_of((0).to_bytes(16, "big"))
     site.goes_on.clear()
     site.decide(1)
     async with site.running() as decisions:
@@ -253,14 +257,14 @@ async def test_who_waits_hears_of_its_own_record_alone() -> None:
     site.goes_on.clear()
     async with site.running() as decisions:
         ids = [n.to_bytes(16, "big") for n in range(4)]
-        waiting = [asyncio.create_task(decisions.await_change((id_, DUE_MS), 60)) for id_ in ids]
+        waiting = [asyncio.create_task(decisions.await_change(key_of(id_), 60)) for id_ in ids]
         for _ in range(50):
             site.word.set()
             await asyncio.sleep(0)
         assert not any(task.done() for task in waiting)
         site.decide(2)
         await until(lambda: sum(task.done() for task in waiting) == 2)
-        written = asyncio.create_task(decisions.await_change((ids[0], DUE_MS), 60))
+        written = asyncio.create_task(decisions.await_change(key_of(ids[0]), 60))
         for _ in range(50):
             site.word.set()
             await asyncio.sleep(0)

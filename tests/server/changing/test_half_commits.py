@@ -13,6 +13,7 @@ from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import EVERYTHING, Granted, Right, Rights
@@ -74,13 +75,16 @@ async def test_what_is_released_together_fits_into_a_group() -> None:
     """A leader takes the halves that a frame releases in one transaction."""
     third = GROUP_BYTES // 3
     due_ms = wall_ms() + 3_000
-    lengths_bytes = {(bytes([n]) * 16, due_ms): third for n in range(4)}
+    lengths_bytes = {MessageKey(bytes([n]) * 16, due_ms, "orders"): third for n in range(4)}
     own, wrote = OwnHalves(), Wrote()
     own.accepted(WHEEL, lengths_bytes, wall_ms())
     commits = commits_of(wrote, own=own)
-    others = [(bytes([9]) * 16, due_ms)]
+    others = [MessageKey(bytes([9]) * 16, due_ms, "orders")]
     for first in (True, False):
-        halves = [pb.HalfRef(id=id_, due_ms=due) for id_, due in [*lengths_bytes, *others]]
+        halves = [
+            pb.HalfRef(id=each.id, due_ms=each.due_ms, topic=each.topic)
+            for each in [*lengths_bytes, *others]
+        ]
         answer = await commits.commit(pb.CommitRequest(halves=halves), NODE)
         assert {result.outcome for result in answer.results} == {pb.COMMIT_OUTCOME_COMMITTED}
         releases = [(Kind.RELEASES, 3, 3 * third), (Kind.RELEASES, 1, third)]
@@ -102,10 +106,10 @@ async def test_no_half_waits_for_the_node_of_another_one() -> None:
     commits = commits_of(wrote, other_nodes=CallsToNodes())
     due_ms = wall_ms() + 3_000
     halves = [
-        pb.HalfRef(id=b"i" * 16, due_ms=due_ms, wheel="n2.7"),
-        pb.HalfRef(id=b"j" * 16, due_ms=due_ms, wheel="n1.1"),
-        pb.HalfRef(id=b"k" * 16, due_ms=due_ms),
-        pb.HalfRef(id=b"k" * 16, due_ms=due_ms + 60_000),
+        pb.HalfRef(id=b"i" * 16, topic="orders", due_ms=due_ms, wheel="n2.7"),
+        pb.HalfRef(id=b"j" * 16, topic="orders", due_ms=due_ms, wheel="n1.1"),
+        pb.HalfRef(id=b"k" * 16, topic="orders", due_ms=due_ms),
+        pb.HalfRef(id=b"k" * 16, topic="orders", due_ms=due_ms + 60_000),
     ]
     caller = Caller("shop", "token", lambda: EVERYTHING)
     committing = asyncio.create_task(commits.commit(pb.CommitRequest(halves=halves), caller))
@@ -120,26 +124,16 @@ async def test_no_half_waits_for_the_node_of_another_one() -> None:
     assert wrote.requests[1:] == [(Kind.COMMITS, 1, 0)]
 
 
-async def test_who_may_know_nothing_of_a_half_is_told_nothing() -> None:
-    """FORBIDDEN would say that there is one."""
-    topics = {b"i" * 16: {"inspected"}, b"h" * 16: {"hidden"}, b"n" * 16: frozenset()}
-
-    class Queries:
-        async def topics_of(self, named: list[Reference], _: str | None) -> list[object]:
-            return [topics[each.id] for each in named]
-
-    rights = Rights(
-        [
-            Granted(frozenset({Right.PRODUCE}), (Pattern("orders"),)),
-            Granted(frozenset({Right.INSPECT}), (Pattern("inspected"),)),
-        ]
-    )
-    commits = commits_of(Wrote(), queries=Queries())
-    halves = [pb.HalfRef(id=id_, due_ms=wall_ms() + 3_000) for id_ in topics]
+async def test_a_commit_needs_the_right_to_send_to_the_topic_that_it_names() -> None:
+    rights = Rights([Granted(frozenset({Right.PRODUCE}), (Pattern("orders"),))])
+    due_ms = wall_ms() + 3_000
+    halves = [
+        pb.HalfRef(id=bytes(16), due_ms=due_ms, topic=topic) for topic in ("orders", "bills", "?")
+    ]
     caller = Caller("shop", "token", lambda: rights)
-    answer = await commits.commit(pb.CommitRequest(halves=halves), caller)
+    answer = await commits_of(Wrote()).commit(pb.CommitRequest(halves=halves), caller)
     told = [result.error.reason for result in answer.results]
-    assert told == ["FORBIDDEN", "NOT_UP_TO_DATE", "NOT_UP_TO_DATE"]
+    assert told == ["", "FORBIDDEN", "TOPIC_INVALID"]
 
 
 TAKEN, NOT_YET = Position(LEADERS, 1, 0), Position(LEADERS, 2, 0)
@@ -149,7 +143,7 @@ TAKEN, NOT_YET = Position(LEADERS, 1, 0), Position(LEADERS, 2, 0)
 async def test_a_half_is_released_by_the_next_commit_if_none_was_written(*, leaves: bool) -> None:
     """Whether or not the caller of the first one still waits: it may have closed its connection."""
     due_ms, own = wall_ms() + 3_000, OwnHalves()
-    own.accepted(WHEEL, {(b"i" * 16, due_ms): 10}, wall_ms())
+    own.accepted(WHEEL, {MessageKey(b"i" * 16, due_ms, "orders"): 10}, wall_ms())
     answers: asyncio.Queue[asyncio.Future[Committed]] = asyncio.Queue()
 
     class Writes:
@@ -161,7 +155,7 @@ async def test_a_half_is_released_by_the_next_commit_if_none_was_written(*, leav
 
     kinds: list[Kind] = []
     commits = commits_of(cast("Any", Writes()), own=own)
-    request = pb.CommitRequest(halves=[pb.HalfRef(id=b"i" * 16, due_ms=due_ms)])
+    request = pb.CommitRequest(halves=[pb.HalfRef(id=b"i" * 16, topic="orders", due_ms=due_ms)])
     first = asyncio.create_task(commits.commit(request, NODE))
     answer = await answers.get()
     if leaves:
@@ -215,8 +209,8 @@ async def test_a_commit_behind_a_cancel_says_so(
     wrote, due_ms = Wrote(), wall_ms() + 3_000
     commits = commits_of(wrote, queries=looks, near_cancels=[due_ms], basis_of_look=looks.basis)
     halves = [
-        pb.HalfRef(id=b"c" * 16, due_ms=due_ms),
-        pb.HalfRef(id=b"d" * 16, due_ms=due_ms + 1_000),
+        pb.HalfRef(id=b"c" * 16, topic="orders", due_ms=due_ms),
+        pb.HalfRef(id=b"d" * 16, topic="orders", due_ms=due_ms + 1_000),
     ]
     answer = await commits.commit(pb.CommitRequest(halves=halves), NODE)
     told = [result.outcome for result in answer.results]

@@ -35,7 +35,6 @@ COPY, SECOND, CANCEL = (Position(OWN, seq, 0) for seq in (1, 2, 3))
 DUE_MS = wall_ms() + 3_600_000
 NEW = Message(DUE_MS, bytes(16), "orders", b"k", b"v", (("h", b"1"),))
 OTHERS = [
-    replace(NEW, topic="bills"),
     replace(NEW, key=None),
     replace(NEW, key=b"kv", value=b""),
     replace(NEW, value=b"w"),
@@ -180,8 +179,9 @@ async def test_a_cancel_may_be_decided_while_a_message_waits() -> None:
 
 async def test_one_request_may_have_an_id_twice_but_not_with_two_contents() -> None:
     site = Site()
-    said = await site.outcome(NEW, NEW, OTHERS[0], replace(OTHERS[0], due_ms=DUE_MS + 1))
-    assert said == [CHECKED, CHECKED, Reason.ID_TAKEN, CHECKED]
+    others = replace(OTHERS[0], due_ms=DUE_MS + 1), replace(OTHERS[0], topic="bills")
+    said = await site.outcome(NEW, NEW, OTHERS[0], *others)
+    assert said == [CHECKED, CHECKED, Reason.ID_TAKEN, CHECKED, CHECKED]
 
 
 async def test_few_seconds_are_looked_at_at_once_and_requests_together() -> None:

@@ -167,11 +167,12 @@ def test_what_was_put_off_ahead_is_proposed_at_a_nearer_due_unless_it_was_cancel
     due_ms, chosen_ms = in_ms(400_000), in_ms(100_000)
     handles = [produce(server, due_ms) for _ in range(2)]
     ids = [bytes.fromhex(handle.split(":")[2]) for handle in handles]
+    keys = [MessageKey(id_, due_ms, "orders") for id_ in ids]
     with pytest.raises(grpc.RpcError) as caught:  # this cleaner takes no frames into V
         server.stub.Cancel(pb.CancelRequest(messages=[named(handles[1])]), timeout=30)
     assert Reason.CANCEL_UNKNOWN.advice in str(caught.value)
     reschedules = {
-        (id_, due_ms - 1): Reschedule(
+        MessageKey(id_, due_ms - 1, "orders"): Reschedule(
             due_ms, Position(WheelId("n1", 1), 1, 0), (), is_written=True, chosen_ms=chosen_ms
         )
         for id_ in ids
@@ -179,11 +180,11 @@ def test_what_was_put_off_ahead_is_proposed_at_a_nearer_due_unless_it_was_cancel
     server.cleaner.commit_progress(set_backs=1, ahead=(Done(in_ms(90_000), None),))
     server.cleaner.commit(lambda state: replace(state, reschedules=reschedules))
     try:
-        wait_until("it is proposed", lambda: (ids[0], due_ms) in proposed(server))
-        assert proposed(server)[ids[0], due_ms] == chosen_ms
+        wait_until("it is proposed", lambda: keys[0] in proposed(server))
+        assert proposed(server)[keys[0]] == chosen_ms
         last = [m for m in server.cleaner.received if isinstance(m, RescheduleProposal)][-1]
         assert last.chosen_ms == chosen_ms, "w may be set back once more"
-        assert (ids[1], due_ms) not in proposed(server)
+        assert keys[1] not in proposed(server)
     finally:
         server.cleaner.commit(lambda state: replace(state, reschedules={}))
         server.cleaner.commit_progress(ahead=())
@@ -224,7 +225,7 @@ def test_while_as_many_stand_as_may_no_other_is_proposed(server: ServerProcess) 
     handle = produce(server, in_ms(60_000))
     to_ms = in_ms(500_000)
     stand = {
-        (n.to_bytes(16, "big"), to_ms - 1): Reschedule(
+        MessageKey(n.to_bytes(16, "big"), to_ms - 1, "orders"): Reschedule(
             to_ms, Position(WheelId("n1", 1), 1, 0), is_written=True
         )
         for n in range(MOST)
@@ -248,7 +249,7 @@ def test_what_is_due_at_once_stays(
 
 
 def test_what_nobody_sent_is_not_found(server: ServerProcess) -> None:
-    handle = f"n1.1:{in_ms(60_000) // 1000}:{7:032x}"
+    handle = f"n1.1:{in_ms(60_000) // 1000}:{7:032x}:orders"
     assert reschedule(server, handle, in_ms(90_000)).outcome == pb.RESCHEDULE_OUTCOME_NOT_FOUND
 
 
@@ -323,7 +324,8 @@ async def test_a_half_whose_commit_lies_there_keeps_its_due_at_once() -> None:
     """A cancel of it waits for what becomes of it; other dues are never given to halves."""
     place = Position(WheelId("n1", 1), 1, 0)
     found = Found((in_ms(3_000),), [place], commits=[place])
-    subject = Subject(Reference.of(bytes(16), found.dues_ms[0]), Reference.of(bytes(16), 5), found)
+    meant, moved = (Reference.of(MessageKey(bytes(16), ms, "t")) for ms in (found.dues_ms[0], 5))
+    subject = Subject(meant, moved, found)
     finder = SimpleNamespace(
         leader_address=lambda _: None,
         read_ahead=AsyncMock(),
@@ -338,7 +340,7 @@ async def test_a_half_whose_commit_lies_there_keeps_its_due_at_once() -> None:
         next_change=asyncio.Event().wait,
         counts=NodeCounts(),
     )
-    dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}"), deliver_at_ms=in_ms(60_000))]
+    dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}:t"), deliver_at_ms=in_ms(60_000))]
     with pytest.raises(RequestRefusedError) as refused:
         await reschedules.reschedule(pb.RescheduleRequest(messages=dues), ANYBODY, left_s=10)
     assert refused.value.refusal.reason is Reason.HALF_KEEPS_DUE
@@ -365,7 +367,7 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
         next_change=never,
         counts=NodeCounts(),
     )
-    dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}"), deliver_at_ms=in_ms(60_000))]
+    dues = [pb.NewDue(message=named(f"n1.1:5:{7:032x}:orders"), deliver_at_ms=in_ms(60_000))]
     request = pb.RescheduleRequest(messages=dues, partly=True)
     for _ in range(SWEPT_AT_LEAST + 1):
         with pytest.raises(RequestRefusedError) as refused:
@@ -382,7 +384,8 @@ async def test_who_asks_for_a_part_and_hears_nothing_in_time_finds_it_under_way(
     # What waits for its turn is not said to be unchanged while it may still have it.
     monkeypatch.setattr("delaywheel_replica.server.changing.reschedules.MOST", 0)
     for is_kept, reason in [(True, Reason.RESCHEDULE_UNKNOWN), (False, Reason.RESCHEDULES_BUSY)]:
-        dues = [pb.NewDue(message=named(f"n1.1:5:{8 + is_kept:032x}"), deliver_at_ms=in_ms(60_000))]
+        handle = f"n1.1:5:{8 + is_kept:032x}:orders"
+        dues = [pb.NewDue(message=named(handle), deliver_at_ms=in_ms(60_000))]
         request = pb.RescheduleRequest(messages=dues, partly=is_kept)
         with pytest.raises(RequestRefusedError) as refused:
             await reschedules.reschedule(request, ANYBODY, left_s=0.02)

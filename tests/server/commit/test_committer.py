@@ -6,7 +6,6 @@ import errno
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from delaywheel.identity import WheelId
@@ -17,9 +16,11 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.node.events import Broken, Written
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.messages import Applied, Gossip
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.server.commit.committer import Committed, Request, RequestOutcome
 from delaywheel_replica.server.commit.outside import GroupJob
+from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.refusals import Refusal
 from sim.machine.disk import Fault, SimulatedDisk
 from support.server.driven import NOW_MS, Driven
@@ -86,7 +87,7 @@ def test_a_group_has_its_bounds(node: Driven) -> None:
 def test_a_group_releases_no_more_than_it_may_hold(node: Driven) -> None:
     """A leader takes the halves that a frame releases in one transaction, however long."""
     said: list[RequestOutcome] = []
-    named = Columns.of_cancels(np.array([BASE_SLOT * 1000]), np.zeros((1, 16), np.uint8))
+    named = rows_naming([MessageKey(bytes(16), BASE_SLOT * 1000, "orders")])
     for mib in (3, 3, 3, 9, 1):
         node.driver.submit(Request(named, Kind.RELEASES, said.append, ONE, mib << 20))
     node.work()
@@ -475,7 +476,7 @@ def test_what_is_held_up_goes_on_once_those_before_it_are_given_up(pair: Driven)
 def test_a_release_is_written_to_the_wheel_of_its_half_or_not_at_all(node: Driven) -> None:
     """In another wheel it would count as another message that is not to come."""
     said: list[RequestOutcome] = []
-    named = Columns.of_cancels(np.array([BASE_SLOT * 1000]), np.zeros((1, 16), np.uint8))
+    named = rows_naming([MessageKey(bytes(16), BASE_SLOT * 1000, "orders")])
     for wheel in (ONE, WheelId("n1", 2), ONE):
         node.driver.submit(Request(named, Kind.RELEASES, said.append, wheel))
     node.work()

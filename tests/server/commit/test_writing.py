@@ -6,14 +6,15 @@ import asyncio
 import gc
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.commit.committer import Request
 from delaywheel_replica.server.commit.driver import Driver
 from delaywheel_replica.server.commit.writing import APART_S, Writing, settle
+from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 
@@ -33,7 +34,7 @@ class Held:
 
 
 def columns() -> Columns:
-    return Columns.of_cancels(np.array([17], np.int64), np.zeros((1, 16), np.uint8))
+    return rows_naming([MessageKey(bytes(16), 17, "orders")])
 
 
 async def test_a_caller_hears_why_nothing_was_written() -> None:

@@ -160,7 +160,9 @@ def delayed(number: int, size: int = 10) -> Handed:
 
 def withdrawn(number: int) -> Handed:
     """A record that becomes a cancel."""
-    return Handed(AT, RecordUnderWay(number, Withdrawn(number.to_bytes(16, "big"), 9_000), None))
+    return Handed(
+        AT, RecordUnderWay(number, Withdrawn(number.to_bytes(16, "big"), 9_000, "orders"), None)
+    )
 
 
 def half(number: int, due_ms: int) -> Handed:
@@ -174,7 +176,7 @@ def half(number: int, due_ms: int) -> Handed:
 
 def commit(number: int, of: int, due_ms: int) -> Handed:
     """A record that commits one."""
-    request = HalfCommit(of.to_bytes(16, "big"), due_ms)
+    request = HalfCommit(of.to_bytes(16, "big"), due_ms, "orders")
     return Handed(AT, RecordUnderWay(number, request, None))
 
 

@@ -182,7 +182,7 @@ def _send_until_killed(server: ServerProcess, acknowledged: set[str], *, files: 
                 results = server.produce(*rows)
             except grpc.RpcError:
                 return
-            acknowledged.update(result.handle.rpartition(":")[2] for result in results)
+            acknowledged.update(result.handle.split(":")[2] for result in results)
 
     callers = [threading.Thread(target=call) for _ in range(3)]
     for caller in callers:

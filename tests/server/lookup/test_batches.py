@@ -18,7 +18,7 @@ from delaywheel_replica.server.lookup.batches import Examined, ScannedBatch, in_
 from delaywheel_replica.server.lookup.scan import Scanner
 from delaywheel_replica.server.lookup.stored import rows_after
 from sim.machine.disk import SimulatedDisk
-from support.wheels.messages import BASE_SLOT, Message, columns_of, message
+from support.wheels.messages import BASE_SLOT, Message, columns_of, message, names_of
 
 A1 = WheelId("a", 1)
 DATA = Path("/data")
@@ -34,7 +34,8 @@ def read(
         for begin in range(0, len(messages), 10):
             own.append(columns_of(messages[begin : begin + 10]), accepted_at_ms=BASE_SLOT * 1000)
         for each in cancelled:
-            own.append(columns_of([each]), kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
+            names = names_of(columns_of([each]))
+            own.append(names, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
         limits = {A1: own.last_seq}
     scanner = Scanner(disk, DATA)
 

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import DeadLetter, DeadLettered
 from delaywheel_replica.server.lookup.fates import Fates
@@ -29,8 +30,12 @@ def done_to(due_ms: int, seq: int = 1_000) -> Progress:
     return Progress(due_ms, None, {A1: seq})
 
 
+def key(number: int, due_ms: int) -> MessageKey:
+    return MessageKey(number.to_bytes(16, "big"), due_ms, "orders")
+
+
 def letter(number: int) -> DeadLetter:
-    return DeadLetter(number.to_bytes(16, "big"), number, REASON)
+    return DeadLetter(number.to_bytes(16, "big"), number, "orders", REASON)
 
 
 def is_known(fates: Fates, due_ms: int, seq: int = 1) -> bool:
@@ -49,8 +54,8 @@ def test_between_two_rows_that_agree_with_what_was_reported_all_is_known() -> No
         True,
         False,
     ]
-    assert fates.reason(letter(150).id, 150) == REASON
-    assert fates.reason(letter(150).id, 151) is None
+    assert fates.reason(key(150, 150)) == REASON
+    assert fates.reason(key(150, 151)) is None
 
 
 def test_a_row_is_not_believed_before_all_that_it_counts_was_heard() -> None:
@@ -71,7 +76,7 @@ def test_behind_what_was_dropped_on_the_way_it_begins_anew() -> None:
     fates.row(row(done_to(300), counted=3))
     assert not is_known(fates, 150)
     assert is_known(fates, 250)
-    assert fates.reason(letter(180).id, 180) == REASON
+    assert fates.reason(key(180, 180)) == REASON
 
 
 def test_what_another_term_did_is_not_known() -> None:
@@ -98,12 +103,12 @@ def test_a_late_message_is_known_by_its_frame() -> None:
 
 
 def test_of_too_much_the_oldest_is_forgotten_and_not_taken_for_delivered() -> None:
-    fates = Fates(max_bytes=40 * 200)
+    fates = Fates(max_bytes=40 * 320)
     fates.row(row(done_to(0)))
     for number in range(1, 101):
         fates.heard(DeadLettered(5, number - 1, (letter(number),)))
         fates.row(row(done_to(number), counted=number))
-    kept = [n for n in range(1, 101) if fates.reason(letter(n).id, n) is not None]
+    kept = [n for n in range(1, 101) if fates.reason(key(n, n)) is not None]
     assert kept == list(range(kept[0], 101))
     assert 30 <= len(kept) <= 40
     assert not any(is_known(fates, due_ms) for due_ms in range(1, kept[0]))
@@ -159,7 +164,7 @@ class NothingUntrue(RuleBasedStateMachine):
     @invariant()
     def nothing_untrue_is_said(self) -> None:
         for due_ms, is_dead in self.dead.items():
-            reason = self.fates.reason(letter(due_ms).id, due_ms)
+            reason = self.fates.reason(key(due_ms, due_ms))
             assert reason is None or is_dead
             assert reason is not None or not is_dead or not is_known(self.fates, due_ms)
 

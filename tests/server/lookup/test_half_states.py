@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.protocol.progress import Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.link import DeadLettered
 from delaywheel_replica.server.lookup.references import Reference
+from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from server.lookup.test_scan import A1, ID, LATE_MS, Site
 from support.wheels.messages import BASE_SLOT, message
@@ -38,8 +38,7 @@ def site() -> Iterator[Site]:
 def begin(site: Site, rows: Sequence[Kind], half: object = HALF) -> None:
     """Writes a half as frame 1, and the rows that name it behind it."""
     site.write(A1, half)  # type: ignore[arg-type]
-    ids = np.frombuffer(ID, dtype=np.uint8).reshape(1, -1)
-    columns = Columns.of_cancels(np.array([LATE_MS], dtype=np.int64), ids)
+    columns = rows_naming([MessageKey(ID, LATE_MS, "topic")])
     with site.opened(A1) as own:
         for kind in rows:
             own.append(columns, kind=kind, accepted_at_ms=1)
@@ -54,7 +53,7 @@ def commit(site: Site, due_ms: int, seq: int, *, seen: bool = True) -> None:
 
 async def states(site: Site) -> tuple[int, int]:
     """The state of the half alone, and in its second."""
-    got = await site.queries.get_message(Reference(BASE_SLOT, ID, LATE_MS))
+    got = await site.queries.get_message(Reference(BASE_SLOT, ID, "topic", LATE_MS))
     page = await site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT))
     (listed,) = page.messages
     return got.message.state, listed.state
@@ -112,7 +111,7 @@ async def test_a_handle_means_the_half_though_its_group_has_sent_the_message(sit
     begin(site, [])
     commit(site, BEFORE, 0)
     commit(site, TAKEN, 1)
-    handle = Reference(BASE_SLOT, ID, None, A1)
+    handle = Reference(BASE_SLOT, ID, "topic", None, A1)
     answered = replace(message(1), due_ms=LATE_MS + 1)
     site.write(A1, answered)
     got = await site.queries.get_message(handle)
@@ -126,7 +125,7 @@ async def test_two_dues_of_no_half_are_ambiguous(site: Site) -> None:
     for due_ms in (LATE_MS, LATE_MS + 1):
         site.write(A1, replace(message(1), due_ms=due_ms))
     with pytest.raises(RequestRefusedError, match="several dues"):
-        await site.queries.get_message(Reference(BASE_SLOT, ID, None, A1))
+        await site.queries.get_message(Reference(BASE_SLOT, ID, "topic", None, A1))
 
 
 async def test_what_happened_unseen_is_not_known(site: Site) -> None:

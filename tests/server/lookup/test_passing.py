@@ -39,7 +39,7 @@ from support.core.values import heartbeat
 from support.server.views import node_view
 
 NOW_MS = 50_000
-REQUEST = pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{7:032x}")])
+REQUEST = pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{7:032x}:orders")])
 
 
 def shown_in(context: grpc.aio.ServicerContext[object, object]) -> str | None:
@@ -182,7 +182,7 @@ async def test_what_a_node_passed_on_is_answered_where_it_arrives() -> None:
 
 
 def cancel_of(number: int) -> pb.CancelRequest:
-    return pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{number:032x}")])
+    return pb.CancelRequest(messages=[pb.MessageRef(handle=f"n2.1:5:{number:032x}:orders")])
 
 
 async def until(condition: Callable[[], bool]) -> None:

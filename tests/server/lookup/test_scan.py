@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,6 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import WheelMeta
 from delaywheel.storage.folder import layout
-from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
@@ -37,16 +35,23 @@ from delaywheel_replica.server.lookup.history import ProgressHistory
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found, Scanner
+from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.node_view import CleanerView, monotonic_ms
 from delaywheel_replica.server.node.refusals import RequestRefusedError
 from sim.machine.disk import Fault, SimulatedDisk, SimulatedFile
 from support.core.values import heartbeat, wheel_heartbeat, wheel_record_of
 from support.server.views import node_view
-from support.wheels.messages import BASE_SLOT, Message, columns_of, message
+from support.wheels.messages import BASE_SLOT, Message, columns_of, message, names_of
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 DATA = Path("/data")
 ID = message(1).id
+
+
+def key_of_first(due_ms: int) -> MessageKey:
+    return MessageKey(ID, due_ms, "topic")
+
+
 EARLY_MS, LATE_MS = BASE_SLOT * 1000 + 100, BASE_SLOT * 1000 + 900
 
 
@@ -57,7 +62,7 @@ def test_a_message_is_found_though_an_index_cannot_be_opened() -> None:
     scanner = Scanner(site.disk, DATA)
     site.disk.faults += [Fault("open", path_part=f"{A1}/index") for _ in range(99)]
     for number, wheel in ((1, A1), (2, B1)):
-        reference = Reference(BASE_SLOT, message(number).id, None)
+        reference = Reference(BASE_SLOT, message(number).id, "topic", None)
         (found,) = scanner.find_many([reference], {A1: 1, B1: 1})
         assert [(copy.wheel, copy.seq) for copy in found.copies] == [(wheel, 1)]
 
@@ -107,10 +112,9 @@ class Site:
     def reschedule(self, wheel: WheelId, due_ms: int, to_ms: int) -> None:
         """Writes what the leader writes: the copy, and the cancel with its mark."""
         self.write(wheel, sent(to_ms))
-        ids = np.frombuffer(
-            ID + mark_of((ID, due_ms), Reschedule(to_ms, Position(A1, 1, 0))), dtype=np.uint8
-        ).reshape(2, -1)
-        cancels = Columns.of_cancels(np.array([due_ms, due_ms], dtype=np.int64), ids)
+        key = key_of_first(due_ms)
+        mark = mark_of(key, Reschedule(to_ms, Position(A1, 1, 0)))
+        cancels = rows_naming([key, key._replace(id=mark)])
         with self.opened(wheel) as own:
             own.append(cancels, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
 
@@ -124,7 +128,7 @@ class Site:
 
     async def find(self, wheel: WheelId) -> Found:
         self.know()
-        named = pb.MessageRef(handle=f"{wheel}:{BASE_SLOT}:{ID.hex()}")
+        named = pb.MessageRef(handle=f"{wheel}:{BASE_SLOT}:{ID.hex()}:topic")
         return await self.found(reference_of(named))
 
     async def found(self, reference: Reference) -> Found:
@@ -186,7 +190,7 @@ async def test_a_handle_that_fits_several_messages_is_refused(site: Site) -> Non
     assert await site.due_of(WheelId("c", 1)) == Reason.HANDLE_AMBIGUOUS
     assert await site.due_of(A1) == LATE_MS
     for due_ms in (EARLY_MS, LATE_MS):
-        found = await site.found(Reference(BASE_SLOT, ID, due_ms))
+        found = await site.found(Reference(BASE_SLOT, ID, "topic", due_ms))
         assert [copy.wheel for copy in found.copies] == ([B1] if due_ms == EARLY_MS else [A1, B1])
 
 
@@ -201,34 +205,52 @@ async def test_a_handle_names_what_was_rescheduled_within_its_second_at_its_new_
         assert (found.dues_ms, found.cancels) == ((LATE_MS,), [])
         assert found.rescheduled_to is None
     # By id and due each is reported separately.
-    was = await site.found(Reference(BASE_SLOT, ID, EARLY_MS))
+    was = await site.found(Reference(BASE_SLOT, ID, "topic", EARLY_MS))
     assert (len(was.copies), len(was.cancels), was.rescheduled_to) == (1, 1, (0, LATE_MS))
     # And on from there: twice within the second, then out of it.
     site.reschedule(B1, LATE_MS, LATE_MS + 5)
     assert await site.due_of(A1) == LATE_MS + 5
-    ids = np.frombuffer(
-        ID + mark_of((ID, LATE_MS + 5), Reschedule(10**12, Position(A1, 1, 0))), dtype=np.uint8
-    ).reshape(2, -1)
+    key = key_of_first(LATE_MS + 5)
+    mark = mark_of(key, Reschedule(10**12, Position(A1, 1, 0)))
     with site.opened(A1) as own:
-        dues_ms = np.array([LATE_MS + 5] * 2, dtype=np.int64)
-        own.append(Columns.of_cancels(dues_ms, ids), kind=Kind.CANCELS, accepted_at_ms=1)
+        cancels = rows_naming([key, key._replace(id=mark)])
+        own.append(cancels, kind=Kind.CANCELS, accepted_at_ms=1)
     found = await site.find(A1)
     assert (found.dues_ms, found.rescheduled_to) == ((LATE_MS + 5,), (0, 10**12))
 
 
+async def test_a_message_is_looked_up_and_named_by_its_topic_too(site: Site) -> None:
+    """The same id and due in another topic took the owner's get, cancel and reschedule away."""
+    site.write(B1, sent(EARLY_MS))
+    site.write(A1, replace(sent(EARLY_MS), topic="others", value=b"forged"))
+    mine = key_of_first(EARLY_MS)
+    with site.opened(A1) as own:
+        own.append(
+            rows_naming([mine._replace(topic="others")]), kind=Kind.CANCELS, accepted_at_ms=1
+        )
+    found = await site.found(Reference.of(mine))
+    assert ([copy.wheel for copy in found.copies], found.cancels) == ([B1], [])
+    (lone,) = (await site.queries.find_lone([Reference.of(mine)])).cancel_seqs.tolist()
+    assert lone == 0
+    for topic in ("topic", "others"):
+        named = Reference.of(mine._replace(topic=topic))
+        got = (await site.queries.get_message(named)).message
+        assert (got.topic, got.value == b"forged") == (topic, topic == "others")
+
+
 async def test_the_record_says_where_a_message_went_before_its_mark_does(site: Site) -> None:
     site.write(A1, sent(EARLY_MS))
-    site.reschedules[ID, EARLY_MS] = Reschedule(LATE_MS, Position(A1, 1, 0))
+    site.reschedules[key_of_first(EARLY_MS)] = Reschedule(LATE_MS, Position(A1, 1, 0))
     assert await site.due_of(A1) == EARLY_MS, "the copy is not there yet"
     site.write(A1, sent(LATE_MS))
     assert await site.due_of(A1) == LATE_MS
     # That due passed before it was known that the copy is there: it is none that counts.
     put_off = Reschedule(LATE_MS + 5_000, Position(A1, 1, 0), (LATE_MS,))
-    site.reschedules[ID, EARLY_MS] = put_off
+    site.reschedules[key_of_first(EARLY_MS)] = put_off
     assert await site.due_of(A1) == EARLY_MS
     # What was lost with its frame is nowhere else.
     lost = Reschedule(LATE_MS, Position(A1, 1, 0), (LATE_MS,), is_written=True)
-    site.reschedules[ID, EARLY_MS] = lost
+    site.reschedules[key_of_first(EARLY_MS)] = lost
     assert await site.due_of(A1) == EARLY_MS
 
 
@@ -237,7 +259,7 @@ async def test_a_message_is_read_though_its_index_row_is_lost() -> None:
     try:
         site.write(A1, sent(EARLY_MS), sent(LATE_MS))
         site.disk.flip_bit(layout.index_path(layout.wheel_folder(DATA, A1), 0), 70)
-        found = await site.found(Reference(BASE_SLOT, ID, EARLY_MS))
+        found = await site.found(Reference(BASE_SLOT, ID, "topic", EARLY_MS))
         (place,) = found.copies
         columns = await site.queries.message(BASE_SLOT, place)
         assert columns is not None
@@ -253,7 +275,7 @@ async def test_who_waits_for_a_cancel_reads_only_what_is_new(
     site.write(A1, sent(EARLY_MS))
     site.write(B1, message(2, slot=BASE_SLOT))
     await site.find(A1)
-    reference = Reference(BASE_SLOT, ID, EARLY_MS, A1)
+    reference = Reference(BASE_SLOT, ID, "topic", EARLY_MS, A1)
     monkeypatch.setattr(WheelReader, "slot_batches", pytest.fail)
     found = await site.found(reference)
     assert (found.cancels, found.rescheduled_to) == ([], None)
@@ -261,22 +283,6 @@ async def test_who_waits_for_a_cancel_reads_only_what_is_new(
     found = await site.found(reference)
     assert (found.cancels, found.rescheduled_to) == ([Position(B1, 3, 0)], (0, LATE_MS))
     assert (await site.find(A1)).dues_ms == (LATE_MS,)
-
-
-async def test_topics_are_those_of_each_message_though_the_floor_moves_meanwhile(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever may change the one must not get at the other."""
-    site.write(A1, replace(sent(EARLY_MS), topic="mine"))
-    site.write(A1, replace(message(2, slot=BASE_SLOT + 1), topic="yours"))
-    site.know()
-    first, second = Reference(BASE_SLOT, ID, None), Reference(BASE_SLOT + 1, message(2).id, None)
-    mine, yours = frozenset({"mine"}), frozenset({"yours"})
-    assert await site.queries.topics_of([first, second]) == [mine, yours]
-    asked = asyncio.create_task(site.queries.topics_of([first, second]))
-    await asyncio.sleep(0)  # it is being read
-    monkeypatch.setattr(site.queries, "is_deleted", lambda each: each == first)
-    assert await asked == [frozenset(), yours]
 
 
 async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
@@ -287,12 +293,12 @@ async def test_many_lookups_read_a_second_once_and_each_gets_its_own_answer(
     site.reschedule(A1, EARLY_MS, 10**12)
     site.know()
     references = [
-        *(Reference(BASE_SLOT, message(number).id, None) for number in range(2, 9)),
-        Reference(BASE_SLOT, ID, EARLY_MS),
-        Reference(BASE_SLOT, ID, None, B1),
-        Reference(BASE_SLOT + 1, message(9).id, None),
-        Reference(BASE_SLOT + 1, ID, None),
-        Reference(BASE_SLOT, message(5).id, None),
+        *(Reference(BASE_SLOT, message(number).id, "topic", None) for number in range(2, 9)),
+        Reference(BASE_SLOT, ID, "topic", EARLY_MS),
+        Reference(BASE_SLOT, ID, "topic", None, B1),
+        Reference(BASE_SLOT + 1, message(9).id, "topic", None),
+        Reference(BASE_SLOT + 1, ID, "topic", None),
+        Reference(BASE_SLOT, message(5).id, "topic", None),
     ]
     read: list[tuple[WheelId, int]] = []
     slot_batches = WheelReader.slot_batches
@@ -336,20 +342,21 @@ def test_what_is_found_as_columns_is_what_a_look_for_each_finds(
         if what == "send":
             site.write(wheel, each)
             continue
-        mark = mark_of((each.id, due_ms), Reschedule(LATE_MS + 9, Position(A1, 1, 0)))
-        ids = [each.id, mark] if what == "move" else [each.id]
-        halves = np.frombuffer(b"".join(ids), np.uint8).reshape(-1, 16)
-        dues_ms = np.full(len(ids), due_ms, np.int64)
+        key = MessageKey(each.id, due_ms, each.topic)
+        mark = mark_of(key, Reschedule(LATE_MS + 9, Position(A1, 1, 0)))
+        keys = [key, key._replace(id=mark)] if what == "move" else [key]
         with site.opened(wheel) as own:
-            own.append(Columns.of_cancels(dues_ms, halves), kind=Kind.CANCELS, accepted_at_ms=1)
+            own.append(rows_naming(keys), kind=Kind.CANCELS, accepted_at_ms=1)
     path = layout.slot_path(layout.wheel_folder(DATA, A1), BASE_SLOT)
     if is_damaged and path in site.disk.paths():
         site.disk.flip_bit(path, 8 * len(site.disk.content(path)) - 9)
-    reschedules = {(message(2).id, EARLY_MS): Reschedule(LATE_MS, Position(A1, 1, 0))}
+    reschedules = {
+        MessageKey(message(2).id, EARLY_MS, "topic"): Reschedule(LATE_MS, Position(A1, 1, 0))
+    }
     options: dict[str, Any] = {"reschedules": reschedules if recorded else {}}
     limits = {wheel: seq for wheel, seq in site.applied.items() if seq}
     references = [
-        Reference(due_ms // 1000, message(number).id, named_ms, wheel)
+        Reference(due_ms // 1000, message(number).id, "topic", named_ms, wheel)
         for number in (1, 2, 3)
         for due_ms in (EARLY_MS, LATE_MS, LATE_MS + 1_000)
         for named_ms, wheel in ((due_ms, None), (None, A1), (None, B1))
@@ -423,16 +430,14 @@ async def test_a_cancel_that_came_too_late_makes_no_delivered_message_cancelled(
 ) -> None:
     """V of the transaction that takes the message, or of the next one, has the cancel."""
     site.write(A1, sent(EARLY_MS))
-    cancel = Columns.of_cancels(
-        np.array([EARLY_MS], dtype=np.int64), np.frombuffer(ID, dtype=np.uint8).reshape(1, -1)
-    )
+    cancel = rows_naming([key_of_first(EARLY_MS)])
     with site.opened(A1) as own:
         own.append(cancel, kind=Kind.CANCELS, accepted_at_ms=1)
     for due_ms, seq in ((EARLY_MS - 9, 1), (EARLY_MS, 1 + in_time), (EARLY_MS + 9, 2)):
         site.progress, site.transactions = Progress(due_ms, None, {A1: seq}), site.transactions + 1
         if site.transactions != unseen:
             site.know()
-    reference = Reference(BASE_SLOT, ID, EARLY_MS)
+    reference = Reference(BASE_SLOT, ID, "topic", EARLY_MS)
     got = await site.queries.get_message(reference)
     page = await site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT))
     states = {got.message.state, page.messages[0].state}
@@ -447,15 +452,13 @@ async def test_a_cancel_that_does_not_count_yet_cancels_nothing(
 ) -> None:
     """A step may yet take the message without it; the leader's node knows whether it has."""
     site.write(A1, sent(LATE_MS))
-    cancel = Columns.of_cancels(
-        np.array([LATE_MS], dtype=np.int64), np.frombuffer(ID, dtype=np.uint8).reshape(1, -1)
-    )
+    cancel = rows_naming([key_of_first(LATE_MS)])
     with site.opened(A1) as own:
         own.append(cancel, kind=Kind.CANCELS, accepted_at_ms=1)
     if seq is not None:
         site.progress, site.transactions = Progress(EARLY_MS - 9, None, {A1: seq}), 1
         site.know()
-    got = await site.queries.get_message(Reference(BASE_SLOT, ID, LATE_MS))
+    got = await site.queries.get_message(Reference(BASE_SLOT, ID, "topic", LATE_MS))
     page = await site.queries.get_slot(pb.GetSlotRequest(slot=BASE_SLOT))
     expected = pb.MESSAGE_STATE_CANCELLED if is_cancelled else pb.MESSAGE_STATE_PENDING
     assert {got.message.state, page.messages[0].state} == {expected}
@@ -483,7 +486,7 @@ async def test_a_page_reads_no_more_of_a_second_than_it_needs(
         for number, each in enumerate(big[:80]):
             own.append(columns_of([each]), accepted_at_ms=BASE_SLOT * 1000)
             if number % 8 == 7:
-                named = columns_of([replace(big[number - 6], value=None)])
+                named = names_of(columns_of([big[number - 6]]))
                 own.append(named, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
     site.write(B1, *big[80:])
     read = 0
@@ -527,7 +530,7 @@ async def test_looking_for_one_message_keeps_none_of_the_others(site: Site) -> N
     tracemalloc.start()
     try:
         found = (
-            await site.queries.get_message(Reference(BASE_SLOT, messages[77].id, None))
+            await site.queries.get_message(Reference(BASE_SLOT, messages[77].id, "topic", None))
         ).message
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -563,16 +566,16 @@ async def test_who_names_many_invented_messages_delays_others_by_a_turn() -> Non
     site = Site()
     site.write(A1, sent(BASE_SLOT * 1000))
     site.know()
-    invented = [Reference(BASE_SLOT + n, ID, None) for n in range(1, 1_000)]
-    hog = asyncio.create_task(site.queries.topics_of(invented, "hog"))
+    invented = [Reference(BASE_SLOT + n, ID, "topic", None) for n in range(1, 1_000)]
+    hog = asyncio.create_task(site.queries.read_ahead(invented, "hog"))
     await asyncio.sleep(0)
-    await site.queries.topics_of([Reference.of(ID, BASE_SLOT * 1000)], "other")
+    await site.queries.get_message(Reference.of(key_of_first(BASE_SLOT * 1000)), "other")
     assert not hog.done()
-    assert len(await hog) == len(invented)
-    further = [Reference(BASE_SLOT + n, ID, None) for n in range(2_000, 3_000)]
+    await hog
+    further = [Reference(BASE_SLOT + n, ID, "topic", None) for n in range(2_000, 3_000)]
     ahead = asyncio.create_task(site.queries.read_ahead(further, "hog"))
     await asyncio.sleep(0)
-    await site.queries.topics_of([Reference.of(ID, BASE_SLOT * 1000)], "other")
+    await site.queries.get_message(Reference.of(key_of_first(BASE_SLOT * 1000)), "other")
     assert not ahead.done()
     await ahead
     built = site.queries.index_size()[2]

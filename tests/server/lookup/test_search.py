@@ -39,7 +39,7 @@ from sim.machine.disk import SimulatedDisk
 from support.core.values import heartbeat
 from support.server.server_process import ServerProcess
 from support.server.views import node_view
-from support.wheels.messages import BASE_SLOT, Message, any_message, columns_of, message
+from support.wheels.messages import BASE_SLOT, Message, any_message, columns_of, message, names_of
 
 A1, B1 = WheelId("a", 1), WheelId("b", 1)
 DATA = Path("/data")
@@ -63,7 +63,8 @@ class Folder:
                 own.append(columns_of(group), accepted_at_ms=BASE_SLOT * 1000)
                 self.slots |= {each.due_ms // 1000 for each in group}
             for each in cancels:
-                own.append(columns_of([each]), kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
+                names = names_of(columns_of([each]))
+                own.append(names, kind=Kind.CANCELS, accepted_at_ms=BASE_SLOT * 1000)
             self.limits[wheel] = own.last_seq
 
     def walk(self, **bounds: Any) -> Walk:

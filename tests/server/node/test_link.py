@@ -9,7 +9,11 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.codec import MalformedError
 from delaywheel_replica.core.protocol.progress import Position
-from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
+from delaywheel_replica.core.protocol.reschedules import (
+    MessageKey,
+    RescheduleProposal,
+    RescheduleWritten,
+)
 from delaywheel_replica.link import (
     AskPlace,
     AskTopic,
@@ -32,6 +36,7 @@ from delaywheel_replica.link import (
     split_topics,
 )
 
+MESSAGE = MessageKey(bytes(16), 7, "orders")
 MESSAGES: list[LinkMessage] = [
     Wake(),
     CommitSoon(),
@@ -39,15 +44,15 @@ MESSAGES: list[LinkMessage] = [
     AskTopic("orders"),
     NodeStorage("n2", "7b0f"),
     SetBack(3),
-    RescheduleProposal((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2), chosen_ms=8),
-    RescheduleProposal((bytes(16), 7), 9, Position(WheelId("a", 1), 3, 2), ((WheelId("b", 2), 5),)),
-    RescheduleWritten((bytes(16), 7), 9, (WheelId("a", 1), 4), (WheelId("b", 2), 5)),
+    RescheduleProposal(MESSAGE, 9, Position(WheelId("a", 1), 3, 2), chosen_ms=8),
+    RescheduleProposal(MESSAGE, 9, Position(WheelId("a", 1), 3, 2), ((WheelId("b", 2), 5),)),
+    RescheduleWritten(MESSAGE, 9, (WheelId("a", 1), 4), (WheelId("b", 2), 5)),
     Topics(
         {"orders": TopicInfo(3, 1_000_000), "a": TopicInfo(1, None)},
         checked_at_ms=17,
         absent=("nope",),
     ),
-    DeadLettered(1_763_700_000_123, 5, (DeadLetter(bytes(range(16)), 17, "TOPIC_MISSING"),)),
+    DeadLettered(1_763_700_000_123, 5, (DeadLetter(bytes(range(16)), 17, "orders", "REFUSED"),)),
     AskPlace(3, bytes(range(16)), 17, "orders"),
     AskPlace(4, bytes(range(16)), 17, "orders", timestamp_ms=0, is_dead=False),
     AskPlace(5, bytes(range(16)), 17, "orders", is_named_by_cancel=True),
@@ -183,7 +188,7 @@ def test_a_socket_that_nobody_expects_is_closed() -> None:
 def test_several_threads_send_whole_messages(ends: tuple[Link, Link]) -> None:
     one, other = ends
     proposals = [
-        RescheduleProposal((bytes([number]) * 16, number), 9, Position(WheelId("a", 1), 3, 2))
+        RescheduleProposal(MESSAGE.at(number), 9, Position(WheelId("a", 1), 3, 2))
         for number in range(1, 5)
     ]
 

@@ -167,7 +167,7 @@ def test_a_stream_answers_in_order(server: ServerProcess) -> None:
         for number, due in enumerate([now_ms() + 30_000] * 200)
     ]
     answers = list(server.stub.DelayProduceStream(iter(requests), timeout=30))
-    ids = [answer.results[0].handle.rpartition(":")[2] for answer in answers]
+    ids = [answer.results[0].handle.split(":")[2] for answer in answers]
     assert ids == [f"{number:032x}" for number in range(200)]
 
 
@@ -190,7 +190,9 @@ def test_a_columnar_request_gets_columnar_results(server: ServerProcess) -> None
     ]
     stored = server.stub.GetMessage(
         pb.GetMessageRequest(
-            message=pb.MessageRef(id_and_due=pb.IdAndDue(id=batch.ids[:16], due_ms=dues[0]))
+            message=pb.MessageRef(
+                id_and_due=pb.IdAndDue(id=batch.ids[:16], due_ms=dues[0], topic=batch.topics[0])
+            )
         ),
         timeout=20,
     ).message
@@ -243,7 +245,7 @@ def test_a_message_is_found_by_its_handle_and_by_id_and_due(server: ServerProces
         server.stub.GetMessage(pb.GetMessageRequest(message=reference), timeout=20).message
         for reference in (
             pb.MessageRef(handle=result.handle),
-            pb.MessageRef(id_and_due=pb.IdAndDue(id=id_, due_ms=due)),
+            pb.MessageRef(id_and_due=pb.IdAndDue(id=id_, due_ms=due, topic="orders")),
         )
     )
     assert by_handle == by_id
@@ -259,9 +261,14 @@ def test_a_message_is_found_by_its_handle_and_by_id_and_due(server: ServerProces
     [
         (pb.MessageRef(handle="n1.1:5"), Reason.HANDLE_INVALID),
         (pb.MessageRef(), Reason.HANDLE_AMBIGUOUS),
-        (pb.MessageRef(id_and_due=pb.IdAndDue(id=b"x", due_ms=5)), Reason.ID_INVALID),
-        (pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=-5)), Reason.DUE_INVALID),
-        (pb.MessageRef(handle=f"n1.1:5:{0:032x}"), Reason.MESSAGE_NOT_FOUND),
+        (pb.MessageRef(id_and_due=pb.IdAndDue(id=b"x", due_ms=5, topic="t")), Reason.ID_INVALID),
+        (pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=5)), Reason.TOPIC_INVALID),
+        (
+            pb.MessageRef(id_and_due=pb.IdAndDue(id=bytes(16), due_ms=-5, topic="t")),
+            Reason.DUE_INVALID,
+        ),
+        (pb.MessageRef(handle=f"n1.1:5:{0:032x}"), Reason.HANDLE_INVALID),
+        (pb.MessageRef(handle=f"n1.1:5:{0:032x}:t"), Reason.MESSAGE_NOT_FOUND),
     ],
     ids=lambda value: value.value if isinstance(value, Reason) else "",
 )
@@ -353,7 +360,7 @@ def written(server: ServerProcess) -> dict[WheelId, int]:
 
 
 def test_a_cancel_that_nobody_could_mean_is_not_found(server: ServerProcess) -> None:
-    assert cancel(server, f"n1.1:5:{7:032x}") == pb.CANCEL_OUTCOME_NOT_FOUND
+    assert cancel(server, f"n1.1:5:{7:032x}:orders") == pb.CANCEL_OUTCOME_NOT_FOUND
 
 
 def test_a_cancel_just_before_the_due_is_too_late(server: ServerProcess) -> None:
@@ -385,8 +392,8 @@ def test_a_dead_letter_is_distinguished_from_what_was_delivered_and_from_what_is
 ) -> None:
     due = now_ms() + 1
     results = server.produce(*(row(deliver_at_ms=due) for _ in range(3)))
-    ids = [bytes.fromhex(result.handle.rpartition(":")[2]) for result in results]
-    dead = DeadLetter(ids[0], due, "TOPIC_MISSING")
+    ids = [bytes.fromhex(result.handle.split(":")[2]) for result in results]
+    dead = DeadLetter(ids[0], due, "orders", "TOPIC_MISSING")
     server.cleaner.commit_dead(dead, due_ms=due, seqs=written(server))
     expected = [(pb.MESSAGE_STATE_DEAD_LETTERED, "TOPIC_MISSING")]
     expected += [(pb.MESSAGE_STATE_DELIVERED, "")] * 2
@@ -401,7 +408,10 @@ def test_a_dead_letter_is_distinguished_from_what_was_delivered_and_from_what_is
     due = now_ms() + 1
     (result,) = server.produce(row(deliver_at_ms=due))
     server.cleaner.commit_dead(
-        DeadLetter(bytes(16), due, "REFUSED"), reported=False, due_ms=due, seqs=written(server)
+        DeadLetter(bytes(16), due, "orders", "REFUSED"),
+        reported=False,
+        due_ms=due,
+        seqs=written(server),
     )
     wait_until("it is done", lambda: state_of(server, result.handle)[0] == pb.MESSAGE_STATE_DONE)
 

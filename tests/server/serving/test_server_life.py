@@ -114,7 +114,7 @@ def test_what_was_acknowledged_is_there_after_kill_9(server: ServerProcess) -> N
     server.wait_accepting()
     ids = stored_ids(server.data)
     assert len(ids) == len(set(ids))
-    assert {handle.rpartition(":")[2] for handle in acknowledged} <= {id_.hex() for id_ in ids}
+    assert {handle.split(":")[2] for handle in acknowledged} <= {id_.hex() for id_ in ids}
     # They are answered for by the new life, and their wheel is closed behind the last of them.
     got = server.stub.GetMessage(
         pb.GetMessageRequest(message=pb.MessageRef(handle=acknowledged[-1])), timeout=20

@@ -139,7 +139,9 @@ def test_what_became_of_a_message_the_leaders_node_is_asked_for(cluster: Cluster
     seqs = {
         WheelId.parse(wheel.wheel): wheel.applied_seq for wheel in cluster["n1"].describe().wheels
     }
-    leader.commit_dead(DeadLetter(dead.id, due_ms, "KEY_MISSING"), due_ms=due_ms, seqs=seqs)
+    leader.commit_dead(
+        DeadLetter(dead.id, due_ms, dead.topic, "KEY_MISSING"), due_ms=due_ms, seqs=seqs
+    )
 
     def all_know() -> None:
         for node in NODES:

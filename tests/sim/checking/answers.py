@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import TOO_LATE_MS, CancelDecision
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.commit.own_halves import LEFT_TO_CHECK_MS
 from sim.checking.book import Entry, Fate
 from sim.checking.calm import is_calm
@@ -72,7 +73,7 @@ class Answers:
 
     def decides(self, began: Began, key: Key, decision: Change) -> None:
         """Checks a decision when its node answers, whether or not that arrives."""
-        is_finished = key[1] // 1000 < self._checks.floor
+        is_finished = key.due_ms // 1000 < self._checks.floor
         if decision is not CancelDecision.TOO_LATE or is_finished:
             return
         entry = self._world.book.of(key)
@@ -146,7 +147,8 @@ class Answers:
         """Checks the outcomes of a cancel of what a search for an id has found."""
         for each in found.results:
             decision = CANCEL_OUTCOMES[each.outcome]
-            if each.due_ms == entry.due_ms and decision is not CancelDecision.UNKNOWN:
+            is_it = (each.topic, each.due_ms) == (entry.topic, entry.due_ms)
+            if is_it and decision is not CancelDecision.UNKNOWN:
                 self.cancel(entry, decision, asked_us)
                 if entry.is_half:
                     self._fail(f"{entry} is a half, and cancelled with what a search has found")
@@ -196,7 +198,7 @@ class Answers:
         """Checks messages that a node lists; returns which these are."""
         keys = set[Key]()
         for message in found:
-            key = message.id, message.due_ms
+            key = MessageKey(message.id, message.due_ms, message.topic)
             keys.add(key)
             if self._world.ingress.is_known(key):
                 continue
@@ -249,7 +251,7 @@ class Answers:
     def _is_past(self, began: Began, key: Key, margin_ms: int) -> bool:
         """Whether it is due, or nearly, by a node's clock; or a wheel has refused it as that."""
         latest_ms = max(began.latest_ms, self._latest_ms())
-        return key[1] <= latest_ms + margin_ms or key in self.sealed
+        return key.due_ms <= latest_ms + margin_ms or key in self.sealed
 
     def _latest_ms(self) -> int:
         return max(node.clock.wall_ms() for node in self._world.nodes.values())

@@ -12,6 +12,7 @@ from delaywheel.headers import encode_headers
 from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP
 from delaywheel.storage.frames.columns import Columns, content_starts
 from delaywheel.ttl import TTL_HEADER
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from sim.checking.truth import Key
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS
@@ -42,10 +43,9 @@ class Entry:
 
     Attributes:
         number: of the message in the plan.
-        key: id and due.
+        key: topic, id and due.
         record_key: its Kafka key.
         value: its Kafka value.
-        topic: its destination topic.
         ttl_s: its time to live, in seconds.
         ttl_header: the header that states one.
         fate: what the producer knows.
@@ -69,7 +69,6 @@ class Entry:
     key: Key
     record_key: bytes | None
     value: bytes | None
-    topic: str
     ttl_s: int | None = None
     ttl_header: str = TTL_HEADER
     fate: Fate = Fate.UNSENT
@@ -89,14 +88,19 @@ class Entry:
     unknowns: int = 0
 
     @property
+    def topic(self) -> str:
+        """Its destination topic."""
+        return self.key.topic
+
+    @property
     def due_ms(self) -> int:
         """The due of the message."""
-        return self.key[1]
+        return self.key.due_ms
 
     @property
     def slot(self) -> int:
         """The second of its due."""
-        return self.key[1] // 1000
+        return self.key.due_ms // 1000
 
     @property
     def headers(self) -> list[tuple[str, bytes | None]]:
@@ -130,20 +134,20 @@ class Book:
     Attributes:
         ttl_header: the header that states a time to live; empty: none.
         entries: by number in the plan.
-        by_key: by id and due.
-        by_id: by id.
+        by_key: by topic, id and due.
+        by_id: by id and topic.
     """
 
     ttl_header: str = TTL_HEADER
     entries: dict[int, Entry] = field(default_factory=dict)
     by_key: dict[Key, Entry] = field(default_factory=dict)
-    by_id: dict[bytes, Entry] = field(default_factory=dict)
+    by_id: dict[tuple[bytes, str], Entry] = field(default_factory=dict)
 
     def of(self, key: Key) -> Entry | None:
-        """The message with this id and due; perhaps an earlier message that was given this due."""
+        """The message that this is; perhaps an earlier message that was given this due."""
         entry = self.by_key.get(key)
         if entry is None:
-            original = self.by_id.get(key[0])
+            original = self.by_id.get((key.id, key.topic))
             # A half keeps its due; what its commit sends on has the same id.
             if original is not None and original.reschedule_tried and not original.is_half:
                 entry = replace(original, key=key, visible_us=-1, original=original)
@@ -152,19 +156,24 @@ class Book:
 
     def family(self, entry: Entry) -> list[Entry]:
         """The same message at all its dues."""
-        return [each for each in self.by_key.values() if each.key[0] == entry.key[0]]
+        return [each for each in self.by_key.values() if each.key.at(0) == entry.key.at(0)]
 
     def enter(self, draft: Draft, at_ms: int) -> Entry:
         """Adds a message that is sent for the first time; its due is fixed from now on."""
-        id_ = draft.number.to_bytes(16, "big")
-        due_ms = EPOCH_MS + at_ms + draft.delay_ms
+        key = MessageKey(
+            draft.number.to_bytes(16, "big"),
+            EPOCH_MS + at_ms + draft.delay_ms,
+            draft.topic or TOPICS[draft.number % len(TOPICS)],
+        )
+        if (first := self.entries.get(draft.twin_of or 0)) is not None:
+            twin = first.key._replace(topic=next(each for each in TOPICS if each != first.topic))
+            key = key if (twin.id, twin.topic) in self.by_id else twin
         value = None if draft.length_bytes < 0 else _content(draft.number, draft.length_bytes)
         entry = Entry(
             number=draft.number,
-            key=(id_, due_ms),
+            key=key,
             record_key=str(draft.number).encode() if draft.keyed else None,
             value=value,
-            topic=draft.topic or TOPICS[draft.number % len(TOPICS)],
             ttl_s=draft.ttl_s,
             ttl_header=self.ttl_header,
             is_half=draft.is_half,
@@ -172,7 +181,7 @@ class Book:
         )
         self.entries[draft.number] = entry
         self.by_key[entry.key] = entry
-        self.by_id[id_] = entry
+        self.by_id[key.id, key.topic] = entry
         return entry
 
 
@@ -191,7 +200,7 @@ def columns_of(entries: list[Entry]) -> Columns:
     topics = tuple(dict.fromkeys([*TOPICS, *(entry.topic for entry in entries)]))
     return Columns(
         due_ms=np.array([entry.due_ms for entry in entries], dtype=np.int64),
-        ids=np.frombuffer(b"".join(entry.key[0] for entry in entries), dtype=np.uint8).reshape(
+        ids=np.frombuffer(b"".join(entry.key.id for entry in entries), dtype=np.uint8).reshape(
             -1, 16
         ),
         topics=topics,

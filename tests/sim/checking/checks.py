@@ -44,6 +44,7 @@ from delaywheel_replica.core.node.events import HeldWheel
 from delaywheel_replica.core.protocol.control import NEEDS_KEY, OPENING, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameRange, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, violations
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.mirrors import AHEAD_SECONDS
 from delaywheel_replica.server.commit.time_sharing import TIME_SLICE_MS
@@ -57,7 +58,7 @@ from sim.checking.calm import (
 )
 from sim.checking.held_up import held_up, held_up_by_media, wrong_report
 from sim.checking.letters import has_expired_long_ago, wrong_letter
-from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError
+from sim.checking.truth import FrameName, FrameTruth, Key, RewrittenError, key_in
 from sim.kafka.log import Entry as LogEntry
 from sim.kafka.log import Transaction
 from sim.machine.clocks import EPOCH_MS, true_wall_ms
@@ -329,7 +330,7 @@ class Checks:
 
     def produces(self, node: SimNode, key: Key, wall_ms: int) -> None:
         """Checks a message that a leader hands to Kafka; its clock showed up to this time."""
-        due_ms, entry = key[1], self._book.by_key.get(key)
+        due_ms, entry = key.due_ms, self._book.by_key.get(key)
         if entry is not None and entry.is_half:
             return  # it may be sent before the end of its hold
         if wall_ms < due_ms:
@@ -350,7 +351,7 @@ class Checks:
         self._world.answers.sealed.add(key)
         if seal_slot <= self.floor:
             return
-        slot, progress = key[1] // 1000, self.control.progress
+        slot, progress = key.due_ms // 1000, self.control.progress
         done_ms = 0 if progress is None else progress.due_ms
         if progress is not None and progress.ahead_ms is not None and self._may_be_old():
             done_ms = progress.ahead_ms
@@ -427,7 +428,7 @@ class Checks:
             self._halves.passed_on(log_entry)
             return
         ours = dict(reversed(log_entry.headers))  # the first `dw-id` is that of its delivery
-        key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
+        key = key_in(ours, log_entry.topic)
         entry = self._book.of(key)
         self._ingress.defers(log_entry, key, entry)
         if entry is not None:
@@ -468,7 +469,7 @@ class Checks:
         if tuple(own) != OWN_HEADERS:
             self._fail(f"a record with headers {log_entry.headers}")
             return
-        key = bytes.fromhex(own["dw-id"].decode()), int(own["dw-due"])
+        key = key_in(own, log_entry.topic)
         entry = self._book.of(key)
         if entry is None:
             self._fail(f"a record that nobody sent: {own}")
@@ -522,7 +523,7 @@ class Checks:
         if self._ingress.dead(log_entry) or self._halves.refused(log_entry):
             return
         ours = dict(log_entry.headers)
-        key = bytes.fromhex((ours["dw-id"] or b"").decode()), int(ours["dw-due"] or 0)
+        key = key_in(ours, log_entry.topic)
         entry = self._book.of(key)
         if entry is None:
             self._fail(f"a dead letter that nobody sent: {ours}")
@@ -552,12 +553,12 @@ class Checks:
                 self._world.trace.add("kafka", "reports lost", f"{wheel}/{seq}")
             return
         if outcome == "answered":
-            half = bytes.fromhex(report["id"]), report["due_ms"]
+            half = MessageKey(bytes.fromhex(report["id"]), report["due_ms"], report["topic"])
             self._halves.told(half, report["answer"])
             return
         if self._halves.is_refused(report) or self._ingress.outcome(report):
             return
-        key = bytes.fromhex(report["id"]), report["due_ms"]
+        key = MessageKey(bytes.fromhex(report["id"]), report["due_ms"], report["topic"])
         entry = self._book.of(key)
         if entry is None:
             self._fail(f"an outcome of what nobody sent: {report}")
@@ -692,7 +693,7 @@ class Checks:
         while self._undone and self._undone[0][0] <= after.due_ms:
             _, key, name = heappop(self._undone)
             if not (self._is_key_done(key) or name in self.given_up):
-                what = self._book.of(key) or f"{key[0].hex()} due {key[1]}"
+                what = self._book.of(key) or str(key)
                 self._fail(f"progress is ahead of {what} in {name[0]}/{name[1]}")
         if before.progress is None or after.floor > before.progress.floor:
             for slot in sorted(slot for slot in self._unfinished if slot < after.floor):
@@ -709,7 +710,7 @@ class Checks:
                     self._fail(f"V has {wheel}/{seq}, which nobody wrote")
             elif frame.kind is Kind.MESSAGES:
                 for key in frame.keys:
-                    heappush(self._undone, (key[1], key, (wheel, seq)))
+                    heappush(self._undone, (key.due_ms, key, (wheel, seq)))
         self._taken[wheel] = max(upto, self._taken[wheel])
 
     def _finished(self, entry: Entry) -> None:
@@ -757,7 +758,7 @@ class Checks:
         """
         if entry.key not in self.rescheduled or self.floor <= self.last_slot:
             return False
-        slots = [due_ms // 1000 for id_, due_ms in self._truth.copies if id_ == entry.key[0]]
+        slots = [key.due_ms // 1000 for key in self._truth.copies if key.at(0) == entry.key.at(0)]
         return any(self.last_slot < slot <= self.floor for slot in slots)
 
     @property

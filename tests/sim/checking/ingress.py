@@ -28,11 +28,12 @@ from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import UnfitReason
 from delaywheel_replica.core.ingress.term import Handed
 from delaywheel_replica.core.protocol.control import ControlState, IngressPartition, IngressRecord
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from sim.checking.calm import is_calm
 from sim.checking.ingress_book import NUMBER, IngressBook, Sent
 from sim.checking.letters import has_expired_long_ago, was_unavailable, wrong_letter
 from sim.checking.moments import Moment
-from sim.checking.truth import FrameName, Key
+from sim.checking.truth import FrameName, Key, key_in
 from sim.machine.clocks import EPOCH_MS, true_wall_ms
 from sim.machine.scheduler import US_PER_MS
 
@@ -129,9 +130,9 @@ class IngressChecks:
             self._fail(f"{sent} is delivered with headers {entry.headers}")
             return True
         self._check_content(sent, entry, passed)
-        key = bytes.fromhex(ours["dw-id"].decode()), int(ours["dw-due"])
+        key = key_in(ours, entry.topic)
         if key != sent.message:
-            self._fail(f"{sent} is delivered as {key[0].hex()} due {key[1]}, not {sent.due_ms}")
+            self._fail(f"{sent} is delivered as {key}, not {sent.message}")
         if not sent.is_delayed and not self._may_be_delivered(sent):
             self._fail(f"{sent} is delivered, and is no message")
         if has_expired_long_ago(sent, self._world.scheduler.now_us):
@@ -152,7 +153,7 @@ class IngressChecks:
 
         Args:
             entry: The record.
-            key: The message's id and due.
+            key: The message.
             message: The message; None: it was a record of the ingress topic itself.
         """
         ours = dict(entry.headers)
@@ -213,7 +214,7 @@ class IngressChecks:
         if report["outcome"].startswith("ingress-"):
             self._ingress_outcome(report)
             return True
-        key = bytes.fromhex(report["id"]), int(report["due_ms"])
+        key = MessageKey(bytes.fromhex(report["id"]), report["due_ms"], report["topic"])
         senders = self.book.by_message.get(key)
         if senders is None:
             return False
@@ -327,10 +328,9 @@ class IngressChecks:
         number = headers.get(NUMBER)
         if number is not None and FIRST_DUE not in headers:
             return self.book.by_number.get(int(number))
-        id_, due_ms = (headers.get(name) or b"" for name in ("dw-id", "dw-due"))
-        if not (id_ and due_ms):
+        if not (headers.get("dw-id") and headers.get("dw-due")):
             return None
-        found = self.book.by_message.get((bytes.fromhex(id_.decode()), int(due_ms)))
+        found = self.book.by_message.get(key_in(headers, entry.topic))
         return found[-1] if found else None
 
     def _at(self, origin: str) -> Sent | None:

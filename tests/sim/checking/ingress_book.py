@@ -15,6 +15,7 @@ from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import UnfitReason
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from sim.checking.book import TOPICS, Book
 from sim.checking.truth import Key
 from sim.machine.clocks import EPOCH_MS
@@ -54,6 +55,7 @@ class Asked:
         delay_ms: delay from the record's timestamp.
         reason: why the request is unfit.
         withdraws: it is a cancel.
+        topic: the topic of the message that it cancels.
         partition: the partition where its message has to go; None: any.
         timestamp_ms: the timestamp that its message has to have; None: any.
         passed: headers that are passed on, beside the number.
@@ -67,6 +69,7 @@ class Asked:
     delay_ms: int | None = None
     reason: UnfitReason | None = None
     withdraws: bool = False
+    topic: str | None = None
     partition: int | None = None
     timestamp_ms: int | None = None
     passed: Headers = field(default_factory=list)
@@ -119,8 +122,8 @@ class Sent:
 
     @property
     def message(self) -> Key:
-        """Id and due of its message, or of the message that it cancels."""
-        return self.id, self.due_ms or 0
+        """Its message, or the message that it cancels."""
+        return MessageKey(self.id, self.due_ms or 0, self.topic)
 
     @property
     def passed(self) -> Headers:
@@ -162,7 +165,7 @@ class IngressBook:
     Attributes:
         by_number: as they were sent.
         by_place: topic's id and place -> the record there, including aborted records.
-        by_message: id and due -> the records that are this message.
+        by_message: message -> the records that are this message.
     """
 
     def __init__(self) -> None:
@@ -181,7 +184,7 @@ class IngressBook:
         sent = Sent(
             draft=draft,
             asked=asked,
-            topic=TOPICS[draft.number % len(TOPICS)],
+            topic=asked.topic or TOPICS[draft.number % len(TOPICS)],
             key=b"%d" % draft.number if draft.number % 5 else None,
             value=value,
             ttl_header=messages.ttl_header,
@@ -280,12 +283,14 @@ def asked_by(
         of = records.by_number.get(draft.of or 0)
         if of is None or of.asked.id is None or of.due_ms is None:
             return None
-        key = of.asked.id, of.due_ms
-    due = ingress.DELIVER_AT, b"%d" % key[1]
+        key = MessageKey(of.asked.id, of.due_ms, of.topic)
+    due = ingress.DELIVER_AT, b"%d" % key.due_ms
     if draft.asks == "again":
-        headers: Headers = _with_topic(draft, [due, (ingress.ID, key[0])])
-        return Asked(headers, key[0], key[1])
-    return Asked([(ingress.CANCEL, key[0].hex().encode()), due], *key, withdraws=True)
+        headers: Headers = _with_topic(draft, [due, (ingress.ID, key.id)])
+        return Asked(headers, key.id, key.due_ms)
+    topic = ingress.TOPIC, key.topic.encode()
+    named: Headers = [(ingress.CANCEL, key.id.hex().encode()), due, topic]
+    return Asked(named, key.id, key.due_ms, withdraws=True, topic=key.topic)
 
 
 def _with_topic(draft: IngressDraft, headers: Headers) -> Headers:

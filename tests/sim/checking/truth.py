@@ -7,16 +7,20 @@ which happens only by faults on disks: then, and only then, its messages may be 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from delaywheel.identity import WheelId
+from delaywheel.ingress import TOPIC
+from delaywheel.record_headers import HALF_TOPIC
 from delaywheel.storage.files import index as files_index
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.format import Frame, FrameDamaged, decode_frame, index_row_of
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import INDEX_ROW_LENGTH_BYTES, decode_rows
+from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.server.node.naming import key_of
 from sim.machine.disk import SimulatedDisk
 
 DATA = Path("/data")
@@ -25,7 +29,7 @@ DATA = Path("/data")
 PAGE_BYTES = 4096
 """How much of an index becomes unreadable at once."""
 
-Key = tuple[bytes, int]
+Key = MessageKey
 """Id and due of a message."""
 
 FrameName = tuple[WheelId, int]
@@ -282,7 +286,13 @@ def _truth(frame: Frame, offset: int, path: Path, content: bytes) -> FrameTruth:
         row=index_row_of(frame, offset),
         content=content,
         kind=frame.kind,
-        keys=tuple(
-            (columns.ids[row].tobytes(), int(columns.due_ms[row])) for row in range(len(columns))
-        ),
+        keys=tuple(key_of(columns, row) for row in range(len(columns))),
     )
+
+
+def key_in(headers: Mapping[str, bytes | None], topic: str) -> Key:
+    """The message that a leader's record in a topic is about: perhaps it goes elsewhere later."""
+    id_, due_ms = headers.get("dw-id") or b"", headers.get("dw-due") or b"0"
+    named = (headers.get(name) for name in (HALF_TOPIC, TOPIC, "dw-dead-topic"))
+    goes_to = next((each.decode() for each in named if each), topic)
+    return MessageKey(bytes.fromhex(id_.decode()), int(due_ms), goes_to)

@@ -620,3 +620,22 @@ def halves_beyond_v(script: Script) -> None:
         for half in halves[:9:3]:
             script.cancel(script.about(at_ms + 150), half, "a")
     script.until_ms = 12_000
+
+
+@DELIVERY(r"client +cancels m\d+ ", r"hears of m\d+: cancelled", r"delivers m\d+ b\.1")
+def same_ids_for_other_topics(script: Script) -> None:
+    """Somebody sends the ids and dues of others' messages to a topic of his own, before or after.
+
+    One of both is cancelled, or gets another due: the other one goes on.
+    """
+    script.cluster("ab", 2)
+    for at_ms in (3_000, 6_000):
+        for owner, other in ("ab", "ba"):
+            first = script.send(at_ms, owner, delay_ms=2_500, count=4)
+            twin = script.send(
+                script.about(at_ms + 300, 50), other, delay_ms=0, count=4, twin_of=first
+            )
+            script.cancel(at_ms + 900, first + 1, "ab")
+            script.cancel(at_ms + 900, twin + 2, "ab")
+            script.reschedule(at_ms + 900, first + 3, 4_000, "ab")
+    script.until_ms = 14_000

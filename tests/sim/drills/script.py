@@ -88,13 +88,28 @@ class Script:
         topic: str | None = None,
         ttl_s: int | None = None,
         keyed: bool = True,
+        twin_of: int | None = None,
         **rest: Any,
     ) -> int:
-        """Sends a request with some messages of one due; returns the number of the first."""
+        """Sends a request with some messages of one due; returns the number of the first.
+
+        Args:
+            twin_of: The first of as many messages: each has the id and due of one of them.
+        """
         first = self._messages + 1
         self._messages += count
         numbers = range(first, first + count)
-        drafts = tuple(Draft(n, delay_ms, keyed=keyed, topic=topic, ttl_s=ttl_s) for n in numbers)
+        drafts = tuple(
+            Draft(
+                number,
+                delay_ms,
+                keyed=keyed,
+                topic=topic,
+                ttl_s=ttl_s,
+                twin_of=None if twin_of is None else twin_of + number - first,
+            )
+            for number in numbers
+        )
         self._steps.append(Request(at_ms, drafts, tuple(nodes), **rest))
         return first
 

@@ -27,6 +27,7 @@ from delaywheel.transactional import Outgoing
 from delaywheel.transactions import HalfVerdict
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from sim.checking.book import GROUP, Entry
 from sim.checking.ingress_book import Sent
 from sim.halves.checks import LEVELS_MS
@@ -101,7 +102,7 @@ class Checker:
 
     def check(self, half: AskedHalf) -> HalfVerdict:
         """Asks the database; called by `HalfChecker`."""
-        entry = self._entry(half.id, half.due_ms)
+        entry = self._entry(MessageKey(half.id, half.due_ms, half.topic))
         if half.attempt <= entry.unknowns:
             return HalfVerdict.UNKNOWN
         if entry.committed is None:
@@ -172,7 +173,7 @@ class Checker:
             return skipped
         HalfChecker._answer(cast("HalfChecker", self), letter)
         settlement, half = self._settled, half_of(letter)
-        self._asked = self._entry(half.id, half.due_ms)
+        self._asked = self._entry(MessageKey(half.id, half.due_ms, half.topic))
         self._world.halves.checked(self._asked, letter.attempt, settlement)
         return settlement
 
@@ -265,8 +266,8 @@ class Checker:
         while not self._kafka.is_up:
             yield AGAIN_US
 
-    def _entry(self, id_: bytes, due_ms: int) -> Entry:
-        return self._world.book.by_key[id_, due_ms]
+    def _entry(self, key: MessageKey) -> Entry:
+        return self._world.book.by_key[key]
 
     def _now_ms(self) -> int:
         return EPOCH_MS + self._world.scheduler.now_us // US_PER_MS

@@ -31,19 +31,20 @@ from typing import TYPE_CHECKING, Any
 
 from delaywheel.consumer.message import Outcome, Settlement
 from delaywheel.deadletters.letter import REPLAYED_HEADER, Letter
-from delaywheel.ingress import DELIVER_AT
-from delaywheel.record_headers import COMMITTED, HALF_GROUP
+from delaywheel.ingress import DELIVER_AT, TOPIC
+from delaywheel.record_headers import COMMITTED, HALF_GROUP, HALF_TOPIC
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import UnfitReason
 from delaywheel_replica.core.leader.halves import KNOWN_SINCE
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from sim.checking.book import GROUP, Entry
 from sim.checking.calm import is_calm_from
 from sim.checking.ingress import ORIGIN, READY_US, REASON
 from sim.checking.ingress_book import Headers, Sent
 from sim.checking.letters import latest_clock_us, were_halves_unavailable
-from sim.checking.truth import Key
+from sim.checking.truth import Key, key_in
 from sim.kafka.log import Entry as LogEntry
 from sim.machine.clocks import EPOCH_MS
 from sim.machine.scheduler import US_PER_MS
@@ -137,7 +138,8 @@ class HalvesChecks:
     def refused(self, letter: LogEntry) -> bool:
         """Checks the dead letter of a record that begins a half; returns whether it is one."""
         ours = {name: value or b"" for name, value in letter.headers}
-        key = ours["dw-id"], int(ours.get(DELIVER_AT) or 0)
+        due_ms = int(ours.get(DELIVER_AT) or 0)
+        key = MessageKey(ours["dw-id"], due_ms, ours.get(TOPIC, b"").decode())
         entry = self._world.book.by_key.get(key)
         if entry is None or HALF_GROUP not in ours or ORIGIN not in ours:
             return False
@@ -158,7 +160,8 @@ class HalvesChecks:
         """Whether an outcome is of a record that begins a half, and is a dead letter."""
         if report["outcome"] != "ingress-dead-lettered" or "id" not in report:
             return False
-        return (bytes.fromhex(report["id"]), report["due_ms"]) in self._dead
+        half = MessageKey(bytes.fromhex(report["id"]), report["due_ms"], report["topic"])
+        return half in self._dead
 
     def dead(self, entry: Entry, reason: bytes) -> None:
         """Checks a half that is a dead letter: its message, or a letter that asks nobody."""
@@ -186,7 +189,7 @@ class HalvesChecks:
             return
         self._goes(entry, "passed on")
         own = record.headers[:-OURS]
-        headers: Headers = [*own, ("dw-id", entry.key[0].hex().encode())]
+        headers: Headers = [*own, ("dw-id", entry.key.id.hex().encode())]
         written = Record(record.topic, record.key, record.value, headers)
         place = IngressPlace(record.topic, record.partition, record.offset)
         self.sends(written, place, entry.headers).is_committed = True
@@ -220,7 +223,8 @@ class HalvesChecks:
 
     def replayed(self, letter: Letter, record: LogEntry) -> None:
         """Checks a letter with which nobody could be asked, and that was sent again."""
-        key = bytes.fromhex(letter.id), letter.due_ms or 0
+        topic = (dict(record.headers).get(HALF_TOPIC) or b"").decode()
+        key = MessageKey(bytes.fromhex(letter.id), letter.due_ms or 0, topic)
         entry = self._world.book.by_key.get(key)
         self._world.trace.add("operator", "replays", entry and f"m{entry.number}")
         if key not in self._unasked or key in self._asked:
@@ -351,8 +355,7 @@ class HalvesChecks:
     def _half(self, headers: Headers) -> Entry | None:
         """The half that a leader's record is about."""
         ours = dict(headers)
-        key = bytes.fromhex((ours.get("dw-id") or b"").decode()), int(ours.get("dw-due") or 0)
-        entry = self._world.book.by_key.get(key)
+        entry = self._world.book.by_key.get(key_in(ours, ""))
         return entry if entry is not None and entry.is_half else None
 
     def _loses_records(self) -> bool:

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from delaywheel.storage.reading.cancels import CancelLook
 from delaywheel_replica.cleaner.delivery.proposals import ProposalSearch
+from delaywheel_replica.cleaner.due import duplicates, seconds
 from delaywheel_replica.cleaner.due import reader as selection
-from delaywheel_replica.cleaner.due import seconds
 from delaywheel_replica.cleaner.due.reader import DueReader
 from delaywheel_replica.cleaner.due.rows import Records
 from delaywheel_replica.cleaner.due.seconds import Bounds, Second
@@ -32,6 +32,19 @@ Rows = NDArray[np.intp]
 
 def no_dedup() -> list[Patch]:
     return [instead(Second, "_originals", lambda _self, rows, _bounds: rows)]
+
+
+def messages_are_told_by_id_and_due() -> list[Patch]:
+    real, key = duplicates.mix_keys, ("due_ms", "id_low", "id_high")
+
+    def mix(due_ms: Any, low: Any, high: Any, topic: Any) -> Any:
+        return real(due_ms, low, high, np.zeros_like(topic))
+
+    return [
+        instead(seconds, "mix_keys", mix),
+        instead(seconds, "KEY", key),
+        instead(duplicates, "KEY", key),
+    ]
 
 
 def dedup_among_new_ones() -> list[Patch]:
@@ -261,6 +274,12 @@ FORWARDING = {
         no_dedup,
         "delivered twice",
         ("answers",),
+    ),
+    "messages are told by id and due": Mutant(
+        "where a leader compares messages, and rows that name them, topics do not count",
+        messages_are_told_by_id_and_due,
+        "counts as a duplicate, and nothing has become of it|counts as cancelled, and nobody",
+        ("same_ids_for_other_topics", "mixed"),
     ),
     "each copy repeats another": Mutant(
         "of a message with several copies none is forwarded",

@@ -348,7 +348,7 @@ def _outcome_of(done: asyncio.Future[Any]) -> RequestOutcome:
 
 def reference_of(key: Key) -> pb.MessageRef:
     """How a caller names a message."""
-    return pb.MessageRef(id_and_due=pb.IdAndDue(id=key[0], due_ms=key[1]))
+    return pb.MessageRef(id_and_due=pb.IdAndDue(id=key.id, due_ms=key.due_ms, topic=key.topic))
 
 
 class _Defects:

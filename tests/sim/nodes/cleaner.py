@@ -31,6 +31,7 @@ from delaywheel_replica.core.protocol.status_files import Role, ServerStatus
 from delaywheel_replica.kafka_settings import KafkaNames
 from sim.checking.held_up import WatchedDeadLetters
 from sim.checking.ingress_book import LEVELS_MS, MOST_BYTES
+from sim.checking.truth import key_in
 from sim.kafka.line import KafkaLine
 from sim.kafka.ports import SimKafkaClient
 from sim.kafka.producers import SimProducers
@@ -362,8 +363,9 @@ class SimCleaner:
         """Checks what is delivered."""
         for record in records:
             headers = dict(record.headers)
-            key = bytes.fromhex((headers["dw-id"] or b"").decode()), int(headers["dw-due"] or 0)
-            self._world.checks.produces(self.node, key, self._turn_wall_ms)
+            self._world.checks.produces(
+                self.node, key_in(headers, record.topic), self._turn_wall_ms
+            )
             yield record
 
 

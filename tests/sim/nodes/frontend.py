@@ -114,7 +114,7 @@ class Frontend:
 
     def commit(self, node: str, key: Key, on_answer: Callable[[CommitAnswer], None]) -> None:
         """Commits a half at this node; the answer may be lost."""
-        half = pb.HalfRef(id=key[0], due_ms=key[1])
+        half = pb.HalfRef(id=key.id, due_ms=key.due_ms, topic=key.topic)
         began = self._world.answers.begins([key])
 
         def heard(answered: Answered) -> CommitAnswer:

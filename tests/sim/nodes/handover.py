@@ -21,6 +21,7 @@ from delaywheel_replica.handover.sending import _Batch, _batches, _request
 from delaywheel_replica.server.commit.committer import Request, RequestOutcome
 from delaywheel_replica.server.commit.own_halves import halves_among
 from delaywheel_replica.server.intake import handover as real
+from delaywheel_replica.server.node.naming import key_of
 from delaywheel_replica.server.node.refusals import Refusal
 from sim.checking.moments import Moment
 from sim.kafka.faults import draw_us
@@ -146,8 +147,7 @@ class SimHandover:
             wait_us = REFUSED_US if is_refused else 0
             self._send_back(wait_us, encode_answers(head.number, answers))
 
-        ids = (each.tobytes() for each in columns.ids)
-        keys = dict(enumerate(zip(ids, columns.due_ms.tolist(), strict=True)))
+        keys = {row: key_of(columns, row) for row in range(len(columns))}
         self._server.calls.commit_halves(keys, written)
 
     def _send_back(self, wait_us: int, content: bytes) -> None:

@@ -75,7 +75,7 @@ class Senders:
 
     def _half(self, order: HalfOrder, entry: Entry) -> Waits:
         """Begins it, ends its transaction, says so; the check may have come first."""
-        id_, due = (ingress.ID, entry.key[0]), (ingress.DELIVER_AT, b"%d" % entry.due_ms)
+        id_, due = (ingress.ID, entry.key.id), (ingress.DELIVER_AT, b"%d" % entry.due_ms)
         topic = ingress.TOPIC, entry.topic.encode()
         begin = [topic, id_, due, *entry.headers, *half_headers(entry)]
         yield from self._lands(entry, Record(self._ingress, entry.record_key, entry.value, begin))
@@ -86,7 +86,7 @@ class Senders:
         if not order.says:
             return
         if entry.committed:
-            commit: Headers = [(ingress.COMMIT, entry.key[0].hex().encode()), due]
+            commit: Headers = [(ingress.COMMIT, entry.key.id.hex().encode()), due, topic]
             yield from self._lands(entry, Record(self._ingress, None, None, commit))
         else:
             number = FIRST_ROLLBACK + entry.number

@@ -46,6 +46,7 @@ from delaywheel_replica.core.protocol.messages import Gossip, PeerMessage
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, ServerStatus
 from delaywheel_replica.server.commit.committer import Answers, Group, Request, RequestOutcome
 from delaywheel_replica.server.commit.outside import GroupJob, Job, StepJob
+from delaywheel_replica.server.node.naming import key_of
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.store.store import Store, StoreLimits
 from sim.checking.book import Entry, columns_of
@@ -395,8 +396,7 @@ class SimServer:
             return None
         for row in np.flatnonzero(group.verdicts).tolist():
             if group.reasons[group.verdicts[row]].reason is Reason.DUE_TOO_OLD:
-                columns = group.columns
-                key = columns.ids[row].tobytes(), int(columns.due_ms[row])
+                key = key_of(group.columns, row)
                 self.world.checks.refused_as_sealed(self.node, key, group.admitted.seal_slot)
         return group
 

@@ -72,6 +72,7 @@ class Draft:
         ttl_s: its time to live; None: unlimited.
         is_half: it is a half message.
         later_ms: when the message of a half is due, counted as `delay_ms`; None: at its commit.
+        twin_of: the message whose id and due it has, for another topic, if that was sent before.
     """
 
     number: int
@@ -82,6 +83,7 @@ class Draft:
     ttl_s: int | None = None
     is_half: bool = False
     later_ms: int | None = None
+    twin_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

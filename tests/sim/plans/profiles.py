@@ -604,7 +604,11 @@ def _drafts(random: Random, settings: Settings, first: int) -> Iterator[Draft]:
         if not together:
             delay_ms = _delay_ms(random, settings)
         length = random.choice((0, 8, 8, 40, 300, -1))
-        yield Draft(number, delay_ms, length, keyed=random.random() < 0.8)
+        keyed = random.random() < 0.8
+        # A separate stream, so that all else is drawn as without it.
+        own = Random(f"twin {number} {delay_ms}")
+        twin_of = number - own.randrange(1, 8) if own.random() < 0.1 else None
+        yield Draft(number, delay_ms, length, keyed=keyed, twin_of=twin_of)
 
 
 def _delay_ms(random: Random, settings: Settings) -> int:

@@ -255,7 +255,7 @@ class FakeService(pb_grpc.DelayWheelServicer):
             pb.MessageRescheduled(
                 outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED,
                 due_ms=each.deliver_at_ms,
-                handle=f"a.1:{each.deliver_at_ms // 1000}:{bytes(16).hex()}",
+                handle=f"a.1:{each.deliver_at_ms // 1000}:{bytes(16).hex()}:orders",
             )
             for each in request.messages
         ]

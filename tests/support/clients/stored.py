@@ -6,7 +6,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 ID = bytes(range(16))
 DUE_MS = 1_900_000_000_250
-HANDLE = f"n1.3:1900000000:{ID.hex()}"
+HANDLE = f"n1.3:1900000000:{ID.hex()}:orders"
 
 
 def stored(*, with_content: bool = True) -> pb.StoredMessage:

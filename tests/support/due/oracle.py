@@ -10,7 +10,7 @@ from delaywheel_replica.cleaner.due.rows import DueMessage, MessageOutcome
 from delaywheel_replica.core.protocol.progress import Done, Progress
 from support.due.wheels import Sent, Written
 
-Key = tuple[bytes, int]
+Key = tuple[str, bytes, int]
 
 
 class Row(NamedTuple):
@@ -25,7 +25,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> Key:
-        return self.sent.id, self.sent.due_ms
+        return self.sent.topic, self.sent.id, self.sent.due_ms
 
     @property
     def is_half(self) -> bool:
@@ -125,7 +125,7 @@ def _naming(frames: Sequence[Written]) -> Naming:
     cancels, commits = set[Key](), set[Key]()
     releases: dict[Key, list[tuple[WheelId, int]]] = {}
     for frame in frames:
-        keys = [(row.id, row.due_ms) for row in frame.rows]
+        keys = [(row.topic, row.id, row.due_ms) for row in frame.rows]
         if frame.kind is Kind.CANCELS:
             cancels.update(keys)
         elif frame.kind is not Kind.MESSAGES:

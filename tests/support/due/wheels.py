@@ -20,6 +20,8 @@ from delaywheel.storage.frames.format import MAGIC
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.reader import WheelReader
 from delaywheel.storage.writing.wheel import OriginWheel
+from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.server.node.naming import rows_naming
 from support.wheels.copies import rows_by_seq
 
 IN_MEMORY = Path("/dev/shm")
@@ -77,8 +79,7 @@ class Wheels:
         kind: Kind = Kind.CANCELS,
     ) -> list[Written]:
         """Appends one group of rows of this kind that name these messages."""
-        dues = np.array([row.due_ms for row in rows], np.int64)
-        columns = Columns.of_cancels(dues, ids_of([row.id for row in rows]))
+        columns = rows_naming([MessageKey(row.id, row.due_ms, row.topic) for row in rows])
         return self._append(wheel, rows, kind, columns, now_ms)
 
     def last_seqs(self) -> dict[WheelId, int]:

@@ -32,7 +32,7 @@ class Sent:
     @property
     def handle(self) -> str:
         """The handle, as the service gave it."""
-        return f"{self.wheel}:{self.due_ms // 1000}:{self.id.hex()}"
+        return f"{self.wheel}:{self.due_ms // 1000}:{self.id.hex()}:{self.topic}"
 
 
 class Found(NamedTuple):

@@ -28,7 +28,7 @@ from delaywheel_replica.server.commit.outside import Job
 from delaywheel_replica.server.store.store import Store, StoreLimits
 from sim.machine.disk import SimulatedDisk
 from support.wheels.copies import verified
-from support.wheels.messages import BASE_SLOT, Message, columns_of, messages_of
+from support.wheels.messages import BASE_SLOT, Message, columns_of, messages_of, names_of
 
 DATA = Path("/data")
 NOW_MS = BASE_SLOT * 1000
@@ -183,7 +183,9 @@ class Driven:
             assert asked.outcome is None, "answered twice"
             asked.outcome = outcome
 
-        self.driver.submit(Request(columns_of(list(messages)), kind, on_answer))
+        columns = columns_of(list(messages))
+        columns = columns if kind is Kind.MESSAGES else names_of(columns)
+        self.driver.submit(Request(columns, kind, on_answer))
         return asked
 
     def produce(self, *messages: Message, kind: Kind = Kind.MESSAGES) -> Asked:

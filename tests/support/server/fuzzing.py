@@ -156,7 +156,7 @@ _ROWS = st.builds(
 )
 _REFERENCES = st.builds(pb.MessageRef, handle=_TEXTS) | st.builds(
     pb.MessageRef,
-    id_and_due=st.builds(pb.IdAndDue, id=st.binary(max_size=17), due_ms=_INT64),
+    id_and_due=st.builds(pb.IdAndDue, id=st.binary(max_size=17), due_ms=_INT64, topic=_TEXTS),
 )
 _FILTERS = st.builds(
     pb.Filter,

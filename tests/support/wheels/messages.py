@@ -52,6 +52,11 @@ def columns_of(messages: list[Message]) -> Columns:
     )
 
 
+def names_of(columns: Columns) -> Columns:
+    """The rows that name these messages."""
+    return Columns.of_names(columns.due_ms, columns.ids, columns.topics, columns.topic_numbers)
+
+
 def messages_of(columns: Columns) -> list[Message]:
     return [
         Message(

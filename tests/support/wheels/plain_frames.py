@@ -68,7 +68,7 @@ def plain_frames(
         for rows in _cut(messages, of_slot, max_frame_messages, max_frame_bytes):
             seq = first_seq + len(frames)
             wanted = [messages[row] for row in rows]
-            used = {each.topic for each in wanted} if kind is Kind.MESSAGES else ()
+            used = {each.topic for each in wanted}
             own = [topic for topic in topics if topic in used]
             buffer = _frame(wanted, own, kind, (wheel.hash64, slot, seq, accepted_at_ms))
             frames.append(PlainFrame(slot, seq, len(rows), rows, buffer))
@@ -128,8 +128,9 @@ def _frame(
 ) -> bytes:
     wheel_hash, slot, seq, accepted_at_ms = place
     flags, columns = 0, b"".join(message.id for message in messages)
+    columns += b"".join(struct.pack("<I", topics.index(message.topic)) for message in messages)
     if kind is Kind.MESSAGES:
-        flags, columns = _message_columns(messages, topics, columns)
+        flags, columns = _message_columns(messages, columns)
     columns += b"".join(struct.pack("<H", message.due_ms % 1000) for message in messages)
     columns = _padded(columns)
     dictionary = b"".join(
@@ -140,7 +141,7 @@ def _frame(
     length = 64 + len(columns) + len(tail)
     head = struct.pack(
         "<BBHIQQqIIIIII",
-        2 if kind in {Kind.COMMITS, Kind.RELEASES} else 1,
+        1 if kind is Kind.MESSAGES else 3,
         kind,
         flags,
         slot,
@@ -158,16 +159,13 @@ def _frame(
     return b"DWfr" + struct.pack("<I", crc32c(checked)) + checked
 
 
-def _message_columns(
-    messages: Sequence[Message], topics: list[str], ids: bytes
-) -> tuple[int, bytes]:
+def _message_columns(messages: Sequence[Message], columns: bytes) -> tuple[int, bytes]:
     words = (
-        [topics.index(message.topic) for message in messages],
         [_length(message.key) for message in messages],
         [_length(message.value) for message in messages],
         [len(_headers(message)) for message in messages],
     )
-    flags, columns = 0, ids + b"".join(struct.pack(f"<{len(w)}i", *w) for w in words)
+    flags, columns = 0, columns + b"".join(struct.pack(f"<{len(w)}i", *w) for w in words)
     timestamps = [message.timestamp_ms for message in messages]
     partitions = [message.partition for message in messages]
     if any(each >= 0 for each in partitions):

@@ -13,7 +13,6 @@ from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.wheel_folder import make_wheel
 from delaywheel.storage.folder import layout
 from delaywheel.storage.frames.bundle import FrameCopy
-from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import HOLE_ROW, INDEX_ROW_LENGTH_BYTES
@@ -24,7 +23,7 @@ from delaywheel.storage.writing.mirror import MirrorWheel
 from delaywheel.storage.writing.wheel import OriginWheel
 from sim.machine.disk import SimulatedDisk
 from support.wheels.copies import bundled, copies_of, rows_by_seq
-from support.wheels.messages import BASE_SLOT, Message, columns_of, message
+from support.wheels.messages import BASE_SLOT, Message, columns_of, message, names_of
 from support.wheels.wheels import ACCEPTED_AT_MS, delete_below, new_wheel
 
 DATA = Path("/data")
@@ -33,12 +32,14 @@ IDS = [
     *(message(number).id for number in range(6)),  # all begin alike
     *(bytes([number]) * 16 for number in range(1, 6)),
 ]
-ALL = SoughtIds.of(IDS)
+TOPICS = ("topic", "other")
+Row = tuple[IdRow, str]
 
 _rows = st.lists(
     st.builds(
-        lambda id_, ahead, at_ms: Message((BASE_SLOT + ahead) * 1000 + at_ms, id_, "topic"),
+        lambda id_, topic, ahead, at_ms: Message((BASE_SLOT + ahead) * 1000 + at_ms, id_, topic),
         st.sampled_from(IDS),
+        st.sampled_from(TOPICS),
         st.integers(0, SLOTS - 1),
         st.integers(0, 999),
     ),
@@ -52,7 +53,7 @@ class Scan:
     """What a fresh scan of a second finds."""
 
     def __init__(self, disk: SimulatedDisk, slot: int, limits: dict[WheelId, int]) -> None:
-        self.rows: set[IdRow] = set()
+        self.rows: set[Row] = set()
         self.is_readable = True
         for wheel, limit in limits.items():
             reader = WheelReader(disk, DATA, wheel)
@@ -65,17 +66,31 @@ class Scan:
             reader.close()
 
 
-def rows_of(frame: Frame) -> set[IdRow]:
-    ids, dues_ms = frame.columns.ids, frame.columns.due_ms
+def rows_of(frame: Frame) -> set[Row]:
+    columns = frame.columns
+    ids, dues_ms = columns.ids, columns.due_ms
     return {
-        IdRow(frame.wheel, frame.seq, row, frame.kind, ids[row].tobytes(), int(dues_ms[row]))
+        (
+            IdRow(frame.wheel, frame.seq, row, frame.kind, ids[row].tobytes(), int(dues_ms[row])),
+            columns.topic(row),
+        )
         for row in range(len(ids))
     }
 
 
-def each_of(look: Look, ids: list[bytes]) -> list[IdRow]:
+def of_all_topics(ids: list[bytes]) -> list[tuple[bytes, str]]:
+    return [(id_, topic) for id_ in ids for topic in TOPICS]
+
+
+def sought(ids: list[bytes], begins: set[bytes] | None = None) -> SoughtIds:
+    names = of_all_topics(ids)
+    return SoughtIds.of([id_ for id_, _ in names], [topic for _, topic in names], begins or ())
+
+
+def each_of(look: Look, ids: list[bytes]) -> list[Row]:
+    names = of_all_topics(ids)
     return [
-        IdRow(wheel, seq, row, kind, ids[number], due_ms)
+        (IdRow(wheel, seq, row, kind, names[number][0], due_ms), names[number][1])
         for number, wheel, seq, row, kind, due_ms in look.rows.each()
     ]
 
@@ -92,7 +107,7 @@ class IndexMachine(RuleBasedStateMachine):
         handles = HandleCache(self.disk, 2)
         self.copy = MirrorWheel.open(self.disk, DATA, self.other.wheel, handles, table_rows=2)
         self.limits = {self.own.wheel: 0, self.copy.wheel: 0}
-        self.truth: set[IdRow] = set()
+        self.truth: set[Row] = set()
         self.floor = BASE_SLOT
         self.steps = 0
         self.final_seq: int | None = None
@@ -120,11 +135,14 @@ class IndexMachine(RuleBasedStateMachine):
         rows = [replace(row, due_ms=max(row.due_ms, self.floor * 1000)) for row in rows]
         columns = columns_of(rows)
         if kind is not Kind.MESSAGES:
-            columns = Columns.of_cancels(columns.due_ms, columns.ids)
+            columns = names_of(columns)
         group = wheel.append(columns, kind=kind, accepted_at_ms=ACCEPTED_AT_MS)
         for seq, numbers in rows_by_seq(group).items():
             self.truth |= {
-                IdRow(wheel.wheel, seq, row, kind, rows[number].id, rows[number].due_ms)
+                (
+                    IdRow(wheel.wheel, seq, row, kind, rows[number].id, rows[number].due_ms),
+                    rows[number].topic,
+                )
                 for row, number in enumerate(numbers)
             }
         self.limits[self.own.wheel] = self.own.last_seq
@@ -202,37 +220,37 @@ class IndexMachine(RuleBasedStateMachine):
         }
         which = IDS if self.steps % 3 else IDS[self.steps % len(IDS) :]
         self.index.follow(self.limits, lambda _: NO_SEQS)
-        look = self.index.look(slots, SoughtIds.of(which))
+        look = self.index.look(slots, sought(which))
         rows = each_of(look, which)
-        readable: set[IdRow] = set()
+        readable: set[Row] = set()
         for slot in slots:
-            found = [row for row in rows if row.due_ms // 1000 == slot]
+            found = [row for row in rows if row[0].due_ms // 1000 == slot]
             assert len(found) == len(set(found)), "a row is there twice"
             is_whole = not look.damaged.get(slot)
             readable |= self._compare(slot, which, set(found), is_whole=is_whole)
         begins = {id_[:8] for id_ in which[:2]}
-        both = self.index.look(slots, SoughtIds.of(which, begins))
+        both = self.index.look(slots, sought(which, begins))
         more = each_of(both, which)
         # What only memory had, of files that went bad, goes with the least recently asked for.
         assert set(rows) & readable <= set(more)
         assert len(more) == len(set(more)), "a row is there twice"
         begun = {row for row in both.begun if row.id in which}
-        assert {row for row in more if row.id[:8] in begins} == begun
+        assert {row for row, _ in more if row.id[:8] in begins} == begun
         assert len(both.begun) == len(set(both.begun)), "a row is there twice"
 
     def _compare(
-        self, slot: int, which: list[bytes], found: set[IdRow], *, is_whole: bool
-    ) -> set[IdRow]:
+        self, slot: int, which: list[bytes], found: set[Row], *, is_whole: bool
+    ) -> set[Row]:
         """Compares with a fresh scan; returns what that finds."""
         scan = Scan(self.disk, slot, self.limits)
         there = {
-            row
-            for row in self.truth
+            (row, topic)
+            for row, topic in self.truth
             if row.due_ms // 1000 == slot
             and row.seq <= self.limits.get(row.wheel, 0)
             and row.id in which
         }
-        assert {row for row in scan.rows if row.id in which} <= found <= there
+        assert {row for row in scan.rows if row[0].id in which} <= found <= there
         if is_whole and not self.index.missing:
             assert found == there
         else:
@@ -278,11 +296,11 @@ def test_a_damaged_frame_of_a_kept_second_is_found_once_it_is_repaired() -> None
     disk.flip_bit(path, 8 * len(copies[0].content) + 700)  # in the second frame
     reader = WheelReader(disk, DATA, origin.wheel)
     index = IdIndex(lambda _: reader)
-    sought = SoughtIds.of([message(number).id for number in (1, 2)])
+    ids = SoughtIds.of([message(number).id for number in (1, 2)], ["topic"] * 2)
 
     def look() -> tuple[int, bool]:
         index.follow({origin.wheel: 2}, lambda _: NO_SEQS)
-        found = index.look([BASE_SLOT], sought)
+        found = index.look([BASE_SLOT], ids)
         return len(found.rows), bool(found.damaged)
 
     assert look() == look() == (1, True)
@@ -301,8 +319,8 @@ def test_a_second_that_is_too_long_is_read_for_each_question() -> None:
     index = IdIndex(lambda _: reader, most_bytes=SECOND_BYTES + 99 * ROW_LENGTH_BYTES)
     index.follow({wheel.wheel: wheel.last_seq}, lambda _: NO_SEQS)
     for number in (7, 299):
-        sought = SoughtIds.of([message(number).id])
-        rows = index.look([BASE_SLOT], sought).rows
+        ids = SoughtIds.of([message(number).id], ["topic"])
+        rows = index.look([BASE_SLOT], ids).rows
         assert rows.numbers.tolist() == [0]
         assert index.length_bytes == 0
     assert (len(index), index.built) == (0, 2)
@@ -314,11 +332,11 @@ def test_what_a_wheel_gains_is_found_though_the_last_second_of_all_is_asked_abou
     wheel = new_wheel(disk, DATA)
     reader = WheelReader(disk, DATA, wheel.wheel)
     index = IdIndex(lambda _: reader)
-    sought = SoughtIds.of([message(number).id for number in (1, 2)])
+    ids = SoughtIds.of([message(number).id for number in (1, 2)], ["topic"] * 2)
 
     def look(slot: int) -> list[int]:
         index.follow({wheel.wheel: wheel.last_seq}, lambda _: NO_SEQS)
-        return sorted(index.look([slot], sought).rows.numbers.tolist())
+        return sorted(index.look([slot], ids).rows.numbers.tolist())
 
     slots = [BASE_SLOT, BASE_SLOT + 1, last_slot]
     assert [look(slot) for slot in slots] == [[], [], []]

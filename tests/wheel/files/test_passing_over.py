@@ -13,7 +13,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.passing_over import PassedSecond
 from delaywheel.storage.reading.reader import WheelReader
 from sim.machine.disk import SimulatedDisk
-from support.wheels.messages import BASE_SLOT, columns_of, message
+from support.wheels.messages import BASE_SLOT, columns_of, message, names_of
 from support.wheels.wheels import append, new_wheel
 
 DATA = Path("/data")
@@ -43,7 +43,7 @@ class Bench:
         some = SLOTS[number % 3 :: 3][: 30 + number]
         value = bytes(16 if number // 3 % 2 == self.longer else 8)
         append(self.wheel, [message(number, slot=int(slot), value=value) for slot in some])
-        cancelled = columns_of([message(number, slot=int(some[0]))])
+        cancelled = names_of(columns_of([message(number, slot=int(some[0]))]))
         self.wheel.append(cancelled, kind=Kind.CANCELS, accepted_at_ms=1)
 
     def passed(

@@ -5,7 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delaywheel.storage.frames.columns import Columns
-from support.wheels.messages import Message, any_messages, columns_of, messages_of
+from support.wheels.messages import (
+    Message,
+    any_messages,
+    columns_of,
+    message,
+    messages_of,
+    names_of,
+)
 
 
 @settings(deadline=None)
@@ -35,9 +42,9 @@ def test_compacting_drops_what_no_message_has(messages: list[Message], chance: R
     assert set(compacted.topics) == {messages[row].topic for row in rows}
 
 
-def test_concat_of_cancels_and_nothing() -> None:
-    cancels = Columns.of_cancels(np.array([5]), np.zeros((1, 16), dtype=np.uint8))
-    both = Columns.concat([cancels, cancels])
-    assert both.due_ms.tolist() == [5, 5]
-    assert both.topics == ()
+def test_concat_of_names_and_nothing() -> None:
+    names = names_of(columns_of([message(5)]))
+    both = Columns.concat([names, names])
+    assert both.due_ms.tolist() == [names.due_ms[0]] * 2
+    assert both.topics == names.topics
     assert len(Columns.concat([])) == 0

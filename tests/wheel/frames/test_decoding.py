@@ -33,6 +33,7 @@ from support.wheels.messages import (
     columns_of,
     message,
     messages_of,
+    names_of,
 )
 
 WHEEL = WheelId("node-1", 7)
@@ -48,7 +49,7 @@ def slot_file(
     for kind, messages in groups:
         first_seq = 1 + 3 * sum(map(len, seqs))
         group = encode_group(
-            columns_of(messages),
+            columns_of(messages) if kind is Kind.MESSAGES else names_of(columns_of(messages)),
             kind=kind,
             wheel=WHEEL,
             first_seq=first_seq,
@@ -140,10 +141,11 @@ def test_ids_alone_are_those_of_the_frames(
         ids.kinds.tolist(),
         map(bytes, ids.ids),
         ids.due_ms.tolist(),
+        (ids.topics[number] for number in ids.topic_numbers),
         strict=True,
     )
     assert sorted(found) == sorted(
-        (frame.seq, row, kind, bytes(id_), due_ms)
+        (frame.seq, row, kind, bytes(id_), due_ms, frame.columns.topic(row))
         for kind in Kind
         for frame in one_by_one(content, (seqs, rows), kind)
         for row, (id_, due_ms) in enumerate(
@@ -285,7 +287,7 @@ def test_cancels_whose_lengths_do_not_add_up_are_damaged_read_alone_too() -> Non
     kind = Kind.CANCELS
     places_of = bytes(changed), 0, places
     assert decode_together(*places_of, wheel=WHEEL, slot=BASE_SLOT, kind=kind) is None
-    with pytest.raises(FrameDamaged, match="name messages"):
+    with pytest.raises(FrameDamaged, match="blob"):
         one_by_one(bytes(changed), places, kind)
 
 

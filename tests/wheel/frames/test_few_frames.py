@@ -25,7 +25,7 @@ from delaywheel.storage.writing.mirror import MirrorWheel
 from sim.machine.disk import SimulatedDisk
 from sim.mutants.mutant import instead
 from support.wheels.copies import rows_of, slots_of
-from support.wheels.messages import Message, any_messages, columns_of
+from support.wheels.messages import Message, any_messages, columns_of, names_of
 from support.wheels.wheels import ACCEPTED_AT_MS, new_wheel
 
 HERE, THERE = Path("/origin"), Path("/mirror")
@@ -56,7 +56,9 @@ def written(
     mirror = MirrorWheel.open(disk, THERE, WHEEL, handles, dial=dials[THERE])
     bundles, orders = [], []
     for messages, kind in groups:
-        group = origin.append(columns_of(messages), kind=kind, accepted_at_ms=ACCEPTED_AT_MS)
+        columns = columns_of(messages)
+        columns = columns if kind is Kind.MESSAGES else names_of(columns)
+        group = origin.append(columns, kind=kind, accepted_at_ms=ACCEPTED_AT_MS)
         bundles.append(group.bundle)
         orders.append(group.order.tolist())
     frames = FrameBundle.joined(bundles)

@@ -210,7 +210,7 @@ def test_cancels_come_back_the_same() -> None:
     due_ms = np.array([BASE_SLOT * 1000 + 5, (BASE_SLOT + 1) * 1000, BASE_SLOT * 1000])
     ids = np.arange(48, dtype=np.uint8).reshape(3, 16)
     group = encode_group(
-        Columns.of_cancels(due_ms, ids),
+        Columns.of_names(due_ms, ids, ("a", "b"), np.array([0, 0, 1], np.uint32)),
         kind=Kind.CANCELS,
         wheel=WHEEL,
         first_seq=5,
@@ -226,6 +226,8 @@ def test_cancels_come_back_the_same() -> None:
         [(BASE_SLOT + 1) * 1000],
     ]
     assert decoded[0].columns.ids.tolist() == ids[[0, 2]].tolist()
+    assert [decoded[0].columns.topic(row) for row in (0, 1)] == ["a", "b"]
+    assert decoded[1].columns.topics == ("a",)
     assert frames[0].index_row(0, Kind.CANCELS)[15] & 0x80
 
 

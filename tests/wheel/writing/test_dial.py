@@ -11,14 +11,13 @@ from delaywheel.storage.files.slot_table import load_head
 from delaywheel.storage.files.wheel_folder import list_wheels, make_wheel
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
-from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import index_rows
 from delaywheel.storage.writing.dial import HORIZONS, Dial, DialView
 from delaywheel.storage.writing.mirror import MirrorWheel
 from sim.machine.disk import SimulatedDisk
 from support.wheels.copies import bundled, copies_of, count_again, recover_wheel
-from support.wheels.messages import BASE_SLOT, columns_of, message
+from support.wheels.messages import BASE_SLOT, columns_of, message, names_of
 from support.wheels.wheels import ACCEPTED_AT_MS, append, new_wheel
 
 DATA = Path("/data")
@@ -37,7 +36,7 @@ def test_counts_of_two_wheels_and_cancels(tmp_path: Path) -> None:
     for number in (1, 2):
         wheel = new_wheel(disk, tmp_path, number, dial=dial)
         columns = columns_of([message(1), message(2)])
-        cancels = Columns.of_cancels(columns.due_ms, columns.ids)
+        cancels = names_of(columns)
         group = wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS)
         length_bytes += group.bundle.length_bytes
         group = wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
@@ -155,7 +154,7 @@ def test_what_is_cancelled_is_not_pending() -> None:
 
     def counted_after(*cancelled: int) -> dict[str, int]:
         columns = columns_of([message(number) for number in cancelled])
-        cancels = Columns.of_cancels(columns.due_ms, columns.ids)
+        cancels = names_of(columns)
         wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
         pending = DialView(disk, DATA).pending(BASE_SLOT, 0)
         return {horizon: messages for horizon, messages, _ in pending if messages}
@@ -192,7 +191,7 @@ def test_counts_of_halves_outlast_restarts_and_replaced_nodes(*, has_table: bool
     named = ((Kind.COMMITS, delayed), (Kind.RELEASES, released), (Kind.CANCELS, rolled_back))
     for kind, half in named:
         columns = columns_of([half])
-        rows = Columns.of_cancels(columns.due_ms, columns.ids)
+        rows = names_of(columns)
         wheel.append(rows, kind=kind, accepted_at_ms=ACCEPTED_AT_MS)
     append(wheel, [replace(delayed, due_ms=delayed.due_ms + 30_000)])  # its message
     if has_table:

@@ -26,7 +26,6 @@ from delaywheel.storage.files.wheel_folder import (
 from delaywheel.storage.folder import layout
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.steps import finish
-from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.format import DamageReason, Frame
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import message_counts, withdrawn_counts
@@ -34,7 +33,7 @@ from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
 from delaywheel.storage.writing.wheel import SlotFinished, WheelBroken
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.wheels.copies import bundled, copy_of, rows_by_seq
-from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of
+from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of, names_of
 from support.wheels.segments import small_segments
 from support.wheels.wheels import (
     ACCEPTED_AT_MS,
@@ -328,7 +327,7 @@ def test_rows_that_name_messages_are_counted_apart(kind: Kind, withdrawn: int) -
     wheel = new_wheel(disk, DATA)
     columns = columns_of([message(1), message(2)])
     wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS)
-    cancels = Columns.of_cancels(columns.due_ms, columns.ids)
+    cancels = names_of(columns)
     wheel.append(cancels, kind=kind, accepted_at_ms=ACCEPTED_AT_MS)
     reader = WheelReader(disk, DATA, wheel.wheel)
     rows = reader.rows(1, 99)

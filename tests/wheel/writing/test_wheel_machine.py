@@ -15,7 +15,6 @@ from delaywheel.storage.files.slot_files import delete_slots_below
 from delaywheel.storage.files.undeletable import Undeletable
 from delaywheel.storage.files.wheel_folder import list_wheels
 from delaywheel.storage.folder import layout
-from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.frames.rows import message_counts
 from delaywheel.storage.reading.reader import DamagedFrame, WheelReader
@@ -24,7 +23,7 @@ from delaywheel.storage.writing.dial import Dial, DialView
 from delaywheel.storage.writing.wheel import OriginWheel, WheelBroken
 from sim.machine.disk import Crash, Fault, SimulatedDisk
 from support.wheels.copies import count_again, recover_wheel, rows_by_seq
-from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of
+from support.wheels.messages import BASE_SLOT, Message, columns_of, message, messages_of, names_of
 from support.wheels.wheels import ACCEPTED_AT_MS, append, delete_below, new_wheel, read_all
 
 DATA = Path("/data")
@@ -256,6 +255,6 @@ def test_groups_and_cancels_share_one_run_of_seqs() -> None:
     wheel = new_wheel(disk, DATA)
     columns = columns_of([Message(BASE_SLOT * 1000, bytes(16), "t")])
     first = wheel.append(columns, accepted_at_ms=ACCEPTED_AT_MS)
-    cancels = Columns.of_cancels(columns.due_ms, columns.ids)
+    cancels = names_of(columns)
     second = wheel.append(cancels, kind=Kind.CANCELS, accepted_at_ms=ACCEPTED_AT_MS)
     assert [*rows_by_seq(first), *rows_by_seq(second)] == [1, 2]

@@ -25,7 +25,7 @@ from delaywheel.client.named_changes import (
     COMMIT,
     RESCHEDULE,
     HalfCommitted,
-    half_id_and_due,
+    half_named,
     half_reference,
     new_due,
     rolled_back,
@@ -173,7 +173,7 @@ class AsyncClient:
 
     async def _cancel_half(self, half: AsyncHalf) -> RollbackOutcome:
         self._check_open()
-        named, deadline_s = half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S)
+        named, deadline_s = half_named(half, half.handle), self._deadline_s(HALF_TIMEOUT_S)
         return rolled_back(await self._cancels.change(named, deadline_s))
 
     async def produce_many(
@@ -213,6 +213,7 @@ class AsyncClient:
         self,
         handle: Handle | str | None = None,
         *,
+        topic: str | None = None,
         id: Id | None = None,
         due: datetime | None = None,
         timeout: float | None = None,
@@ -223,13 +224,14 @@ class AsyncClient:
         refused at once, once the first has not been answered for a second (BACKPRESSURE).
         """
         self._check_open()
-        message = message_ref(handle, id, due)
+        message = message_ref(handle, topic, id, due)
         return await self._cancels.change(message, self._deadline_s(timeout))
 
     async def get(
         self,
         handle: Handle | str | None = None,
         *,
+        topic: str | None = None,
         id: Id | None = None,
         due: datetime | None = None,
         find_place: bool = False,
@@ -237,7 +239,7 @@ class AsyncClient:
     ) -> StoredMessage | None:
         """Returns a message as it is stored; see `Client.get`."""
         self._check_open()
-        message = message_ref(handle, id, due)
+        message = message_ref(handle, topic, id, due)
         return await self._operations.get(message, timeout, find_place=find_place)
 
     async def reschedule(
@@ -246,6 +248,7 @@ class AsyncClient:
         *,
         to: datetime | None = None,
         delay: Duration | None = None,
+        topic: str | None = None,
         id: Id | None = None,
         due: datetime | None = None,
         timeout: float | None = None,
@@ -255,7 +258,7 @@ class AsyncClient:
         Reschedules that are awaited at the same time are sent together, as many as cancels.
         """
         self._check_open()
-        new = new_due(message_ref(handle, id, due), to, delay, self._clock)
+        new = new_due(message_ref(handle, topic, id, due), to, delay, self._clock)
         return await self._reschedules.change(new, self._deadline_s(timeout))
 
     async def reschedule_many(

@@ -467,12 +467,13 @@ def new_dues(
 
 def half_reference(half: HalfName, handle: Handle) -> pb.HalfRef:
     """Returns the reference to a half that was accepted."""
-    return pb.HalfRef(id=half.id, due_ms=half.due_ms, wheel=handle.wheel)
+    return pb.HalfRef(id=half.id, due_ms=half.due_ms, wheel=handle.wheel, topic=handle.topic)
 
 
-def half_id_and_due(half: HalfName) -> pb.MessageRef:
+def half_named(half: HalfName, handle: Handle) -> pb.MessageRef:
     """Returns the reference by which a half is cancelled."""
-    return pb.MessageRef(id_and_due=pb.IdAndDue(id=half.id, due_ms=half.due_ms))
+    named = pb.IdAndDue(id=half.id, due_ms=half.due_ms, topic=handle.topic)
+    return pb.MessageRef(id_and_due=named)
 
 
 def rolled_back(cancelled: Cancelled) -> RollbackOutcome:

@@ -24,7 +24,7 @@ from delaywheel.client.named_changes import (
     NamedT,
     OnSettled,
     ResultsT,
-    half_id_and_due,
+    half_named,
     half_reference,
     handles_of,
     in_calls,
@@ -132,9 +132,12 @@ class Operations:
             DelaywheelError: The error of the first that was not acknowledged.
         """
         results = await self.deliver_many(halves, deadline_s)
-        begun = [made(each.message, each.handle) for each in results if each.handle is not None]
+        held = [(each.message, each.handle) for each in results if each.handle is not None]
+        begun = [made(message, handle) for message, handle in held]
         if len(begun) < len(halves):
-            named = [half_id_and_due(half) for half in begun]
+            named = [
+                half_named(half, handle) for half, (_, handle) in zip(begun, held, strict=True)
+            ]
             await self._change_many(CANCEL, named, HALF_TIMEOUT_S)  # else its check drops it
             raise next(result.error for result in results if result.error is not None)
         return begun

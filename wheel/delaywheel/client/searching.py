@@ -120,9 +120,9 @@ class Searching:
 
     def found(self) -> FoundMessages:
         """The messages found once done; if one came twice, the first."""
-        first: dict[tuple[bytes, int], pb.StoredMessage] = {}
+        first: dict[tuple[str, bytes, int], pb.StoredMessage] = {}
         for message in self._found:
-            first.setdefault((message.id, message.due_ms), message)
+            first.setdefault((message.topic, message.id, message.due_ms), message)
         return FoundMessages(
             tuple(map(StoredMessage.of, first.values())),
             not self._request.page_token and not self._incomplete and self._limit > 0,
@@ -177,17 +177,19 @@ class CancellingMany:
             halves=self._halves,
         )
 
-    def _stays(self) -> frozenset[bytes]:
-        """Returns the ids of messages that were found at their present dues."""
+    def _stays(self) -> frozenset[tuple[bytes, str]]:
+        """Returns ids and topics of messages that were found at their present dues."""
         moved = pb.CANCEL_OUTCOME_RESCHEDULED
-        return frozenset(
-            Handle.parse(handle).id for (handle, _), one in self._results.items() if one != moved
-        )
+        handles = (Handle.parse(text) for (text, _), one in self._results.items() if one != moved)
+        return frozenset((handle.id, handle.topic) for handle in handles)
 
     def _handles_with(
-        self, outcomes: set[pb.CancelOutcome.ValueType], *, but: frozenset[bytes] = frozenset()
+        self,
+        outcomes: set[pb.CancelOutcome.ValueType],
+        *,
+        but: frozenset[tuple[bytes, str]] = frozenset(),
     ) -> tuple[Handle, ...]:
         handles = (
             Handle.parse(text) for (text, _), one in self._results.items() if one in outcomes
         )
-        return tuple(handle for handle in handles if handle.id not in but)
+        return tuple(handle for handle in handles if (handle.id, handle.topic) not in but)

@@ -25,7 +25,7 @@ from delaywheel.client.named_changes import (
     COMMIT,
     RESCHEDULE,
     HalfCommitted,
-    half_id_and_due,
+    half_named,
     half_reference,
     new_due,
     rolled_back,
@@ -263,7 +263,7 @@ class Client:
 
     def _cancel_half(self, half: Half) -> RollbackOutcome:
         self._check_open()
-        named, deadline_s = half_id_and_due(half), self._deadline_s(HALF_TIMEOUT_S)
+        named, deadline_s = half_named(half, half.handle), self._deadline_s(HALF_TIMEOUT_S)
         return rolled_back(self._cancels.change(named, deadline_s))
 
     def produce_many(
@@ -314,11 +314,12 @@ class Client:
         self,
         handle: Handle | str | None = None,
         *,
+        topic: str | None = None,
         id: Id | None = None,
         due: datetime | None = None,
         timeout: float | None = None,
     ) -> Cancelled:
-        """Cancels a pending message, named by its handle or by its id and due.
+        """Cancels a pending message, named by its handle or by its topic, id and due.
 
         Its outcome CANCELLED means that it is never delivered. Cancels that threads wait for at
         the same time are sent together.
@@ -334,13 +335,14 @@ class Client:
                     ...
         """
         self._check_open()
-        message = message_ref(handle, id, due)
+        message = message_ref(handle, topic, id, due)
         return self._cancels.change(message, self._deadline_s(timeout))
 
     def get(
         self,
         handle: Handle | str | None = None,
         *,
+        topic: str | None = None,
         id: Id | None = None,
         due: datetime | None = None,
         find_place: bool = False,
@@ -349,7 +351,8 @@ class Client:
         """Returns a stored message; None if it was never stored, or is finished and deleted.
 
         Args:
-            handle: The message's handle; alternatively give its `id` and `due`.
+            handle: The message's handle; alternatively give its `topic`, `id` and `due`.
+            topic: See `handle`.
             id: See `handle`.
             due: See `handle`.
             find_place: If the message is done, look for its record in Kafka: `StoredMessage.place`.
@@ -361,7 +364,7 @@ class Client:
             TimedOutError: No answer in time.
         """
         self._check_open()
-        message = message_ref(handle, id, due)
+        message = message_ref(handle, topic, id, due)
         return finished(self._operations.get(message, timeout, find_place=find_place))
 
     def reschedule(
@@ -370,6 +373,7 @@ class Client:
         *,
         to: datetime | None = None,
         delay: Duration | None = None,
+        topic: str | None = None,
         id: Id | None = None,
         due: datetime | None = None,
         timeout: float | None = None,
@@ -380,10 +384,11 @@ class Client:
         and the handle, that it has since then.
 
         Args:
-            handle: The message's handle; alternatively give its `id` and present `due`.
+            handle: The message's handle; alternatively give its `topic`, `id` and present `due`.
             to: The new due; one that has passed, or is nearer than half a second, means half a
                 second from now.
             delay: In place of `to`: so long from now.
+            topic: See `handle`.
             id: See `handle`.
             due: See `handle`.
             timeout: Seconds for all attempts.
@@ -401,7 +406,7 @@ class Client:
                 client.cancel(later.handle)
         """
         self._check_open()
-        new = new_due(message_ref(handle, id, due), to, delay, self._clock)
+        new = new_due(message_ref(handle, topic, id, due), to, delay, self._clock)
         return self._reschedules.change(new, self._deadline_s(timeout))
 
     def reschedule_many(

@@ -60,13 +60,13 @@ def check_reference(ref: pb.MessageRef) -> None:
     """Checks what names a message.
 
     Raises:
-        MemoryRefusal: HANDLE_AMBIGUOUS, HANDLE_INVALID, ID_INVALID, DUE_INVALID.
+        MemoryRefusal: HANDLE_AMBIGUOUS, HANDLE_INVALID, ID_INVALID, DUE_INVALID, TOPIC_INVALID.
     """
     if ref.HasField("id_and_due"):
-        check_id_and_due(ref.id_and_due)
+        check_named(ref.id_and_due)
         return
     if not ref.HasField("handle"):
-        raise MemoryRefusal(Reason.HANDLE_AMBIGUOUS, "Neither a handle nor id and due")
+        raise MemoryRefusal(Reason.HANDLE_AMBIGUOUS, "Neither a handle nor topic, id and due")
     try:
         handle = Handle.parse(ref.handle)
         WheelId.parse(handle.wheel)
@@ -76,13 +76,15 @@ def check_reference(ref: pb.MessageRef) -> None:
         raise MemoryRefusal(Reason.HANDLE_INVALID, f"Second {handle.slot}")
 
 
-def check_id_and_due(named: pb.IdAndDue | pb.HalfRef) -> None:
-    """Checks an id, and the due beside it.
+def check_named(named: pb.IdAndDue | pb.HalfRef) -> None:
+    """Checks an id, and the topic and due beside it.
 
     Raises:
-        MemoryRefusal: ID_INVALID, DUE_INVALID.
+        MemoryRefusal: ID_INVALID, DUE_INVALID, TOPIC_INVALID.
     """
     check_id(named.id)
+    if not is_topic_name(named.topic):
+        raise MemoryRefusal(Reason.TOPIC_INVALID, named.topic[:60])
     if not 0 <= named.due_ms // 1000 < SECONDS:
         raise MemoryRefusal(Reason.DUE_INVALID, f"Due {named.due_ms}")
 

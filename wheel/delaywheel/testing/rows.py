@@ -121,13 +121,13 @@ def _check(is_fine: bool, what: str) -> None:
         raise MemoryRefusal(Reason.REQUEST_MALFORMED, what)
 
 
-def answer_in(record: Outgoing) -> tuple[bytes, int, HalfAnswer] | None:
+def answer_in(record: Outgoing) -> tuple[str, bytes, int, HalfAnswer] | None:
     """Returns the answer about a half in a record of the ingress topic; None: it has none."""
     said = {name: (value or b"").decode() for name, value in record.headers}
     if ingress.ANSWER not in said:
         return None
-    due_ms = int(said[ingress.DELIVER_AT])
-    return bytes.fromhex(said[ingress.ID]), due_ms, HalfAnswer(said[ingress.ANSWER])
+    id_, due_ms = bytes.fromhex(said[ingress.ID]), int(said[ingress.DELIVER_AT])
+    return said[ingress.TOPIC], id_, due_ms, HalfAnswer(said[ingress.ANSWER])
 
 
 def delayed(record: Outgoing) -> SentMessage:

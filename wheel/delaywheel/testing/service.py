@@ -535,7 +535,7 @@ class _Servicer(pb_grpc.DelayWheelServicer):
             self._store.accept(sent, check_id=is_checked)
         except MemoryRefusal as refusal:
             return pb.ProduceResult(error=refusal.error)
-        handle = f"{WHEEL}:{sent.due_ms // 1000}:{sent.id.hex()}"
+        handle = f"{WHEEL}:{sent.due_ms // 1000}:{sent.id.hex()}:{sent.topic}"
         return pb.ProduceResult(handle=handle, due_ms=sent.due_ms, id_checked=is_checked)
 
     def _sent(self, message: pb.DelayedMessage) -> SentMessage:

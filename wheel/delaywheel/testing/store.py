@@ -1,4 +1,4 @@
-"""What the service in memory knows: each message by id and due, and what became of it.
+"""What the service in memory knows: each message by topic, id and due, and what became of it.
 
 | state | a cancel answers | a reschedule answers | next |
 |---|---|---|---|
@@ -46,7 +46,7 @@ from delaywheel.testing.halves import (
 from delaywheel.testing.refusing import (
     MemoryRefusal,
     check_filter,
-    check_id_and_due,
+    check_named,
     check_reference,
 )
 from delaywheel.testing.rows import OwnHeaders, SentMessage
@@ -110,7 +110,7 @@ class Kept:
     @property
     def handle(self) -> str:
         """The text of its handle."""
-        return f"{WHEEL}:{self.sent.due_ms // 1000}:{self.sent.id.hex()}"
+        return f"{WHEEL}:{self.sent.due_ms // 1000}:{self.sent.id.hex()}:{self.sent.topic}"
 
     @property
     def is_done(self) -> bool:
@@ -152,20 +152,20 @@ class MemoryStore:
         # Which of them lie in each partition.
         self.logs: Final[defaultdict[Partition, list[int]]] = defaultdict(list)
         self.made_topics: Final = {ingress_topic(CLUSTER), halves_topic(CLUSTER)}
-        self._kept: Final[dict[tuple[bytes, int], Kept]] = {}
-        self._by_id: Final[defaultdict[bytes, list[Kept]]] = defaultdict(list)
+        self._kept: Final[dict[tuple[str, bytes, int], Kept]] = {}
+        self._by_id: Final[defaultdict[tuple[str, bytes], list[Kept]]] = defaultdict(list)
         self._seqs: Final = count(1)
         # By due and seq, some of which may be done; tests may hold as many as a service does.
         self._pending: Final[list[tuple[int, int, Kept]]] = []
 
     def accept(self, sent: SentMessage, *, check_id: bool = False) -> None:
-        """Takes a message, once by id and due.
+        """Takes a message, once by topic, id and due.
 
         Raises:
             MemoryRefusal: It is refused.
         """
         self._check(sent)
-        kept = self._kept.get((sent.id, sent.due_ms))
+        kept = self._kept.get((sent.topic, sent.id, sent.due_ms))
         if kept is None:
             self._keep(sent)
         elif check_id and kept.standing is Standing.CANCELLED and kept.moved_to_ms is None:
@@ -174,11 +174,11 @@ class MemoryStore:
             raise MemoryRefusal(Reason.ID_TAKEN)
 
     def take_in(self, sent: SentMessage) -> None:
-        """Takes what is in the ingress topic, once by id and due, however long ago it was due.
+        """Takes what is in the ingress topic, once by topic, id and due, however late.
 
         Who writes there knows the limits, and has made the topics that it names.
         """
-        if (sent.id, sent.due_ms) not in self._kept:
+        if (sent.topic, sent.id, sent.due_ms) not in self._kept:
             self._keep(sent)
 
     def advance_to(self, now_ms: int) -> None:
@@ -196,10 +196,11 @@ class MemoryStore:
         """
         check_reference(ref)
         if ref.HasField("id_and_due"):
-            found = self._kept.get((ref.id_and_due.id, ref.id_and_due.due_ms))
+            named = ref.id_and_due
+            found = self._kept.get((named.topic, named.id, named.due_ms))
             return None if found is None or self.is_deleted(found.sent.due_ms) else found
-        _, slot, id_ = ref.handle.split(":")
-        of_id = self._by_id.get(bytes.fromhex(id_), [])
+        _, slot, id_, topic = ref.handle.split(":")
+        of_id = self._by_id.get((topic, bytes.fromhex(id_)), [])
         same = [kept for kept in of_id if kept.sent.due_ms // 1000 == int(slot)]
         if not same or self.is_deleted(int(slot) * 1000):
             return None
@@ -243,14 +244,13 @@ class MemoryStore:
         Raises:
             MemoryRefusal: It names no half.
         """
-        check_id_and_due(half)
-        id_, due_ms = half.id, half.due_ms
-        left_ms = due_ms - self.now_ms
+        check_named(half)
+        left_ms = half.due_ms - self.now_ms
         if left_ms <= COMMIT_BEFORE_MS:
             return pb.COMMIT_OUTCOME_LEFT_TO_CHECK
         if left_ms > LONGEST_HOLD_MS:  # the message's own due, perhaps
             raise MemoryRefusal(Reason.HALF_INVALID, f"No half is held for {left_ms:,} ms more")
-        kept = self._kept.get((id_, due_ms))
+        kept = self._kept.get((half.topic, half.id, half.due_ms))
         if kept is None or not is_half(kept.sent):
             return pb.COMMIT_OUTCOME_COMMITTED
         if kept.standing is Standing.CANCELLED:
@@ -291,7 +291,7 @@ class MemoryStore:
                 return pb.MessageRescheduled(outcome=pb.RESCHEDULE_OUTCOME_TOO_LATE)
             kept = self._moved(kept, max(to_ms, self.now_ms + NEAREST_MS))
         else:
-            kept = self._kept[kept.sent.id, kept.moved_to_ms]
+            kept = self._kept[kept.sent.topic, kept.sent.id, kept.moved_to_ms]
         return pb.MessageRescheduled(
             outcome=pb.RESCHEDULE_OUTCOME_RESCHEDULED, due_ms=kept.sent.due_ms, handle=kept.handle
         )
@@ -383,8 +383,9 @@ class MemoryStore:
             raise MemoryRefusal(Reason.DUE_BEYOND_SPAN, f"More than {span_s} s ahead")
 
     def _keep(self, sent: SentMessage) -> Kept:
-        kept = self._kept[sent.id, sent.due_ms] = Kept(sent, next(self._seqs), self.now_ms)
-        self._by_id[sent.id].append(kept)
+        kept = Kept(sent, next(self._seqs), self.now_ms)
+        self._kept[sent.topic, sent.id, sent.due_ms] = kept
+        self._by_id[sent.topic, sent.id].append(kept)
         if sent.due_ms <= self.now_ms:
             self._deliver(kept)
         else:
@@ -394,7 +395,7 @@ class MemoryStore:
     def _moved(self, kept: Kept, to_ms: int) -> Kept:
         if to_ms == kept.sent.due_ms:
             return kept
-        if (kept.sent.id, to_ms) in self._kept:
+        if (kept.sent.topic, kept.sent.id, to_ms) in self._kept:
             raise MemoryRefusal(Reason.DUE_TAKEN, f"Due {to_ms}")
         kept.standing, kept.moved_to_ms = Standing.CANCELLED, to_ms
         return self._keep(kept.sent._replace(due_ms=to_ms))
@@ -428,9 +429,9 @@ class MemoryStore:
             return "EXPIRED", f"its ttl of {ttl_s} s ended at {since_ms + ttl_s * 1000}"
         return None if self.has_topic(sent.topic) else ("TOPIC_MISSING", sent.topic)
 
-    def answered(self, id_: bytes, due_ms: int, answer: HalfAnswer) -> None:
+    def answered(self, topic: str, id_: bytes, due_ms: int, answer: HalfAnswer) -> None:
         """Notes what a group has answered about a half."""
-        kept = self._kept.get((id_, due_ms))
+        kept = self._kept.get((topic, id_, due_ms))
         if kept is not None:
             kept.answer = answer
 

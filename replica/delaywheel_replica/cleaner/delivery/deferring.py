@@ -11,8 +11,8 @@ A deferred message is done, with the outcome `deferred`; in the same transaction
 ingress topic, with its id (`id_to_send_again`) and another due, and is a message like any other
 from there on. So
 
-1. It is delivered once: each name (id and due) has one end, and the next one begins in the same
-   transaction. Whatever leaders come and go, nothing but Kafka and the wheels knows of it.
+1. It is delivered once: each name (topic, id and due) has one end, and the next one begins in the
+   same transaction. Whatever leaders come and go, nothing but Kafka and the wheels knows of it.
 2. It lies on the disks of as many nodes as any message; no process has it in memory.
 3. It holds up no other message, for however long its topic takes nothing.
 4. Its first due travels with it (`dw-first-due`): patience and time to live count from that.

@@ -408,9 +408,9 @@ class Forwarder:
                 open_proposals(self.state, known.proposals, step.after)
             ),
             absent=frozenset(
-                (id_, due_ms)
-                for id_, due_ms in passing(self.state, step.after)
-                if not self._reader.has_copy(step, id_, self.state.reschedules[id_, due_ms].to_ms)
+                key
+                for key in passing(self.state, step.after)
+                if not self._reader.has_copy(step, key.at(self.state.reschedules[key].to_ms))
             ),
         )
 

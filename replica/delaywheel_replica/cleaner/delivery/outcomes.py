@@ -33,6 +33,7 @@ from delaywheel_replica.cleaner.due.rows import (
 from delaywheel_replica.cleaner.ingress.letters import DETAIL_LENGTH, dead_outcome, outcome_record
 from delaywheel_replica.cleaner.outside.ports import ANY_PARTITION, NOW, Record
 from delaywheel_replica.core.ingress.place import IngressPlace
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.kafka_settings import KafkaNames
 
 _ID_DIGITS = 32
@@ -142,7 +143,8 @@ def dead_letter(
     )
     if isinstance(message.wheel, Direct):
         origin = IngressPlace(message.wheel.topic, message.wheel.partition, message.seq)
-        return [letter, dead_outcome(names, origin, reason.value, (message.id, message.due_ms))]
+        key = MessageKey(message.id, message.due_ms, _destination(message))
+        return [letter, dead_outcome(names, origin, reason.value, key)]
     outcome = {"outcome": "dead-lettered", "reason": reason.value, **_place(message)}
     outcome["topic"] = _destination(message)
     return [letter, outcome_record(names, message.id, outcome)]

@@ -31,14 +31,14 @@ class _SecondOfProposals:
 
     @classmethod
     def of(cls, slot: int, proposals: Mapping[MessageKey, RescheduleProposal]) -> Self:
-        begins = {id_[:BEGIN_BYTES] for id_, _ in proposals}
+        begins = {key.id[:BEGIN_BYTES] for key in proposals}
         return cls(frozenset(proposals), CancelLook(slot, begins, _all_looked(proposals.values())))
 
     @property
     def uncancelled(self) -> Collection[MessageKey]:
         if not self.is_whole:
             return ()
-        return self.keys - {(row.id, row.due_ms) for row in self.look.rows}
+        return self.keys - {MessageKey(row.id, row.due_ms, row.topic) for row in self.look.rows}
 
 
 class ProposalSearch:
@@ -57,7 +57,7 @@ class ProposalSearch:
         """Returns the requests without an admitted cancel, as far as known."""
         wanted: dict[int, dict[MessageKey, RescheduleProposal]] = {}
         for proposal in proposals:
-            wanted.setdefault(proposal.key[1] // 1000, {})[proposal.key] = proposal
+            wanted.setdefault(proposal.key.due_ms // 1000, {})[proposal.key] = proposal
         self._begin(wanted)
         budget = Budget(FRAMES_AT_ONCE, BYTES_AT_ONCE)
         found: set[MessageKey] = set()

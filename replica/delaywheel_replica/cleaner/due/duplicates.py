@@ -1,14 +1,15 @@
 """Finds equal keys and equal bytes among many messages, without loops over small ones.
 
-A key is (id, due). Keys are compared through a 64-bit mix of them: equal mixes are suspects, which
-are then compared in full, so a caller that makes mixes collide gains nothing but a little of our
-time.
+A key is topic, id and due. Keys are compared through a 64-bit mix of them: equal mixes are
+suspects, which are then compared in full, so a caller that makes mixes collide gains nothing but a
+little of our time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ _ODD_1 = np.uint64(0x9E3779B97F4A7C15)
 _ODD_2 = np.uint64(0xC2B2AE3D27D4EB4F)
 _ODD_3 = np.uint64(0x165667B19E3779F9)
 _HALF = np.uint64(32)
+KEY: Final = ("topic", "due_ms", "id_low", "id_high")
+"""What makes records copies of one message."""
 _COMPARED_AT_ONCE_BYTES = 1 << 17
 """Small messages are gathered for comparing, which takes 40 times their bytes in memory."""
 _LARGE_BYTES = 1 << 12
@@ -29,7 +32,10 @@ _SAME_IN_A_COPY = ("topic", "partition", "timestamp_ms", "key_length", "value_le
 
 
 def mix_keys(
-    due_ms: NDArray[np.int64], id_low: NDArray[np.uint64], id_high: NDArray[np.uint64]
+    due_ms: NDArray[np.int64],
+    id_low: NDArray[np.uint64],
+    id_high: NDArray[np.uint64],
+    topic: NDArray[np.int32],
 ) -> NDArray[np.uint64]:
     """Returns 64 well-spread bits of each key."""
     mixed = id_low * _ODD_1
@@ -38,6 +44,7 @@ def mix_keys(
     mixed *= _ODD_2
     mixed ^= mixed >> _HALF
     mixed += due_ms.view(np.uint64)
+    mixed ^= topic.astype(np.uint64) << _HALF
     mixed *= _ODD_3
     mixed ^= mixed >> _HALF
     return mixed
@@ -70,11 +77,11 @@ def first_of_equals(records: Records, order: NDArray[np.intp]) -> NDArray[np.int
         records: Any messages.
         order: The rank of each record; the first is the one with the least rank.
     """
-    due_ms, low, high = records["due_ms"], records["id_low"], records["id_high"]
-    by_key = np.lexsort((order, due_ms, low, high))
+    columns = [records[name] for name in KEY]
+    by_key = np.lexsort((order, *columns))
     starts = np.ones(len(records), np.bool_)
     starts[1:] = False
-    for column in (due_ms, low, high):
+    for column in columns:
         along = column[by_key]
         starts[1:] |= along[1:] != along[:-1]
     group = np.cumsum(starts) - 1

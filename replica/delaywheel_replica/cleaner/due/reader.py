@@ -172,16 +172,16 @@ class DueReader:
         tail = self._tail
         return look.go_on(tail.readers, tail.admitted, budget, lost=tail.lost.seqs)
 
-    def has_copy(self, step: Step, id_: bytes, due_ms: int) -> bool:
+    def has_copy(self, step: Step, key: MessageKey) -> bool:
         """Whether a step covers a frame with a copy of this message, which is due within the step.
 
         Every existing second that a step passes is in memory.
         """
-        second = self._window.get(due_ms // 1000)
+        second = self._window.get(key.due_ms // 1000)
         if second is None:
             return False
         seqs = np.array([step.after.seq(wheel) for wheel in self._wheels.names], np.int64)
-        return second.has(id_, due_ms, seqs)
+        return second.has(key, seqs)
 
     def topics_ahead(self) -> Iterator[str]:
         """Returns the topics of loaded messages, including those due soon."""

@@ -27,7 +27,7 @@ due. That is safe: w moves only together with V' = all that is admitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +41,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch
 from delaywheel.ttl import LONGEST_TTL_VALUE_BYTES
 from delaywheel_replica.cleaner.due.duplicates import (
+    KEY,
     contents_differ,
     first_of_equals,
     mix_keys,
@@ -72,7 +73,6 @@ _TAKEN_OVER = (
     ("headers_length", "headers_lengths"),
     ("partition", "partitions"),
 )
-_KEY = ("due_ms", "id_low", "id_high")
 _COMMITTING = frozenset({Kind.COMMITS, Kind.RELEASES})
 _NO_SEQS: NDArray[np.int64] = np.empty(0, np.int64)
 _EARLIEST_MS = 86_400_000
@@ -121,15 +121,16 @@ class Second:
         self._has_released = False
         self._topics: list[str] = []
         self._topic_numbers: dict[str, int] = {}
+        self._destinations: set[str] = set()
         self._blobs: list[Blob] = []
 
     def __len__(self) -> int:
         return self._count
 
     @property
-    def topics(self) -> Sequence[str]:
+    def topics(self) -> Collection[str]:
         """The topics of all its messages."""
-        return self._topics
+        return self._destinations
 
     def add(self, batches: Iterable[FrameBatch]) -> Released:
         """Adds frames of this slot, in order of wheel and seq, each kind separately.
@@ -210,9 +211,9 @@ class Second:
             outcomes[asked[_named_by(self._commits, records.take(asked), bounds)]] = FORWARDED
         if len(self._cancels):
             outcomes[_named_by(self._cancels, records, bounds)] = MessageOutcome.CANCELLED
-        for id_, due_ms in bounds.withdrawn:
-            if due_ms // 1000 == self.slot:
-                outcomes[_with_key(records, id_, due_ms)] = MessageOutcome.CANCELLED
+        for key in bounds.withdrawn:
+            if key.due_ms // 1000 == self.slot:
+                outcomes[self._with_key(records, key)] = MessageOutcome.CANCELLED
         suspects = np.flatnonzero(records["suspect"])
         if len(suspects):
             originals = self._originals(rows[suspects], bounds)
@@ -224,10 +225,10 @@ class Second:
             )
         return outcomes, differ
 
-    def has(self, id_: bytes, due_ms: int, seqs: NDArray[np.int64]) -> bool:
+    def has(self, key: MessageKey, seqs: NDArray[np.int64]) -> bool:
         """Whether a copy of this message lies in a frame up to these seqs, by wheel number."""
         records = self._records[: self._count]
-        found = records[_with_key(records, id_, due_ms)]
+        found = records[self._with_key(records, key)]
         return bool((found["seq"] <= seqs[found["wheel"]]).any())
 
     def _originals(self, rows: NDArray[np.intp], bounds: Bounds) -> NDArray[np.intp]:
@@ -263,6 +264,7 @@ class Second:
 
     def _append(self, batch: FrameBatch) -> None:
         columns, counts = batch.columns, batch.counts
+        self._destinations.update(columns.topics)
         records = self._room(len(columns))
         self._set_keys(records, batch)
         records["accepted_at_ms"] = np.repeat(batch.accepted_at_ms, counts)
@@ -270,7 +272,6 @@ class Second:
         records["blob"] = len(self._blobs)
         self._blobs.append(columns.blob)
         self.length_bytes += len(columns.blob) + _BATCH_BYTES + _ROW_BYTES * len(records)
-        records["topic"] = self._topics_of(columns)
         records["ttl"] = bool(self._ttl_header) and rows_that_may_have(
             columns, self._ttl_header, LONGEST_TTL_VALUE_BYTES
         )
@@ -299,7 +300,7 @@ class Second:
         return self._records[begin:end]
 
     def _topics_of(self, columns: Columns) -> NDArray[np.int32]:
-        """Returns this second's number of each message's topic."""
+        """Returns this second's number of each row's topic."""
         numbers = []
         for topic in columns.topics:
             number = self._topic_numbers.setdefault(topic, len(self._topics))
@@ -346,8 +347,17 @@ class Second:
         records["id_low"] = halves[:, 0]
         records["id_high"] = halves[:, 1]
         records["due_ms"] = batch.columns.due_ms
+        records["topic"] = self._topics_of(batch.columns)
         records["seq"] = np.repeat(batch.seqs, batch.counts)
         records["wheel"] = self._wheels.add(batch.wheel)
+
+    def _with_key(self, records: Records, key: MessageKey) -> NDArray[np.bool_]:
+        """Which of the records are this message."""
+        low, high = np.frombuffer(key.id, "<u8")
+        same: NDArray[np.bool_] = records["due_ms"] == key.due_ms
+        same &= (records["id_low"] == low) & (records["id_high"] == high)
+        same &= records["topic"] == self._topic_numbers.get(key.topic, -1)
+        return same
 
 
 def _by_mix(rows: Records, more: list[Records]) -> Records:
@@ -367,7 +377,7 @@ def _pairs(naming: Records, records: Records) -> tuple[NDArray[np.intp], NDArray
     numbers, places = spread_ranges(first, end)
     rows, named = naming.take(places), records.take(numbers)
     same = np.ones(len(numbers), np.bool_)
-    for name in _KEY:
+    for name in KEY:
         same &= rows[name] == named[name]
     return numbers[same], places[same]
 
@@ -380,15 +390,10 @@ def _named_by(naming: Records, records: Records, bounds: Bounds) -> NDArray[np.i
     return counting
 
 
-def _with_key(records: Records, id_: bytes, due_ms: int) -> NDArray[np.bool_]:
-    """Which of the messages have this id and due."""
-    low, high = np.frombuffer(id_, "<u8")
-    same: NDArray[np.bool_] = records["due_ms"] == due_ms
-    same &= (records["id_low"] == low) & (records["id_high"] == high)
-    return same
-
-
 def _set_mixes(records: Records) -> None:
     records["mix"] = mix_keys(
-        records["due_ms"].copy(), records["id_low"].copy(), records["id_high"].copy()
+        records["due_ms"].copy(),
+        records["id_low"].copy(),
+        records["id_high"].copy(),
+        records["topic"],
     )

@@ -31,6 +31,7 @@ from delaywheel_replica.core.ingress.underway import (
     Rejected,
 )
 from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.kafka_settings import KafkaNames
 
 DETAIL_LENGTH = 200
@@ -51,20 +52,24 @@ def letter(names: KafkaNames, settled: Rejected, most_bytes: int) -> list[Record
     """
     record, request = settled.taken.record, settled.taken.request
     assert record is not None
-    key = None if isinstance(request, Unfit | DeletedRecords) else (request.id, request.due_ms)
+    key = (
+        None
+        if isinstance(request, Unfit | DeletedRecords)
+        else MessageKey(request.id, request.due_ms, request.topic)
+    )
     *whole, smallest = _letters(names, record, settled.unfit)
     fitting = next((each for each in whole if each.batch_bytes <= most_bytes), smallest)
     return [fitting, dead_outcome(names, record.place, settled.unfit.reason.value, key)]
 
 
 def dead_outcome(
-    names: KafkaNames, origin: IngressPlace, reason: str, key: tuple[bytes, int] | None
+    names: KafkaNames, origin: IngressPlace, reason: str, key: MessageKey | None
 ) -> Record:
     """Returns the outcome of a record that became a dead letter.
 
     Args:
         reason: why it is unfit.
-        key: id and due, if known.
+        key: the message, if known.
     """
     fields: dict[str, object] = {
         "outcome": "ingress-dead-lettered",
@@ -72,13 +77,13 @@ def dead_outcome(
         "origin": str(origin),
     }
     if key is not None:
-        fields |= {"id": key[0].hex(), "due_ms": key[1]}
+        fields |= {"id": key.id.hex(), "due_ms": key.due_ms, "topic": key.topic}
     return _of_partition(names, origin.topic, origin.partition, fields)
 
 
 def answered(names: KafkaNames, settled: GroupAnswered) -> Record:
     """Returns the outcome that says what a group has answered about a half."""
-    id_, due_ms, answer = settled.answered
+    id_, due_ms, topic, answer = settled.answered
     record = settled.taken.record
     assert record is not None
     fields: dict[str, object] = {
@@ -86,6 +91,7 @@ def answered(names: KafkaNames, settled: GroupAnswered) -> Record:
         "answer": answer.value,
         "id": id_.hex(),
         "due_ms": due_ms,
+        "topic": topic,
         "origin": str(record.place),
     }
     return outcome_record(names, id_, fields)

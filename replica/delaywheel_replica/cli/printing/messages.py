@@ -9,7 +9,7 @@ from delaywheel_replica.cli.printing import shapes
 from delaywheel_replica.cli.printing.tables import print_table
 from delaywheel_replica.cli.printing.text import bytes_text, note
 
-_COLUMNS = ("handle", "due", "state", "bytes", "topic")
+_COLUMNS = ("handle", "due", "state", "bytes")
 _OF_HALVES = frozenset(
     {
         pb.MESSAGE_STATE_HELD,
@@ -49,7 +49,7 @@ def _cells(message: pb.StoredMessage, *, with_content: bool) -> list[object]:
     )
     cells = [
         *(message.handle, shape["due"], shape["state"]),
-        *(sum(max(length, 0) for length in lengths), message.topic),
+        sum(max(length, 0) for length in lengths),
     ]
     if with_content:
         cells += [content_text(message, "key"), content_text(message, "value")]

@@ -99,6 +99,7 @@ class Withdrawn(NamedTuple):
 
     id: bytes
     due_ms: int
+    topic: str
 
 
 class HalfCommit(NamedTuple):
@@ -106,6 +107,7 @@ class HalfCommit(NamedTuple):
 
     id: bytes
     due_ms: int
+    topic: str
 
 
 class HalfAnswered(NamedTuple):
@@ -113,6 +115,7 @@ class HalfAnswered(NamedTuple):
 
     id: bytes
     due_ms: int
+    topic: str
     answer: HalfAnswer
 
 
@@ -178,11 +181,9 @@ _Asked = dict[str, bytes | None]
 
 
 def _withdrawn(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> Withdrawn:
-    topic = record.place.topic
-    if topic in rules.destinations:  # whose message it is, is not known here
-        detail = f"No cancels through {topic}, which leads to some topics alone"
-        raise _UnfitError(UnfitReason.FORBIDDEN, detail)
-    return Withdrawn(_id(asked, ingress.CANCEL), _deliver_at(asked))
+    return Withdrawn(
+        _id(asked, ingress.CANCEL), _deliver_at(asked), _destination(record, asked, rules)
+    )
 
 
 def _committed(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> HalfCommit:
@@ -190,7 +191,7 @@ def _committed(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> H
     if ingress.CANCEL in asked:
         detail = f"{ingress.CANCEL} and {ingress.COMMIT}"
         raise _UnfitError(UnfitReason.HALF_INVALID, detail)
-    return HalfCommit(_id(asked, ingress.COMMIT), _deliver_at(asked))
+    return HalfCommit(_id(asked, ingress.COMMIT), _deliver_at(asked), _topic(asked, rules))
 
 
 def _answered(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> HalfAnswered:
@@ -199,7 +200,7 @@ def _answered(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> Ha
     if answer is None or ingress.ID not in asked:
         detail = f"{_quoted(ingress.ANSWER, asked)}, {_quoted(ingress.ID, asked)}"
         raise _UnfitError(UnfitReason.HALF_INVALID, detail)
-    return HalfAnswered(_id(asked, ingress.ID), _deliver_at(asked), answer)
+    return HalfAnswered(_id(asked, ingress.ID), _deliver_at(asked), _topic(asked, rules), answer)
 
 
 _ANSWERS: Final[Mapping[bytes | None, HalfAnswer]] = {each.encode(): each for each in HalfAnswer}
@@ -260,11 +261,7 @@ def _delayed(
     passed: list[tuple[str, bytes | None]],
     rules: IngressRules,
 ) -> Delayed:
-    topic = _topic(asked, rules)
-    patterns = rules.destinations.get(record.place.topic)
-    if patterns is not None and not any(pattern.fits(topic) for pattern in patterns):
-        detail = f"{record.place.topic} does not lead to {topic}"
-        raise _UnfitError(UnfitReason.FORBIDDEN, detail)
+    topic = _destination(record, asked, rules)
     due_ms = _due_ms(record, asked, rules)
     id_ = _new_id(asked) if ingress.ID in asked else None
     partition = _optional(
@@ -325,6 +322,15 @@ def _half(asked: _Asked, due_ms: int) -> tuple[list[tuple[str, bytes | None]], i
         detail = f"{_quoted(HALF_DELIVER_AT, asked)}: Unix milliseconds, and not {due_ms}"
         raise _UnfitError(UnfitReason.HALF_INVALID, detail)
     return [*ours, (HALF_DELIVER_AT, b"%d" % half_due_ms)], half_due_ms
+
+
+def _destination(record: CommittedRecord, asked: _Asked, rules: IngressRules) -> str:
+    topic = _topic(asked, rules)
+    patterns = rules.destinations.get(record.place.topic)
+    if patterns is not None and not any(pattern.fits(topic) for pattern in patterns):
+        detail = f"{record.place.topic} does not lead to {topic}"
+        raise _UnfitError(UnfitReason.FORBIDDEN, detail)
+    return topic
 
 
 def _topic(asked: _Asked, rules: IngressRules) -> str:

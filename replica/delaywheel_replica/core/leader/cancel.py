@@ -92,7 +92,7 @@ class CancelDecision(StrEnum):
 
 @dataclass(slots=True)  # frozen, making one would cost as much as the decision
 class CancelView:
-    """What a leader's node knows of one message, identified by (id, due).
+    """What a leader's node knows of one message, identified by topic, id and due.
 
     Attributes:
         due_ms: The message's due.

@@ -1,10 +1,10 @@
 """Another due for a pending message: never both, never none.
 
-One control record, `reschedule/<id>/<due>`, decides. It is committed in a leader's transaction, so
-the message cannot be taken at its old due in between, and it states the other due. Until frames
-express the same, the record stands, and binds every leader:
+One control record, `reschedule/<id>/<due>/<topic>`, decides. It is committed in a leader's
+transaction, so the message cannot be taken at its old due in between, and it states the other due.
+Until frames express the same, the record stands, and binds every leader:
 
-| state | (id, due) | (id, to) | next |
+| state | (topic, id, due) | (topic, id, to) | next |
 |---|---|---|---|
 | pending | will be forwarded | is not there | decided; done; cancelled |
 | decided | is withdrawn by the record | is to be written by the leader | written; put off; lost |
@@ -16,18 +16,19 @@ express the same, the record stands, and binds every leader:
 
 | it is | by a transaction |
 |---|---|
-| decided | that leaves w before both dues, while a copy of (id, due) is <= V, and no cancel |
-| put off | that takes w past `to` while no copy of (id, to) is <= V |
-| written | with a copy of (id, to), and a cancel of (id, due) with its mark unless sealed, <= V |
-| lost | with the frame of (id, due) reported as lost, before it is written |
-| written, too | that takes w past `to`, a copy of (id, to) being <= V: that is forwarded |
+| decided | that leaves w before both dues, while a copy at its due is <= V, and no cancel |
+| put off | that takes w past `to` while no copy for that is <= V |
+| written | with a copy for `to`, and a cancel at its due with its mark unless sealed, <= V |
+| lost | with its frame reported as lost, before it is written |
+| written, too | that takes w past `to`, a copy for that being <= V: that is forwarded |
 | settled | with the floor above every due that passed, or was sealed; w past one chosen here |
 | put off, too | that sets w back, if `to` was chosen here, and is not written |
 | moved | after such a one, if `to` was chosen here, and is written: as a caller would do it |
 
-Never both: from the record on, (id, due) is withdrawn, first by the record and then by a cancel <=
-V; if several dues were given, all but the last are withdrawn, until no frame can arrive for them.
-Never none: until a copy of (id, to) is <= V, no due passes without it, and the floor stays below
+Never both: from the record on, the message is withdrawn at its due, first by the record and then by
+a cancel <= V; if several dues were given, all but the last are withdrawn, until no frame can arrive
+for them.
+Never none: until a copy for `to` is <= V, no due passes without it, and the floor stays below
 the old second, from which the copy is made, and the new one.
 
 A due that the leader chose follows its clock, and w: when all clocks are ahead, it lies where no
@@ -105,7 +106,7 @@ def reschedule_records(
         if not then.is_written and key in situation.absent:
             then = _put_off(record, after, now_ms)
         elif not then.is_written and record.to_ms <= after.due_ms:  # so its copy was forwarded
-            then = _withdrawing(record, key[1])
+            then = _withdrawing(record, key.due_ms)
         elif not then.is_written and _is_off(then, after):
             then = _put_off(record, after, now_ms)
         if then.is_written and not _still_passed(then, after) and not _may_move(then, after):
@@ -141,9 +142,8 @@ def _ended_by(
     state: ControlState, proposal: RescheduleProposal, after: Progress
 ) -> Iterator[ControlRecord]:
     """Yields the records that a request ends: its message gets no other due by them any more."""
-    id_, due_ms = proposal.key
     for key, record in state.reschedules.items():
-        if key[0] == id_ and record.to_ms == due_ms and record.chosen_ms is not None:
+        if key.at(record.to_ms) == proposal.key and record.chosen_ms is not None:
             is_needed = bool(_still_passed(record, after))
             yield reschedule_record(key, replace(record, chosen_ms=None) if is_needed else None)
 
@@ -162,7 +162,7 @@ def open_proposals(
     for proposal in proposals:
         is_move = proposal.key in moving
         if (room > 0 or is_move) and _may_be_decided(state, proposal, after, is_move=is_move):
-            dues = {proposal.key, (proposal.key[0], proposal.to_ms)}
+            dues = {proposal.key, proposal.key.at(proposal.to_ms)}
             if touched.isdisjoint(dues):
                 may_be.append(proposal)
                 touched |= dues
@@ -173,7 +173,7 @@ def open_proposals(
 def _may_be_decided(
     state: ControlState, proposal: RescheduleProposal, after: Progress, *, is_move: bool
 ) -> bool:
-    (_, due_ms), to_ms = proposal.key, proposal.to_ms
+    due_ms, to_ms = proposal.key.due_ms, proposal.to_ms
     if state.progress is None or to_ms == due_ms:
         return False
     if after.ahead and not is_move:
@@ -186,9 +186,9 @@ def _may_be_decided(
 def _touched(state: ControlState) -> set[MessageKey]:
     """Returns all that records say of: the old due, the new one, and those that passed."""
     return {
-        (key[0], due_ms)
+        key.at(due_ms)
         for key, record in state.reschedules.items()
-        for due_ms in (key[1], *record.passed, *(() if record.is_written else (record.to_ms,)))
+        for due_ms in (key.due_ms, *record.passed, *(() if record.is_written else (record.to_ms,)))
     }
 
 
@@ -200,8 +200,8 @@ def to_move(
     Which due that is, the leader chose before w was set back.
     """
     return {
-        (id_, record.to_ms): record
-        for (id_, _), record in reschedules.items()
+        key.at(record.to_ms): record
+        for key, record in reschedules.items()
         if record.is_written and _may_move(record, progress) and _is_off(record, progress)
     }
 
@@ -214,8 +214,8 @@ def nearer_due_ms(record: Reschedule, progress: Progress, now_ms: int) -> int:
 def withdrawn(state: ControlState) -> frozenset[MessageKey]:
     """Returns the messages that no transaction forwards, even without a cancel."""
     keys = set(state.reschedules)
-    for (id_, _), record in state.reschedules.items():
-        keys.update((id_, due_ms) for due_ms in record.passed)
+    for key, record in state.reschedules.items():
+        keys.update(map(key.at, record.passed))
     return frozenset(keys)
 
 
@@ -238,8 +238,8 @@ def overdue(state: ControlState) -> dict[Position, int]:
     nor given up.
     """
     return {
-        record.place: due_ms // 1000
-        for (_, due_ms), record in state.reschedules.items()
+        record.place: key.due_ms // 1000
+        for key, record in state.reschedules.items()
         if not record.is_written and len(record.passed) > 1
     }
 
@@ -247,8 +247,8 @@ def overdue(state: ControlState) -> dict[Position, int]:
 def floor_below(state: ControlState, floor: int) -> int:
     """Returns the floor, at most the least slot that a reschedule reads from or writes to."""
     dues_ms = [
-        min(due_ms, record.to_ms)
-        for (_, due_ms), record in state.reschedules.items()
+        min(key.due_ms, record.to_ms)
+        for key, record in state.reschedules.items()
         if not record.is_written
     ]
     return min([floor, *(due_ms // 1000 for due_ms in dues_ms)])
@@ -271,7 +271,7 @@ def _next(
         return record
     if written is not None and written.to_ms == record.to_ms and _is_in_v(written.copy, after):
         if written.cancel is None:
-            return _withdrawing(record, key[1])
+            return _withdrawing(record, key.due_ms)
         if _is_in_v(written.cancel, after):
             return replace(record, is_written=True)
     if (record.place.wheel, record.place.seq) in state.lost:

@@ -12,7 +12,7 @@ known to be committed.
 | ``node/<id>`` | a node's storage and the last number it was given | never |
 | ``wheel/<id>`` | a registered wheel, open or closed | when it is unregistered |
 | ``lost/<wheel>/<seq>`` | frames that no member can read, from this one on | with its wheel |
-| ``reschedule/<id>/<due>`` | a message that has another due by now | once frames say so |
+| ``reschedule/<id>/<due>/<topic>`` | a message that has another due by now | once frames say so |
 | ``ingress/<topic>/<partition>`` | how far an ingress partition was read | never |
 | ``wheel/newer-release-needed`` | which version of these records a reader has to know | never |
 | ``transaction`` | nothing: it opens a transaction that is more than an idle commit | never |
@@ -69,7 +69,7 @@ REMOVED = "removed"
 
 _LEADER_KEY = re.compile(r"leader/(0|[1-9][0-9]{0,3})")
 _LOST_KEY = re.compile(r"lost/([^/]+)/([1-9][0-9]{0,18})")
-_RESCHEDULE_KEY = re.compile(r"reschedule/([0-9a-f]{32})/([1-9][0-9]{0,15})")
+_RESCHEDULES = "reschedule/"
 _INGRESS_KEY = re.compile(r"ingress/([^/]+)/(0|[1-9][0-9]{0,9})")
 
 
@@ -330,18 +330,17 @@ def _apply_other(state: ControlState, kind: str, key: str, value: bytes | None) 
 
 
 def _is_of_message(record: ControlRecord) -> bool:
-    return record[0].startswith("reschedule/")
+    return record[0].startswith(_RESCHEDULES)
 
 
 def _apply_reschedules(state: ControlState, records: Iterable[ControlRecord]) -> ControlState:
     """Applies records of messages, with one copy of all that stand."""
     reschedules = dict(state.reschedules)
     for key, value in records:
-        if match := _RESCHEDULE_KEY.fullmatch(key):
-            message = bytes.fromhex(match[1]), int(match[2])
-            reschedules.pop(message, None)
-            if value is not None:
-                reschedules[message] = _read(Reschedule, value)
+        message = MessageKey.parse(key.removeprefix(_RESCHEDULES))
+        reschedules.pop(message, None)
+        if value is not None:
+            reschedules[message] = _read(Reschedule, value)
     return replace(state, reschedules=reschedules)
 
 
@@ -429,8 +428,7 @@ def ingress_record(partition: IngressPartition, record: IngressRecord) -> Contro
 
 def reschedule_record(key: MessageKey, record: Reschedule | None) -> ControlRecord:
     """Builds the record of a message's new due; None: removed, once frames express the same."""
-    id_, due_ms = key
-    return f"reschedule/{id_.hex()}/{due_ms}", None if record is None else encode(record)
+    return f"{_RESCHEDULES}{key}", None if record is None else encode(record)
 
 
 def lost_record(lost: FrameRange) -> ControlRecord:

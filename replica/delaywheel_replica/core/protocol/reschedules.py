@@ -1,42 +1,54 @@
 """Messages that were given another due: what is committed about them, and what nodes exchange.
 
-A message is its id and its due. Rescheduling it withdraws (id, due) and accepts (id, to) with the
-same content, both or neither: one control record decides it, and stays until frames express the
-same (core/leader/rescheduling.py).
+A message is its topic, its id and its due. Rescheduling it withdraws (topic, id, due) and accepts
+(topic, id, to) with the same content, both or neither: one control record decides it, and stays
+until frames express the same (core/leader/rescheduling.py).
 
-The frames contain a cancel of (id, due) with a *mark* beside it: a cancel of a message that does
-not exist, whose id is made of (id, due), of the new due, and of how often w had been set back when
-that was chosen. So a reader that finds the cancel knows that the message was rescheduled, and to
-which due; of several marks, which is the newest.
+The frames contain a cancel of the message with a *mark* beside it: a cancel of a message that does
+not exist, whose id is made of topic, id and due, of the new due, and of how often w had been set
+back when that was chosen. So a reader that finds the cancel knows that the message was rescheduled,
+and to which due; of several marks, which is the newest.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Annotated, Final, NamedTuple
+from typing import Final, NamedTuple, Self
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.protocol.codec import MalformedError, Natural, Text
+from delaywheel_replica.core.protocol.codec import MalformedError, Natural
 from delaywheel_replica.core.protocol.progress import Position
 
-_KEY: Final = re.compile(r"([0-9a-f]{32})/([1-9][0-9]{0,15})")
+_KEY: Final = re.compile(r"([0-9a-f]{32})/([1-9][0-9]{0,15})/([a-zA-Z0-9._-]+)")
 
 
-def _key_text(key: tuple[bytes, int]) -> str:
-    id_, due_ms = key
-    return f"{id_.hex()}/{due_ms}"
+class MessageKey(NamedTuple):
+    """What a message is: whatever has the same three is the same message, whoever sent it."""
 
+    id: bytes
+    due_ms: int
+    topic: str
 
-def _parse_key(text: str) -> tuple[bytes, int]:
-    match = _KEY.fullmatch(text)
-    if match is None:
-        raise MalformedError(f"{text!r} is not <id>/<due>")
-    return bytes.fromhex(match[1]), int(match[2])
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parses `<id>/<due>/<topic>`.
 
+        Raises:
+            MalformedError: It is something else.
+        """
+        match = _KEY.fullmatch(text)
+        if match is None:
+            raise MalformedError(f"{text!r} is not <id>/<due>/<topic>")
+        return cls(bytes.fromhex(match[1]), int(match[2]), match[3])
 
-MessageKey = Annotated[tuple[bytes, int], Text(_key_text, _parse_key)]
-"""Id and due of a message."""
+    def __str__(self) -> str:
+        return f"{self.id.hex()}/{self.due_ms}/{self.topic}"
+
+    def at(self, due_ms: int) -> Self:
+        """Returns the message that this one is with another due."""
+        return self._replace(due_ms=due_ms)
+
 
 MARK_HASH_BYTES: Final = 8
 """A mark begins with this many bytes, which depend on the message alone."""
@@ -116,8 +128,7 @@ class RescheduleWritten:
 
 def mark_begin(key: MessageKey) -> bytes:
     """The bytes with which every mark of a message begins."""
-    id_, due_ms = key
-    content = id_ + due_ms.to_bytes(_DUE_BYTES, "big")
+    content = key.id + key.due_ms.to_bytes(_DUE_BYTES, "big") + key.topic.encode()
     return blake2b(content, digest_size=MARK_HASH_BYTES, person=b"rescheduled").digest()
 
 

@@ -75,13 +75,11 @@ class Caller:
         how: How they showed it: "node", "token", "certificate", or "nothing".
         has_certificate: Whether their connection shows one, whatever they are known by.
         expires_s: When that expires, Unix seconds.
-        hidden: What they lack for a message of which they were told that there is none; None: that
-            was not so yet.
     """
 
     __slots__ = (
         *("_purse", "_rights", "expires_s"),
-        *("has_certificate", "hidden", "how", "principal"),
+        *("has_certificate", "how", "principal"),
     )
 
     def __init__(
@@ -99,7 +97,6 @@ class Caller:
         self.principal: Final = principal
         self.has_certificate: Final = has_certificate
         self.how: Final = how
-        self.hidden: Refusal | None = None
         self._rights: Final = rights
 
     @property
@@ -155,12 +152,6 @@ class Caller:
     def refuse_without(self, right: Right, what: str) -> RequestRefusedError:
         """Returns the refusal for something that they may not do."""
         return _forbidden(self, f"has no right {right.value!r}: {what}")
-
-    def hide(self, right: Right, topics: Iterable[str]) -> None:
-        """Notes that a message in these topics is kept from them: the audit log says so."""
-        if self.hidden is None:
-            text = f"in topic {min(topics)}, whose messages it may not know of"
-            self.hidden = self.refuse_without(right, text).refusal
 
 
 def _everything() -> Rights:

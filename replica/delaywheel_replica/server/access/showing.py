@@ -6,13 +6,11 @@ A filter by key or header is answered as far as the caller may read: what matche
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Self
 
-from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.patterns import Pattern
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.quotas import Quota, TopicQuota
-from delaywheel_replica.server.access.rights import Right, Rights
-from delaywheel_replica.server.node.refusals import RequestRefusedError
+from delaywheel_replica.server.access.rights import Right
 
 _CONTENT: Final = ("key", "value", "headers")
 
@@ -75,32 +73,6 @@ def searchable(caller: Caller, right: Right, asked: pb.Filter) -> Searchable:
     return Searchable(tuple(tuple(map(Pattern, rights.topics_of(each))) for each in needed))
 
 
-def refuse_unseen(caller: Caller, topics: frozenset[str] | None, *, knows_all: bool) -> None:
-    """Refuses to show a message whose copies are in these topics; None: not all are known.
-
-    Args:
-        caller: Who asks.
-        topics: Those of all copies.
-        knows_all: Whether it would be known if there were none.
-
-    Raises:
-        RequestRefusedError: MESSAGE_NOT_FOUND; FORBIDDEN, if the caller may know that there is one;
-            NOT_UP_TO_DATE.
-    """
-    if topics is None:
-        raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
-    rights = caller.rights
-    if topics and all(rights.may(Right.INSPECT, topic) for topic in topics):
-        return
-    if may_know_of(rights, topics):
-        raise caller.refuse_without(Right.INSPECT, "in the topic of this message")
-    if topics:
-        caller.hide(Right.INSPECT, topics)
-        if not knows_all:
-            raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
-    raise RequestRefusedError(Reason.MESSAGE_NOT_FOUND)
-
-
 def add_quotas(answer: pb.WhoAmIResponse, caller: Caller) -> None:
     """Adds a caller's quota, and those of topics that it may send to."""
     if caller.quota is not None:
@@ -123,13 +95,6 @@ def add_quotas(answer: pb.WhoAmIResponse, caller: Caller) -> None:
 
 def _given(quota: Quota | TopicQuota) -> dict[str, int]:
     return {name: number for name, number in quota._asdict().items() if number is not None}
-
-
-def may_know_of(rights: Rights, topics: Iterable[str]) -> bool:
-    """Whether a caller may know that there is a message in one of these topics."""
-    return any(
-        rights.may(Right.INSPECT, topic) or rights.may(Right.CHANGE, topic) for topic in topics
-    )
 
 
 def refuse_details(caller: Caller, what: Sequence[Right]) -> None:

@@ -52,13 +52,13 @@ from delaywheel_replica.server.changing.pending import (
     PendingCancel,
     Subject,
     WaitingCancels,
-    cancels_of,
 )
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
@@ -325,7 +325,7 @@ class CancelGroups:
         copies = map(Position, lone.wheels[rows].tolist(), lone.seqs[rows].tolist(), numbers)
         for row, due_ms, copy in zip(rows.tolist(), dues_ms, copies, strict=True):
             pending = batch[row]
-            if self._enter(pending, (pending.named.id, due_ms)):
+            if self._enter(pending, pending.named.at(due_ms)):
                 pending.copy = copy
                 to_write.append(pending)
         if to_write:
@@ -411,7 +411,7 @@ class CancelGroups:
         """Writes cancels of messages as one group."""
         for pending in group:
             pending.is_written = True
-        written = await self._written(cancels_of([pending.key for pending in group]))
+        written = await self._written(rows_naming([pending.key for pending in group]))
         if isinstance(written, Refusal):
             await self._settle_all(group, written)
             return
@@ -518,7 +518,7 @@ class CancelGroups:
         basis, begun_ms = self._finder.basis_of_look(), monotonic_ms()
         if not basis.current:
             return []  # they wait for another progress, together
-        found = await self._finder.find_lone([Reference.of(*each.key) for each in lone])
+        found = await self._finder.find_lone([Reference.of(each.key) for each in lone])
         are_cancelled = basis.are_cancelled(found)
         self._spent("confirmed", len(lone), begun_ms)
         cancelled = [*compress(lone, are_cancelled.tolist())]

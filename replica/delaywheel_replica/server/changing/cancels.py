@@ -12,6 +12,7 @@ from typing import Final
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right
 from delaywheel_replica.server.access.showing import searchable
@@ -85,7 +86,7 @@ class Cancels:
         # A reference is short, but for these: what one caller adds must not fill a call of many.
         request.DiscardUnknownFields()
         within_s = within_s_of(left_s)
-        named = await judged(caller, parsed(request.messages, reference_of), self._finder)
+        named = judged(caller, parsed(request.messages, reference_of))
         permitted = {row: each for row, each in enumerate(named) if isinstance(each, Reference)}
         cancelled: Sequence[_Answered] = ()
         if permitted and (address := self._finder.leader_address(caller)) is not None:
@@ -209,7 +210,10 @@ class CancelMany:
     async def _results(
         self, messages: Sequence[pb.StoredMessage], *, dry_run: bool
     ) -> Iterable["pb.CancelOutcome.ValueType"]:
-        references = [Reference.of(message.id, message.due_ms) for message in messages]
+        references = [
+            Reference.of(MessageKey(message.id, message.due_ms, message.topic))
+            for message in messages
+        ]
         if not references:
             return ()
         if dry_run:

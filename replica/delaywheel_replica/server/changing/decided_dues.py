@@ -26,7 +26,7 @@ import numpy as np
 
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
+from delaywheel.storage.frames.columns import Columns
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.reschedules import (
     MessageKey,
@@ -39,6 +39,7 @@ from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.writing import Writing
 from delaywheel_replica.server.lookup.queries import Queries
+from delaywheel_replica.server.node.naming import rows_naming
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import RequestRefusedError, defect
 
@@ -153,7 +154,7 @@ class DecidedDues:
             records = leading.reschedules
             done_ms = -inf if leading.progress is None else leading.progress.last_due_ms
         for key in list(self._waiting):
-            if key[1] <= done_ms or records.get(key) != self._seen.get(key):
+            if key.due_ms <= done_ms or records.get(key) != self._seen.get(key):
                 self._tell(key)
         self._seen = records
 
@@ -197,7 +198,7 @@ class DecidedDues:
             for key, record in sorted(batch.items(), key=lambda item: item[1].place)
             if not _has(self._copies, key, record)
         }
-        places = [(key[1] // 1000, record.place) for key, record in uncopied.items()]
+        places = [(key.due_ms // 1000, record.place) for key, record in uncopied.items()]
         read = await self._queries.to_copy(places, COPIES_BYTES) if places else []
         examined = batch.keys() - [*uncopied][len(read) :]
         copies = {
@@ -275,7 +276,4 @@ def _is_taken(written: RescheduleWritten, status: CleanerStatus) -> bool:
 
 def _cancel_of(key: MessageKey, record: Reschedule) -> Columns:
     """The cancel and its mark: two rows of one second, side by side."""
-    id_, due_ms = key
-    ids = np.frombuffer(id_ + mark_of(key, record), dtype=np.uint8)
-    dues_ms = np.array([due_ms, due_ms], dtype=np.int64)
-    return Columns.of_cancels(dues_ms, ids.reshape(2, ID_LENGTH_BYTES))
+    return rows_naming([key, key._replace(id=mark_of(key, record))])

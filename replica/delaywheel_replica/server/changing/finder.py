@@ -6,7 +6,6 @@ looked up, and core/leader/cancel.py decides.
 """
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
@@ -17,20 +16,19 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.cancel import CancelDecision, others_to_ask
 from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.server.access.callers import Caller
-from delaywheel_replica.server.changing.pending import Answered, Decided, DecisionBasis, Subject
+from delaywheel_replica.server.changing.pending import Decided, DecisionBasis, Subject
 from delaywheel_replica.server.lookup.places import AskedPlaces
 from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
+from delaywheel_replica.server.node.naming import handle_of
 from delaywheel_replica.server.node.node_view import NodeView, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found")
 
-_ASKED_ABOUT: Final = 16
-"""Messages of a call that other nodes are asked for: those that are nowhere here."""
 DECIDED_AT_ONCE: Final = 32
 """Decisions between which the event loop serves others: about a millisecond of them."""
 
@@ -82,47 +80,6 @@ class MessageFinder:
         self._places = places
         self._finds = SharedLook(self.find_many)
         self._decides = SharedLook(self.decide_many)
-
-    async def topics_if_there(
-        self,
-        named: Sequence[Reference],
-        principal: str | None,
-        is_hidden: Callable[[frozenset[str]], bool],
-    ) -> list[frozenset[str] | Answered]:
-        """Returns in which topics messages lie; or what callers are told of one that is not there.
-
-        NOT_UP_TO_DATE: it may lie in what this node, or another one, lacks or cannot read.
-
-        Args:
-            named: The messages.
-            principal: Who asks.
-            is_hidden: Whether they may not know of a message in some topics. Of one that is here
-                they are told what they would be told of one that is nowhere, after as long.
-        """
-        results: list[frozenset[str] | Answered] = []
-        unknown: list[tuple[int, bool]] = []
-        all_topics = await self._queries.topics_of(named, principal)
-        for row, (reference, topics) in enumerate(zip(named, all_topics, strict=True)):
-            is_kept = bool(topics) and is_hidden(topics or frozenset())
-            is_known = self._queries.knows_all() if is_kept else topics is not None
-            if topics and not is_kept:
-                results.append(topics)
-            elif is_known and self._queries.is_deleted(reference):
-                results.append(Decided(CancelDecision.TOO_LATE))
-            else:
-                results.append(Refusal(Reason.NOT_UP_TO_DATE))
-                unknown += [(row, is_kept)] if is_known else []
-        asked = [row for row, _ in unknown[:_ASKED_ABOUT]]
-        have_none = await asyncio.gather(
-            *(
-                self.nobody_has(named[row]._replace(id=os.urandom(16)) if is_kept else named[row])
-                for row, is_kept in unknown[:_ASKED_ABOUT]
-            )
-        )
-        for row, is_none in zip(asked, have_none, strict=True):
-            if is_none:
-                results[row] = Decided(CancelDecision.NOT_FOUND)
-        return results
 
     async def read_ahead(self, named: Sequence[Reference], principal: str | None) -> None:
         """See `Queries.read_ahead`."""
@@ -209,12 +166,11 @@ class MessageFinder:
         columns = await self._queries.message(subject.reference.slot, place)
         if columns is None:
             return unknown
-        id_, due_ms = subject.key
         timestamp_ms = int(columns.timestamps_ms[0])
         message = pb.StoredMessage(
-            id=id_,
-            due_ms=due_ms,
-            topic=columns.topic(0),
+            id=subject.key.id,
+            due_ms=subject.key.due_ms,
+            topic=subject.key.topic,
             timestamp_ms=None if timestamp_ms < 0 else timestamp_ms,
             headers=[pb.Header(name=name) for name, _ in columns.headers(0)],
         )
@@ -303,10 +259,11 @@ def _pinned(named: Reference, found: Found) -> Reference:
     if named.due_ms is not None:
         return named
     due_ms = found.dues_ms[0] if found.dues_ms else named.slot * 1000
-    return Reference(named.slot, named.id, due_ms, named.wheel)
+    return named._replace(due_ms=due_ms)
 
 
 def _as_named(named: Reference) -> pb.MessageRef:
     if named.due_ms is not None:
-        return pb.MessageRef(id_and_due=pb.IdAndDue(id=named.id, due_ms=named.due_ms))
-    return pb.MessageRef(handle=f"{named.wheel}:{named.slot}:{named.id.hex()}")
+        named_by = pb.IdAndDue(id=named.id, due_ms=named.due_ms, topic=named.topic)
+        return pb.MessageRef(id_and_due=named_by)
+    return pb.MessageRef(handle=handle_of(named.wheel, named.at(named.slot * 1000)))

@@ -1,10 +1,9 @@
 """Commit: half messages that a call names, at whichever node the caller has asked.
 
-Nothing is looked up for a caller that may send to all topics: a commit is one row, which names the
-half by id and due (own_halves.py says which row). It is written with the next group, and answered
-once W members hold it. If the caller names the wheel that has the half, and that is another node's,
-the commit is passed on: only there it is a release. If that node does not answer, it is written
-here.
+A commit is one row, which names the half by topic, id and due (own_halves.py says which row). It is
+written with the next group, and answered once W members hold it. If the caller names the wheel that
+has the half, and that is another node's, the commit is passed on: only there it is a release. If
+that node does not answer, it is written here.
 
 A commit behind a cancel would change nothing. So where the half's second has a cancel, of whatever
 it is (near_cancels.py), it is looked whether that is one of the half; and while such a cancel is
@@ -15,8 +14,7 @@ undecided, for a second at most, the commit waits.
 | was cancelled, as this node knows | ROLLED_BACK |
 | its hold has ended, or nearly; its second is sealed | LEFT_TO_CHECK |
 | is due later than any half can be: the caller names another due | HALF_INVALID |
-| lies in a topic that the caller may not send to, and may inspect or change | FORBIDDEN |
-| lies in another such topic, or nowhere here, for who may not send to all topics | NOT_UP_TO_DATE |
+| is of a topic that the caller may not send to | FORBIDDEN |
 | any other | COMMITTED; or why no row is known to be held |
 """
 
@@ -31,14 +29,14 @@ from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.access.callers import Caller
 from delaywheel_replica.server.access.rights import Right
-from delaywheel_replica.server.access.showing import may_know_of
 from delaywheel_replica.server.changing.awaited import parsed
 from delaywheel_replica.server.changing.id_checks import AGAIN_S, CANCEL_WAIT_S
 from delaywheel_replica.server.changing.pending import DecisionBasis
+from delaywheel_replica.server.changing.permission import judged
 from delaywheel_replica.server.commit.near_cancels import NearCancels
 from delaywheel_replica.server.commit.own_halves import CommitWriting, is_left_to_check
 from delaywheel_replica.server.lookup.queries import Queries
-from delaywheel_replica.server.lookup.references import Reference, reference_of
+from delaywheel_replica.server.lookup.references import Reference, named_by
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import CallsToNodes
 from delaywheel_replica.server.node.node_view import monotonic_ms, wall_ms
@@ -92,12 +90,12 @@ class HalfCommits:
         refusal = self._refusal()
         if refusal is not None:
             raise RequestRefusedError.of(refusal)
-        named = parsed(request.halves, _reference_of)
+        named = parsed(request.halves, named_by)
         results: list[pb.HalfCommitted | None] = [None] * len(named)
-        for row, refused in (await self._refused(named, caller)).items():
+        for row, refused in _refused(named, caller).items():
             results[row] = pb.HalfCommitted(error=refused.as_error())
         keys = {
-            row: _key(each)
+            row: each.key
             for row, each in enumerate(named)
             if results[row] is None and isinstance(each, Reference)
         }
@@ -131,7 +129,7 @@ class HalfCommits:
                 for row, result in zip(rows, answer.results, strict=True):
                     results[row] = None if result.HasField("error") else result
         left = {row: keys[row] for row in rows if results[row] is None}
-        near = {row: left[row] for row in left if left[row][1] in self._near_cancels}
+        near = {row: left[row] for row in left if left[row].due_ms in self._near_cancels}
         if near:
             left = {row: left[row] for row in left if row not in near}
             await asyncio.gather(self._write(left, results), self._write_uncancelled(near, results))
@@ -162,7 +160,7 @@ class HalfCommits:
     async def _known(self, keys: Sequence[MessageKey]) -> list[CancelDecision | None]:
         """Returns what is decided of halves that have a cancel; None: of others."""
         basis = self._basis_of_look()
-        found = await self._queries.find_many([Reference.of(*key) for key in keys])
+        found = await self._queries.find_many([*map(Reference.of, keys)])
         return [
             basis.after_writing(key, each).decision
             if isinstance(each, Found) and each.cancels
@@ -176,8 +174,8 @@ class HalfCommits:
         now_ms = wall_ms()
         keys = dict[int, MessageKey]()
         for row, key in wanted.items():
-            left_ms = key[1] - now_ms
-            if is_left_to_check(key[1], now_ms):
+            left_ms = key.due_ms - now_ms
+            if is_left_to_check(key.due_ms, now_ms):
                 results[row] = _LEFT
             elif left_ms > self._longest_ms:
                 refusal = Refusal(Reason.HALF_INVALID, f"No half is held for {left_ms:,} ms more")
@@ -188,27 +186,14 @@ class HalfCommits:
         for row in keys:
             results[row] = _result_of(failed.get(row))
 
-    async def _refused(
-        self, named: Sequence[Reference | Refusal], caller: Caller
-    ) -> dict[int, Refusal]:
-        """Returns the rows that are refused before anything is written."""
-        refused = {row: each for row, each in enumerate(named) if isinstance(each, Refusal)}
-        if caller.rights.may_everywhere(Right.PRODUCE):
-            return refused
-        rows = [row for row, each in enumerate(named) if isinstance(each, Reference)]
-        references = [each for each in named if isinstance(each, Reference)]
-        all_topics = await self._queries.topics_of(references, caller.principal)
-        for row, topics in zip(rows, all_topics, strict=True):
-            if topics and all(caller.rights.may(Right.PRODUCE, topic) for topic in topics):
-                continue
-            if topics and may_know_of(caller.rights, topics):
-                error = caller.refuse_without(Right.PRODUCE, "in the topic of this message")
-                refused[row] = error.refusal
-            else:
-                if topics:
-                    caller.hide(Right.PRODUCE, topics)
-                refused[row] = Refusal(Reason.NOT_UP_TO_DATE)
-        return refused
+
+def _refused(named: Sequence[Reference | Refusal], caller: Caller) -> dict[int, Refusal]:
+    """Returns the rows that are refused before anything is written."""
+    return {
+        row: each
+        for row, each in enumerate(judged(caller, named, Right.PRODUCE))
+        if isinstance(each, Refusal)
+    }
 
 
 def _result_of(refusal: Refusal | None) -> pb.HalfCommitted:
@@ -216,13 +201,3 @@ def _result_of(refusal: Refusal | None) -> pb.HalfCommitted:
         return _COMMITTED
     is_late = refusal.reason is Reason.DUE_TOO_OLD
     return _LEFT if is_late else pb.HalfCommitted(error=refusal.as_error())
-
-
-def _reference_of(half: pb.HalfRef) -> Reference:
-    named = pb.IdAndDue(id=half.id, due_ms=half.due_ms)
-    return reference_of(pb.MessageRef(id_and_due=named))
-
-
-def _key(reference: Reference) -> MessageKey:
-    assert reference.due_ms is not None
-    return reference.id, reference.due_ms

@@ -1,10 +1,10 @@
 """Looks for earlier messages with the ids of new ones, before these are accepted (`check_id`).
 
-Messages with the same id and due are one, and what an earlier one leaves of a new one is decided at
-the due, when no sender listens any more. So a sender that may have used an id before asks for a
-look, and is told what is certain. The first line that fits:
+Messages with the same topic, id and due are one, and what an earlier one leaves of a new one is
+decided at the due, when no sender listens any more. So a sender that may have used an id before
+asks for a look, and is told what is certain. The first line that fits:
 
-| what the answering node finds of this id and due, before it writes the new message | answer |
+| what the answering node finds of these three, before it writes the new message | answer |
 |---|---|
 | it cannot look in time, or the second is finished | accepted, not checked |
 | no copy; this node holds all that was acknowledged | accepted, checked |
@@ -15,7 +15,7 @@ look, and is told what is certain. The first line that fits:
 | one with the same contents; a cancel is undecided, or perhaps not here | accepted, not checked |
 | one with the same contents, otherwise | accepted, checked: it is the same message again |
 
-Contents are topic, key, value, headers, partition and timestamp. A message that was rescheduled is
+Contents are key, value, headers, partition and timestamp. A message that was rescheduled is
 delivered at its other due, so it counts as one that is pending. A cancel is decided as it is for
 who cancels (core/leader/cancel.py), by a scan that begins when the node holds every frame up to V.
 
@@ -50,6 +50,7 @@ from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_replica.core.leader.cancel import CancelDecision
 from delaywheel_replica.core.protocol.progress import Position
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.process.logs import get_logger
 from delaywheel_replica.server.changing.finder import DECIDED_AT_ONCE
 from delaywheel_replica.server.changing.pending import DecisionBasis
@@ -58,6 +59,7 @@ from delaywheel_replica.server.lookup.queries import Queries
 from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import ComparedCopy, Found
 from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.naming import key_of
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 _log = get_logger(__name__)
@@ -270,9 +272,7 @@ def _verdict(basis: DecisionBasis, reference: Reference, found: Found) -> IdVerd
     """Returns what is known of a message before the contents of its copies are compared."""
     is_sure = found.complete
     if found.copies and found.cancels:
-        assert reference.due_ms is not None
-        key = reference.id, reference.due_ms
-        decision = basis.after_writing(key, found).decision
+        decision = basis.after_writing(reference.key, found).decision
         if decision is CancelDecision.CANCELLED:
             return IdVerdict.CANCELLED
         if decision is CancelDecision.WAIT:
@@ -284,15 +284,14 @@ def _verdict(basis: DecisionBasis, reference: Reference, found: Found) -> IdVerd
 async def _prepared(
     batch: RequestBatch, rows: Sequence[int], checking: _Checking
 ) -> list[_Waiting]:
-    """Prepares rows for a look; refuses those that differ from an earlier one with id and due."""
-    columns, firsts, waiting = batch.columns, dict[tuple[bytes, int], int](), list[_Waiting]()
-    ids, dues_ms = columns.ids.tobytes(), columns.due_ms.tolist()
+    """Prepares rows for a look; refuses those that differ from an earlier copy among them."""
+    columns, firsts, waiting = batch.columns, dict[MessageKey, int](), list[_Waiting]()
     for number, row in enumerate(rows, start=1):
-        id_, due_ms = ids[row * 16 : row * 16 + 16], dues_ms[row]
-        first = firsts.setdefault((id_, due_ms), row)
+        key = key_of(columns, row)
+        first = firsts.setdefault(key, row)
         if first != row and not columns.is_same(row, columns, first):
             batch.refuse([row], _TAKEN)
-        waiting.append(_Waiting(checking, row, Reference.of(id_, due_ms)))
+        waiting.append(_Waiting(checking, row, Reference.of(key)))
         if number % _PREPARED_AT_ONCE == 0:
             await asyncio.sleep(0)
     return waiting

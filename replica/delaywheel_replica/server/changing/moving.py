@@ -30,7 +30,7 @@ class NearerDue(NamedTuple):
     """A message that needs a nearer due.
 
     Attributes:
-        key: Its id, and the due that a caller chose.
+        key: It, with the due that the leader chose.
         record: Of its reschedule, as committed.
         progress: Committed.
     """
@@ -42,7 +42,7 @@ class NearerDue(NamedTuple):
     @property
     def reference(self) -> Reference:
         """Where the message is looked for."""
-        return Reference.of(*self.key)
+        return Reference.of(self.key)
 
     def proposal(
         self, found: Found, decision: CancelDecision, now_ms: int
@@ -106,6 +106,6 @@ async def keep_moving(
                     propose(proposal)
             except RequestRefusedError as error:
                 reason = error.refusal.reason.value
-                _log.info("a message is not moved yet", reason=reason, due_ms=move.key[1])
+                _log.info("a message is not moved yet", reason=reason, due_ms=move.key.due_ms)
             except Exception as error:  # noqa: BLE001 - it is named, and tried again
                 defect(error)

@@ -27,14 +27,12 @@ Without I/O and clocks: the simulation uses these classes too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns
 from delaywheel.storage.reading.ids import LoneIds
 from delaywheel_replica.core.leader.cancel import (
     CancelDecision,
@@ -54,7 +52,7 @@ from delaywheel_replica.server.lookup.references import Reference
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.refusals import Refusal
 
-_NO_KEY: Final = b"", 0
+_NO_KEY: Final = MessageKey(b"", 0, "")
 
 
 class Decided(NamedTuple):
@@ -89,9 +87,8 @@ class Subject:
 
     @property
     def key(self) -> MessageKey:
-        """The message's id and due."""
-        assert self.reference.due_ms is not None
-        return self.reference.id, self.reference.due_ms
+        """The message."""
+        return self.reference.key
 
 
 class DecisionBasis(NamedTuple):
@@ -125,7 +122,7 @@ class DecisionBasis(NamedTuple):
         """Returns what is known of a message."""
         status = self.status
         return CancelView(
-            due_ms=key[1],
+            due_ms=key.due_ms,
             now_ms=self.now_ms,
             leading=self.leading,
             progress=None if status is None else status.progress,
@@ -186,7 +183,7 @@ class PendingCancel:
         others: Who else waits for it, if anybody does.
         other_names: What some of these call it, where that is something else.
         is_taken: It is being looked up, or was.
-        key: Its id and due, once it was looked up.
+        key: The message, once it was looked up.
         copy: Where it lies, if it is lone, until it is looked at by itself.
         subject: What is known of it, if it is looked at by itself.
         is_written: A cancel of it was written for these callers, or is being written.
@@ -233,8 +230,8 @@ class PendingCancel:
         if self.subject is None:
             assert self.copy is not None
             assert self.cancel is not None
-            pinned = Reference.of(*self.key, self.named.wheel)
-            found = Found((self.key[1],), [self.copy], [self.cancel])
+            pinned = Reference.of(self.key, self.named.wheel)
+            found = Found((self.key.due_ms,), [self.copy], [self.cancel])
             self.subject = Subject(pinned, self.named, found)
         return self.subject
 
@@ -259,7 +256,7 @@ class _Group(NamedTuple):
 
     @classmethod
     def of(cls, cancels: list[PendingCancel], place: Position) -> _Group:
-        return cls(cancels, place, min((each.key[1] for each in cancels), default=0))
+        return cls(cancels, place, min((each.key.due_ms for each in cancels), default=0))
 
 
 class WaitingCancels:
@@ -295,17 +292,10 @@ class WaitingCancels:
                 continue
             left = group
             if group.soonest_ms <= last_ms:
-                self._looked_at += [each for each in group.cancels if each.key[1] <= last_ms]
-                later = [each for each in group.cancels if each.key[1] > last_ms]
+                self._looked_at += [each for each in group.cancels if each.key.due_ms <= last_ms]
+                later = [each for each in group.cancels if each.key.due_ms > last_ms]
                 left = _Group.of(later, group.place)
             if any(each.waits for each in left.cancels):
                 self._groups.append(left)
         self._looked_at = [each for each in self._looked_at if each.waits]
         return list(self._looked_at)
-
-
-def cancels_of(keys: Sequence[MessageKey]) -> Columns:
-    """Returns the rows that cancel these messages."""
-    ids = np.frombuffer(b"".join(id_ for id_, _ in keys), dtype=np.uint8)
-    due_ms = np.array([due_ms for _, due_ms in keys], dtype=np.int64)
-    return Columns.of_cancels(due_ms, ids.reshape(-1, ID_LENGTH_BYTES))

@@ -56,6 +56,7 @@ from delaywheel_replica.server.lookup.references import Reference, reference_of
 from delaywheel_replica.server.lookup.scan import Found
 from delaywheel_replica.server.node.calls_to_nodes import WAIT_S
 from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.naming import handle_of
 from delaywheel_replica.server.node.node_view import NodeView, monotonic_ms, wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
@@ -193,10 +194,8 @@ class Reschedules:
         request.DiscardUnknownFields()
         wanted = parsed(request.messages, self._wanted)
         within_s = within_s_of(left_s)
-        named = await judged(
-            caller,
-            [each if isinstance(each, Refusal) else each.named for each in wanted],
-            self._finder,
+        named = judged(
+            caller, [each if isinstance(each, Refusal) else each.named for each in wanted]
         )
         rows = [row for row, each in enumerate(named) if isinstance(each, Reference)]
         changed: Sequence[_Answered | None] = ()
@@ -285,7 +284,7 @@ class Reschedules:
             return
         leading = self._view.cleaner.leading()
         taken = set(self._under_way.values())
-        taken.update(id_ for id_, _ in (leading.reschedules if leading is not None else ()))
+        taken.update(key.id for key in (leading.reschedules if leading is not None else ()))
         while self._queue:
             attempt = self._queue[0]
             id_ = attempt.wanted.named.id
@@ -323,11 +322,11 @@ class Reschedules:
         wanted = attempt.wanted
         subject, other = await asyncio.gather(
             self._finder.find(wanted.named),
-            self._finder.find(Reference.of(wanted.named.id, attempt.to_ms)),
+            self._finder.find(Reference.of(wanted.named.at(attempt.to_ms))),
         )
         decision, moved_ms = await self._decide(attempt, subject, other.found)
         if decision is CancelDecision.TOO_LATE and not subject.found.copies:
-            decision, moved_ms = await self._moved_before(wanted.named.id, wanted.deliver_at_ms)
+            decision, moved_ms = await self._moved_before(wanted.named.at(wanted.deliver_at_ms))
         if decision is not CancelDecision.RESCHEDULED:
             return pb.MessageRescheduled(outcome=_OUTCOMES[decision])
         if moved_ms is None:
@@ -355,7 +354,7 @@ class Reschedules:
                     if decision is CancelDecision.WAIT and subject.found.is_committed:
                         raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
                     if decision is CancelDecision.WRITE:
-                        if attempt.to_ms == subject.key[1]:  # perhaps since an earlier attempt
+                        if attempt.to_ms == subject.key.due_ms:  # perhaps since an earlier attempt
                             return Decided(CancelDecision.RESCHEDULED, attempt.to_ms)
                         proposal = proposal or await self._proposal(subject, attempt.to_ms, there)
                         self._propose(replace(proposal, looked=tuple(subject.found.looked.items())))
@@ -375,30 +374,30 @@ class Reschedules:
             Reason.NOT_UP_TO_DATE if proposal is None else Reason.RESCHEDULE_UNKNOWN
         )
 
-    async def _moved_before(self, id_: bytes, due_ms: int) -> Decided:
+    async def _moved_before(self, key: MessageKey) -> Decided:
         """What to answer if the second is deleted: an earlier attempt may have succeeded.
 
         Then the message is at the due that is asked for once more. No other message is: a due that
         an id has already is refused to a message with another one.
         """
-        there = await self._finder.find(Reference.of(id_, due_ms))
+        there = await self._finder.find(Reference.of(key))
         if not there.found.copies:
             return Decided(CancelDecision.TOO_LATE)
         decided = await self._finder.decide(there)
         is_pending = decided.decision in {CancelDecision.WRITE, CancelDecision.TOO_LATE}
         if is_pending and not there.found.cancels:
-            return Decided(CancelDecision.RESCHEDULED, due_ms)
+            return Decided(CancelDecision.RESCHEDULED, key.due_ms)
         is_known = decided.decision in _OUTCOMES or decided.moved_ms is not None
         return decided if is_known else Decided(CancelDecision.TOO_LATE)
 
     async def _proposal(self, subject: Subject, to_ms: int, there: Found) -> RescheduleProposal:
         """Returns the proposal, unless it is known that it would not be decided."""
-        if self._may_be_half(subject.key[1]) and await self._finder.is_half(subject):
+        if self._may_be_half(subject.key.due_ms) and await self._finder.is_half(subject):
             raise RequestRefusedError(Reason.HALF_KEEPS_DUE)
         progress = self._finder.basis().progress
         if progress is not None and progress.ahead:
             raise RequestRefusedError(Reason.RESCHEDULES_RESTING)
-        await self._check_free(subject.reference.id, to_ms, there)
+        await self._check_free(subject.key.at(to_ms), there)
         return RescheduleProposal(subject.key, to_ms, self._finder.place(subject.found))
 
     def _may_be_half(self, due_ms: int) -> bool:
@@ -410,14 +409,16 @@ class Reschedules:
         copy = self._decided_dues.copy(subject.key)
         if copy is not None and copy.to_ms == moved_ms:
             wheel = copy.wheel  # nearly always: a node's status costs
-        elif moved_ms == subject.key[1] or (open_ := self._view.status().heartbeat.open) is None:
+        elif (
+            moved_ms == subject.key.due_ms or (open_ := self._view.status().heartbeat.open) is None
+        ):
             wheel = self._finder.place(subject.found).wheel
         else:
             wheel = open_
-        return f"{wheel}:{moved_ms // 1000}:{subject.reference.id.hex()}"
+        return handle_of(wheel, subject.key.at(moved_ms))
 
-    async def _check_free(self, id_: bytes, to_ms: int, there: Found) -> None:
-        """Checks that no message or cancel of this id and due exists: it would count for both.
+    async def _check_free(self, key: MessageKey, there: Found) -> None:
+        """Checks that no such message or cancel exists: it would count for both.
 
         A heartbeat that says what a node has written comes on another connection than the frames,
         so for a moment this node lacks something every now and then.
@@ -425,13 +426,13 @@ class Reschedules:
         until_ms = monotonic_ms() + _COMPLETE_MS
         while True:
             if there.copies or there.cancels:
-                raise RequestRefusedError(Reason.DUE_TAKEN, f"Due {to_ms}")
+                raise RequestRefusedError(Reason.DUE_TAKEN, f"Due {key.due_ms}")
             if there.complete:
                 return
             if monotonic_ms() >= until_ms:
                 raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
             await self._next_change()
-            there = (await self._finder.find(Reference.of(id_, to_ms))).found
+            there = (await self._finder.find(Reference.of(key))).found
 
     async def _until_copied(self, key: MessageKey, moved_ms: int) -> int:
         """Waits until the message can be found at its new due; the decision stands anyway.
@@ -450,7 +451,7 @@ class Reschedules:
                         break
                     await self._decided_dues.await_change(key, _AGAIN_S)
         except TimeoutError:
-            _log.warning("a reschedule is decided, and not written yet", due_ms=key[1])
+            _log.warning("a reschedule is decided, and not written yet", due_ms=key.due_ms)
         return moved_ms
 
     def _unwritten(self, key: MessageKey) -> Reschedule | None:

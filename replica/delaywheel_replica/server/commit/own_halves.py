@@ -30,6 +30,7 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.server.commit.committer import GROUP_BYTES, Committed
 from delaywheel_replica.server.commit.writing import Writing
+from delaywheel_replica.server.node.naming import key_of, rows_naming
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError
 
 LEFT_TO_CHECK_MS: Final = 100
@@ -75,9 +76,7 @@ class CommitRows:
     @property
     def columns(self) -> Columns:
         """The rows."""
-        ids = np.frombuffer(b"".join(id_ for id_, _ in self.keys.values()), np.uint8)
-        dues_ms = np.array([due_ms for _, due_ms in self.keys.values()], np.int64)
-        return Columns.of_cancels(dues_ms, ids.reshape(len(self.keys), -1))
+        return rows_naming(self.keys.values())
 
 
 class OwnHalves:
@@ -98,7 +97,7 @@ class OwnHalves:
         for key, length_bytes in lengths_bytes.items():
             self._halves[key] = OwnHalf(wheel, length_bytes)
         if len(self._halves) >= self._sweep_at:
-            self._halves = {key: half for key, half in self._halves.items() if key[1] > now_ms}
+            self._halves = {key: half for key, half in self._halves.items() if key.due_ms > now_ms}
             self._sweep_at = max(_SWEPT_EVERY, 2 * len(self._halves))
 
     def take_early_commits(self, keys: Iterable[MessageKey]) -> list[MessageKey]:
@@ -117,7 +116,7 @@ class OwnHalves:
         """
         commits, releases = CommitRows(), [CommitRows()]
         for row, key in keys.items():
-            half = None if is_left_to_check(key[1], now_ms) else self._take(key, open_wheel)
+            half = None if is_left_to_check(key.due_ms, now_ms) else self._take(key, open_wheel)
             if half is None:
                 commits.keys[row] = key
                 continue
@@ -208,7 +207,7 @@ def halves_among(columns: Columns) -> dict[int, tuple[MessageKey, int]]:
     lengths_bytes = columns.lengths_bytes
     return {
         row: (
-            (columns.ids[row].tobytes(), int(columns.due_ms[row])),
+            key_of(columns, row),
             int(lengths_bytes[row]),
         )
         for row in rows

@@ -278,9 +278,6 @@ class GrpcHandlers:
         except RequestRefusedError as error:
             self._audit.ended(name, call, request, error.refusal)
             raise
-        finally:
-            if call.caller.hidden is not None:
-                self._audit.refused(name, call.address, call.caller.hidden)
         self._audit.ended(name, call, request, ended)
         return ended
 

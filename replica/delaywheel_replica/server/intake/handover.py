@@ -43,6 +43,7 @@ from delaywheel_replica.server.access.callers import CallOrigin
 from delaywheel_replica.server.commit.committer import Committed
 from delaywheel_replica.server.commit.own_halves import CommitWriting, halves_among
 from delaywheel_replica.server.intake.producing import IntakeStages
+from delaywheel_replica.server.node.naming import key_of
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
@@ -179,8 +180,7 @@ class HandoverServer:
         """Writes commits, once the halves that came before them are held, or are not."""
         if self._halves:
             await asyncio.wait(self._halves)
-        ids = (each.tobytes() for each in columns.ids)
-        keys = dict(enumerate(zip(ids, columns.due_ms.tolist(), strict=True)))
+        keys = {row: key_of(columns, row) for row in range(len(columns))}
         failed = await self._commits.write(keys, wall_ms())
         if any(refusal.reason not in _ANSWERS for refusal in failed.values()):
             await asyncio.sleep(_REFUSED_S)

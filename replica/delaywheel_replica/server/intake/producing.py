@@ -40,6 +40,7 @@ from delaywheel_replica.server.intake.validate import (
     refuse_without_room,
 )
 from delaywheel_replica.server.node.counts import NodeCounts
+from delaywheel_replica.server.node.naming import handle_of, key_of
 from delaywheel_replica.server.node.node_view import wall_ms
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, defect
 
@@ -297,14 +298,14 @@ def _row_results(batch: RequestBatch, wheel: WheelId | None) -> bytes:
 
     Thousands of messages may be refused for the same reason: its error is encoded once.
     """
-    ids = batch.columns.ids.tobytes().hex()
+    columns = batch.columns
     errors: dict[Refusal, bytes] = {}
     checked = set(batch.checked)
     results = []
-    for row, due_ms in enumerate(batch.columns.due_ms.tolist()):
+    for row, due_ms in enumerate(columns.due_ms.tolist()):
         refusal = batch.refusals.get(row)
         if refusal is None:
-            handle = f"{wheel}:{due_ms // 1000}:{ids[row * 32 : row * 32 + 32]}"
+            handle = handle_of(wheel, key_of(columns, row))
             result = pb.ProduceResult(handle=handle, due_ms=due_ms, id_checked=row in checked)
             results.append(_encoded(result))
         elif (known := errors.get(refusal)) is not None:

@@ -46,6 +46,7 @@ from delaywheel_replica.server.intake.unpacking import (
     has_more_fields,
     outline_of,
 )
+from delaywheel_replica.server.node.naming import key_of
 from delaywheel_replica.server.node.refusals import Refusal, RequestRefusedError, quoted
 
 MESSAGE_HEADERS: Final = 10_000
@@ -156,7 +157,7 @@ class RequestBatch:
         """Returns the halves that were not refused, with the length of key, value and headers."""
         columns, lengths_bytes = self.columns, self.lengths_bytes
         return {
-            (columns.ids[row].tobytes(), int(columns.due_ms[row])): int(lengths_bytes[row])
+            key_of(columns, row): int(lengths_bytes[row])
             for row in self.halves
             if row not in self.refusals
         }

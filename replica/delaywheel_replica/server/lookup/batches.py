@@ -18,7 +18,8 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.cancels import begins_of, rows_that_begin
 from delaywheel_replica.core.leader.halves import HalfRows
 from delaywheel_replica.core.protocol.progress import Position
-from delaywheel_replica.server.lookup.scan import key_of
+from delaywheel_replica.core.protocol.reschedules import MessageKey
+from delaywheel_replica.server.node.naming import key_of
 
 _HALF: Final = HALF_GROUP.encode()
 _BATCH_BYTES: Final = 8 << 20
@@ -59,20 +60,20 @@ class ScannedBatch:
             left out.
         end: The position after all messages that were examined.
         naming: By kind of row: of those messages that are named by some, where these lie, by the
-            messages' keys, as `key_of` makes them.
+            messages' keys.
     """
 
     frames: list[tuple[Frame, list[int]]] = field(default_factory=list)
     end: Position | None = None
-    naming: dict[Kind, dict[bytes, list[Position]]] = field(
+    naming: dict[Kind, dict[MessageKey, list[Position]]] = field(
         default_factory=lambda: {kind: {} for kind in NAMING_KINDS}
     )
 
-    def named_by(self, kind: Kind, key: bytes) -> Sequence[Position]:
+    def named_by(self, kind: Kind, key: MessageKey) -> Sequence[Position]:
         """Returns where the rows of a kind lie that name a message."""
         return self.naming[kind].get(key, ())
 
-    def half(self, frame: Frame, row: int, key: bytes) -> HalfRows | None:
+    def half(self, frame: Frame, row: int, key: MessageKey) -> HalfRows | None:
         """Returns one copy of a half with the rows that decide it; None: the message is none."""
         if not is_half(frame.columns, row):
             return None
@@ -80,7 +81,7 @@ class ScannedBatch:
         copies = frozenset({Position(frame.wheel, frame.seq, row)})
         return HalfRows(int(frame.columns.due_ms[row]), copies, commits, releases, cancels)
 
-    def rows(self) -> Iterator[tuple[Frame, int, bytes]]:
+    def rows(self) -> Iterator[tuple[Frame, int, MessageKey]]:
         """Yields the messages one by one: frame, row and key."""
         for frame, rows in self.frames:
             for row in rows:
@@ -128,12 +129,12 @@ def _with_naming(batch: ScannedBatch, naming: Callable[[Kind], Iterable[Frame]])
 def _add_rows(
     batch: ScannedBatch,
     kind: Kind,
-    keys: Collection[bytes],
+    keys: Collection[MessageKey],
     naming: Callable[[Kind], Iterable[Frame]],
 ) -> None:
     if not keys:
         return
-    begins, found = begins_of(keys), batch.naming[kind]
+    begins, found = begins_of(key.id for key in keys), batch.naming[kind]
     for frame in naming(kind):
         for row in rows_that_begin(frame.columns, begins):
             key = key_of(frame.columns, row)

@@ -1,9 +1,9 @@
 """The outcome of messages that are done, as far as this node's cleaner reported it.
 
-A dead letter is reported as such by its id and due. Deliveries are never reported; they follow from
-what is known of a period: a *span* is what was done between two progress records while every dead
-letter was reported. The cleaner's status has both, how many it has counted and how far it has come,
-so the two can be compared:
+A dead letter is reported as such by its topic, id and due. Deliveries are never reported; they
+follow from what is known of a period: a *span* is what was done between two progress records while
+every dead letter was reported. The cleaner's status has both, how many it has counted and how far
+it has come, so the two can be compared:
 
 | the row says | then the span |
 |---|---|
@@ -25,12 +25,12 @@ from typing import Final
 
 from delaywheel_replica.core.leader.halves import is_released
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.status_files import CleanerStatus, Role
 from delaywheel_replica.link import DeadLettered
-from delaywheel_replica.server.lookup.scan import message_key
 
 MAX_BYTES: Final = 16 << 20
-_LETTER_BYTES: Final = 200
+_LETTER_BYTES: Final = 320
 _GENERATIONS: Final = 4
 # Each has two progress records: seqs of up to 900 wheels.
 _SPANS_AT_MOST: Final = 8
@@ -58,7 +58,7 @@ class _Span:
 class _Generation:
     """What was reported in some period; forgotten as a whole."""
 
-    reasons: dict[bytes, str] = field(default_factory=dict)
+    reasons: dict[MessageKey, str] = field(default_factory=dict)
     spans: deque[_Span] = field(default_factory=lambda: deque(maxlen=_SPANS_AT_MOST))
 
 
@@ -86,7 +86,7 @@ class Fates:
             if len(newest.reasons) >= self._letters_each:
                 newest, self._open = _Generation(), None
                 self._generations.append(newest)
-            newest.reasons[message_key(letter.id, letter.due_ms)] = letter.reason
+            newest.reasons[MessageKey(letter.id, letter.due_ms, letter.topic)] = letter.reason
 
     def row(self, status: CleanerStatus) -> None:
         """Takes a new status of the cleaner."""
@@ -102,9 +102,8 @@ class Fates:
             self._generations[-1].spans.append(self._open)
         self._open.end = progress
 
-    def reason(self, id_: bytes, due_ms: int) -> str | None:
+    def reason(self, key: MessageKey) -> str | None:
         """Returns why this message is a dead letter; None if it is not known to be one."""
-        key = message_key(id_, due_ms)
         for generation in list(self._generations):
             reason = generation.reasons.get(key)
             if reason is not None:

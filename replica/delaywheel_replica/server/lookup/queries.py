@@ -173,48 +173,6 @@ class Queries:
         if len(unread) > _UNREAD_AT_ONCE:
             await self._find(unread, principal or "", with_frames=False)
 
-    async def topics_of(
-        self, references: Sequence[Reference], principal: str | None = None
-    ) -> list[frozenset[str] | None]:
-        """Returns in which topics messages lie, whichever of several is meant.
-
-        Args:
-            references: The messages.
-            principal: Who asks.
-
-        Returns:
-            For each reference, in the same order, the topics of all its copies; None: it may lie
-            in what this node lacks or cannot read. Below the floor there are none.
-        """
-        above = [each for each in references if not self.is_deleted(each)]
-
-        def read(some: Sequence[Reference]) -> list[frozenset[str] | None]:
-            scanner, scope = self._scanner, self._scope()
-            knows_all = self.knows_all(scope.status)
-            results: list[frozenset[str] | None] = []
-            found_of_all = scanner.find_many(some, scope.limits, lost=scope.lost)
-            for reference, found in zip(some, found_of_all, strict=True):
-                slot, found_each = reference.slot, [found]
-                if len(found.dues_ms) > 1:
-                    meant = [Reference.of(reference.id, due_ms) for due_ms in found.dues_ms]
-                    found_each = scanner.find_many(meant, scope.limits, lost=scope.lost)
-                each = [_topics(scanner, slot, one, knows_all=knows_all) for one in found_each]
-                known = [topics for topics in each if topics is not None]
-                results.append(frozenset().union(*known) if len(known) == len(each) else None)
-            return results
-
-        looking = self._in_turns(above, principal or "", read, _FRAMES_AT_ONCE)
-        topics = {
-            above[row]: found
-            async for rows, part in looking
-            for row, found in zip(rows, part, strict=True)
-        }
-        # The floor may have moved meanwhile.
-        return [
-            frozenset() if self.is_deleted(each) else topics.get(each, frozenset())
-            for each in references
-        ]
-
     def is_deleted(self, reference: Reference) -> bool:
         """Whether the second of a message is finished and deleted."""
         return reference.slot < self._floor()
@@ -367,7 +325,7 @@ class Queries:
         if frame is None:  # deleted with its second, or unreadable
             raise RequestRefusedError(Reason.NOT_UP_TO_DATE)
         place = found.copies[0]
-        moved_ms, progress = self._moved_ms(reference.id, found), self._view.cleaner.progress
+        moved_ms, progress = self._moved_ms(reference, found), self._view.cleaner.progress
         (due_ms,) = found.dues_ms
         is_done = progress is not None and any(
             progress.covers(due_ms, copy) for copy in found.copies
@@ -416,10 +374,10 @@ class Queries:
         is_unsure = state == pb.MESSAGE_STATE_ASKED and not found.complete
         return pb.MESSAGE_STATE_DONE if is_unsure else state
 
-    def _moved_ms(self, id_: bytes, found: Found) -> int | None:
+    def _moved_ms(self, reference: Reference, found: Found) -> int | None:
         """The due that a message was rescheduled to: the record shows it before frames do."""
         status, (due_ms,) = self._view.cleaner.status, found.dues_ms
-        record = None if status is None else status.reschedules.get((id_, due_ms))
+        record = None if status is None else status.reschedules.get(reference.at(due_ms))
         return known_due_ms(record, found.rescheduled_to)
 
     def _was_delivered(self, found: Found) -> bool:
@@ -527,16 +485,6 @@ class Queries:
         is_lost = cleaner is not None and (wheel, seq) in cleaner.lost
         if not is_lost and (floor is None or slot >= floor):
             self._on_damaged(wheel, seq)
-
-
-def _topics(scanner: Scanner, slot: int, found: Found, *, knows_all: bool) -> frozenset[str] | None:
-    topics = set()
-    for place in found.copies:
-        frame = scanner.frame(slot, place)
-        if frame is None:
-            return None
-        topics.add(frame.columns.topic(place.row))
-    return frozenset(topics) if topics or (found.complete and knows_all) else None
 
 
 def _judged(reference: Reference, found: Found, *, knows_all: bool) -> Found | RequestRefusedError:

@@ -1,4 +1,4 @@
-"""Finds messages in the slot files: those of one slot, or some by their ids and dues.
+"""Finds messages in the slot files: those of one slot, or some by topic, id and due.
 
 Ids are found by an index of the seconds that are asked about (storage/reading/id_index.py). Every
 wheel is searched, since a retry may have gone to another wheel than the first attempt. Used by one
@@ -79,9 +79,21 @@ class Found:
         return bool(self.commits or self.releases)
 
 
+class _NameInSecond(NamedTuple):
+    """What rows are looked for by."""
+
+    slot: int
+    id: bytes
+    topic: str
+
+
+def _sought(reference: Reference) -> _NameInSecond:
+    return _NameInSecond(reference.slot, reference.id, reference.topic)
+
+
 @dataclass(slots=True)
 class _RowsOfId:
-    """The rows of one id within a second, by kind: where each lies, and its due."""
+    """The rows of one topic and id within a second, by kind: where each lies, and its due."""
 
     by_kind: dict[Kind, list[tuple[Position, int]]] = field(default_factory=dict)
 
@@ -139,40 +151,40 @@ class _Looked:
     """What was found of some messages.
 
     Attributes:
-        rows: The rows of each id and second.
+        rows: The rows of each second, id and topic.
         marks: The ids of cancels that may be marks, by their beginning and due.
         unreadable: Seconds of which a frame could not be read, or may be missing.
     """
 
-    rows: dict[tuple[int, bytes], _RowsOfId] = field(default_factory=dict)
+    rows: dict[_NameInSecond, _RowsOfId] = field(default_factory=dict)
     marks: dict[tuple[bytes, int], list[bytes]] = field(default_factory=dict)
     unreadable: set[int] = field(default_factory=set)
 
     def perhaps_moved(self) -> set[MessageKey]:
         """The messages that may have a mark: with a cancel, or another of the id beside them."""
         return {
-            (id_, due_ms)
-            for (_, id_), rows in self.rows.items()
+            MessageKey(id_, due_ms, topic)
+            for (_, id_, topic), rows in self.rows.items()
             if rows.has_several
             for due_ms in rows.dues_ms
         }
 
     def marked_due(self, key: MessageKey) -> GivenDue | None:
         """Where a message went to, as its mark says."""
-        ids = self.marks.get((mark_begin(key), key[1]))
+        ids = self.marks.get((mark_begin(key), key.due_ms))
         return None if ids is None else marked_due(key, ids)
 
     def found(self, reference: Reference, decided: Mapping[int, Reschedule]) -> Found:
         """Returns what was found of a message.
 
         Args:
-            decided: Decisions about messages of its id, by due.
+            decided: Decisions about messages of its topic and id, by due.
         """
-        found, rows = Found(), self.rows[reference.slot, reference.id]
+        found, rows = Found(), self.rows[_sought(reference)]
         marked = {}
         if self.marks and rows.has_several:
             for due_ms in rows.dues_ms:
-                if (given := self.marked_due((reference.id, due_ms))) is not None:
+                if (given := self.marked_due(reference.at(due_ms))) is not None:
                     marked[due_ms] = given
         rows.fill(found, reference, marked, decided)
         found.readable = found.complete = reference.slot not in self.unreadable
@@ -244,13 +256,15 @@ class Scanner:
         """
         self._follow(limits, lost)
         looked = _Looked()
-        keys = {(each.id, each.due_ms) for each in references if each.due_ms is not None}
-        self._look(looked, ((each.slot, each.id) for each in references), keys)
+        keys = {each.key for each in references if each.due_ms is not None}
+        self._look(looked, map(_sought, references), keys)
         self._look(looked, (), looked.perhaps_moved() - keys)
-        decided: dict[bytes, dict[int, Reschedule]] = {}
-        for (id_, due_ms), record in reschedules.items():
-            decided.setdefault(id_, {})[due_ms] = record
-        all_found = [looked.found(each, decided.get(each.id, {})) for each in references]
+        decided: dict[tuple[bytes, str], dict[int, Reschedule]] = {}
+        for key, record in reschedules.items():
+            decided.setdefault((key.id, key.topic), {})[key.due_ms] = record
+        all_found = [
+            looked.found(each, decided.get((each.id, each.topic), {})) for each in references
+        ]
         for found in all_found:
             found.looked = limits if found.readable else _NOWHERE
         return all_found
@@ -258,17 +272,18 @@ class Scanner:
     def _look(
         self,
         looked: "_Looked",
-        ids: Iterable[tuple[int, bytes]],
+        asked_for: Iterable[_NameInSecond],
         keys: Collection[MessageKey],
     ) -> None:
-        """Adds rows with some ids, each with its second, and marks of some messages."""
-        rows = {each: _RowsOfId() for each in ids}
+        """Adds rows of some topics and ids, and marks of some messages."""
+        rows = {each: _RowsOfId() for each in asked_for}
         begins = {mark_begin(key) for key in keys}
-        slots = {slot for slot, _ in rows} | {due_ms // 1000 for _, due_ms in keys}
+        slots = {each.slot for each in rows} | {key.due_ms // 1000 for key in keys}
         if not slots:
             return
-        look = self._look_and_report(slots, SoughtIds.of((id_ for _, id_ in rows), begins))
-        asked = [(slot, of_id) for (slot, _), of_id in rows.items()]
+        sought = SoughtIds.of((each.id for each in rows), [each.topic for each in rows], begins)
+        look = self._look_and_report(slots, sought)
+        asked = [(each.slot, of_id) for each, of_id in rows.items()]
         for number, wheel, seq, row, kind, due_ms in look.rows.each():
             slot, of_id = asked[number]
             if due_ms // 1000 == slot:
@@ -306,12 +321,12 @@ class Scanner:
             reschedules: As in `find_many`.
         """
         self._follow(limits, lost)
-        slots, ids, dues_ms, wheels = zip(*references, strict=True)
+        slots, ids, topics, dues_ms, wheels = zip(*references, strict=True)
         asked_slots = np.array(slots, np.int64)
-        look = self._look_and_report(set(slots), SoughtIds.of(ids))
+        look = self._look_and_report(set(slots), SoughtIds.of(ids, topics))
         is_there = look.rows.due_ms // 1000 == asked_slots[look.rows.numbers]
         lone = LoneIds.of(look.rows.take(is_there), len(references))
-        moved = {id_ for id_, _ in reschedules}
+        moved = {key.id for key in reschedules}
         fits = [
             (due_ms is None or due_ms == found_ms)
             and (wheel is None or wheel == found_in)
@@ -324,7 +339,7 @@ class Scanner:
         rows = np.flatnonzero(lone.is_lone & (lone.cancel_seqs > 0))
         if not len(rows):
             return lone
-        keys = [(ids[row], int(lone.due_ms[row])) for row in rows.tolist()]
+        keys = [references[row].at(int(lone.due_ms[row])) for row in rows.tolist()]
         return lone.where(~self._perhaps_moved(len(references), rows, keys))
 
     def _perhaps_moved(
@@ -333,14 +348,14 @@ class Scanner:
         """Returns a mask of references: these rows, if their messages may have a mark."""
         begins = [mark_begin(key) for key in keys]
         look = self._look_and_report(
-            {due_ms // 1000 for _, due_ms in keys}, SoughtIds.of((), begins)
+            {key.due_ms // 1000 for key in keys}, SoughtIds.of(begins=begins)
         )
         marks = {(begun.id[:MARK_HASH_BYTES], begun.due_ms) for begun in look.begun}
-        slots = np.array([due_ms // 1000 for _, due_ms in keys])
+        slots = np.array([key.due_ms // 1000 for key in keys])
         is_moved = self._perhaps_in(look, slots)
         if marks:
             are_marked = [
-                (begin, due_ms) in marks for begin, (_, due_ms) in zip(begins, keys, strict=True)
+                (begin, key.due_ms) in marks for begin, key in zip(begins, keys, strict=True)
             ]
             is_moved |= np.array(are_marked)
         perhaps = np.zeros(references, np.bool_)
@@ -607,13 +622,3 @@ def _by_now(
     # A due that passed before its copy was there is not the due of any message.
     passed = {due_ms for record in reschedules.values() for due_ms in record.passed}
     return by_now - passed or by_now
-
-
-def key_of(columns: Columns, row: int) -> bytes:
-    """Returns id and due of a message as one key."""
-    return message_key(columns.ids[row].tobytes(), int(columns.due_ms[row]))
-
-
-def message_key(id_: bytes, due_ms: int) -> bytes:
-    """Returns the key for an id and a due."""
-    return id_ + due_ms.to_bytes(8, "little", signed=True)

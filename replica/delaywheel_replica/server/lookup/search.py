@@ -38,6 +38,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.halves import is_released
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Position, Progress
+from delaywheel_replica.core.protocol.reschedules import MessageKey
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.lookup.batches import Examined, ScannedBatch, in_batches
 from delaywheel_replica.server.lookup.filters import Wanted
@@ -53,7 +54,6 @@ from delaywheel_replica.server.lookup.references import SLOT_BEYOND
 from delaywheel_replica.server.lookup.scan import (
     Found,
     Scanner,
-    message_key,
 )
 from delaywheel_replica.server.lookup.stored import first_row, half_state, stored_message
 from delaywheel_replica.server.node.node_view import NodeView, done_slot, wall_ms
@@ -203,9 +203,7 @@ class Search:
             limits_of(status),
             progress,
             NO_FRAMES if cleaner is None else cleaner.lost,
-            frozenset()
-            if cleaner is None
-            else frozenset(message_key(*key) for key in cleaner.reschedules),
+            frozenset() if cleaner is None else frozenset(cleaner.reschedules),
             frozenset() if cleaner is None else frozenset(cleaner.wheels),
         )
         page = await self.on_thread(lambda: self._walk.page(asked, begin, held), principal)
@@ -233,14 +231,14 @@ class Search:
 class NodeHoldings:
     """The node's state when a walk begins: wheels, each up to a seq; done and lost frames.
 
-    Also the messages that have been rescheduled, as ids with dues; the registered wheels; and the
+    Also the messages that have been rescheduled; the registered wheels; and the
     wall clock.
     """
 
     limits: Mapping[WheelId, int]
     progress: Progress | None
     lost: FrameSet
-    rescheduled: frozenset[bytes] = frozenset()
+    rescheduled: frozenset[MessageKey] = frozenset()
     registered: frozenset[WheelId] = frozenset()
     now_ms: int = field(default_factory=wall_ms)
 
@@ -288,7 +286,7 @@ class Walk:
     ) -> PageStart | None:
         """Adds a second's messages to a page; returns where that ends if the page is full."""
         size = min(asked.page_size or PAGE_DEFAULT, PAGE_AT_MOST)
-        seen = set[bytes]()
+        seen = set[MessageKey]()
         for batch in self._batches(page, asked, begin, held, Found()):
             for message, at in _matches(asked, held, batch, seen):
                 page.messages.append(message)
@@ -377,7 +375,7 @@ def _examined(
 
 
 def _matches(
-    asked: Asked, held: NodeHoldings, batch: ScannedBatch, seen: set[bytes]
+    asked: Asked, held: NodeHoldings, batch: ScannedBatch, seen: set[MessageKey]
 ) -> Iterator[tuple[pb.StoredMessage, Position]]:
     """Yields the pending messages of a batch, with their places.
 

@@ -9,6 +9,7 @@ from delaywheel_replica.core.protocol.progress import Position, Progress
 from delaywheel_replica.server.lookup.batches import Examined
 from delaywheel_replica.server.lookup.fates import Fates
 from delaywheel_replica.server.lookup.history import ProgressHistory
+from delaywheel_replica.server.node.naming import handle_of, key_of
 
 
 def first_row(frame: Frame, after: Position | None) -> int:
@@ -49,13 +50,12 @@ def stored_message(
         half: The state of a half, as `half_state` has it; None: the message is none.
     """
     columns = frame.columns
-    due_ms = int(columns.due_ms[row])
-    id_ = columns.ids[row].tobytes()
+    key = key_of(columns, row)
     message = pb.StoredMessage(
-        handle=f"{frame.wheel}:{frame.slot}:{id_.hex()}",
-        id=id_,
-        due_ms=due_ms,
-        topic=columns.topic(row),
+        handle=handle_of(frame.wheel, key),
+        id=key.id,
+        due_ms=key.due_ms,
+        topic=key.topic,
         accepted_at_ms=frame.accepted_at_ms,
         wheel=str(frame.wheel),
         seq=frame.seq,
@@ -64,14 +64,16 @@ def stored_message(
         value_length_bytes=int(columns.value_lengths[row]),
         headers_length_bytes=int(columns.headers_lengths[row]),
     )
-    reason = None if fates is None else fates.reason(id_, due_ms)
+    reason = None if fates is None else fates.reason(key)
     if reason is not None:
         message.state, message.dead_reason = pb.MESSAGE_STATE_DEAD_LETTERED, reason
     elif half is not None:
         message.state = half
     elif cancelled:
         message.state = pb.MESSAGE_STATE_CANCELLED
-    elif progress is not None and progress.covers(due_ms, Position(frame.wheel, frame.seq, row)):
+    elif progress is not None and progress.covers(
+        key.due_ms, Position(frame.wheel, frame.seq, row)
+    ):
         message.state = pb.MESSAGE_STATE_DONE
     if columns.partitions[row] >= 0:
         message.partition = int(columns.partitions[row])

@@ -66,7 +66,7 @@ def decode_answer(
 
 
 def _handle(wheel: str, message: Message) -> Handle:
-    return Handle(wheel, _fixed_due_ms(message) // 1000, message.id)
+    return Handle(wheel, _fixed_due_ms(message) // 1000, message.id, message.topic)
 
 
 def _fixed_due_ms(message: Message) -> int:

@@ -1,6 +1,6 @@
 """One unary question over all its attempts: get, search, describe, cancel what is found.
 
-And references to the messages that it is about: by handle, or by id and due.
+And references to the messages that it is about: by handle, or by topic, id and due.
 
 Asking twice is harmless: reading changes nothing, and what a search finds again is reported as
 cancelled.
@@ -17,7 +17,7 @@ from delaywheel.client.exchange.answers import StoredMessage
 from delaywheel.client.exchange.endpoints import Report
 from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel.errors import DelaywheelError, MessageInvalidError, TimedOutError
-from delaywheel.message import Handle, checked_id, unix_ms
+from delaywheel.message import Handle, checked_id, checked_topic, unix_ms
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
@@ -124,26 +124,30 @@ def _read_get(response: pb.GetMessageResponse) -> StoredMessage:
     return StoredMessage.of(response.message)
 
 
-def message_ref(handle: Handle | str | None, id_: Id | None, due: datetime | None) -> pb.MessageRef:
-    """Builds a reference from either a handle, or id and due.
+def message_ref(
+    handle: Handle | str | None, topic: str | None, id_: Id | None, due: datetime | None
+) -> pb.MessageRef:
+    """Builds a reference from either a handle, or topic, id and due.
 
     Raises:
         MessageInvalidError: Both are given, or neither, or one of them is malformed.
     """
-    if handle is not None and id_ is None and due is None:
+    named = topic, id_, due
+    if handle is not None and named == (None, None, None):
         known = handle if isinstance(handle, Handle) else Handle.parse(handle)
         return pb.MessageRef(handle=str(known))
-    if handle is None and id_ is not None and due is not None:
-        pair = pb.IdAndDue(id=checked_id(id_), due_ms=unix_ms(due))
-        return pb.MessageRef(id_and_due=pair)
-    raise MessageInvalidError(Reason.HANDLE_AMBIGUOUS, _what_is_wrong(handle, id_, due))
+    if handle is None and topic is not None and id_ is not None and due is not None:
+        return pb.MessageRef(
+            id_and_due=pb.IdAndDue(
+                id=checked_id(id_), due_ms=unix_ms(due), topic=checked_topic(topic)
+            )
+        )
+    raise MessageInvalidError(Reason.HANDLE_AMBIGUOUS, _what_is_wrong(handle, named))
 
 
-def _what_is_wrong(handle: object, id_: object, due: object) -> str:
+def _what_is_wrong(handle: object, named: tuple[object, object, object]) -> str:
     if handle is not None:
-        return "Give a handle alone, or id and due instead of it."
-    if id_ is not None:
-        return "Give its due (--due) too: an id alone does not say in which second it lies."
-    if due is not None:
-        return "Give id too: due alone may be of many messages."
-    return "Say which message: give its handle, or its id and due (--id, --due)."
+        return "Give a handle alone, or topic, id and due instead of it."
+    if named != (None, None, None):
+        return "Give topic, id and due (--topic, --id, --due): a message is all three."
+    return "Say which message: give its handle, or its topic, id and due (--topic, --id, --due)."

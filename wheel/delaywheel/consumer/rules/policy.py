@@ -84,7 +84,7 @@ from delaywheel.ingress import (
 from delaywheel.levels import Duration, length_ms
 from delaywheel.message import Message
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import OMISSIONS
+from delaywheel.record_headers import HALF_TOPIC, OMISSIONS
 from delaywheel.transactional import ANY_PARTITION, Outgoing
 from delaywheel.ttl import TTL_HEADER, ttl_s_of
 
@@ -271,10 +271,12 @@ class Policy:
         if not is_wanted or not self._settings.asks_about_halves:
             return ()
         id_, due = message.header("dw-id"), message.header("dw-due")
-        if id_ is None or due is None:
+        topic = message.header(HALF_TOPIC)
+        if id_ is None or due is None or topic is None:
             return ()
         headers: RecordHeaders = [
             (ingress.ANSWER, answer.encode()),
+            (ingress.TOPIC, topic),
             (ingress.ID, id_),
             (ingress.DELIVER_AT, due),
         ]

@@ -55,7 +55,7 @@ from delaywheel.storage.frames.rows import (
 _MESSAGE_ROW_BYTES = np.array(
     [row_length_bytes(Kind.MESSAGES, flags) for flags in range(ALL_FLAGS + 1)]
 )
-_FIRST_VERSIONS = np.array([0, *(max(FIRST_VERSIONS[kind], OLDEST_READ) for kind in Kind)])
+_FIRST_VERSIONS = np.array([0, *(FIRST_VERSIONS[kind] for kind in Kind)])
 _HEADER_WORDS = np.arange(HEADER_LENGTH_BYTES // 8)
 
 

@@ -62,15 +62,21 @@ class Columns:
         return len(self.due_ms)
 
     @classmethod
-    def of_cancels(cls, due_ms: NDArray[np.int64], ids: NDArray[np.uint8]) -> Self:
-        """Builds columns that only identify messages: no topics, no content."""
+    def of_names(
+        cls,
+        due_ms: NDArray[np.int64],
+        ids: NDArray[np.uint8],
+        topics: tuple[str, ...],
+        topic_numbers: NDArray[np.uint32],
+    ) -> Self:
+        """Builds columns that only identify messages: no content."""
         rows = len(due_ms)
         null = np.full(rows, -1, dtype=np.int32)
         return cls(
             due_ms=due_ms,
             ids=ids,
-            topics=(),
-            topic_numbers=np.zeros(rows, dtype=np.uint32),
+            topics=topics,
+            topic_numbers=topic_numbers,
             key_lengths=null,
             value_lengths=null,
             headers_lengths=np.zeros(rows, dtype=np.int32),

@@ -41,7 +41,7 @@ _DUE_BYTES = 2
 _ZEROS = [bytes(count) for count in range(8)]
 
 FRAME_TOPICS: Final = 32
-"""In a group with more topics than this, each frame has at most so many messages."""
+"""In a group of messages for more topics than this, each frame has at most so many of them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,12 +96,13 @@ def encode_group(
     if int(slots[0]) < 0 or int(slots[-1]) >= NO_SLOT:
         raise ValueError("a due that no slot file can hold")
     lengths = columns.lengths_bytes
+    is_for_many = kind is Kind.MESSAGES and len(columns.topics) > FRAME_TOPICS
     firsts = _frame_firsts(
         slots,
         lengths + LONGEST_ROW_BYTES,
         max_messages=min(
             max_frame_messages,
-            MOST_ROWS[kind] if len(columns.topics) <= FRAME_TOPICS else FRAME_TOPICS,
+            FRAME_TOPICS if is_for_many else MOST_ROWS[kind],
         ),
         max_bytes=max_frame_bytes,
     )
@@ -170,7 +171,7 @@ class _FrameTopics:
         """Builds the dictionaries.
 
         Args:
-            topics: How many topics the group has; 0: its frames have no dictionary.
+            topics: How many topics the group has.
             topic_numbers: Each row's topic, in the sorted group.
             counts: Each frame's number of rows.
         """
@@ -259,9 +260,9 @@ class _FramePieces:
                 headers["flags"] |= (has_partitions * HAS_PARTITIONS).astype(np.uint16)
                 row_bytes = row_bytes + has_partitions * PARTITION_BYTES
         self._add(columns.ids, "u1", ID_LENGTH_BYTES)
+        self._topics = _FrameTopics(len(columns.topics), columns.topic_numbers, counts)
+        self._add(self._topics.numbers, "<u4", 4)
         if self._kind is Kind.MESSAGES:
-            self._topics = _FrameTopics(len(columns.topics), columns.topic_numbers, counts)
-            self._add(self._topics.numbers, "<u4", 4)
             for lengths in (columns.key_lengths, columns.value_lengths, columns.headers_lengths):
                 self._add(lengths, "<i4", 4)
             if has_partitions is not None:
@@ -298,8 +299,6 @@ class _FramePieces:
 
     def _add_topics(self) -> None:
         """Adds each frame's dictionary."""
-        if self._kind is not Kind.MESSAGES:
-            return
         topics = self._topics
         entries = [topic_entry(topic) for topic in self._columns.topics]
         members, edges = topics.members.tolist(), topics.edges.tolist()

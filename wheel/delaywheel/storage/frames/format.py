@@ -31,11 +31,11 @@ from delaywheel.storage.frames.columns import ID_LENGTH_BYTES, Columns, content_
 from delaywheel.storage.frames.kinds import FIRST_VERSIONS, Kind
 from delaywheel.storage.frames.rows import INDEX_ROW, MOST_ROWS, index_row, index_rows
 
-VERSION: Final = 1
-"""The version that this release writes: raised one release after readers know it, see FORMAT.md.
-Frames of a kind that a later version brought have that version."""
+VERSION: Final = 3
+"""The newest version that this release writes: raised one release after readers know it, see
+FORMAT.md. `FIRST_VERSIONS` has that of each kind."""
 OLDEST_READ: Final = 1
-NEWEST_READ: Final = 2
+NEWEST_READ: Final = 3
 """The versions that this release reads, from the first to the last."""
 MAGIC: Final = b"DWfr"
 MAGIC_NUMBER: Final = int.from_bytes(MAGIC, "little")  # as it is found in a `HEADER`
@@ -80,7 +80,7 @@ HAS_TIMESTAMPS: Final = 2
 ALL_FLAGS: Final = HAS_PARTITIONS | HAS_TIMESTAMPS
 
 # Bytes of one row in the columns that every frame of its kind has.
-NAME_ROW_BYTES: Final = ID_LENGTH_BYTES + 2
+NAME_ROW_BYTES: Final = ID_LENGTH_BYTES + 4 + 2
 MESSAGE_ROW_BYTES: Final = ID_LENGTH_BYTES + 4 * 4 + 2
 PARTITION_BYTES: Final = 4
 TIMESTAMP_BYTES: Final = 8
@@ -251,8 +251,8 @@ def decode_frame(buffer: Buffer, *, wheel: WheelId, slot: int, seq: int | None) 
         kind = Kind(header.kind)
     except ValueError:
         raise FrameDamaged(DamageReason.KIND, str(header.kind)) from None
-    if header.version < FIRST_VERSIONS[kind]:
-        raise FrameDamaged(DamageReason.KIND, f"{header.kind} in version {header.version}")
+    if header.version < FIRST_VERSIONS[kind]:  # they said of no topic
+        raise FrameDamaged(DamageReason.VERSION, f"{header.version} of {kind.name.lower()}")
     if kind is Kind.MESSAGES:
         columns = _decode_messages(buffer, header)
     else:
@@ -269,14 +269,14 @@ def _has_checksum(buffer: Buffer) -> bool:
 
 def _decode_names(buffer: Buffer, header: FrameHeader) -> Columns:
     rows = header.messages
-    end = _check_columns_length(header)
-    if end + -end % 8 != header.length_bytes:
-        raise FrameDamaged(DamageReason.LENGTHS, "rows that name messages")
+    _check_columns_length(header)
     ids_end = HEADER_LENGTH_BYTES + rows * ID_LENGTH_BYTES
     ids = np.frombuffer(buffer, np.uint8, rows * ID_LENGTH_BYTES, HEADER_LENGTH_BYTES)
-    due_offsets = np.frombuffer(buffer, "<u2", rows, ids_end)
+    numbers = np.frombuffer(buffer, "<u4", rows, ids_end)
+    due_offsets = np.frombuffer(buffer, "<u2", rows, ids_end + rows * 4)
+    _, topics = _decode_tail(buffer, header, np.zeros(rows, np.int64), numbers)
     due_ms = due_offsets + np.int64(header.slot * 1000)
-    return Columns.of_cancels(due_ms, ids.reshape(rows, ID_LENGTH_BYTES))
+    return Columns.of_names(due_ms, ids.reshape(rows, ID_LENGTH_BYTES), topics, numbers)
 
 
 def _decode_messages(buffer: Buffer, header: FrameHeader) -> Columns:
@@ -333,13 +333,11 @@ def _decode_tail(
     return starts, topics
 
 
-def _check_columns_length(header: FrameHeader) -> int:
-    """Returns where the frame's content ends, according to its header."""
+def _check_columns_length(header: FrameHeader) -> None:
     length = header.messages * row_length_bytes(header.kind, header.flags)
     end = HEADER_LENGTH_BYTES + header.columns_length + header.topics_length + header.blob_length
     if header.columns_length != length + -length % 8 or end > header.length_bytes:
         raise FrameDamaged(DamageReason.LENGTHS, "columns")
-    return end
 
 
 def decode_topics(dictionary: bytes) -> tuple[str, ...]:

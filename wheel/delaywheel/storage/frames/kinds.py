@@ -7,7 +7,7 @@ from typing import Final
 class Kind(IntEnum):
     """The kind of rows that a frame holds.
 
-    Messages have content; rows of every other kind name a message by id and due.
+    Messages have content; rows of every other kind name a message by topic, id and due.
     """
 
     MESSAGES = 1
@@ -20,11 +20,11 @@ class Kind(IntEnum):
 
 FIRST_VERSIONS: Final = {
     Kind.MESSAGES: 1,
-    Kind.CANCELS: 1,
-    Kind.COMMITS: 2,
-    Kind.RELEASES: 2,
+    Kind.CANCELS: 3,
+    Kind.COMMITS: 3,
+    Kind.RELEASES: 3,
 }
-"""The first version of frames that has this kind."""
+"""The first version of frames of this kind that is read; the one in which they are written."""
 
 WITHDRAWING: Final = frozenset({Kind.CANCELS, Kind.RELEASES})
 """Each row of these leaves one message fewer to come: what is released waits for no due."""

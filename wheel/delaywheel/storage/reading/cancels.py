@@ -38,6 +38,7 @@ class CancelRow(NamedTuple):
     row: int
     id: bytes
     due_ms: int
+    topic: str
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ class Budget:
 
 
 def begins_of(ids: Iterable[bytes]) -> NDArray[np.uint64]:
-    """Returns the first `BEGIN_BYTES` of each of these ids or keys, without duplicates."""
+    """Returns the first `BEGIN_BYTES` of each of these ids, without duplicates."""
     return np.frombuffer(b"".join(sorted({id_[:BEGIN_BYTES] for id_ in ids})), dtype=np.uint64)
 
 
@@ -178,8 +179,16 @@ class CancelLook:
         )
 
     def _add(self, frame: Frame) -> None:
-        ids, dues_ms = frame.columns.ids, frame.columns.due_ms
+        columns = frame.columns
+        ids, dues_ms = columns.ids, columns.due_ms
         self.rows.update(
-            CancelRow(frame.wheel, frame.seq, row, ids[row].tobytes(), int(dues_ms[row]))
-            for row in rows_that_begin(frame.columns, self._begins)
+            CancelRow(
+                frame.wheel,
+                frame.seq,
+                row,
+                ids[row].tobytes(),
+                int(dues_ms[row]),
+                columns.topic(row),
+            )
+            for row in rows_that_begin(columns, self._begins)
         )

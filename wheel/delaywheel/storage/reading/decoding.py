@@ -85,6 +85,8 @@ class FrameBatch:
             np.full(len(self.columns), int(self.kind), np.uint8),
             self.columns.ids,
             self.columns.due_ms,
+            self.columns.topics,
+            self.columns.topic_numbers,
         )
 
     def frames_with(self, rows: NDArray[np.intp]) -> Iterator[tuple[Frame, list[int]]]:
@@ -131,6 +133,8 @@ class IdBatch:
         kinds: The `Kind` of each.
         ids: (n, 16).
         due_ms: Each row's due.
+        topics: Names of topics.
+        topic_numbers: Which of these is each row's.
     """
 
     wheel: WheelId
@@ -139,6 +143,8 @@ class IdBatch:
     kinds: NDArray[np.uint8]
     ids: NDArray[np.uint8]
     due_ms: NDArray[np.int64]
+    topics: tuple[str, ...]
+    topic_numbers: NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -226,14 +232,18 @@ def decode_ids(
     if headers is None:
         return None
     frames = _Frames(content, begins, headers)
-    ids, due_ms = frames.ids_and_dues(kinds != Kind.MESSAGES)
+    names = frames.names()
+    if names is None:
+        return None
     return IdBatch(
         wheel,
         np.repeat(seqs, frames.counts),
         _numbers_within(frames.counts),
         np.repeat(kinds, frames.counts),
-        ids,
-        due_ms,
+        names.ids,
+        names.due_ms,
+        names.topics,
+        names.topic_numbers,
     )
 
 
@@ -267,8 +277,8 @@ def _checked_headers(
     return headers
 
 
-class _MessageColumns(NamedTuple):
-    """Which columns frames of messages have, and where each begins."""
+class _ColumnPlaces(NamedTuple):
+    """Which columns frames have, and where each begins."""
 
     has_timestamps: NDArray[np.bool_]
     has_partitions: NDArray[np.bool_]
@@ -295,33 +305,26 @@ class _Frames:
         self._within = _numbers_within(self.counts)
         self._slots_ms = headers["slot"].astype(np.int64) * 1000
 
-    def names(self) -> Columns:
-        """Returns the columns of frames whose rows name messages."""
-        ids_at = self._begins + HEADER_LENGTH_BYTES
-        return Columns.of_cancels(
-            self._dues_ms(ids_at + self.counts * ID_LENGTH_BYTES), self._ids(ids_at)
-        )
-
-    def ids_and_dues(
-        self, have_names: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Returns ids and dues of frames of all kinds."""
+    def names(self) -> Columns | None:
+        """Returns what identifies the rows of frames of all kinds; None as `messages`."""
         at = self._columns_at()
-        ids_at = np.where(have_names, self._begins + HEADER_LENGTH_BYTES, at.ids)
-        dues_at = np.where(have_names, ids_at + self.counts * ID_LENGTH_BYTES, at.dues)
-        return self._ids(ids_at), self._dues_ms(dues_at)
+        topics = self._topics(at)
+        if topics is None:
+            return None
+        return Columns.of_names(self._dues_ms(at.dues), self._ids(at.ids), *topics)
 
-    def _columns_at(self) -> "_MessageColumns":
-        """Returns where the columns of frames of messages begin."""
+    def _columns_at(self) -> "_ColumnPlaces":
+        """Returns where the columns of the frames begin."""
         counts, flags = self.counts, self._headers["flags"]
         has_timestamps = (flags & HAS_TIMESTAMPS) != 0
         has_partitions = (flags & HAS_PARTITIONS) != 0
         timestamps_at = self._begins + HEADER_LENGTH_BYTES
         ids_at = timestamps_at + has_timestamps * counts * TIMESTAMP_BYTES
         numbers_at = ids_at + counts * ID_LENGTH_BYTES
-        partitions_at = numbers_at + counts * 4 * (1 + _LENGTHS)
+        lengths = np.where(self._headers["kind"] == int(Kind.MESSAGES), _LENGTHS, 0)
+        partitions_at = numbers_at + counts * 4 * (1 + lengths)
         dues_at = partitions_at + has_partitions * counts * PARTITION_BYTES
-        return _MessageColumns(
+        return _ColumnPlaces(
             has_timestamps,
             has_partitions,
             timestamps_at,
@@ -338,11 +341,8 @@ class _Frames:
         lengths = [
             self._column("<i4", numbers_at + counts * 4 * place) for place in range(1, 1 + _LENGTHS)
         ]
-        blobs_at = self._begins + HEADER_LENGTH_BYTES + headers["columns_length"]
-        topics_at = blobs_at.copy()
-        blobs_at += headers["topics_length"]
-        starts = self._starts(lengths, blobs_at)
-        topics = self._topics(self._column("<u4", numbers_at), topics_at, blobs_at)
+        starts = self._starts(lengths, self._topics_at() + headers["topics_length"])
+        topics = self._topics(at)
         if starts is None or topics is None:
             return None
         return Columns(
@@ -400,13 +400,15 @@ class _Frames:
             return None
         return starts[:-1] + np.repeat(blobs_at - edges[:-1], self.counts)
 
-    def _topics(
-        self,
-        numbers: NDArray[np.uint32],
-        topics_at: NDArray[np.int64],
-        blobs_at: NDArray[np.int64],
-    ) -> tuple[tuple[str, ...], NDArray[np.uint32]] | None:
-        """Returns all topics and each message's number; None if a frame's dictionary is invalid."""
+    def _topics_at(self) -> NDArray[np.int64]:
+        """Returns where the dictionaries begin."""
+        at: NDArray[np.int64] = self._begins + HEADER_LENGTH_BYTES + self._headers["columns_length"]
+        return at
+
+    def _topics(self, at: _ColumnPlaces) -> tuple[tuple[str, ...], NDArray[np.uint32]] | None:
+        """Returns all topics and each row's number; None if a frame's dictionary is invalid."""
+        numbers, topics_at = self._column("<u4", at.numbers), self._topics_at()
+        blobs_at = topics_at + self._headers["topics_length"]
         known: dict[bytes, int] = {}
         edges = zip(topics_at.tolist(), blobs_at.tolist(), strict=True)
         content = self._content

@@ -115,7 +115,7 @@ class Look:
 
     def add(self, ids: Ids, sought: SoughtIds) -> None:
         """Adds what is among these ids."""
-        self.rows = FoundIds.joined([self.rows, ids.find(sought.ids)])
+        self.rows = FoundIds.joined([self.rows, ids.find(sought)])
         self.begun += ids.find_beginning(sought.begins)
 
     def note_missing(self, missing: Mapping[WheelId, SeqSet]) -> None:

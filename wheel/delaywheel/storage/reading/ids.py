@@ -3,12 +3,12 @@
 Rows lie in *runs*, each ascending by the first half of its ids. What is added becomes a run of its
 own, and runs of similar length are merged, so that there are few of them, and a row is moved few
 times. Ids are compared as a whole, as two numbers: no other id is ever taken for the one that is
-sought. Any number of ids is looked up with the same few calls of numpy.
+sought. So are topics. Any number of ids is looked up with the same few calls of numpy.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import IdBatch
 
-ROW_LENGTH_BYTES: Final = 36
+ROW_LENGTH_BYTES: Final = 40
 _NEW_ROWS: Final = 1 << 16  # at most so many wait to be sorted
 _RUNS_APART: Final = 4  # a run is at least this many times as long as the next one
 _COMPARED: Final = 1 << 18  # so many rows are compared at once
@@ -30,21 +30,26 @@ _DUE_MASK: Final = (1 << _DUE_BITS) - 1
 _KIND_MASK: Final = (1 << _KIND_BITS) - 1
 
 _Numbers = NDArray[np.uint64]
+_Named = TypeVar("_Named", WheelId, str)
 
 
 class SoughtIds(NamedTuple):
-    """What is sought: ids, and beginnings of ids."""
+    """What is sought: ids of messages for some topic each, and beginnings of ids."""
 
     ids: _Numbers
     """Ids as two numbers each: (n, 2)."""
+    topics: Sequence[str]
+    """The topic of each."""
     begins: _Numbers
     """First halves of ids."""
 
     @classmethod
-    def of(cls, ids: Iterable[bytes] = (), begins: Iterable[bytes] = ()) -> Self:
-        """Builds it from ids of 16 bytes, and from beginnings of 8."""
+    def of(
+        cls, ids: Iterable[bytes] = (), topics: Sequence[str] = (), begins: Iterable[bytes] = ()
+    ) -> Self:
+        """Builds it from ids of 16 bytes and their topics, and from beginnings of 8."""
         halves = np.frombuffer(b"".join(ids), np.uint64).reshape(-1, 2)
-        return cls(halves, np.frombuffer(b"".join(begins), np.uint64))
+        return cls(halves, topics, np.frombuffer(b"".join(begins), np.uint64))
 
 
 class IdRow(NamedTuple):
@@ -221,6 +226,7 @@ class _IdRows:
     slots: NDArray[np.uint32]
     seqs: NDArray[np.int64]
     wheels: NDArray[np.uint32]  # numbers of wheels
+    topics: NDArray[np.uint32]  # numbers of topics
     details: NDArray[np.uint32]
 
     def __len__(self) -> int:
@@ -233,6 +239,7 @@ class _IdRows:
             self.slots[rows],
             self.seqs[rows],
             self.wheels[rows],
+            self.topics[rows],
             self.details[rows],
         )
 
@@ -250,6 +257,7 @@ class _IdRows:
             np.concatenate([part.slots for part in parts]),
             np.concatenate([part.seqs for part in parts]),
             np.concatenate([part.wheels for part in parts]),
+            np.concatenate([part.topics for part in parts]),
             np.concatenate([part.details for part in parts]),
         )
         return joined.take(np.argsort(joined.firsts, kind="stable"))
@@ -263,8 +271,8 @@ class Ids:
         self._new: list[_IdRows] = []
         self._new_rows = 0
         self._count = 0
-        self._wheels: list[WheelId] = []
-        self._numbers: dict[WheelId, int] = {}
+        self._wheels: dict[WheelId, int] = {}  # each with its number, in order
+        self._topics: dict[str, int] = {}  # likewise
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -301,22 +309,25 @@ class Ids:
         self._new.clear()
         self._new_rows = self._count = 0
         self._wheels.clear()
-        self._numbers.clear()
+        self._topics.clear()
 
     def move_to(self, other: "Ids") -> None:
-        """Gives all rows to others, which share the numbers of wheels from then on."""
-        numbers = np.array([other._number(wheel) for wheel in self._wheels], np.uint32)  # noqa: SLF001
+        """Gives all rows to others, which share their numbers from then on."""
+        wheels = _numbers_in(other._wheels, self._wheels)  # noqa: SLF001
+        topics = _numbers_in(other._topics, self._topics)  # noqa: SLF001
         for rows in (*self._runs, *self._new):
-            other._take_in(rows, numbers)  # noqa: SLF001
+            other._take_in(replace(rows, wheels=wheels[rows.wheels], topics=topics[rows.topics]))  # noqa: SLF001
         self.clear()
 
-    def find(self, ids: _Numbers) -> FoundIds:
-        """Returns the rows that have one of these ids, given as two numbers each, in no order."""
+    def find(self, sought: SoughtIds) -> FoundIds:
+        """Returns the rows that have one of these ids and its topic, in no order."""
         self._sort()
+        ids = sought.ids
+        topics = np.array([self._topics.get(topic, -1) for topic in sought.topics], np.int64)
         parts = []
         for run in self._runs:
             for rows, numbers in _in_ranges(run.firsts, ids[:, 0]):
-                fits = run.lasts[rows] == ids[numbers, 1]
+                fits = (run.lasts[rows] == ids[numbers, 1]) & (run.topics[rows] == topics[numbers])
                 parts.append(self._located(run.take(rows[fits]), numbers[fits]))
         return FoundIds.joined(parts)
 
@@ -355,19 +366,12 @@ class Ids:
             halves[:, 1].copy(),
             slots.astype(np.uint32),
             batch.seqs,
-            np.full(len(halves), self._number(batch.wheel), np.uint32),
+            np.full(len(halves), _number_in(self._wheels, batch.wheel), np.uint32),
+            _numbers_in(self._topics, batch.topics)[batch.topic_numbers],
             details.astype(np.uint32),
         )
 
-    def _number(self, wheel: WheelId) -> int:
-        number = self._numbers.setdefault(wheel, len(self._wheels))
-        if number == len(self._wheels):
-            self._wheels.append(wheel)
-        return number
-
-    def _take_in(self, rows: _IdRows, numbers: NDArray[np.uint32]) -> None:
-        wheels = numbers[rows.wheels]
-        rows = _IdRows(rows.firsts, rows.lasts, rows.slots, rows.seqs, wheels, rows.details)
+    def _take_in(self, rows: _IdRows) -> None:
         self._count += len(rows)
         self._new.append(rows)
         self._new_rows += len(rows)
@@ -390,6 +394,15 @@ class Ids:
             parts.append(self._runs.pop())
             rows += len(parts[-1])
         self._runs.append(_IdRows.run(parts))
+
+
+def _number_in(numbers: dict[_Named, int], name: _Named) -> int:
+    """Returns the number of a name; a new one has the next."""
+    return numbers.setdefault(name, len(numbers))
+
+
+def _numbers_in(numbers: dict[_Named, int], names: Iterable[_Named]) -> NDArray[np.uint32]:
+    return np.array([_number_in(numbers, name) for name in names], np.uint32)
 
 
 def _in_ranges(

@@ -38,18 +38,18 @@ def cancel(
     **conditions: Unpack[Conditions],
 ) -> None:
     """Cancels one message, or all that a search finds; exit code 0 only if none is delivered."""
-    message_id = conditions["message_id"]
+    named = conditions["topic"], conditions["message_id"], due
     given = {name for name, condition in conditions.items() if condition is not None}
-    searched = given - {"message_id"}
+    searched = given - {"topic", "message_id"}
     is_one = handle is not None or due is not None
     if (is_one and (searched or dry_run)) or not (is_one or given):
         raise CommandFailure(
             "HANDLE_AMBIGUOUS",
-            "name one message, by HANDLE or by --id and --due, or say what many have",
+            "name one message, by HANDLE or by --topic, --id and --due, or say what many have",
             ExitCode.USAGE,
         )
     if is_one:
-        _cancel_one(handle, message_id, due, as_json=as_json, server=server, timeout_s=timeout_s)
+        _cancel_one(handle, *named, as_json=as_json, server=server, timeout_s=timeout_s)
         return
     many = _Many(wanted_of(**conditions), limit, server, timeout_s)
     if not yes or dry_run:
@@ -86,6 +86,7 @@ def _check(answer: pb.CancelManyResponse) -> None:
 
 def _cancel_one(
     handle: str | None,
+    topic: str | None,
     message_id: bytes | None,
     due: datetime | None,
     *,
@@ -94,7 +95,7 @@ def _cancel_one(
     timeout_s: float,
 ) -> None:
     with Client(server.addresses, tls=server.tls, timeout=timeout_s) as client:
-        cancelled = client.cancel(handle, id=message_id, due=due)
+        cancelled = client.cancel(handle, topic=topic, id=message_id, due=due)
     outcome, moved_ms = cancelled.outcome, cancelled.due_ms
     if as_json:
         print_json({"outcome": outcome.value, "rescheduled_to_ms": moved_ms})
@@ -155,9 +156,9 @@ class _Many:
 
 
 def _gone_elsewhere(answer: pb.CancelManyResponse) -> set[str]:
-    """Returns the ids of rescheduled messages that were not found at their new dues."""
+    """Returns ids and topics of rescheduled messages that were not found at their new dues."""
     moved = pb.CANCEL_OUTCOME_RESCHEDULED
-    outcomes = [(row.handle.rpartition(":")[2], row.outcome) for row in answer.results]
+    outcomes = [(row.handle.split(":", 2)[2], row.outcome) for row in answer.results]
     found = {id_ for id_, outcome in outcomes if outcome != moved}
     return {id_ for id_, outcome in outcomes if outcome == moved} - found
 

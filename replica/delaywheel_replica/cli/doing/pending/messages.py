@@ -1,4 +1,4 @@
-"""`delaywheel get`: one message, by handle or by id and due."""
+"""`delaywheel get`: one message, by handle or by topic, id and due."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from delaywheel_replica.cli.printing.text import bytes_text
 from delaywheel_replica.cli.reaching import Nodes
 from delaywheel_replica.cli.values import iso
 
-_BY_OWN_DUE = "; if it was committed, its id and own due find it"
+_BY_OWN_DUE = "; if it was committed, its topic, id and own due find it"
 _UNKNOWN_END = "done: delivered or a dead letter, which is not known here; the outcomes topic knows"
 
 
 def get(
     handle: str | None,
     *,
+    topic: str | None,
     message_id: bytes | None,
     due: datetime | None,
     as_json: bool,
@@ -29,7 +30,8 @@ def get(
     timeout_s: float,
 ) -> None:
     """Show one message with its content, until its second is deleted."""
-    request = pb.GetMessageRequest(message=message_ref(handle, message_id, due), find_place=True)
+    named = message_ref(handle, topic, message_id, due)
+    request = pb.GetMessageRequest(message=named, find_place=True)
     message = ask(server, lambda stub: stub.GetMessage(request, timeout=timeout_s)).message
     seen_names.note(server.addresses, topics=[message.topic])
     if as_json:

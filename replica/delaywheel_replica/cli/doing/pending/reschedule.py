@@ -23,9 +23,10 @@ _WHY_NOT: Final = {
 }
 
 
-def reschedule(
+def reschedule(  # noqa: PLR0913 - as many as the command has
     handle: str | None,
     *,
+    topic: str | None,
     message_id: bytes | None,
     due: datetime | None,
     to: datetime | None,
@@ -40,7 +41,7 @@ def reschedule(
     if to is None or delay is not None:
         raise usage("say its new due: one of --delay and --to")
     with Client(server.addresses, tls=server.tls, timeout=timeout_s) as client:
-        answer = client.reschedule(handle, id=message_id, due=due, to=to)
+        answer = client.reschedule(handle, topic=topic, id=message_id, due=due, to=to)
     if as_json:
         print_json(
             {
