@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from types import ModuleType
 
 import pytest
 
 from delaywheel import AsyncClient, Client
-from delaywheel.client.exchange import settings
 from delaywheel.client.transport import real_time
 from delaywheel.testing import MemoryService
 
@@ -17,15 +15,13 @@ NOWHERE = "127.0.0.1:1"
 
 
 def set_clocks(patch: pytest.MonkeyPatch, *, stands: bool, moved_s: float = 0.0) -> None:
-    """Sets the clocks of the modules that look at deadlines, as freezegun does in all modules."""
+    """Sets the clocks of the module that looks at them, as freezegun does in all modules."""
     begin_s, since_s = time.time() + moved_s, time.monotonic()
 
     def passed_s() -> float:
         return 0.0 if stands else time.monotonic() - since_s
 
-    modules: tuple[ModuleType, ...] = (real_time, settings)
-    for module in modules:
-        patch.setattr(module, "monotonic", lambda: 7.0 + passed_s())
+    patch.setattr(real_time, "monotonic", lambda: 7.0 + passed_s())
     patch.setattr(real_time, "time", lambda: begin_s + passed_s())
 
 
@@ -57,6 +53,6 @@ def test_clocks_that_are_set_right_are_not_complained_about(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     watch = real_time.RealTime()
-    watch.check()
+    watch.now_s()
     set_clocks(monkeypatch, stands=False, moved_s=-5.0)
-    watch.check()
+    watch.now_s()

@@ -137,7 +137,7 @@ class MemoryService:
         self.address: Final = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def __enter__(self) -> Self:
-        RealTime().check()
+        RealTime().now_s()
         self._server.start()
         set_clock(self.address, self.clock_ns)
         return self

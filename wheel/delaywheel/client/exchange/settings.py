@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from math import isfinite
-from time import monotonic
 from typing import Final
 
 from delaywheel.client.exchange.channel import Tls
@@ -76,10 +75,10 @@ class ExchangeSettings:
         Raises:
             RuntimeError: It would not be: the clocks of this process do not show the time.
         """
-        self.real_time.check()
+        now_s = self.real_time.now_s()
         if timeout_s is None:
-            return monotonic() + self.timeout_s
-        return monotonic() + checked_seconds("timeout", timeout_s)
+            return now_s + self.timeout_s
+        return now_s + checked_seconds("timeout", timeout_s)
 
     def attempt_s(self, left_s: float, *, alone: bool) -> float:
         """Returns how long one attempt may take when `left_s` are left for all.

@@ -8,6 +8,7 @@ that the kernel writes down for a new pipe.
 from __future__ import annotations
 
 import os
+from math import inf
 from threading import Lock
 from time import monotonic, time
 from typing import Final
@@ -29,21 +30,27 @@ class RealTime:
     """Looks at the clocks whenever they have moved against each other."""
 
     def __init__(self) -> None:
-        self._between_s: float | None = None
+        self._between_s = inf
 
-    def check(self) -> None:
-        """Does nothing while the clocks show the time.
+    def now_s(self) -> float:
+        """Returns the monotonic clock's time, if the clocks show the time.
 
         Raises:
             RuntimeError: They stand still, or are far from the kernel's; the text says what to do.
         """
-        between_s = time() - monotonic()
-        if self._between_s is None or abs(between_s - self._between_s) > 1:
-            if _stands_still():
-                raise RuntimeError(_FAKE.format(how="stand still"))
-            if abs(time() - _kernel_s()) > APART_S:
-                raise RuntimeError(_FAKE.format(how="are not the machine's"))
+        now_s = monotonic()
+        between_s = time() - now_s
+        if not abs(between_s - self._between_s) < 1:
+            _check()
             self._between_s = between_s
+        return now_s
+
+
+def _check() -> None:
+    if _stands_still():
+        raise RuntimeError(_FAKE.format(how="stand still"))
+    if abs(time() - _kernel_s()) > APART_S:
+        raise RuntimeError(_FAKE.format(how="are not the machine's"))
 
 
 def _stands_still() -> bool:

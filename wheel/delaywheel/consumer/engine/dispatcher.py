@@ -54,6 +54,7 @@ class Dispatcher(Desk):
         self._book = state.book
         self._order = state.order
         self._changed = state.changed
+        self._now_s = state.clock_s
         self._handler_times = HandlerTimes()
         breaker = state.settings.breaker
         self._circuit = None if breaker is None else Circuit(breaker)
@@ -86,9 +87,6 @@ class Dispatcher(Desk):
 
     def _now_ms(self) -> int:
         return self._state.clock_ms()
-
-    def _now_s(self) -> float:
-        return self._state.clock_s()
 
     @property
     def oldest_in_hand_s(self) -> float:

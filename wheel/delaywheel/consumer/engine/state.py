@@ -24,7 +24,7 @@ from delaywheel.consumer.rules.policy import Policy
 from delaywheel.consumer.settings import ConsumerSettings
 from delaywheel.consumer.watching.events import EventCalls
 from delaywheel.consumer.watching.health import ConsumerHealth, ConsumerTrouble
-from delaywheel.message import ClockNs, clock_ns
+from delaywheel.message import ClockNs
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -60,7 +60,7 @@ class EngineState:
         settings: ConsumerSettings,
         broker: Broker,
         *,
-        clock_ns: ClockNs = clock_ns,
+        clock_ns: ClockNs = time.time_ns,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings
