@@ -45,7 +45,7 @@ def test_from_produce_to_verify(service: Service, topic: str, command: Command) 
     assert message["handle"] == handle
     stored = ask("get", handle)
     assert (stored["state"], stored["value"]) == ("pending", "aGVsbG8=")
-    assert ask("get", "--id", sent["id"], "--due", str(sent["due_ms"])) == stored
+    assert ask("get", "--topic", topic, "--id", sent["id"], "--due", str(sent["due_ms"])) == stored
     assert ask("cancel", handle) == {"outcome": "CANCELLED", "rescheduled_to_ms": None}
     assert ask("get", handle)["state"] == "cancelled"
 

@@ -195,7 +195,7 @@ def test_a_cancel_over_grpc_finds_it(sender: Sender, service: Service, topic: st
     sender.flush()
 
     at = datetime.fromtimestamp(due_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    named = ["--id", id_.hex, "--due", at]
+    named = ["--topic", topic, "--id", id_.hex, "--due", at]
     wait_until(
         "a node knows it",
         lambda: service.run_cli("get", *named, check=False).returncode == 0,
