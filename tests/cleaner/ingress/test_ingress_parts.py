@@ -140,6 +140,7 @@ def test_what_kafka_refuses_of_them_names_where_it_came_from() -> None:
         "outcome": "ingress-dead-lettered",
         "reason": "TOPIC_MISSING",
         "origin": "in/3/7",
+        "topic": "orders",
         "id": IDS[7].hex(),
         "due_ms": NOW_MS + 7,
     }

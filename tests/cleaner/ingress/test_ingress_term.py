@@ -269,7 +269,8 @@ def test_where_halves_are_off_no_answer_is_missed(wheels: Wheels) -> None:
 
 
 def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
-    half = ("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % (NOW_MS - 90_000))
+    due_ms = NOW_MS - 90_000
+    half = ("dw-topic", b"orders"), ("dw-id", bytes(16)), ("dw-deliver-at", b"%d" % due_ms)
     places = [
         site.topics.send(("dw-half-answer", answer), *half)
         for answer in (b"undecided", b"rolled-back")
@@ -281,8 +282,9 @@ def test_what_a_group_has_answered_is_an_outcome_once(site: Site) -> None:
         {
             "outcome": "answered",
             "answer": answer,
+            "topic": "orders",
             "id": "00" * 16,
-            "due_ms": NOW_MS - 90_000,
+            "due_ms": due_ms,
             "origin": str(place),
         }
         for answer, place in zip(("undecided", "rolled-back"), places, strict=True)
