@@ -97,7 +97,7 @@ class Candidacy:
             on_event: Called in the background when `events` has something.
             clock: None: the machine's.
             runner: Runs the calls; None: threads.
-            init_runner: Runs the inits in a term; None: a thread.
+            init_runner: Runs the inits in a term; None: a thread for each id.
         """
         self.producers: ProducersPort | None = None
         self.is_answered = False
@@ -125,7 +125,10 @@ class Candidacy:
         self._follow_at = 0.0
         self._clock = clock or SystemClock()
         self._runner = runner or ThreadRunner(IDS, job="candidacy", call="init")
-        self._init_runner = init_runner or ThreadRunner(1, job="init", call="init")
+        # One each: an id that a broker keeps which is away holds up no other.
+        self._init_runners = [
+            init_runner or ThreadRunner(1, job="init", call="init") for _ in range(IDS)
+        ]
         self._renewed: queue.SimpleQueue[tuple[ProducersPort, int, KafkaCallEnd]] = (
             queue.SimpleQueue()
         )
@@ -199,7 +202,7 @@ class Candidacy:
                 self._events.put(error)
             self._on_event()
 
-        self._init_runner.start(run)
+        self._init_runners[number].start(run)
 
     def inited_again(self) -> list[tuple[int, KafkaCallEnd]]:
         """Returns the ids of this term whose new inits ended since the previous call."""
@@ -230,7 +233,8 @@ class Candidacy:
         """Ends the background work, or leaves it to its timeouts."""
         self.destroy()
         self._runner.close()
-        self._init_runner.close()
+        for runner in self._init_runners:
+            runner.close()
 
     def _start(self, call: Callable[[], Event | None]) -> None:
         self._started += 1

@@ -26,6 +26,7 @@ from delaywheel_replica.cleaner.delivery.deferring import LEAST_WAIT_MS, Patienc
 from delaywheel_replica.cleaner.delivery.expiring import find_expired
 from delaywheel_replica.cleaner.delivery.outcomes import DeadReason
 from delaywheel_replica.cleaner.delivery.topics import TopicState
+from delaywheel_replica.cleaner.delivery.troubles import DOUBTED_S
 from delaywheel_replica.cleaner.due.rows import RECORD, Direct, DueRows
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import IngressPlace
@@ -196,6 +197,23 @@ def test_a_transaction_is_given_up_that_went_to_a_partition_which_takes_nothing(
     assert judging.are_untaken(anywhere), "it may have gone there"
     assert not judging.are_untaken(keyed(kafka, [None], [1])), "the next plan sends it elsewhere"
     assert not judging.are_untaken(one_each.take(np.array([], int)))
+
+
+def test_a_topic_that_cost_a_transaction_is_not_at_once_believed_to_be_well() -> None:
+    """Another broker, asked next, has not heard yet that one has left."""
+    kafka = Kafka({"half": replace(PRESENT, partitions=1), NAMES.ingress: PRESENT})
+    judging, rows = judge(kafka), keyed(kafka, [b"k"], [-1])
+    run_once(kafka, judging, rows)
+    kafka.topics["half"] = replace(BAD, partitions=1, troubled=frozenset({0}))
+    assert judging.are_untaken(rows)
+    kafka.topics["half"] = replace(PRESENT, partitions=1)
+    plan = run_once(kafka, judging, rows)
+    assert plan is not None
+    assert (len(plan.rows), len(plan.deferred)) == (0, 1)
+    kafka.now += DOUBTED_S
+    plan = run_once(kafka, judging, rows)
+    assert plan is not None
+    assert (len(plan.rows), len(plan.deferred)) == (1, 0)
 
 
 def test_partitions_that_a_search_found_silent_are_not_known() -> None:

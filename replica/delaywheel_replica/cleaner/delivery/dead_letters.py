@@ -276,7 +276,10 @@ class DeadLetters:
         topics = self._look_at(names, now)
         self._topics.ask(names)
         routed, stuck = self._routed(rows, topics)
-        return bool((stuck | (routed.partitions != rows.partitions)).any())
+        untaken = rows.take(stuck | (routed.partitions != rows.partitions)).topic_names()
+        for name in untaken:
+            self._troubles.doubt(name, now)
+        return bool(untaken)
 
     def committed(self) -> None:
         """Notes that a step was committed; its condemned messages are dealt with."""

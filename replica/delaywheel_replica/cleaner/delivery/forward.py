@@ -7,7 +7,7 @@ Ingress records that are forwarded directly join the due messages of the wheels:
 transaction, so that neither waits for the other. Both are planned together; only if an ingress
 record has to wait for a topic, the rest is forwarded without it.
 
-Two transactional ids take turns, so that a transaction need not wait for the markers of the one
+Transactional ids take turns, so that a transaction need not wait for the markers of the one
 before; each commit is awaited before the next transaction begins. core/leader/pacing.py decides how
 far apart transactions begin, core/election/id_turns.py which id is next.
 

@@ -49,6 +49,9 @@ LEAST_HOLD_S = 1.0
 RECENT_S = 60.0
 SHORT_S = 0.5
 """A spell that was shorter is not remembered."""
+DOUBTED_S = 5.0
+"""So long Kafka is not believed that a topic is well for which a transaction was just given up: its
+brokers learn one after another that one has left, and each such transaction costs an id."""
 UNNEEDED_S = 600.0
 """A topic without messages for this long is forgotten."""
 FIRST_PROBE_S = 1.0
@@ -105,6 +108,7 @@ class _Trouble:
         given_up: Messages for it are deferred, or dead letters.
         partitions: Those that take nothing by Kafka's word; none: that is not known.
         deferred: How many of its messages were deferred.
+        doubted_until: Until when Kafka is not believed that it is well.
     """
 
     since: float
@@ -116,6 +120,7 @@ class _Trouble:
     given_up: bool = False
     partitions: frozenset[int] = frozenset()
     deferred: int = 0
+    doubted_until: float = 0.0
     probe_at: float = 0.0
     pause_s: float = FIRST_PROBE_S
 
@@ -152,6 +157,8 @@ class Troubles:
                 begun.by_kafka, begun.partitions = True, topic.troubled
             elif trouble is not None and not trouble.is_over:
                 trouble.needed_at = now
+                if topic.state is TopicState.PRESENT and now < trouble.doubted_until:
+                    continue
                 if trouble.sample is None or topic.state is not TopicState.PRESENT:
                     self._end(name, now)
                 elif trouble.by_kafka:  # Kafka has repaired something: see whether that was it
@@ -162,6 +169,10 @@ class Troubles:
         trouble = self._begin(name, cause, now, since=since)
         trouble.cause, trouble.sample = cause, sample_of(sample)
         trouble.probe_at, trouble.pause_s = now + FIRST_PROBE_S, FIRST_PROBE_S
+
+    def doubt(self, name: str, now: float) -> None:
+        """Notes that a transaction is given up for a topic in trouble."""
+        self._of[name].doubted_until = now + DOUBTED_S
 
     def cause(self, name: str) -> str | None:
         """Returns why a topic accepts nothing; None if, as far as is known, it works."""

@@ -90,7 +90,10 @@ MOVES_S = 5.0
 moves of partitions take less, and what a silent topic holds up should not wait longer."""
 
 ASK_S = 0.5
-"""After so long without one Kafka is asked a question, and so long it has for the answer."""
+"""After so long without one Kafka is asked a question."""
+
+ANSWER_S = 1.0
+"""How long Kafka has for the answer."""
 
 _ABORTABLE = KafkaError._STATE
 _DELIVERY_FAILED = KafkaError._INCONSISTENT
@@ -109,7 +112,7 @@ class Questions(Protocol):
     is_untaken: Callable[[], bool]
 
     def answers(self) -> bool:
-        """Whether Kafka answers a question, within `ASK_S`."""
+        """Whether Kafka answers a question about the control topic, within `ANSWER_S`."""
 
 
 class TransactionalProducer:
@@ -268,6 +271,7 @@ class TransactionalProducer:
                 ask_s = now_s + ASK_S
             elif unanswered and now_s >= ask_s:
                 if self._is_untaken():
+                    self._answered(now_s)
                     return unanswered
                 if self._questions is not None and self._questions.answers():
                     until_s = max(until_s, self._answered(self._began_s + MOVES_S))
@@ -415,7 +419,7 @@ class LeaderProducers:
         self._settings = settings
         self._ends = EndTimes() if ends is None else ends
         self.is_untaken: Callable[[], bool] = lambda: False
-        self._admin: AdminClient | None = None
+        self._admin = AdminClient(settings.admin(), logger=LOGGER)
         self._producers: dict[int, TransactionalProducer] = {}
         self._guard = threading.Lock()
         self._is_destroyed = False
@@ -454,20 +458,23 @@ class LeaderProducers:
             producer = self._producers[number]
         if known is not None and known is not producer:
             _close_soon([known])
-        return producer.init(timeout_ms)
+        ended = producer.init(timeout_ms)
+        if number == 0:
+            self.answers()  # so it is connected when it matters
+        return ended
 
     def answers(self) -> bool:
-        """Whether Kafka answers a question, on connections where no answer is waited for.
+        """Whether Kafka says that it has the control topic, on connections of its own.
 
-        A broker takes nothing from a connection before it has answered what came before.
+        A broker takes nothing from a connection before it has answered what came before. A control
+        topic that has gone is not waited for: it may come back empty.
         """
-        if self._admin is None:
-            self._admin = AdminClient(self._settings.admin(), logger=LOGGER)
+        control = self._settings.names.control
         try:
-            self._admin.list_topics(self._settings.names.control, timeout=ASK_S)
+            found = self._admin.list_topics(control, timeout=ANSWER_S)
         except KafkaException:
             return False
-        return True
+        return found.topics[control].error is None
 
     def begin(self, number: int) -> None:
         """Opens a transaction."""

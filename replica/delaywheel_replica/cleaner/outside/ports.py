@@ -19,8 +19,12 @@ from delaywheel_replica.core.protocol.control import IngressPartition
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 from delaywheel_replica.kafka_settings import BATCH_HEADER_BYTES
 
-IDS = 2
-"""How many transactional ids take turns. Never changes on a cluster: a leader inits all of them."""
+IDS = 3
+"""How many transactional ids take turns. Never changes on a cluster: a leader inits all of them.
+
+Two have to be left where one is kept by a broker that is away: each is inited again now and then,
+and another has to vouch for it.
+"""
 
 ANSWER_MS = 1_000
 """A transaction whose records are being answered is waited for until none was for so long."""

@@ -5,7 +5,7 @@ requests but one are harmless within their transaction: records have sequence nu
 is added once, an init only fences. A copy of an EndTxn ends a later transaction of its producer
 epoch in the middle. So after one that may have been repeated, and after a transaction that was
 never ended, nothing follows in that epoch: the id is inited again, which aborts what is open and
-fences all copies. The other id goes on meanwhile.
+fences all copies. The other ids go on meanwhile.
 
 | id | what is known of its epoch |
 |---|---|
