@@ -102,7 +102,9 @@ def check_answers(address: str, nodes: tuple[str, str], file: Path, undecided: S
     with Client(node) as client:
 
         def is_known() -> bool:
-            half = client.get(topic="shipments", id=uuid.UUID(id_).bytes, due=at, find_place=True)
+            half = client.get(
+                topic=undecided.topic, id=uuid.UUID(id_).bytes, due=at, find_place=True
+            )
             return half is not None and half.state is MessageState.ROLLED_BACK
 
         wait_until("the second order is known to be rolled back", is_known)

@@ -79,5 +79,5 @@ def test_a_client_in_another_language(
     if heading == "Go":
         assert lines.pop() == "COMMIT_OUTCOME_COMMITTED"
     *_, accepted, outcome = lines
-    assert re.fullmatch(r"accepted \S+\.\d+:\d+:[0-9a-f]{32}", accepted)
+    assert re.fullmatch(r"accepted \S+\.\d+:\d+:[0-9a-f]{32}:\S+", accepted)
     assert outcome == "CANCEL_OUTCOME_CANCELLED"
