@@ -59,7 +59,7 @@ SERVER = "tests/server"
 CORE = ("tests/core", "tests/consumer", "tests/wheel")
 """What computes longest of all that needs neither a broker nor the simulation."""
 
-CONSUMERS = ("tests/consumer", "tests/client/testing")
+CONSUMERS = ("tests/consumer", "tests/client/table", "tests/client/testing")
 """Consumers on a broker; groups have the same names in both."""
 CLEANER = "tests/cleaner"
 KAFKA = ("tests/audit/kafka", "tests/cli", "tests/local", "tests/wheel/deadletters")

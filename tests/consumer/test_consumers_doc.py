@@ -79,11 +79,11 @@ def test_around_handlers(run: Callable[..., Program]) -> None:
 
 @pytest.mark.kafka
 def test_writing(kafka: KafkaBroker, run: Callable[..., Program]) -> None:
-    for name in ("bills", "reminders"):
+    for name in ("bills", "bill-reminders"):
         create_topic(kafka.address, name)
     running = run("invoicing", (b"3 lamps", []))
     assert running.wait_for(1) == ["billed 3 lamps"]
-    for name, value in (("bills", b"bill for 3 lamps"), ("reminders", b"3 lamps")):
+    for name, value in (("bills", b"bill for 3 lamps"), ("bill-reminders", b"3 lamps")):
         with CommittedReader(kafka.address, name) as reader:
             reader.wait_for(1)
             reader.read_to_end()

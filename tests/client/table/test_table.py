@@ -46,14 +46,14 @@ def run(place: Place) -> Table:
 
 
 @pytest.fixture(scope="module")
-def in_memory() -> Iterator[tuple[Table, set[str]]]:
+def in_memory() -> tuple[Table, set[str]]:
     with MemoryService(topics=dict.fromkeys(TOPICS, 1)) as service, service.client() as client:
         place = Place(service.address, client, MemoryKafka(service))
-        yield run(place), place.seen
+        return run(place), place.seen
 
 
 @pytest.fixture(scope="module")
-def by_a_node(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Table]:
+def by_a_node(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Table:
     suffix = uuid.uuid4().hex[:12]
     names = {name: f"{name}-{suffix}" for name in TOPICS}
     cluster = f"t{suffix}"
@@ -62,7 +62,7 @@ def by_a_node(kafka: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> I
     folder = tmp_path_factory.mktemp("table") / "cluster"
     with Service(kafka.address, folder, cluster) as node, node.client() as client:
         names["ingress"] = f"delaywheel-{cluster}-ingress"
-        yield run(Place(node.address, client, RealKafka(kafka.address, names)))
+        return run(Place(node.address, client, RealKafka(kafka.address, names)))
 
 
 def fields(message: Descriptor, known: set[str]) -> Iterator[str]:

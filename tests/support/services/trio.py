@@ -261,7 +261,7 @@ def in_sync_changes(node: Node) -> int:
 
 def slot_file(node: Node, handle: str) -> bytes:
     """A node's messages in the wheel and second of a handle; empty: none."""
-    wheel, slot, _ = handle.split(":")
+    wheel, slot, *_ = handle.split(":")
     path = slot_path(wheel_folder(node.data, WheelId.parse(wheel)), int(slot))
     try:
         return path.read_bytes()

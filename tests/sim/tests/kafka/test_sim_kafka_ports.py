@@ -392,5 +392,5 @@ def test_leaders_that_believe_a_retried_commit_do_not(monkeypatch: pytest.Monkey
     monkeypatch.setitem(
         VERDICTS, (Call.COMMIT, LibraryAnswer.OK_RETRIED), TransactionState.COMMITTED
     )
-    faults = replace(uneasy(), retried_end=0.5)
+    faults = replace(uneasy(), retried_end=0.8)
     assert not all(_counts_right(seed, faults) for seed in range(12))
