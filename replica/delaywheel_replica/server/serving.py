@@ -230,7 +230,7 @@ class Server:
             close=close_connections,
             quota_of=self._access.in_flight_bytes_of if self._access.is_limited else None,
         )
-        topics = KnownTopics(
+        self._topics = topics = KnownTopics(
             disk,
             data / "topics.json",
             ask=self._link.send,
@@ -611,7 +611,8 @@ class Server:
         return None if status is None else status.pid
 
     async def _answer_waiting(self) -> None:
-        """Answers requests that still wait for information on a topic."""
+        """Answers requests that still wait for information on a topic, which comes too late."""
+        self._topics.end_waits()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._admission.wait_idle(), _WAITING_S)
 

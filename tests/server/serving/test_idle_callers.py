@@ -61,7 +61,8 @@ def request() -> bytes:
 
 async def produce(beside: grpc.aio.Channel) -> None:
     call: Any = beside.unary_unary(PRODUCE)
-    assert b"orders" not in await call(request(), timeout=PATIENCE_S)
+    answer = pb.DelayProduceResponse.FromString(await call(request(), timeout=PATIENCE_S))
+    assert answer.results[0].handle
 
 
 async def produce_on_stream(beside: grpc.aio.Channel) -> None:

@@ -156,6 +156,10 @@ class KnownTopics:
         finally:
             self._waiters.discard(waiter)
 
+    def end_waits(self) -> None:
+        """Has no caller wait any longer, because the node stops."""
+        self._settle([*self._asked])
+
     def judge(self, batch: RequestBatch, unasked: Collection[str]) -> None:
         """Refuses messages that Kafka would not accept, as far as known now. For any thread.
 
