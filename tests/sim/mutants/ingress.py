@@ -223,7 +223,7 @@ INGRESS = {
     "due from the clock": Mutant(
         "delays count from when a record is read",
         due_from_the_clock,
-        r"is delivered as .* due|is passed: it has no end",
+        r"is delivered as .*, not |is passed: it has no end",
         ("gaps", "announced_alone"),
     ),
     "handed over before it is announced": Mutant(

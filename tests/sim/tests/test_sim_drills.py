@@ -41,6 +41,7 @@ INTERLEAVINGS = {
 """What once broke a draft of the protocol: the drills name the danger and what must save us."""
 
 FOUND = {
+    "same_ids_for_other_topics",
     "deferred_by_several_leaders",
     "one_partition_away",
     "patience_ends",
