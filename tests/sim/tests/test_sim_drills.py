@@ -1,8 +1,11 @@
 """Every drill reaches its situation, and nothing goes wrong there.
 
-``scripts/sim --drills --seeds 2..9`` runs them at other times.
+``scripts/sim --drills --seeds 2..9`` runs them at other times. Those that compute longest wait for
+``DELAYWHEEL_DRILLS=all``, after a change of the protocol and before a release: they took half the
+time of all.
 """
 
+import os
 import re
 from collections import deque
 from itertools import takewhile
@@ -169,7 +172,52 @@ INGRESS = {
 """Crashes between the steps of accepting ingress records, and topic faults."""
 
 
-@pytest.mark.parametrize("name", sorted(DRILLS))
+LONG = {
+    "after_a_term",
+    "answers_to_all",
+    "closed_while_it_is_swept",
+    "compacted_letters",
+    "cut_off",
+    "cut_off_and_filled",
+    "cut_off_unread",
+    "deferred_by_several_leaders",
+    "deleted_unread",
+    "exchanged_in_turn",
+    "full_disk",
+    "halves_by_records",
+    "halves_unasked",
+    "hand_over_cut",
+    "held_up",
+    "late_after_an_outage",
+    "long_asked",
+    "long_cut_off",
+    "lost_end",
+    "mended_meanwhile",
+    "missing_for_a_moment",
+    "one_silent_partition",
+    "one_topic_after_another",
+    "overtaken_cancel",
+    "recreated",
+    "recreated_and_filled",
+    "refused_outcomes",
+    "set_back_and_crash",
+    "set_back_ingress",
+    "set_back_short",
+    "set_back_twice",
+    "shrunk_at_a_due",
+    "silent_in_a_later_step",
+    "silent_topics",
+    "slow_files",
+    "unanswered_ends",
+    "undeletable_files",
+    "unreadable_original",
+    "unreadable_rows_of_the_past",
+}
+"""More than 3 CPU s each, of dangers that shorter ones show too."""
+RUN = DRILLS.keys() if os.environ.get("DELAYWHEEL_DRILLS") == "all" else DRILLS.keys() - LONG
+
+
+@pytest.mark.parametrize("name", sorted(RUN))
 def test_a_drill_leads_where_it_should(name: str) -> None:
     world = World(DRILLS[name].plan(1))
     world.trace._entries = deque()  # all of them, not the last ones
@@ -192,3 +240,4 @@ def test_every_interleaving_has_its_drill() -> None:
     drills = {drill for drills in INTERLEAVINGS.values() for drill in drills}
     assert drills | FOUND | INGRESS == DRILLS.keys()
     assert len(INTERLEAVINGS) == 24
+    assert LONG <= FOUND | INGRESS
