@@ -242,9 +242,14 @@ def test_records_that_are_being_answered_are_waited_for(
 
 
 def test_while_kafka_answers_questions_no_call_ends(
-    kafka: KafkaBroker, settings: KafkaSettings, topic: str, proxy: KafkaProxy
+    kafka: KafkaBroker,
+    settings: KafkaSettings,
+    topic: str,
+    proxy: KafkaProxy,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Partitions and coordinators that move answer late, whoever leads."""
+    monkeypatch.setattr(producing, "ANSWER_S", 4.0)  # a busy machine stops for a second
     producers = inited(through_proxy(settings, kafka))
     assert producers.warm([topic, settings.names.control], PATIENT_MS)
     at_once = proxy.delay_produces(2.5)
