@@ -44,7 +44,7 @@ from delaywheel.client.exchange.answers import (
 )
 from delaywheel.client.exchange.endpoints import Report
 from delaywheel.client.exchange.question import OF_THE_CLUSTER
-from delaywheel.client.exchange.retry import AttemptFailure
+from delaywheel.client.exchange.retry import AttemptFailure, Obstacle
 from delaywheel.client.searching import ManyCancelled
 from delaywheel.client.transport.port import Method
 from delaywheel.errors import (
@@ -279,7 +279,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResultsT, AnswerT]):
         self._waiting = list(range(len(messages)))
         self._doubts: Final = Doubts() if doubts is None else doubts
         self._failed_attempts = 0
-        self._obstacle: AttemptFailure | None = None
+        self._obstacle: Final = Obstacle()
 
     @property
     def done(self) -> bool:
@@ -345,10 +345,9 @@ class NamedChanges(Generic[NamedT, RequestT, ResultsT, AnswerT]):
 
     def give_up(self, why: str) -> None:
         """Settles the remaining messages: no time is left for another attempt."""
-        last = f"; last: {self._obstacle}" if self._obstacle else ""
+        text = f"not answered: {why}{self._obstacle}"
         for row in self._waiting:
-            known = row not in self._doubts
-            self._settle(row, TimedOutError(f"not answered: {why}{last}", outcome_known=known))
+            self._settle(row, TimedOutError(text, outcome_known=row not in self._doubts))
         self._waiting = []
 
     def _report(self, passing: Sequence[AttemptFailure], *, healthy: bool | None) -> Report:
@@ -398,7 +397,7 @@ class NamedChanges(Generic[NamedT, RequestT, ResultsT, AnswerT]):
         if not verdict.outcome_known:
             self._doubts.setdefault(row, 0)
         if verdict.retry:
-            self._obstacle = failure.behind(self._obstacle)
+            self._obstacle.met(failure)
             return True
         self._settle(row, failure.error(outcome_known=row not in self._doubts))
         return False

@@ -21,7 +21,7 @@ from grpc import StatusCode
 
 from delaywheel.client.exchange.encoding import AnswerInvalidError, decode_answer, encode_request
 from delaywheel.client.exchange.endpoints import Report
-from delaywheel.client.exchange.retry import AttemptFailure
+from delaywheel.client.exchange.retry import AttemptFailure, Obstacle
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.message import Handle, Message, PastDue, Result
 from delaywheel.reasons import Reason
@@ -42,7 +42,7 @@ class Delivery:
         self._attempted: Sequence[int] = ()
         self._doubtful: Final[set[int]] = set()
         self._most_rows = max(1, len(messages))
-        self._obstacle: AttemptFailure | None = None
+        self._obstacle: Final = Obstacle()
 
     def fix_dues(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
         """Fixes the dues of messages that are sent for the first time; refuses some of them."""
@@ -92,7 +92,7 @@ class Delivery:
 
     def failed(self, failure: AttemptFailure) -> Report:
         """Applies a failed attempt to each of its messages."""
-        self._obstacle = failure.behind(self._obstacle)
+        self._obstacle.met(failure)
         rows = self._attempted
         if failure.verdict.split and len(rows) > 1:
             if not failure.verdict.outcome_known:
@@ -105,10 +105,9 @@ class Delivery:
 
     def give_up(self, why: str) -> None:
         """Settles the remaining messages: no time is left for another attempt."""
-        last = f"; last: {self._obstacle}" if self._obstacle else ""
         for row in self._waiting:
             error = TimedOutError(
-                f"not acknowledged: {why}{last}",
+                f"not acknowledged: {why}{self._obstacle}",
                 outcome_known=row not in self._doubtful,
                 failed=self._messages[row],
             )
@@ -136,7 +135,7 @@ class Delivery:
         if not verdict.outcome_known:
             self._doubtful.add(row)
         if verdict.retry:
-            self._obstacle = failure.behind(self._obstacle)
+            self._obstacle.met(failure)
             return True
         outcome_known = row not in self._doubtful
         error = failure.error(outcome_known=outcome_known, failed=self._messages[row])

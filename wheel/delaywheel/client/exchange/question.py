@@ -15,7 +15,7 @@ import uuid_utils
 
 from delaywheel.client.exchange.answers import StoredMessage
 from delaywheel.client.exchange.endpoints import Report
-from delaywheel.client.exchange.retry import AttemptFailure
+from delaywheel.client.exchange.retry import AttemptFailure, Obstacle
 from delaywheel.errors import DelaywheelError, MessageInvalidError, TimedOutError
 from delaywheel.message import Handle, checked_id, checked_topic, unix_ms
 from delaywheel.reasons import Reason
@@ -60,7 +60,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
         self._read: Final = read
         self._answer: AnswerT | None = None
         self._error: DelaywheelError | None = None
-        self._obstacle: AttemptFailure | None = None
+        self._obstacle: Final = Obstacle()
         self._changes: Final = changes
         self._doubtful = changed
         self._done = False
@@ -93,7 +93,7 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
     def failed(self, failure: AttemptFailure) -> Report:
         """Decides whether to ask again."""
         verdict = failure.verdict
-        self._obstacle = failure.behind(self._obstacle)
+        self._obstacle.met(failure)
         self._doubtful |= self._changes and not verdict.outcome_known
         if verdict.retry:
             return Report(
@@ -107,9 +107,9 @@ class Question(Generic[RequestT, ResponseT, AnswerT]):
 
     def give_up(self, why: str) -> None:
         """Gives up for lack of time."""
-        last = f"; last: {self._obstacle}" if self._obstacle else ""
         self._done = True
-        self._error = TimedOutError(f"not answered: {why}{last}", outcome_known=not self._doubtful)
+        text = f"not answered: {why}{self._obstacle}"
+        self._error = TimedOutError(text, outcome_known=not self._doubtful)
 
 
 GetQuestion = Question[pb.GetMessageRequest, pb.GetMessageResponse, StoredMessage]

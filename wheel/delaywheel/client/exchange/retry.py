@@ -180,11 +180,6 @@ class AttemptFailure:
         """Whether possibly nothing listens there: neither service nor proxy gave a reason."""
         return self.reason is None and self.code in _UNANSWERED
 
-    def behind(self, earlier: Self | None) -> Self:
-        """Returns what to tell of the two: no answer in time tells less than a named reason."""
-        is_late = self.reason is None and self.code is StatusCode.DEADLINE_EXCEEDED
-        return earlier if is_late and earlier is not None and earlier.reason is not None else self
-
     def before_sending(self) -> Self:
         """Returns the failure as that of a preliminary question; the attempt was never sent."""
         return replace(self, unsent=True)
@@ -213,6 +208,23 @@ class AttemptFailure:
 
     def __str__(self) -> str:
         return f"{self.reason or self.code.name}: {self.cause}"
+
+
+class Obstacle:
+    """The failure to tell of when the time of an exchange is over."""
+
+    def __init__(self) -> None:
+        self._failure: AttemptFailure | None = None
+
+    def met(self, failure: AttemptFailure) -> None:
+        """Takes a later one; no answer in time tells less than a named reason."""
+        is_late = failure.reason is None and failure.code is StatusCode.DEADLINE_EXCEEDED
+        if not is_late or self._failure is None or self._failure.reason is None:
+            self._failure = failure
+
+    def __str__(self) -> str:
+        """What follows in the text of an error; empty if there was none."""
+        return "" if self._failure is None else f"; last: {self._failure}"
 
 
 def _status_details(call: EndedCall) -> list[Any]:
