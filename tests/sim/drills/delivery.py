@@ -281,6 +281,36 @@ def unreadable_marks_elsewhere(script: Script) -> None:
     script.until_ms = 16_000
 
 
+@DELIVERY(
+    r"client +cancels m1 at b",
+    r"client +commits m1 at a",
+    r"delivers m1 a\.1",
+    r"client +hears of m1: CANCEL_UNKNOWN",
+    r"c +a bad sector in",
+    r"client +commits m1 at c",
+    r"c +-> . Fetch.*a\.1",
+)
+def unreadable_release(script: Script) -> None:
+    """A commit is repeated at a node that can read the cancel that it crossed, but no release.
+
+    The release was taken before the cancel, and the half delivered. It lies in the second page of
+    the slot file, behind the half. That this page is bad node c finds in the look that decides:
+    until then it counts as a node that holds everything.
+    """
+    script.cluster("abc", 2, halves=True)
+    for node, ms in ("a", 30_000), ("c", 3_000):  # b leads
+        script.do(2_500, "pause", node=node, part="cleaner", ms=ms)
+    half = script.half(8_000, "a", hold_ms=12_000, told="ac", after_ms=500)
+    script.send(8_100, "a", delay_ms=12_100, count=80)
+    script.mute(8_400, "Frames", "b", "ac", ms=300)
+    script.do(8_400, "lost_answers", share=1.0, ms=250)
+    script.cancel(script.about(8_450, 40), half, "b", patience_ms=500)
+    of_a1 = {"what": f"{EPOCH_MS // 1000 + 20}.slot", "choice": 1}  # the first of two such files
+    script.do(9_300, "bad_sector", node="c", page=1, **of_a1)
+    script.mute(9_300, "Fetch", "c", "ab")  # nothing is repaired
+    script.until_ms = 12_000
+
+
 @DELIVERY(r"client +cancels m\d+", r"client +reschedules", r"client +hears of m\d+")
 def cancel_or_other_due(script: Script) -> None:
     """One caller cancels what another reschedules, at the same time."""

@@ -193,7 +193,7 @@ def cancelled_though_rescheduled() -> list[Patch]:
     return [everywhere(cancelling.after_writing, after_writing)]
 
 
-def cancelled_with_unreadable_marks() -> list[Patch]:
+def cancelled_with_unreadable_rows() -> list[Patch]:
     real = cancelling.after_writing
     return [everywhere(real, lambda view: real(replace(view, readable=True)))]
 
@@ -383,11 +383,11 @@ FORWARDING = {
         "after it was (cancelled|delivered)",
         ("cancel_or_other_due",),
     ),
-    "cancelled is answered where marks cannot be read": Mutant(
-        "what cannot be read is not taken for the mark of another due",
-        cancelled_with_unreadable_marks,
-        "after it was (cancelled|delivered)",
-        ("unreadable_marks_elsewhere",),
+    "cancelled is answered where rows cannot be read": Mutant(
+        "what cannot be read is not taken for a release, or the mark of another due",
+        cancelled_with_unreadable_rows,
+        "is reported cancelled after it was delivered",
+        ("unreadable_release",),
     ),
     "cancelled is answered before the commit": Mutant(
         "a cancel frame that is written counts as a cancel that is done",

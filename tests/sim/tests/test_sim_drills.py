@@ -57,6 +57,7 @@ FOUND = {
     "passed_dues",
     "unreadable_marks",
     "unreadable_marks_elsewhere",
+    "unreadable_release",
     "unreadable_original",
     "cancel_or_other_due",
     "self_fenced",

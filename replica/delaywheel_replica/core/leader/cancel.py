@@ -47,7 +47,9 @@ A message was rescheduled (rescheduling.py) if the record of that stands with th
 mark lies in the slot: the cancel of an id that is made of both dues (core/protocol/reschedules.py).
 A current look finds the mark of an earlier reschedule, which is <= V; before deciding a later one
 the leader sees the cancel, and leaves the message alone. A frame of the slot that cannot be read
-may be the mark: WAIT, until it is read, or given up as lost.
+may be the mark, or the release of a half: WAIT, until it is read, or given up as lost. A node knows
+of such a frame once a look has met it, and no later look of it is current; so this decides where
+one look is all: of commits, of ids that are checked, of what a search lists.
 
 UNKNOWN stands where the progress record does not show which came first, or where a cancel that
 counted may lie in what could not be read. A WAIT survives a change of leader, because the next
