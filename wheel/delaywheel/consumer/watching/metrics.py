@@ -22,7 +22,7 @@ _PREFIX = "delaywheel_consumer"
 
 
 class ConsumerMetrics(Collector):
-    """Collects one consumer; docs/CONSUMERS.md lists the metrics.
+    """Collects one consumer; docs/CONSUMER_REFERENCE.md lists the metrics.
 
     Example:
         Beside a program's other metrics::

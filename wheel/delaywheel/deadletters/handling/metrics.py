@@ -14,7 +14,7 @@ _PREFIX = "delaywheel_letter_consumer"
 
 
 class DeadLetterMetrics(Collector):
-    """Collects one consumer of letters; docs/CONSUMERS.md lists the metrics.
+    """Collects one consumer of letters; docs/CONSUMER_REFERENCE.md lists the metrics.
 
     Example:
         Beside a program's other metrics::
