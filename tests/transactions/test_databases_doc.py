@@ -1,4 +1,4 @@
-"""The programs of docs/TRANSACTIONS.md for databases' drivers, each as printed on its driver."""
+"""The programs of docs/DATABASES.md for databases' drivers, each as printed on its driver."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_orders_are_the_messages_that_arrive(
 ) -> None:
     pytest.importorskip(driver, reason=f"{driver} is not installed: scripts/test installs it")
     where: str = request.getfixturevalue(server)
-    code = program_of("TRANSACTIONS.md", holding)
+    code = program_of("DATABASES.md", holding)
     code, connect = (on_postgres if server == "postgres" else on_mariadb)(code, where)
     fall_silent_about(b"order 3", monkeypatch)
     with MemoryService() as service, closing(connect()) as db:
