@@ -13,13 +13,14 @@ import pytest
 from delaywheel_replica.cli.app import main
 
 CLI_DOC = Path(__file__).parents[3] / "docs" / "CLI.md"
+NARROW = Path(__file__).parent / "screens_80.md"
 WIDTHS = {"80 columns": 80, "120 columns": 120, "a pipe": None}
 """Where the document's screens are seen: how many columns there are."""
 
 
 def screen_in_document(line: str, width: str) -> str:
-    """Returns what docs/CLI.md shows of a command: one screen, and others where a width differs."""
-    reported = CLI_DOC.read_text(encoding="utf-8")
+    """Returns the screen of a command in docs/CLI.md, or one beside this where a width differs."""
+    reported = "\n".join(each.read_text(encoding="utf-8") for each in (CLI_DOC, NARROW))
     screen = re.compile(rf"^`{re.escape(line)}`(.*):\n\n```\n((?:.*\n)*?)```$", re.MULTILINE)
     screens: dict[str, str] = dict(screen.findall(reported))
     assert screens.keys() <= {"", *(f", {each}" for each in WIDTHS)}
