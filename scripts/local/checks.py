@@ -62,7 +62,7 @@ CORE = ("tests/core", "tests/consumer", "tests/wheel")
 CONSUMERS = ("tests/consumer", "tests/client/table", "tests/client/testing")
 """Consumers on a broker; groups have the same names in both."""
 CLEANER = "tests/cleaner"
-KAFKA = ("tests/audit/kafka", "tests/cli", "tests/local", "tests/wheel/deadletters")
+KAFKA = ("tests/audit/kafka", "tests/cli", "tests/local", "tests/trace", "tests/wheel/deadletters")
 """Where other tests of a broker are: to collect all would take seconds."""
 SHARING = 6
 """How many steps share the broker."""

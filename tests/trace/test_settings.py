@@ -1,0 +1,140 @@
+"""What is wrong in a Trace itself is an error at once; what is told of messages follows it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from grpc import StatusCode
+
+from delaywheel import CallFailedError, Handle, Message, RefusedError, TimedOutError
+from delaywheel.errors import ClientClosedError
+from delaywheel.message import Result
+from delaywheel.reasons import Reason
+from delaywheel.trace import Trace
+from delaywheel.trace.batch import Rows
+from delaywheel.trace.options import TraceOptions
+from delaywheel.trace.texts import KeyMode, hashed
+from delaywheel.trace.trace import EventReports
+
+KAFKA = {"bootstrap.servers": "127.0.0.1:9"}
+
+
+class Told:
+    """A sink that keeps columns as they would be sent."""
+
+    def __init__(self, options: TraceOptions) -> None:
+        self._options = options
+        self.batches: list[tuple[str, Rows]] = []
+        self.dropped = 0
+
+    def add(self, kind: str, rows: Rows, length_bytes: int) -> None:
+        assert length_bytes >= 0
+        assert len({len(column) for column in rows.values()}) == 1
+        self.batches.append((kind, self._options.prepared(rows)))
+
+    def drop(self, count: int) -> None:
+        self.dropped += count
+
+    def flush(self, _timeout_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"key": "clear"}, "key 'clear'"),
+        ({"key": "hash"}, "needs secret"),
+        ({"key": "hash", "secret": b""}, "secret: 0 bytes"),
+        ({"key": "hash", "secret": bytes(65)}, "secret: 65 bytes"),
+        ({"secret": b"s"}, "secret is for"),
+        ({"tags": ""}, "tags"),
+        ({"sample": 0}, "sample 0"),
+        ({"sample": 1.01}, "sample 1.01"),
+        ({"sample": float("nan")}, "sample nan"),
+        ({"sample": "1"}, "sample must be a number"),
+        ({"kafka": {}}, "bootstrap.servers"),
+        ({"kafka": {**KAFKA, "colour": "red"}}, "colour"),
+        ({"kafka": {**KAFKA, "acks": "some"}}, "acks"),
+    ],
+)
+def test_what_is_wrong_in_itself_is_an_error_at_once(wrong: Mapping[str, Any], says: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=says):
+        Trace(**{"kafka": KAFKA, **wrong})
+
+
+def test_nothing_of_it_is_imported_by_programs_that_do_not_trace() -> None:
+    program = (
+        "import delaywheel, sys; print([name for name in sys.modules"
+        " if name.startswith(('delaywheel.trace', 'confluent_kafka'))])"
+    )
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert shown.stdout == b"[]\n"
+
+
+def _told(key: KeyMode, message: Message, **options: Any) -> Rows:
+    chosen = TraceOptions(key=key, **options)
+    told = Told(chosen)
+    result = Result(message, Handle("n1.7", 1, message.id, "orders"), None)
+    EventReports(told, chosen).sent([result], 0.014, 1)
+    [(kind, rows)] = told.batches
+    assert kind == "sent"
+    return rows
+
+
+def test_a_sent_message_is_told() -> None:
+    headers = {"tags": b"eu,retry-me", "other": None}
+    message = Message("orders", b"secret", key=b"42", delay="1h", headers=headers)
+    rows = _told("plain", message, tags="tags")
+    told = {name: column[0] for name, column in rows.items()}
+    assert told.pop("time_ms") > 1_600_000_000_000
+    assert told == {
+        "id": message.id,
+        "due_ms": message.due_ms,
+        "topic": "orders",
+        "status": "ACCEPTED",
+        "key": "42",
+        "tags": "eu,retry-me",
+        "root": None,
+        "cost_us": 14_000,
+        "attempts": 1,
+        "node": "n1",
+    }
+
+
+def test_keys_are_told_as_the_program_says() -> None:
+    message = Message("orders", b"", key=b"k" * 1_000_000, delay="1h")
+    assert _told("plain", message)["key"] == ["\\c" + "k" * 200]
+    assert message.key is not None
+    assert _told("hash", message, secret=b"s")["key"] == [hashed(message.key, b"s")]
+    assert _told("none", message)["key"] == [None]
+    assert _told("plain", Message("orders", b"", delay="1h"))["key"] == [None]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RefusedError(Reason.QUOTA_EXCEEDED, ""), "QUOTA_EXCEEDED"),
+        (RefusedError("NEW_REASON", ""), "NEW_REASON"),
+        (RefusedError(Reason.NO_LEADER, "", outcome_known=False), "UNKNOWN"),
+        (TimedOutError("", outcome_known=True), "TIMED_OUT"),
+        (TimedOutError("", outcome_known=False), "UNKNOWN"),
+        (CallFailedError(StatusCode.UNAUTHENTICATED, "", outcome_known=True), "UNAUTHENTICATED"),
+        (ClientClosedError(), "CLOSED"),
+    ],
+)
+def test_what_was_not_accepted_says_why(error: Any, status: str) -> None:
+    options = TraceOptions()
+    told = Told(options)
+    reports = EventReports(told, options)
+    message = Message("orders", b"", level="30s")
+    reports.sent([Result(message, None, error)] * 101, 1.0, 3)
+    [(_, rows)] = told.batches
+    assert rows["status"] == [status] * 100
+    assert (rows["due_ms"][0], rows["node"][0], told.dropped) == (None, None, 1)

@@ -1,0 +1,89 @@
+"""Events in the real Kafka: a program's own, those of a forked one, and a Kafka that is away."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from confluent_kafka import Message as Record
+
+from delaywheel import Handle, Message
+from delaywheel.message import Result
+from delaywheel.trace import Trace
+from delaywheel.trace.batch import BatchHead, decode
+from delaywheel.trace.schema import trace_topic
+from local.loopback.kafka import KafkaBroker
+from support.kafka.read_committed import create_topic, read_all
+
+pytestmark = pytest.mark.kafka
+
+_FORKS = """
+import os, sys, time
+from delaywheel import Handle, Message
+from delaywheel.message import Result
+from delaywheel.trace import Trace
+
+def send(topic):
+    message = Message(topic, b"", delay="1h")
+    trace.sent([Result(message, Handle("n1.1", 1, message.id, topic), None)], 0.001, 1)
+
+trace = Trace({"bootstrap.servers": sys.argv[1]}, cluster=sys.argv[2])
+send("before")
+assert trace.flush(30)
+send("parents")
+if os.fork() == 0:
+    send("childs")
+    sys.exit()
+os.wait()
+"""
+
+
+def result(topic: str = "orders") -> Result:
+    message = Message(topic, b"", delay="1h")
+    return Result(message, Handle("n1.1", 1, message.id, topic), None)
+
+
+def told(kafka: KafkaBroker, cluster: str) -> list[tuple[BatchHead, dict[str, list[Any]]]]:
+    records: list[Record] = read_all(kafka.address, trace_topic(cluster))
+    return [decode(record.value() or b"") for record in records]
+
+
+def test_a_forked_program_has_a_trace_of_its_own(kafka: KafkaBroker, cluster_id: str) -> None:
+    create_topic(kafka.address, trace_topic(cluster_id))
+    program = [sys.executable, "-c", _FORKS, kafka.address, cluster_id]
+    subprocess.run(program, check=True, timeout=60)
+    by_reporter: dict[str, list[Any]] = {}
+    for head, rows in told(kafka, cluster_id):
+        by_reporter.setdefault(head.reporter, []).append((head.number, rows["topic"]))
+    assert sorted(by_reporter.values()) == [
+        [(1, ["before"]), (2, ["parents"])],
+        [(1, ["childs"])],
+    ]
+
+
+def test_a_topic_that_is_made_later_is_found(
+    kafka: KafkaBroker, cluster_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delaywheel.trace.reporter._LOOK_AGAIN_S", 0.2)
+    with Trace({"bootstrap.servers": kafka.address}, cluster=cluster_id) as trace:
+        trace.sent([result()], 0.001, 1)
+        assert not trace.flush(0.5)
+        create_topic(kafka.address, trace_topic(cluster_id))
+        assert trace.flush(30)
+    [(head, rows)] = told(kafka, cluster_id)
+    assert (head.cluster, head.ip, rows["status"]) == (cluster_id, "127.0.0.1", ["ACCEPTED"])
+
+
+def test_a_kafka_that_is_away_is_in_nobodys_way(caplog: pytest.LogCaptureFixture) -> None:
+    with Trace({"bootstrap.servers": "127.0.0.1:9"}) as trace:
+        for _ in range(100):
+            trace.sent([result()] * 1_000, 0.001, 1)
+        began_s = time.monotonic()
+    assert time.monotonic() - began_s < 10
+    lines = caplog.messages
+    assert sum(int(line.split()[0]) for line in lines) == 100_000
+    assert len(lines) <= 2  # in the first minute, and at the end
+    assert "Connection refused" in lines[-1]

@@ -1,0 +1,113 @@
+"""The Kafka producer of events, behind a port: nothing here decides what is sent, or waits for it.
+
+Its errors are one text, the last one, and no lines of a log: a program whose trace fails must not
+hear of it again and again.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+try:
+    from confluent_kafka import KafkaError, KafkaException, Message, Producer
+except ModuleNotFoundError as missing:
+    raise ModuleNotFoundError(
+        "a trace needs confluent-kafka: install delaywheel[trace]"
+    ) from missing
+
+from delaywheel.trace.schema import trace_topic
+
+_TOPIC: Final = re.compile(re.escape(trace_topic("<>")).replace("<>", "(.+)"))
+
+_DEFAULTS: Final = {
+    "acks": 1,
+    "compression.type": "zstd",
+    "linger.ms": 0,
+    "partitioner": "murmur2_random",
+    "retry.backoff.max.ms": 1_000,
+}
+_OURS: Final = {
+    "log_level": 0,  # its own log would say the same every second
+    # What is to be sent is bounded before it comes here.
+    "queue.buffering.max.kbytes": 65_536,
+    "queue.buffering.max.messages": 100_000,
+}
+_LOOK_S: Final = 2.0
+
+
+class TracePort(Protocol):
+    """What a reporter needs of Kafka; used by one thread."""
+
+    def clusters(self) -> list[str]:
+        """Returns the clusters that have a topic for events; may block for 2 s.
+
+        Raises:
+            OSError: Kafka does not say it.
+        """
+
+    def send(self, topic: str, key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
+        """Has a record written; `on_end` is called in `poll`, with an error or with an empty text.
+
+        Raises:
+            OSError: It is not taken.
+        """
+
+    def poll(self, timeout_s: float) -> None:
+        """Has `on_end` called of what has ended, and waits for that."""
+
+    def close(self) -> None:
+        """Drops what is not sent."""
+
+
+class KafkaPort:
+    """A producer of confluent-kafka."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Makes it; its connections are made by its own threads.
+
+        Raises:
+            ValueError: A setting is none, or has a value that the client does not take.
+        """
+        self._error = ""
+        try:
+            self._producer: Final = Producer(
+                {**_DEFAULTS, **settings, **_OURS, "error_cb": self._note}
+            )
+        except (KafkaException, TypeError) as error:
+            raise ValueError(f"kafka: {_said(error)}") from error
+
+    def _note(self, error: KafkaError) -> None:
+        self._error = error.str()
+
+    def clusters(self) -> list[str]:
+        """See `TracePort`."""
+        try:
+            topics = self._producer.list_topics(timeout=_LOOK_S).topics
+        except KafkaException as error:
+            self._producer.poll(0)  # has the error noted that is the cause
+            raise OSError(self._error or _said(error)) from error
+        return [match[1] for match in map(_TOPIC.fullmatch, topics) if match]
+
+    def send(self, topic: str, key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
+        """See `TracePort`."""
+
+        def ended(error: KafkaError | None, _record: Message) -> None:
+            on_end("" if error is None else self._error or error.str())
+
+        try:
+            self._producer.produce(topic, value, key, on_delivery=ended)
+        except (BufferError, KafkaException) as error:
+            raise OSError(_said(error)) from error
+
+    def poll(self, timeout_s: float) -> None:
+        """See `TracePort`."""
+        self._producer.poll(timeout_s)
+
+    def close(self) -> None:
+        """See `TracePort`."""
+        self._producer.purge(blocking=False)
+
+
+def _said(error: Exception) -> str:
+    first = error.args[0] if error.args else error
+    return first.str() if isinstance(first, KafkaError) else str(first)

@@ -1,0 +1,84 @@
+"""Which events are kept: those of the sample, and failures, few a second.
+
+A way is in the sample if a hash of its root says so: the CRC-32 of an id's 16 bytes, or of a
+place's text, is below the share of 2**32. So all ends keep the same ways.
+
+| an event | in the sample | else |
+|---|---|---|
+| a message was sent, and refused, or perhaps not | of these, 100 a second | |
+| another failure | kept | with the former, 100 a second |
+| all else | kept | left out |
+
+A refused message has no further way, so that the sample loses nothing; and a quota that refuses
+10,000 a second does not become 10,000 events. Failures beyond that are counted as dropped.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
+from typing import Final, NamedTuple
+from zlib import crc32
+
+MOST_FAILURES: Final = 100
+"""In a second."""
+
+_HASHES: Final = 2**32
+
+
+class Chosen(NamedTuple):
+    """Which of some events are kept.
+
+    Attributes:
+        rows: Their numbers; None: all.
+        dropped: How many failures are not, since there are too many.
+    """
+
+    rows: list[int] | None
+    dropped: int = 0
+
+
+class Sampling:
+    """Chooses events; thread-safe."""
+
+    def __init__(self, share: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._below: Final = int(share * _HASHES)
+        self._now_s: Final = now_s
+        self._lock: Final = Lock()
+        self._second = 0
+        self._failures = 0
+
+    def of_sent(self, roots: Sequence[bytes], failed: Sequence[int]) -> Chosen:
+        """Chooses among messages that were sent, of which some were not accepted."""
+        if not failed:
+            return Chosen(self._sampled(roots))
+        allowed = self._allowed(len(failed))
+        left_out = set(failed[allowed:])
+        sampled = self._sampled(roots)
+        among = range(len(roots)) if sampled is None else {*sampled, *failed}
+        return Chosen(sorted(row for row in among if row not in left_out), len(left_out))
+
+    def of_others(self, roots: Sequence[bytes], failed: Sequence[int]) -> Chosen:
+        """Chooses among other events."""
+        sampled = self._sampled(roots)
+        if sampled is None or not failed:
+            return Chosen(sampled)
+        inside = set(sampled)
+        outside = [row for row in failed if row not in inside]
+        allowed = self._allowed(len(outside))
+        return Chosen(sorted([*inside, *outside[:allowed]]), len(outside) - allowed)
+
+    def _sampled(self, roots: Iterable[bytes]) -> list[int] | None:
+        below = self._below
+        if below == _HASHES:
+            return None
+        return [row for row, root in enumerate(roots) if crc32(root) < below]
+
+    def _allowed(self, count: int) -> int:
+        """Returns how many of so many failures are kept."""
+        second = int(self._now_s())
+        with self._lock:
+            if second != self._second:
+                self._second, self._failures = second, 0
+            allowed = min(count, MOST_FAILURES - self._failures)
+            self._failures += allowed
+        return allowed
