@@ -11,9 +11,9 @@ from typing import Any, cast
 
 import pytest
 
-from delaywheel.client import gathering
-from delaywheel.client.gathering import AioChanges, SyncChanges
-from delaywheel.client.named_changes import Again, Doubts
+from delaywheel.client.changing import gathering
+from delaywheel.client.changing.gathering import AioChanges, SyncChanges
+from delaywheel.client.changing.named_changes import Again, Doubts
 from delaywheel.errors import RefusedError, TimedOutError
 from delaywheel.reasons import Reason
 

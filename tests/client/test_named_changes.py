@@ -20,8 +20,7 @@ from delaywheel import (
     RescheduleOutcome,
     TimedOutError,
 )
-from delaywheel.client.exchange.retry import AttemptFailure
-from delaywheel.client.named_changes import (
+from delaywheel.client.changing.named_changes import (
     CANCEL,
     LATE_ASKED_AT_MOST,
     Again,
@@ -29,6 +28,7 @@ from delaywheel.client.named_changes import (
     NamedChanges,
     outcome_of,
 )
+from delaywheel.client.exchange.retry import AttemptFailure
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from support.clients.fake_service import FakeService, abort, answer, hang
 

@@ -17,8 +17,8 @@ from delaywheel.reasons import Reason
 from delaywheel.trace import Trace
 from delaywheel.trace.batch import Rows
 from delaywheel.trace.options import TraceOptions
+from delaywheel.trace.reports import EventReports
 from delaywheel.trace.texts import KeyMode, hashed
-from delaywheel.trace.trace import EventReports
 
 KAFKA = {"bootstrap.servers": "127.0.0.1:9"}
 
@@ -41,9 +41,6 @@ class Told:
 
     def flush(self, _timeout_s: float) -> bool:
         return True
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,20 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Final, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 
 from delaywheel.client.aio_sender import AioSender
 from delaywheel.client.calls import Calls
+from delaywheel.client.changing.gathering import AioChanges
+from delaywheel.client.changing.named_changes import (
+    CANCEL,
+    COMMIT,
+    RESCHEDULE,
+    ROLL_BACK,
+    HalfCommitted,
+    rolled_back,
+)
+from delaywheel.client.changing.references import half_named, half_reference, new_due
 from delaywheel.client.exchange.answers import (
     Cancelled,
     Rescheduled,
@@ -18,18 +28,7 @@ from delaywheel.client.exchange.channel import Tls
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import Id, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
-from delaywheel.client.gathering import AioChanges
 from delaywheel.client.lifetime import ForkGuard
-from delaywheel.client.named_changes import (
-    CANCEL,
-    COMMIT,
-    RESCHEDULE,
-    HalfCommitted,
-    half_named,
-    half_reference,
-    new_due,
-    rolled_back,
-)
 from delaywheel.client.operations import Operations
 from delaywheel.client.profiles import reached
 from delaywheel.client.searching import FilterOptions, FoundMessages, ManyCancelled
@@ -58,6 +57,9 @@ from delaywheel.transactions.half import (
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
+if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.reports import EventReports
+
 
 class AsyncClient:
     """`Client` for asyncio: the same arguments, methods, results and errors, awaited.
@@ -83,11 +85,12 @@ class AsyncClient:
         queue: Queue = DEFAULT_QUEUE,
         tls: Tls | None = None,
         profile: str | None = None,
+        trace: "EventReports | None" = None,
     ) -> None:
         addresses, tls = reached(addresses, tls, profile)
         parsed = parse_addresses(addresses)
         clock = self._clock = clock_of(parsed)
-        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock)
+        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock, trace)
         self._fork_guard: Final = ForkGuard()
         self._deadline_s: Final = settings.deadline_s
         transport = LoopTransport()
@@ -95,9 +98,19 @@ class AsyncClient:
         self._operations: Final = Operations(self._calls, settings, transport)
         self._sender: Final = AioSender(queue, timeout, self._operations.deliver_all)
         change = self._operations.change
-        self._cancels: Final = AioChanges[pb.MessageRef, Cancelled](partial(change, CANCEL))
-        self._reschedules: Final = AioChanges[pb.NewDue, Rescheduled](partial(change, RESCHEDULE))
-        self._commits: Final = AioChanges[pb.HalfRef, HalfCommitted](partial(change, COMMIT))
+        each = self._operations.reporting.each
+        self._cancels: Final = AioChanges[pb.MessageRef, Cancelled](
+            partial(change, CANCEL), each(CANCEL)
+        )
+        self._rollbacks: Final = AioChanges[pb.MessageRef, Cancelled](
+            partial(change, ROLL_BACK), each(ROLL_BACK)
+        )
+        self._reschedules: Final = AioChanges[pb.NewDue, Rescheduled](
+            partial(change, RESCHEDULE), each(RESCHEDULE)
+        )
+        self._commits: Final = AioChanges[pb.HalfRef, HalfCommitted](
+            partial(change, COMMIT), each(COMMIT)
+        )
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -174,7 +187,7 @@ class AsyncClient:
     async def _cancel_half(self, half: AsyncHalf) -> RollbackOutcome:
         self._check_open()
         named, deadline_s = half_named(half, half.handle), self._deadline_s(HALF_TIMEOUT_S)
-        return rolled_back(await self._cancels.change(named, deadline_s))
+        return rolled_back(await self._rollbacks.change(named, deadline_s))
 
     async def produce_many(
         self,
@@ -318,6 +331,7 @@ class AsyncClient:
         await self._sender.flush(self._deadline_s(timeout))
         await self._calls.stop()
         await self._sender.join()
+        await self._operations.flush_trace()
 
     async def __aenter__(self) -> Self:
         return self

@@ -8,15 +8,11 @@ from time import monotonic
 from typing import Final, Protocol, TypeVar
 
 from delaywheel.client.calls import Calls
-from delaywheel.client.exchange.answers import RescheduleResult, StoredMessage
-from delaywheel.client.exchange.batching import split
-from delaywheel.client.exchange.delivery import Delivery
-from delaywheel.client.exchange.question import Question, get_question
-from delaywheel.client.exchange.settings import ExchangeSettings
-from delaywheel.client.named_changes import (
+from delaywheel.client.changing.named_changes import (
     CANCEL,
     COMMIT,
     RESCHEDULE,
+    ROLL_BACK,
     AnswerT,
     Change,
     Doubts,
@@ -24,16 +20,24 @@ from delaywheel.client.named_changes import (
     NamedT,
     OnSettled,
     ResultsT,
-    half_named,
-    half_reference,
-    handles_of,
     in_calls,
     many_cancelled,
     many_committed,
     many_rescheduled,
+)
+from delaywheel.client.changing.references import (
+    half_named,
+    half_reference,
+    handles_of,
     new_dues,
     references_of,
 )
+from delaywheel.client.exchange.answers import RescheduleResult, StoredMessage
+from delaywheel.client.exchange.batching import split
+from delaywheel.client.exchange.delivery import Delivery
+from delaywheel.client.exchange.question import Question, get_question
+from delaywheel.client.exchange.settings import ExchangeSettings
+from delaywheel.client.reporting import ClientReports
 from delaywheel.client.searching import (
     CancellingMany,
     FilterOptions,
@@ -77,10 +81,11 @@ class Operations:
         self._calls: Final = calls
         self._settings: Final = settings
         self._transport: Final = transport
+        self.reporting: Final = ClientReports(settings.trace)
 
     async def deliver(self, messages: Sequence[Message], deadline_s: float) -> list[Result]:
         """Sends messages that fit one request; returns one result each, in order."""
-        delivery = Delivery(messages)
+        delivery, began_s = Delivery(messages), monotonic()
         try:
             levels = await self._calls.levels(messages, deadline_s)
         except DelaywheelError as error:
@@ -92,6 +97,7 @@ class Operations:
                     message.count_by(clock)
             delivery.fix_dues(clock() // 1_000_000, levels, self._settings.past_due)
             await self._calls.run(delivery, lambda stub: stub.DelayProduce, deadline_s)
+        self.reporting.sent(delivery.results, began_s, delivery.attempts)
         return [self._with_clocks(result) for result in delivery.results]
 
     def _with_clocks(self, result: Result) -> Result:
@@ -138,7 +144,7 @@ class Operations:
             named = [
                 half_named(half, handle) for half, (_, handle) in zip(begun, held, strict=True)
             ]
-            await self._change_many(CANCEL, named, HALF_TIMEOUT_S)  # else its check drops it
+            await self._change_many(ROLL_BACK, named, HALF_TIMEOUT_S)  # else its check drops it
             raise next(result.error for result in results if result.error is not None)
         return begun
 
@@ -196,7 +202,12 @@ class Operations:
             results = await self._change_many(CANCEL, references_of(named), timeout_s)
             return many_cancelled(named, results)
         many = CancellingMany(filter_of(topic, options), limit, dry_run=dry_run)
-        await self._ask_pages(many, lambda stub: stub.CancelMany, timeout_s)
+        began_s = monotonic()
+        try:
+            await self._ask_pages(many, lambda stub: stub.CancelMany, timeout_s)
+        finally:
+            if not dry_run:
+                self.reporting.cancelled(many.outcomes(), began_s)
         return many.result()
 
     async def change(
@@ -211,6 +222,10 @@ class Operations:
         changes = NamedChanges(change, messages, on_settled, doubts)
         await self._calls.run(changes, change.method, deadline_s)
         return changes.results
+
+    async def flush_trace(self) -> None:
+        """Waits until all events are written, 2 s at most."""
+        await self._transport.aside(self.reporting.flush)
 
     def begun_by_s(self, hold: Duration, timeout_s: float | None) -> float:
         """Until when a begin is tried: not beyond the end of the hold, when its group is asked."""
@@ -231,13 +246,15 @@ class Operations:
         messages: Sequence[NamedT],
         timeout_s: float | None,
     ) -> list[AnswerT | DelaywheelError]:
-        deadline_s = self._settings.deadline_s(timeout_s)
+        deadline_s, began_s = self._settings.deadline_s(timeout_s), monotonic()
         results = await self._transport.side_by_side(
             lambda some: self.change(change, some, deadline_s),
             in_calls(messages),
             self._settings.queue.in_flight,
         )
-        return [result for some in results for result in some]
+        answers = [result for some in results for result in some]
+        self.reporting.changed(change, messages, answers, began_s)
+        return answers
 
     async def _ask_pages(
         self,

@@ -1,5 +1,6 @@
 """Searches pending messages page by page. No I/O: the clients carry it out."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, TypedDict
@@ -162,6 +163,12 @@ class CancellingMany:
         self._incomplete |= page.looked.incomplete
         self._request.page_token = page.next_page_token
         self.done = not page.next_page_token or len(self._results) >= self._limit
+
+    def outcomes(self) -> Iterator[tuple[str, int, str]]:
+        """Yields handle, due and outcome of each message that was found."""
+        for (handle, due_ms), outcome in self._results.items():
+            name = pb.CancelOutcome.Name(outcome).removeprefix("CANCEL_OUTCOME_")
+            yield handle, due_ms, "UNKNOWN" if name == "UNSPECIFIED" else name
 
     def result(self) -> ManyCancelled:
         """Returns the result once done."""

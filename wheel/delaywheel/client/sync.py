@@ -4,10 +4,20 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
 from time import monotonic
-from typing import Final, Self, Unpack
+from typing import TYPE_CHECKING, Final, Self, Unpack
 from weakref import finalize
 
 from delaywheel.client.calls import Calls
+from delaywheel.client.changing.gathering import SyncChanges
+from delaywheel.client.changing.named_changes import (
+    CANCEL,
+    COMMIT,
+    RESCHEDULE,
+    ROLL_BACK,
+    HalfCommitted,
+    rolled_back,
+)
+from delaywheel.client.changing.references import half_named, half_reference, new_due
 from delaywheel.client.exchange.answers import (
     Cancelled,
     Rescheduled,
@@ -18,18 +28,7 @@ from delaywheel.client.exchange.channel import Tls
 from delaywheel.client.exchange.pending import PendingResult
 from delaywheel.client.exchange.question import Id, message_ref
 from delaywheel.client.exchange.settings import DEFAULT_QUEUE, ExchangeSettings, Queue
-from delaywheel.client.gathering import SyncChanges
 from delaywheel.client.lifetime import ForkGuard, close_in_background
-from delaywheel.client.named_changes import (
-    CANCEL,
-    COMMIT,
-    RESCHEDULE,
-    HalfCommitted,
-    half_named,
-    half_reference,
-    new_due,
-    rolled_back,
-)
 from delaywheel.client.operations import Operations
 from delaywheel.client.profiles import reached
 from delaywheel.client.searching import FilterOptions, FoundMessages, ManyCancelled
@@ -60,6 +59,9 @@ from delaywheel.transactions.half import (
 )
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
+if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.reports import EventReports
+
 
 class Client:
     """Sends messages to delaywheel; thread-safe, for the whole life of a program.
@@ -81,6 +83,8 @@ class Client:
         tls: The files for TLS; None: those of the profile; plain text, if there is none.
         profile: A table of `~/.config/delaywheel/profiles.toml`, as for the command line; None: if
             `addresses` is None too, that of `DELAYWHEEL_PROFILE`, else `DELAYWHEEL_CLIENT_…`.
+        trace: Whom it tells what becomes of messages (`delaywheel.trace`); several clients may
+            share one. `close` waits for its events to be written, 2 s at most.
 
     If the program forks, make the client after forking: gRPC does not survive it. If the program
     ends without `close`, what `produce_async` has taken is sent first, within `timeout`.
@@ -105,11 +109,12 @@ class Client:
         queue: Queue = DEFAULT_QUEUE,
         tls: Tls | None = None,
         profile: str | None = None,
+        trace: "EventReports | None" = None,
     ) -> None:
         addresses, tls = reached(addresses, tls, profile)
         parsed = parse_addresses(addresses)
         clock = self._clock = clock_of(parsed)
-        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock)
+        settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock, trace)
         self._fork_guard: Final = ForkGuard()
         self._deadline_s: Final = settings.deadline_s
         transport = ThreadTransport()
@@ -117,9 +122,19 @@ class Client:
         self._operations: Final = Operations(self._calls, settings, transport)
         self._sender: Final = Sender(queue, timeout, blocking(self._operations.deliver_all))
         change = blocking(self._operations.change)
-        self._cancels: Final = SyncChanges[pb.MessageRef, Cancelled](partial(change, CANCEL))
-        self._reschedules: Final = SyncChanges[pb.NewDue, Rescheduled](partial(change, RESCHEDULE))
-        self._commits: Final = SyncChanges[pb.HalfRef, HalfCommitted](partial(change, COMMIT))
+        each = self._operations.reporting.each
+        self._cancels: Final = SyncChanges[pb.MessageRef, Cancelled](
+            partial(change, CANCEL), each(CANCEL)
+        )
+        self._rollbacks: Final = SyncChanges[pb.MessageRef, Cancelled](
+            partial(change, ROLL_BACK), each(ROLL_BACK)
+        )
+        self._reschedules: Final = SyncChanges[pb.NewDue, Rescheduled](
+            partial(change, RESCHEDULE), each(RESCHEDULE)
+        )
+        self._commits: Final = SyncChanges[pb.HalfRef, HalfCommitted](
+            partial(change, COMMIT), each(COMMIT)
+        )
         self._closed = False
         stop = blocking(self._calls.stop)
         self._dropped: Final = finalize(self, close_in_background, self._sender, stop)
@@ -264,7 +279,7 @@ class Client:
     def _cancel_half(self, half: Half) -> RollbackOutcome:
         self._check_open()
         named, deadline_s = half_named(half, half.handle), self._deadline_s(HALF_TIMEOUT_S)
-        return rolled_back(self._cancels.change(named, deadline_s))
+        return rolled_back(self._rollbacks.change(named, deadline_s))
 
     def produce_many(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -531,6 +546,7 @@ class Client:
         self._sender.flush(self._deadline_s(timeout))
         finished(self._calls.stop())
         self._sender.join()
+        finished(self._operations.flush_trace())
         self._dropped.detach()
 
     def __enter__(self) -> Self:

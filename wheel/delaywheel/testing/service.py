@@ -63,6 +63,9 @@ from delaywheel.testing.store import (
     MemoryStore,
     Standing,
 )
+from delaywheel.testing.tracing import MemoryTrace
+from delaywheel.trace.options import TraceOptions
+from delaywheel.trace.reports import EventReports
 from delaywheel.transactional import Outgoing
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_proto.v1 import delaywheel_pb2_grpc as pb_grpc
@@ -95,6 +98,7 @@ class MemoryService:
 
     Attributes:
         address: Where it listens, on loopback: for code that makes its own client.
+        traced: The events of its traces, each with its kind and its columns.
 
     Example:
         ::
@@ -130,6 +134,7 @@ class MemoryService:
             else {name: length_ms(length) for name, length in levels.items()}
         )
         self._lock: Final = RLock()
+        self.traced: Final[list[dict[str, Any]]] = []
         self.groups: Final = defaultdict[str, MemoryGroup](MemoryGroup)
         self.engines: Final[list[MemoryEngine]] = []
         self._server: Final = grpc.server(ThreadPoolExecutor(8))
@@ -162,6 +167,21 @@ class MemoryService:
     def async_client(self, **options: Any) -> AsyncClient:
         """Returns a client for asyncio; the options are those of `AsyncClient`."""
         return AsyncClient(self.address, **options)
+
+    def trace(self, **options: Any) -> EventReports:
+        """Returns a trace for clients and consumers, whose events are in `traced` at once.
+
+        The options are those of `delaywheel.trace.Trace`, without Kafka and cluster.
+
+        Example:
+            ::
+
+                with service.client(trace=service.trace()) as client:
+                    client.produce("orders", b"still there?", delay="5s")
+                assert service.traced[0]["status"] == "ACCEPTED"
+        """
+        chosen = TraceOptions(**options)
+        return EventReports(MemoryTrace(self.traced, chosen), chosen)
 
     def consumer(
         self, topics: str | Iterable[str], *, group: str, **options: Unpack[Options]

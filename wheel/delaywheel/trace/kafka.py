@@ -1,4 +1,4 @@
-"""The Kafka producer of events, behind a port: nothing here decides what is sent, or waits for it.
+"""The Kafka producer of events: nothing here decides what is sent, or waits for it.
 
 Its errors are one text, the last one, and no lines of a log: a program whose trace fails must not
 hear of it again and again.
@@ -6,7 +6,7 @@ hear of it again and again.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 try:
     from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -35,31 +35,7 @@ _OURS: Final = {
 _LOOK_S: Final = 2.0
 
 
-class TracePort(Protocol):
-    """What a reporter needs of Kafka; used by one thread."""
-
-    def clusters(self) -> list[str]:
-        """Returns the clusters that have a topic for events; may block for 2 s.
-
-        Raises:
-            OSError: Kafka does not say it.
-        """
-
-    def send(self, topic: str, key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
-        """Has a record written; `on_end` is called in `poll`, with an error or with an empty text.
-
-        Raises:
-            OSError: It is not taken.
-        """
-
-    def poll(self, timeout_s: float) -> None:
-        """Has `on_end` called of what has ended, and waits for that."""
-
-    def close(self) -> None:
-        """Drops what is not sent."""
-
-
-class KafkaPort:
+class TraceProducer:
     """A producer of confluent-kafka."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -80,7 +56,7 @@ class KafkaPort:
         self._error = error.str()
 
     def clusters(self) -> list[str]:
-        """See `TracePort`."""
+        """See `reporter.TracePort`."""
         try:
             topics = self._producer.list_topics(timeout=_LOOK_S).topics
         except KafkaException as error:
@@ -89,7 +65,7 @@ class KafkaPort:
         return [match[1] for match in map(_TOPIC.fullmatch, topics) if match]
 
     def send(self, topic: str, key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
-        """See `TracePort`."""
+        """See `reporter.TracePort`."""
 
         def ended(error: KafkaError | None, _record: Message) -> None:
             on_end("" if error is None else self._error or error.str())
@@ -100,11 +76,11 @@ class KafkaPort:
             raise OSError(_said(error)) from error
 
     def poll(self, timeout_s: float) -> None:
-        """See `TracePort`."""
+        """See `reporter.TracePort`."""
         self._producer.poll(timeout_s)
 
     def close(self) -> None:
-        """See `TracePort`."""
+        """See `reporter.TracePort`."""
         self._producer.purge(blocking=False)
 
 

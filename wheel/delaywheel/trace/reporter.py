@@ -35,14 +35,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from threading import Condition, Thread
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakSet
 
 from delaywheel.trace.batch import BatchHead, Rows, encode
 from delaywheel.trace.schema import trace_topic
-
-if TYPE_CHECKING:
-    from delaywheel.trace.kafka import TracePort
 
 _LOG: Final = logging.getLogger("delaywheel.trace")
 
@@ -72,8 +69,29 @@ class EventSink(Protocol):
     def flush(self, timeout_s: float) -> bool:
         """Waits until all that was taken is written, or dropped; False on timeout."""
 
+
+class TracePort(Protocol):
+    """What a reporter needs of Kafka; used by one thread."""
+
+    def clusters(self) -> list[str]:
+        """Returns the clusters that have a topic for events; may block for 2 s.
+
+        Raises:
+            OSError: Kafka does not say it.
+        """
+
+    def send(self, topic: str, key: bytes, value: bytes, on_end: Callable[[str], object]) -> None:
+        """Has a record written; `on_end` is called in `poll`, with an error or with an empty text.
+
+        Raises:
+            OSError: It is not taken.
+        """
+
+    def poll(self, timeout_s: float) -> None:
+        """Has `on_end` called of what has ended, and waits for that."""
+
     def close(self) -> None:
-        """Ends it; what comes later is dropped."""
+        """Drops what is not sent."""
 
 
 @dataclass(slots=True)
@@ -191,7 +209,7 @@ class Reporter:
             return self._changed.wait_for(lambda: self._ended >= wanted, timeout_s)
 
     def close(self) -> None:
-        """See `EventSink`; waits for 2 s at most."""
+        """Writes what is gathered, for 2 s at most; what comes later is dropped."""
         self.flush(CLOSE_S)
         with self._changed:
             self._is_closed = True

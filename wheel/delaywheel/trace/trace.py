@@ -1,54 +1,15 @@
-"""What a program says of its trace, and where clients and consumers report what has happened."""
+"""What a program says of its trace."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Mapping
+from typing import Any, Final, Self
 from weakref import finalize
 
 from delaywheel.trace.options import TraceOptions
-from delaywheel.trace.reporter import CLOSE_S, EventSink, Reporter
-from delaywheel.trace.sampling import Chosen, Sampling
-from delaywheel.trace.schema import EventKind
-from delaywheel.trace.sent import sent_rows
+from delaywheel.trace.reporter import Reporter
+from delaywheel.trace.reports import EventReports
 from delaywheel.trace.texts import KeyMode
-
-if TYPE_CHECKING:
-    from delaywheel.message import Result
-
-
-class EventReports:
-    """Takes what clients and consumers report, and gives what is told of it to a sink."""
-
-    def __init__(self, sink: EventSink, options: TraceOptions) -> None:
-        self._sink: Final = sink
-        self._options: Final = options
-        self._sampling: Final = Sampling(options.sample)
-
-    def flush(self, timeout: float = CLOSE_S) -> bool:
-        """Waits until what has happened so far is written, or dropped; False on timeout."""
-        return self._sink.flush(timeout)
-
-    def sent(self, results: Sequence[Result], cost_s: float, attempts: int) -> None:
-        """Reports the final answers to messages that were sent together; not for programs."""
-        failed = [row for row, result in enumerate(results) if result.handle is None]
-        chosen = self._sampling.of_sent([result.message.id for result in results], failed)
-        if chosen.rows is not None:
-            results = [results[row] for row in chosen.rows]
-        self._report(
-            EventKind.SENT,
-            chosen,
-            *sent_rows(self._options, results, _now_ms(), int(cost_s * 1e6), attempts),
-        )
-
-    def _report(
-        self, kind: EventKind, chosen: Chosen, rows: Mapping[str, list[Any]], length_bytes: int
-    ) -> None:
-        if chosen.dropped:
-            self._sink.drop(chosen.dropped)
-        if rows["time_ms"]:
-            self._sink.add(kind, rows, length_bytes)
 
 
 class Trace(EventReports):
@@ -89,15 +50,15 @@ class Trace(EventReports):
         sample: float = 1.0,
         cluster: str | None = None,
     ) -> None:
-        from delaywheel.trace.kafka import KafkaPort  # noqa: PLC0415 - others need no Kafka
+        from delaywheel.trace.kafka import TraceProducer  # noqa: PLC0415 - others need no Kafka
 
         options = TraceOptions(key=key, secret=secret, tags=tags, sample=sample)
         if not isinstance(kafka, Mapping) or not kafka.get("bootstrap.servers"):
             raise ValueError("kafka: settings of a Kafka client, bootstrap.servers among them")
         own = dict(kafka)
-        KafkaPort(own).close()
+        TraceProducer(own).close()
         reporter = Reporter(
-            lambda: KafkaPort(own), options.prepared, share=sample, kafka=own, cluster=cluster
+            lambda: TraceProducer(own), options.prepared, share=sample, kafka=own, cluster=cluster
         )
         super().__init__(reporter, options)
         self._end: Final = finalize(self, reporter.close)
@@ -111,7 +72,3 @@ class Trace(EventReports):
     def close(self) -> None:
         """Writes what has happened so far, for 2 s at most; what happens later is not told."""
         self._end()
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

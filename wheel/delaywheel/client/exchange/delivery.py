@@ -43,6 +43,8 @@ class Delivery:
         self._doubtful: Final[set[int]] = set()
         self._most_rows = max(1, len(messages))
         self._obstacle: Final = Obstacle()
+        self.attempts = 0
+        """How many were begun."""
 
     def fix_dues(self, now_ms: int, levels: Mapping[str, int], past_due: PastDue) -> None:
         """Fixes the dues of messages that are sent for the first time; refuses some of them."""
@@ -67,6 +69,7 @@ class Delivery:
 
     def request(self) -> pb.DelayProduceRequest:
         """Builds the next attempt from waiting messages, as many as the service accepts at once."""
+        self.attempts += 1
         self._attempted = self._waiting[: self._most_rows]
         return encode_request([self._messages[row] for row in self._attempted])
 

@@ -1,12 +1,17 @@
 """Settings of both clients, checked once."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from delaywheel.client.exchange.channel import Tls
 from delaywheel.client.transport.real_time import RealTime
 from delaywheel.message import ClockNs, PastDue, clock_ns
+
+if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.reports import EventReports
 
 PAST_DUES: Final = ("deliver", "reject")
 
@@ -53,6 +58,7 @@ class ExchangeSettings:
     queue: Queue
     tls: Tls | None
     clock: ClockNs = clock_ns
+    trace: EventReports | None = None
     real_time: RealTime = field(default_factory=RealTime)
 
     def __post_init__(self) -> None:
@@ -62,6 +68,7 @@ class ExchangeSettings:
             raise TypeError(f"queue must be a Queue, not {type(self.queue).__name__}")
         if not isinstance(self.tls, Tls | None):
             raise TypeError(f"tls must be a Tls, not {type(self.tls).__name__}")
+        check_trace(self.trace)
         for name, seconds in (
             ("timeout", self.timeout_s),
             ("attempt_timeout", self.attempt_timeout_s),
@@ -102,3 +109,16 @@ def checked_seconds(name: str, seconds: object) -> float:
     if not isfinite(seconds):
         raise ValueError(f"{name} {seconds}: a finite number of seconds")
     return seconds
+
+
+def check_trace(trace: object) -> None:
+    """Checks that an argument is a trace, or None.
+
+    Raises:
+        TypeError: It is neither.
+    """
+    if trace is not None:
+        from delaywheel.trace.reports import EventReports  # noqa: PLC0415 - only if one is given
+
+        if not isinstance(trace, EventReports):
+            raise TypeError(f"trace must be a Trace, not {type(trace).__name__}")

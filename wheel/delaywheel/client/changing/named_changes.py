@@ -28,8 +28,7 @@ succeeded:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
 from threading import Lock
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -50,15 +49,12 @@ from delaywheel.client.transport.port import Method
 from delaywheel.errors import (
     CallFailedError,
     DelaywheelError,
-    MessageInvalidError,
     RefusedError,
     TimedOutError,
 )
-from delaywheel.levels import Duration
-from delaywheel.message import ClockNs, Handle, due_ms_of
+from delaywheel.message import Handle
 from delaywheel.reasons import Reason
 from delaywheel.transactions.half import CommitOutcome, RollbackOutcome
-from delaywheel.transactions.verdict import HalfName
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 MESSAGES_AT_MOST: Final = 1_000
@@ -175,6 +171,7 @@ class Change(Generic[NamedT, RequestT, ResultsT, AnswerT]):
     """What is done with the messages that a call names.
 
     Attributes:
+        name: As events of a trace have it.
         request: Builds a call; True: it is answered in part.
         read: Returns of a message's result its answer, its error, or the number of an outcome that
             this SDK does not know.
@@ -182,6 +179,7 @@ class Change(Generic[NamedT, RequestT, ResultsT, AnswerT]):
         method: Of the service.
     """
 
+    name: str
     request: Callable[[Sequence[NamedT], bool], RequestT]
     read: Callable[[Any], AnswerT | pb.Error | int]
     unknown: Reason
@@ -232,12 +230,14 @@ def _committed(result: pb.HalfCommitted) -> HalfCommitted | pb.Error | int:
 
 
 COMMIT: Final[Change[pb.HalfRef, pb.CommitRequest, pb.CommitResponse, HalfCommitted]] = Change(
+    "COMMIT",
     lambda halves, _: pb.CommitRequest(halves=halves),
     _committed,
     Reason.WHEEL_LOST,
     lambda stub: stub.Commit,
 )
 CANCEL: Final[Change[pb.MessageRef, pb.CancelRequest, pb.CancelResponse, Cancelled]] = Change(
+    "CANCEL",
     lambda messages, partly: pb.CancelRequest(messages=messages, partly=partly),
     _cancelled,
     Reason.CANCEL_UNKNOWN,
@@ -245,12 +245,15 @@ CANCEL: Final[Change[pb.MessageRef, pb.CancelRequest, pb.CancelResponse, Cancell
 )
 RESCHEDULE: Final[Change[pb.NewDue, pb.RescheduleRequest, pb.RescheduleResponse, Rescheduled]] = (
     Change(
+        "RESCHEDULE",
         lambda messages, partly: pb.RescheduleRequest(messages=messages, partly=partly),
         _rescheduled,
         Reason.RESCHEDULE_UNKNOWN,
         lambda stub: stub.Reschedule,
     )
 )
+ROLL_BACK: Final = replace(CANCEL, name="ROLL_BACK")
+"""Of halves, whose transactions are rolled back."""
 
 
 class NamedChanges(Generic[NamedT, RequestT, ResultsT, AnswerT]):
@@ -414,65 +417,6 @@ def outcome_of(result: AnswerT | DelaywheelError) -> AnswerT:
     if isinstance(result, DelaywheelError):
         raise result
     return result
-
-
-def handles_of(handles: Iterable[Handle | str]) -> list[Handle]:
-    """Parses handles.
-
-    Raises:
-        MessageInvalidError: One of them is malformed.
-    """
-    return [each if isinstance(each, Handle) else Handle.parse(each) for each in handles]
-
-
-def references_of(handles: Sequence[Handle]) -> list[pb.MessageRef]:
-    """Returns references to messages by their handles."""
-    return [pb.MessageRef(handle=str(handle)) for handle in handles]
-
-
-def new_due(
-    message: pb.MessageRef, to: datetime | None, delay: Duration | None, clock: ClockNs
-) -> pb.NewDue:
-    """Returns a message with the due that it is to be given.
-
-    Raises:
-        MessageInvalidError: Both are given, or neither, or it has no time zone.
-    """
-    if (to is None) == (delay is None):
-        reason = Reason.DUE_MISSING if to is None else Reason.DUE_AMBIGUOUS
-        raise MessageInvalidError(reason, "Give the new due: either `to` or `delay`.")
-    due_ms = due_ms_of(clock(), delay, to, None)
-    assert due_ms is not None  # no level is given
-    return pb.NewDue(message=message, deliver_at_ms=due_ms)
-
-
-def new_dues(
-    dues: Iterable[tuple[Handle | str, datetime | Duration]], clock: ClockNs
-) -> list[pb.NewDue]:
-    """Returns messages with the dues that they are to be given.
-
-    Raises:
-        MessageInvalidError: A handle is malformed, or a due has no time zone.
-    """
-    pairs = list(dues)
-    named = references_of(handles_of(handle for handle, _ in pairs))
-    return [
-        new_due(message, when, None, clock)
-        if isinstance(when, datetime)
-        else new_due(message, None, when, clock)
-        for message, (_, when) in zip(named, pairs, strict=True)
-    ]
-
-
-def half_reference(half: HalfName, handle: Handle) -> pb.HalfRef:
-    """Returns the reference to a half that was accepted."""
-    return pb.HalfRef(id=half.id, due_ms=half.due_ms, wheel=handle.wheel, topic=handle.topic)
-
-
-def half_named(half: HalfName, handle: Handle) -> pb.MessageRef:
-    """Returns the reference by which a half is cancelled."""
-    named = pb.IdAndDue(id=half.id, due_ms=half.due_ms, topic=handle.topic)
-    return pb.MessageRef(id_and_due=named)
 
 
 def rolled_back(cancelled: Cancelled) -> RollbackOutcome:

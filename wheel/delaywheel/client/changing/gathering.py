@@ -28,12 +28,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from threading import Event, Lock
 from time import monotonic
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from grpc import StatusCode
 
-from delaywheel.client.exchange.endpoints import RETRY_DELAY_MOST_S
-from delaywheel.client.named_changes import (
+from delaywheel.client.changing.named_changes import (
     MESSAGES_AT_MOST,
     Again,
     AnswerT,
@@ -42,6 +41,7 @@ from delaywheel.client.named_changes import (
     OnSettled,
     outcome_of,
 )
+from delaywheel.client.exchange.endpoints import RETRY_DELAY_MOST_S
 from delaywheel.errors import CallFailedError, DelaywheelError, RefusedError, TimedOutError
 from delaywheel.reasons import Reason
 
@@ -58,6 +58,9 @@ BACKOFF_MOST_S: Final = 1.0
 """How long a refused message backs off: twice as long each time."""
 
 KeyT = TypeVar("KeyT")
+
+OnAnswer: TypeAlias = Callable[[NamedT, AnswerT | DelaywheelError, float], None]
+"""Called with a message, what became of it in the end, and when that was asked for."""
 
 
 class _One(NamedTuple, Generic[NamedT]):
@@ -151,6 +154,7 @@ class SyncChanges(Generic[NamedT, AnswerT]):
     def __init__(
         self,
         call: Callable[[Sequence[NamedT], float, OnSettled[AnswerT], Doubts], object],
+        report: OnAnswer[NamedT, AnswerT] | None = None,
         calls_at_once: int = CALLS_AT_ONCE,
     ) -> None:
         """Prepares.
@@ -158,9 +162,11 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         Args:
             call: Makes one call of messages until a deadline, and tells what became of each; those
                 in doubt come last.
+            report: Is told of each message what its caller is told; None: nobody is.
             calls_at_once: How many calls are under way at most.
         """
         self._call: Final = call
+        self._report: Final = report
         self._calls_at_once: Final = calls_at_once
         self._lock: Final = Lock()  # guards all below, and results
         self._gathered: Final[dict[_WaitingThread[NamedT, AnswerT], _One[NamedT]]] = {}
@@ -172,15 +178,17 @@ class SyncChanges(Generic[NamedT, AnswerT]):
         Raises:
             DelaywheelError: As of `Client.cancel` or `Client.reschedule`.
         """
-        mine = _WaitingThread[NamedT, AnswerT]()
+        mine, began_s = _WaitingThread[NamedT, AnswerT](), monotonic()
         with self._lock:
-            self._gathered[mine] = _One(message, deadline_s, monotonic())
+            self._gathered[mine] = _One(message, deadline_s, began_s)
         try:
             while (result := self._step(mine, deadline_s)) is None:
                 pass
         except BaseException:  # an interrupt
             self._leave(mine)
             raise
+        if self._report is not None:
+            self._report(message, result, began_s)
         return outcome_of(result)
 
     def _step(
@@ -298,6 +306,7 @@ class AioChanges(Generic[NamedT, AnswerT]):
     def __init__(
         self,
         call: Callable[[Sequence[NamedT], float, OnSettled[AnswerT], Doubts], Awaitable[object]],
+        report: OnAnswer[NamedT, AnswerT] | None = None,
         calls_at_once: int = CALLS_AT_ONCE,
     ) -> None:
         """Prepares.
@@ -305,9 +314,11 @@ class AioChanges(Generic[NamedT, AnswerT]):
         Args:
             call: Makes one call of messages until a deadline, and tells what became of each; those
                 in doubt come last.
+            report: Is told of each message what its caller is told; None: nobody is.
             calls_at_once: How many calls are under way at most.
         """
         self._call: Final = call
+        self._report: Final = report
         self._calls_at_once: Final = calls_at_once
         # A caller that gives up takes its message out, however many there are.
         self._gathered: Final[dict[asyncio.Future[AnswerT | DelaywheelError], _One[NamedT]]] = {}
@@ -347,6 +358,8 @@ class AioChanges(Generic[NamedT, AnswerT]):
             del self._unanswered[settled]
             self._obstacles.pop(settled, None)
             self._calls.pop(settled, None)
+        if self._report is not None:
+            self._report(message, result, now_s)
         return outcome_of(result)
 
     def _is_full(self, now_s: float) -> bool:

@@ -1,0 +1,1 @@
+"""Changes of named messages: cancels, reschedules, commits and rollbacks, gathered and repeated."""

@@ -1,0 +1,65 @@
+"""Where clients and consumers report what has happened; a sink gets what is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from delaywheel.errors import DelaywheelError
+from delaywheel.message import clock_ns
+from delaywheel.trace.changed import ChangedFields, ChangedMessage, changed_rows
+from delaywheel.trace.options import TraceOptions
+from delaywheel.trace.reporter import CLOSE_S, EventSink
+from delaywheel.trace.sampling import Chosen, Sampling
+from delaywheel.trace.schema import EventKind
+from delaywheel.trace.sent import sent_rows
+
+if TYPE_CHECKING:
+    from delaywheel.message import Result
+
+
+class EventReports:
+    """Takes what clients and consumers report, and gives what is told of it to a sink."""
+
+    def __init__(self, sink: EventSink, options: TraceOptions) -> None:
+        self._sink: Final = sink
+        self._options: Final = options
+        self._sampling: Final = Sampling(options.sample)
+
+    def flush(self, timeout: float = CLOSE_S) -> bool:
+        """Waits until what has happened so far is written, or dropped; False on timeout."""
+        return self._sink.flush(timeout)
+
+    def sent(self, results: Sequence[Result], cost_s: float, attempts: int) -> None:
+        """Reports the final answers to messages that were sent together; not for programs."""
+        failed = [row for row, result in enumerate(results) if result.handle is None]
+        chosen = self._sampling.of_sent([result.message.id for result in results], failed)
+        if chosen.rows is not None:
+            results = [results[row] for row in chosen.rows]
+        self._report(
+            EventKind.SENT,
+            chosen,
+            *sent_rows(self._options, results, _now_ms(), int(cost_s * 1e6), attempts),
+        )
+
+    def changed(self, what: str, messages: Iterable[ChangedFields], cost_s: float) -> None:
+        """Reports the final answers to changes asked for together; not for programs."""
+        many = [ChangedMessage(*fields) for fields in messages]
+        failed = [row for row, one in enumerate(many) if isinstance(one.outcome, DelaywheelError)]
+        chosen = self._sampling.of_others([message.id for message in many], failed)
+        if chosen.rows is not None:
+            many = [many[row] for row in chosen.rows]
+        rows = changed_rows(what, many, _now_ms(), int(cost_s * 1e6))
+        self._report(EventKind.CHANGED, chosen, rows, 0)
+
+    def _report(
+        self, kind: EventKind, chosen: Chosen, rows: Mapping[str, list[Any]], length_bytes: int
+    ) -> None:
+        if chosen.dropped:
+            self._sink.drop(chosen.dropped)
+        if rows["time_ms"]:
+            self._sink.add(kind, rows, length_bytes)
+
+
+def _now_ms() -> int:
+    return clock_ns() // 1_000_000
