@@ -19,6 +19,7 @@ from delaywheel.consumer import (
 from local.loopback.kafka import KafkaBroker
 from support.consumer.killed import still_away
 from support.kafka.read_committed import CommittedReader, create_topic, delete_topic, headers_of
+from support.services.service import wait_until
 
 pytestmark = pytest.mark.kafka
 
@@ -68,6 +69,37 @@ def committed(kafka: KafkaBroker, topic: str) -> int:
     reported = consumer.committed([TopicPartition(topic, n) for n in range(2)], timeout=PATIENCE_S)
     consumer.close()
     return sum(max(one.offset, 0) for one in reported)
+
+
+def test_no_lag_stays_at_rest(
+    kafka: KafkaBroker, orders: str, consume: Callable[..., RetryConsumer]
+) -> None:
+    """Ends of transactions lie behind the last records, of the source and of the retry topic."""
+    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": orders})
+    producer.init_transactions(PATIENCE_S)
+    for partition in range(2):
+        producer.begin_transaction()
+        producer.produce(orders, b"once again", partition=partition)
+        producer.commit_transaction(PATIENCE_S)
+    retries = f"{orders}-retry-{GROUP}"
+    places = [TopicPartition(topic, n) for topic in (orders, retries) for n in range(2)]
+    with consume() as consumer:
+        for message in (next_message(consumer) for _ in range(4)):
+            if message.attempt == 1:
+                message.retry("100ms")
+            else:
+                message.done()
+        reader = Consumer({"bootstrap.servers": kafka.address, "group.id": GROUP})
+
+        def lags() -> list[int]:
+            return [
+                reader.get_watermark_offsets(at)[1] - max(0, at.offset)
+                for at in reader.committed(places, timeout=PATIENCE_S)
+            ]
+
+        assert sum(lags()) > 0
+        wait_until("nothing is left of any partition", lambda: not any(lags()))
+        reader.close()
 
 
 def test_what_handlers_write_is_there_if_their_records_are_done(

@@ -160,3 +160,63 @@ def test_a_partition_without_leader_that_is_assigned_keeps_no_other_waiting() ->
     kafka.leaderless = set()
     assert handle(consumer) == sent
     assert kafka.offsets[away] == 40
+
+
+def rest(consumer: DrivenConsumer) -> None:
+    for _ in range(2):  # a position is committed once it was seen twice
+        consumer.engine._look_at_s = 0.0
+        consumer.run_once()
+
+
+@pytest.mark.parametrize("has_handled", [True, False])
+def test_the_end_of_a_transaction_behind_the_last_record_is_passed_once(
+    *, has_handled: bool
+) -> None:
+    kafka = FakeKafka(partitions=1)
+    at = Partition(kafka.source, 0)
+    consumer = start(kafka)
+    if has_handled:
+        send(kafka, "some", 2)
+        handle(consumer)
+    kafka.unseen.add(Place(at.topic, 0, len(kafka.logs.get(at, [])), kafka.now_ms))
+    (end,) = send(kafka, "end of a transaction", 1)
+    rest(consumer)
+    assert kafka.offsets[at] == len(kafka.logs[at])
+    was = kafka.passed[at]
+    rest(consumer)
+    assert kafka.passed[at] is was, "committed again"
+    later = send(kafka, "later", 3)
+    assert handle(consumer) == later
+    assert end not in later
+
+
+def test_nothing_is_passed_while_a_record_is_held() -> None:
+    kafka = FakeKafka(partitions=1)
+    at = Partition(kafka.source, 0)
+    consumer = start(kafka)
+    send(kafka, "some", 1)
+    consumer.run_once()
+    (held,) = consumer.take()
+    kafka.unseen.add(Place(at.topic, 0, 1, kafka.now_ms))
+    send(kafka, "end of a transaction", 1)
+    rest(consumer)
+    assert kafka.offsets.get(at, 0) == 0
+    held.done()
+    handle(consumer, 3)
+    rest(consumer)
+    assert kafka.offsets[at] == 2
+
+
+def test_what_was_begun_with_ends_of_transactions_alone_is_free_once_they_are_passed() -> None:
+    kafka = FakeKafka(partitions=1)
+    at = Partition(kafka.source, 0)
+    consumer = start(kafka)
+    send(kafka, "some", 2)
+    handle(consumer)
+    kafka.unseen.add(Place(at.topic, 0, 2, kafka.now_ms))
+    send(kafka, "end of a transaction", 1)
+    heir = start(kafka)
+    rest(heir)
+    assert kafka.passed[at].offset == 3
+    assert not heir.engine._deliveries.is_watching
+    assert kafka.passed[at].deliveries == 0

@@ -179,6 +179,7 @@ class FakeBroker:
         self._is_broken = False
         self._away = 0
         self._refusal: str | None = None
+        self._ends_met: dict[Partition, int] = {}
 
     @property
     def is_current(self) -> bool:
@@ -303,8 +304,15 @@ class FakeBroker:
                 taken = list(islice(seen, 3))
                 found += taken
                 self._positions[partition] = taken[-1].place.offset + 1 if taken else len(log)
+                if not taken:
+                    self._ends_met[partition] = len(log)
         self._call_back()
         return fetched_of(found[:most])
+
+    def ends_met(self) -> Mapping[Partition, int]:
+        """See `Broker`."""
+        ends, self._ends_met = self._ends_met, {}
+        return ends
 
     def refusal(self) -> str | None:
         """See `Broker`."""

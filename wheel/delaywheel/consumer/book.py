@@ -22,6 +22,8 @@ A partition:
 | it is committed | those become committed, and leave | |
 | it failed, or perhaps failed | all stay as they are; once the committed offsets show that it was |
 |   | committed after all, as above | |
+| it is read to its end, and nothing is held: behind its last record lie ends of transactions |
+|   | none | that position, which is committed once |
 | revoked or lost | all are forgotten | |
 
 What a handler writes (`ReceivedMessage.produce`) is held beside its record:
@@ -199,10 +201,14 @@ class Cut:
 class _Shelf:
     """The uncommitted records of one partition, by offset."""
 
-    __slots__ = ("blocks", "count", "held_bytes", "kept", "limit", "position", "written_bytes")
+    __slots__ = (
+        *("blocks", "count", "held_bytes", "kept", "limit"),
+        *("passed", "position", "written_bytes"),
+    )
 
     def __init__(self, position: int | None) -> None:
         self.position = position
+        self.passed = position or 0  # what is committed
         # Records from this offset on are kept back; the last ones of `blocks`.
         self.limit: int | None = None
         self.kept: deque[RecordRun] = deque()
@@ -468,6 +474,28 @@ class Book:
                 found.add(one.at)
             positions[one.at] = one.offsets[-1] + 1
         return found
+
+    def read_to(self, ends: Mapping[Partition, int]) -> None:
+        """Takes in up to where partitions were read, though what lay there was no record."""
+        for at, end in ends.items():
+            shelf = self._shelves.get(at)
+            if shelf is not None:
+                shelf.position = max(shelf.position or 0, end)
+
+    @property
+    def at_rest(self) -> dict[Partition, int]:
+        """The uncommitted positions of partitions of which nothing is held."""
+        return {
+            at: shelf.position
+            for at, shelf in self._shelves.items()
+            if not shelf.blocks and shelf.position is not None and shelf.position > shelf.passed
+            if self._may_cut(at)
+        }
+
+    def passed(self, offsets: Mapping[Partition, int]) -> None:
+        """Notes that positions are committed."""
+        for at, offset in offsets.items():
+            self._shelves[at].passed = offset
 
     def take(self, blocks: Iterable[RecordBlock]) -> None:
         """Holds fetched records, except those that are not of this assignment."""
@@ -770,6 +798,7 @@ class Book:
                 self._count_reason(settlement.reason)
         for run in cut.runs:
             self._leave(run)
+        self.passed(cut.offsets)
         self._settled -= cut.count
         counts = self.counts
         counts.produced += produced

@@ -199,6 +199,12 @@ class Broker(Protocol):
             ConsumerError: The client has failed for good.
         """
 
+    def ends_met(self) -> Mapping[Partition, int]:
+        """Returns where `fetch` met the ends of partitions since this was asked last.
+
+        All records before that have come from `fetch`; ends of transactions lie before it, too.
+        """
+
     def refusal(self) -> str | None:
         """Returns what `fetch` was refused for want of a right since this was asked last."""
 

@@ -151,6 +151,10 @@ class MemoryBroker:
         self.events += len(taken)
         return fetched_of(taken)
 
+    def ends_met(self) -> Mapping[Partition, int]:
+        """See `Broker`: ends of transactions have no offsets here."""
+        return {}
+
     def refusal(self) -> None:
         """See `Broker`: nothing is refused for want of a right."""
 

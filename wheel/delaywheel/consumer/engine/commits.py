@@ -65,6 +65,7 @@ class Commits:
         self._cut_before: Mapping[Partition, int] | None = None
         self._held_up = HeldUp(state.book)
         self._known_topics: set[str] = set()
+        self._resting: Mapping[Partition, int] = {}
         self._refused: tuple[Settlement, Mapping[str, int]] | None = None
         self._confirmed: tuple[int, AbstractSet[str]] = (0, frozenset())
         self.is_outdated = False
@@ -127,30 +128,50 @@ class Commits:
 
     def mark(self, marks: Mapping[Partition, DeliveryMark]) -> bool:
         """Notes deliveries beside offsets that stay; returns whether they are noted."""
-        state = self._state
-        membership = self._membership() if marks else None
-        if state.must_recover or membership is None:
-            return False
         marks = {at: mark for at, mark in marks.items() if not self._book.is_withheld(at)}
-        if not marks:
-            return False
         passed = {
             at: one._replace(deliveries=marks[at].deliveries, suspect_until=marks[at].suspect_until)
             for at, one in self._positions.passed(
                 {at: mark.offset for at, mark in marks.items()}
             ).items()
         }
+        if not self._commit_offsets(passed):
+            return False
+        with self._state.changed:
+            self._deliveries.marked(marks)
+            self._state.notify()
+        return True
+
+    def _commit_offsets(self, passed: Mapping[Partition, Passed]) -> bool:
+        """Commits offsets without records; returns whether they certainly are committed."""
+        state = self._state
+        membership = self._membership() if passed else None
+        if state.must_recover or membership is None:
+            return False
         failure = state.broker.commit((), passed, membership)
-        with state.changed:
-            if failure is None:
-                self._deliveries.marked(marks)
-                state.notify()
-                return True
-        _LOG.warning("deliveries were not noted: %s", failure.text)
+        if failure is None:
+            return True
+        _LOG.warning("offsets were not committed: %s", failure.text)
         self._note_refusal(failure)
         state.must_recover = True
         self._back_off()
         return False
+
+    def rest(self) -> None:
+        """Commits the positions of partitions that are read to their ends.
+
+        Ends of transactions lie behind the last record, and would be a lag for ever. A position is
+        committed once it was seen twice: while records come, their own commits pass it.
+        """
+        now = self._book.at_rest if self._state.may_hand_out else {}
+        resting = {at: offset for at, offset in now.items() if self._resting.get(at) == offset}
+        self._resting = now
+        if not self._commit_offsets(self._positions.passed(resting)):
+            return
+        with self._state.changed:
+            self._book.passed(resting)
+            self._deliveries.committed(resting)
+            self._state.notify()
 
     def give_back(self, partitions: Iterable[Partition]) -> None:
         """Notes that what was begun of these partitions was given up in good order."""

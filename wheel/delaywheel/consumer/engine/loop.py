@@ -257,9 +257,11 @@ class Engine:
             # While it is full nothing is fetched; but this call also serves the group.
             most = max(1, min(_FETCH_RECORDS, self._book.room))
             fetched = self._broker.fetch(most, wait_s)
-        if self._called_back and fetched:
+        ends = self._broker.ends_met()
+        if self._called_back:
             fetched = self._without_moved(fetched)
-        self._take(fetched)
+            ends = {at: end for at, end in ends.items() if at not in self._called_back}
+        self._take(fetched, ends)
         if (refusal := self._broker.refusal()) is not None:
             self._state.refused(refusal)
         self.desk.take_back_late()
@@ -276,6 +278,8 @@ class Engine:
 
         It may have been fetched before the call or after it.
         """
+        if not fetched:
+            return fetched
         moved = self._called_back
         if not self._broker.is_incremental:
             self._flow.go_back(moved)
@@ -323,18 +327,20 @@ class Engine:
         self._state.note_away("", None)
         return offset
 
-    def _take(self, fetched: Sequence[FetchedRecords]) -> None:
-        if not fetched:
+    def _take(self, fetched: Sequence[FetchedRecords], ends: Mapping[Partition, int]) -> None:
+        if not fetched and not ends:
             return
         went_back = self._book.going_back(fetched)
         if went_back:
             self._read_anew(went_back)
             return
-        self._lookout.look_before_letters()
+        if fetched:
+            self._lookout.look_before_letters()
         retries = self._state.retry_topics
         blocks = [RecordBlock(self.desk, one, is_retry=one.at.topic in retries) for one in fetched]
         with self._changed:
             self._book.take(blocks)
+            self._book.read_to(ends)
             self._state.notify()
 
     def _look(self) -> None:
@@ -361,6 +367,7 @@ class Engine:
         topics = self._lookout.look_at_topics()
         if topics is not None and self._positions.are_of_other_topics(topics):
             self._read_anew()
+        self._commits.rest()
 
     def _subscribe_again(self) -> None:
         """Has the group assign the topics that are read now.

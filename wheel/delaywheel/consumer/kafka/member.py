@@ -133,6 +133,7 @@ class KafkaBroker:
         self._callbacks: dict[str, Callable[[Consumer, list[TopicPartition]], None]] = {}
         self._raised: Exception | None = None
         self._refusal: str | None = None
+        self._ends_met: dict[Partition, int] = {}
         self._producer: Producer | None = None
         self._is_copy_loose = False
         self._ingress: str | None = None
@@ -206,6 +207,7 @@ class KafkaBroker:
                 **_GROUP[self._settings.rebalances],
                 "enable.auto.commit": False,
                 "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
             }
@@ -252,6 +254,10 @@ class KafkaBroker:
             messages = [one for one in messages if self._is_record(one)]
         return in_columns(messages)
 
+    def ends_met(self) -> Mapping[Partition, int]:
+        ends, self._ends_met = self._ends_met, {}
+        return ends
+
     def refusal(self) -> str | None:
         refusal, self._refusal = self._refusal, None
         return refusal
@@ -271,6 +277,10 @@ class KafkaBroker:
         error = message.error()
         if error is None:
             return True
+        if error.code() == KafkaError._PARTITION_EOF:
+            at = Partition(cast("str", message.topic()), cast("int", message.partition()))
+            self._ends_met[at] = cast("int", message.offset())
+            return False
         if error.fatal() or error.code() == KafkaError._FATAL:
             if any(KafkaError(code).str() in error.str() for code in FENCED):
                 raise self._fenced(error.str())  # the client's code is that of any fatal error
@@ -332,15 +342,11 @@ class KafkaBroker:
     def unread(self, positions: Mapping[Partition, int | None]) -> dict[Partition, Unread]:
         if not positions:
             return {}
-        # The client's own position counts the ends of transactions; it has none before a record.
-        places = self._joined.position([TopicPartition(*at) for at in positions])
         found: dict[Partition, Unread] = {}
-        for place in places:
-            at = Partition(place.topic, place.partition)
+        for at, position in positions.items():
             known = self._joined.get_watermark_offsets(TopicPartition(*at), cached=True)
             if known is not None and known[1] >= 0:
-                begin = positions[at]
-                offset = max(place.offset, known[0] if begin is None else begin)
+                offset = known[0] if position is None else position
                 found[at] = Unread(offset, max(0, known[1] - offset))
         return found
 
