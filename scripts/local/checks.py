@@ -151,6 +151,8 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
         Step("pytest nodes", (*nodes, NODES, *_ignored(ONE_NODE))),
         Step("pytest consumers", (*consumers, *CONSUMERS)),
         Step("pytest one node", (*one_node, ONE_NODE)),
+        # Its tests start processes, too: at the end, alone, they would leave a core idle.
+        Step("pytest", (*without, *_ignored(SIMULATION, SERVER, *SECURED, *CORE))),
         Step("pytest kafka", (*kafka, *KAFKA, *_ignored(*SPARK))),
         # What computes a whole core is not to be alone at the end.
         *slow,
@@ -183,7 +185,6 @@ def _computing(and_not_slow: str) -> tuple[Step, ...]:
     return (
         Step("pytest drills", (*pytest, DRILLS)),
         Step("pytest simulation", (*pytest, SIMULATION, *_ignored(DRILLS, MUTANTS))),
-        Step("pytest", (*pytest, *_ignored(SIMULATION, SERVER, *SECURED, *CORE))),
         Step("pytest core", (*pytest, *CORE)),
         Step("pytest server", (*pytest, SERVER, *_ignored(SERVING))),
         Step("pytest mutants", (*pytest, MUTANTS)),
