@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import time
@@ -11,9 +12,15 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.server.connections import STRANGER_BYTES, STRANGER_S
+from delaywheel_replica.server.connections import (
+    STRANGER_BYTES,
+    STRANGER_CALLS,
+    STRANGER_S,
+    CallerConnections,
+)
 from support.peers.authority import Authority
 from support.server import h2_frames as h2
 from support.server.server_process import ServerProcess
@@ -87,6 +94,43 @@ def test_nothing_is_inflated(server: ServerProcess) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         server.stub.WhoAmI(pb.WhoAmIRequest(), timeout=30, compression=grpc.Compression.Gzip)
     assert "UNIMPLEMENTED" in str(refused.value)
+
+
+def test_whoever_floods_health_checks_takes_no_others_turn(server: ServerProcess) -> None:
+    """15,000 from one address made a probe from elsewhere wait for 4 s."""
+    host, _, port = str(server.address).rpartition(":")
+    checks = b"".join(
+        h2.frame(
+            h2.HEADERS, h2.END_HEADERS, stream, h2.call_headers(b"/grpc.health.v1.Health/Check")
+        )
+        for stream in range(1, 2 * STRANGER_CALLS, 2)
+    )
+    with ExitStack() as held:
+        flood = []
+        began_s = time.monotonic()
+        for _ in range(20):
+            line = socket.create_connection((host, int(port)), 60, source_address=("127.0.0.2", 0))
+            flood.append(held.enter_context(line))
+            line.sendall(h2.begun() + checks)
+        assert any(is_closed(line, 60) for line in flood[:2])
+        assert time.monotonic() - began_s < STRANGER_S, "they were closed as any stranger's"
+        with grpc.insecure_channel(str(server.address)) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            asked = health_pb2.HealthCheckRequest()
+            for _ in range(STRANGER_CALLS // 2):
+                assert check(asked, timeout=60).status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_who_shows_a_certificate_has_a_share_of_calls_and_who_is_admitted_any_number() -> None:
+    connections = CallerConnections(100)
+    hosts = [f"ipv4:10.0.0.1:{port}" for port in range(1, 5)]
+    for _ in range(STRANGER_CALLS):
+        assert connections.takes(hosts[0], dict)
+    assert not connections.takes(hosts[1], dict)
+    assert connections.takes(hosts[2], lambda: {"x509_pem_cert": [b"-"]})
+    connections.admitted(hosts[3], math.inf)
+    assert all(connections.takes(hosts[3], dict) for _ in range(2 * STRANGER_CALLS))
+    assert connections.takes("ipv6:%5B::1%5D:7", dict)
 
 
 def who_am_i(line: socket.socket) -> bytes:

@@ -7,11 +7,16 @@ call of it has begun: one header block that goes on for ever took 30 MiB, and 40
 |---|---|
 | whose caller was admitted to a call | once the certificate that it shows has expired |
 | of a stranger: no call was admitted yet | once it has sent `STRANGER_BYTES` |
+| the same | once its address, or its certificate, has called more than it may |
 | the same, at a port that asks for no certificates | after `STRANGER_S` that the loop served |
 | the same, one of more than a quarter of a port's, from one address | the oldest first |
 
 Health checks and reflection, which everybody may call, make nobody known, nor does `WhoAmI` of who
 has no rights. A caller whose connection is closed opens another with its next call.
+
+Of such calls strangers have a share between two looks, `STRANGER_CALLS`: each connection that shows
+a certificate, and otherwise each address. What is beyond it is dropped as it comes. 15,000 health
+checks from 150 connections made a probe wait for 4 s, and senders for 2 s.
 """
 
 import asyncio
@@ -19,21 +24,23 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_ISSOCK
 from struct import unpack_from
 from threading import Event, Thread
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 from urllib.parse import unquote
 
 STRANGER_S: Final = 15.0
 STRANGER_BYTES: Final = 512 << 10
 """Handshake and headers of a call are some KiB; its message is read once it is admitted."""
+STRANGER_CALLS: Final = 64
 _LOOK_S: Final = 0.5
 _PAUSES: Final = 40
 """A pause is so many times as long as the look before: there may be thousands of open files."""
+_CERTIFICATE: Final = "x509_pem_cert"
 _RECEIVED_AT: Final = 128
 """Where `tcpi_bytes_received` lies in the kernel's `struct tcp_info`."""
 
@@ -65,7 +72,7 @@ class _OpenConnection(NamedTuple):
 
 
 class CallerConnections:
-    """Watches the connections at some ports. `admitted` is for any thread."""
+    """Watches the connections at some ports. `admitted` and `takes` are for any thread."""
 
     def __init__(self, most_of_port: int) -> None:
         """Begins without ports.
@@ -76,6 +83,8 @@ class CallerConnections:
         self._of_address: Final = max(1, most_of_port // 4)
         self._ports: dict[int, bool] = {}
         self._admitted: Final[dict[str, _AdmittedConnection]] = {}
+        self._sharers: Final[dict[str, str]] = {}
+        self._calls = Counter[str]()
         self._seen: dict[tuple[int, int], _OpenConnection | None] = {}
         self._loop: asyncio.AbstractEventLoop
         self._is_over: Final = Event()
@@ -104,6 +113,24 @@ class CallerConnections:
         """
         self._admitted[address] = _AdmittedConnection(expires_s, time.monotonic())
 
+    def takes(self, address: str, shown: Callable[[], object]) -> bool:
+        """Notes a call that anybody may make; returns whether it is begun.
+
+        Args:
+            address: As for `admitted`.
+            shown: Returns what the connection shows, as gRPC's dictionary.
+        """
+        if address in self._admitted:
+            return True
+        plain = _plain(address)
+        if (sharer := self._sharers.get(plain)) is None:
+            sharer = (
+                plain if _CERTIFICATE in cast("Mapping[str, object]", shown()) else _host(plain)
+            )
+            self._sharers[plain] = sharer
+        self._calls[sharer] += 1
+        return self._calls[sharer] <= STRANGER_CALLS
+
     def _watch(self) -> None:
         pause_s, served_s = _LOOK_S, 0.0
         answered = self._asked_loop()
@@ -124,6 +151,7 @@ class CallerConnections:
 
     def _look(self, now_s: float, wall_s: float, served_s: float) -> None:
         admitted = {_plain(address): each for address, each in self._admitted.copy().items()}
+        calls, self._calls = self._calls, Counter()
         opened, strangers = set[str](), list[tuple[float, int, _OpenConnection]]()
         for descriptor, seen in self._open(served_s):
             opened.add(seen.address)
@@ -138,6 +166,7 @@ class CallerConnections:
             is_old = served_s - since_s >= STRANGER_S and not self._ports[seen.port]
             if (
                 is_old
+                or calls[self._sharers.get(seen.address, "")] > STRANGER_CALLS
                 or of_address[sharer] > self._of_address
                 or _received_bytes(descriptor) > STRANGER_BYTES
             ):
@@ -146,6 +175,8 @@ class CallerConnections:
         for address, each in self._admitted.copy().items():
             if each.noted_s < now_s and _plain(address) not in opened:
                 self._admitted.pop(address, None)
+        for address in self._sharers.keys() - opened:
+            self._sharers.pop(address, None)
 
     def _open(self, served_s: float) -> list[tuple[int, _OpenConnection]]:
         """Returns callers' connections, each with its descriptor."""

@@ -12,6 +12,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from traceback import clear_frames
 from typing import Any, Final
 
 from aiohttp import web
@@ -96,7 +97,9 @@ class HttpConnections:
                 ssl_handshake_timeout=None if context is None else _HANDSHAKE_S,
                 ssl_shutdown_timeout=None if context is None else _CLOSING_S,
             )
-        except OSError:  # gone, silent for too long, or it speaks another TLS, or none
+        except OSError as error:  # gone, silent for too long, or it speaks another TLS, or none
+            # They hold the error, and it them: 256 KiB until all garbage is looked for.
+            clear_frames(error.__traceback__)
             return
         opened = [each.transport for each in self._server.connections if each.transport]
         while len(opened) > CONNECTIONS_AT_MOST:

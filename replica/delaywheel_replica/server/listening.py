@@ -33,6 +33,7 @@ _REFLECTION: Final = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflectio
 REFLECTION_V1: Final = "grpc.reflection.v1.ServerReflection"
 ADMIN_SERVICE = _SERVICES["DelayWheelAdmin"].full_name
 SERVICE = _SERVICES["DelayWheel"].full_name
+_OPEN_TO_ALL: Final = (health.SERVICE_NAME, reflection.SERVICE_NAME, REFLECTION_V1)
 
 # Bounds of answers being made, or not yet read: of all callers, of one.
 _ANSWERS_BYTES: Final = 64 << 20
@@ -86,10 +87,11 @@ class GrpcListener:
         """
         self._config = config
         self._certificates = certificates
-        with reading_all_wakeups(), accepting_several_calls() as self._has_ended:
+        self._connections = CallerConnections(connections)
+        accepting = accepting_several_calls(self._connections.takes, _OPEN_TO_ALL)
+        with reading_all_wakeups(), accepting as self._has_ended:
             self._server = grpc.aio.server(options=_options(config, connections))
         self._health = health.aio.HealthServicer()
-        self._connections = CallerConnections(connections)
         asked = Admission(
             max_bytes=_ANSWERS_BYTES,
             max_caller_bytes=_CALLER_ANSWERS_BYTES,

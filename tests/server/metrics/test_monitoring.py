@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import select
 import socket
+import ssl
 import time
+from asyncio.sslproto import SSLProtocol
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -15,6 +18,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import (
@@ -33,7 +37,7 @@ from delaywheel_replica.core.protocol.codec import to_json
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 from delaywheel_replica.server.access.callers import Access
-from delaywheel_replica.server.http_connections import CONNECTIONS_AT_MOST
+from delaywheel_replica.server.http_connections import CONNECTIONS_AT_MOST, HttpConnections
 from delaywheel_replica.server.ledger.publisher import BooksState
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.processes import look_at
@@ -44,6 +48,7 @@ from delaywheel_replica.server.node.node_view import CleanerView, NodeView, mono
 from delaywheel_replica.server.node.pulse import EVERY_S, Pulse, pulse_after
 from delaywheel_replica.server.node.refusals import Refusal
 from delaywheel_replica.server.node.same_access import SameAccess
+from support.peers.authority import Authority
 from support.server.server_process import config_for
 from support.server.views import FakeNetwork
 from support.server.well import cleaner_status, server_status
@@ -197,6 +202,38 @@ async def test_who_opens_many_connections_takes_none_of_others(node: Node) -> No
                 await asyncio.sleep(0.02)
         assert (await node.get("/healthz"))[0] == 200
         assert select.select(others, (), (), 0)[0] == []
+
+
+async def test_a_handshake_that_fails_leaves_no_buffer_behind(tmp_path: Path) -> None:
+    """Each left 256 KiB until all garbage was looked for: 200 MiB after 1,200 connections."""
+    authority = Authority(tmp_path, "good")
+    certificate, key = authority.sign("node", "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    runner = web.AppRunner(web.Application())
+    await runner.setup()
+    assert runner.server is not None
+    connections = HttpConnections(runner.server, lambda: context)
+    port = connections.start("127.0.0.1:0")
+
+    def left() -> int:
+        return sum(isinstance(each, SSLProtocol) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            await reader.read()
+            writer.close()
+        async with asyncio.timeout(30):
+            while left():  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+    finally:
+        gc.enable()
+        await connections.stop()
+        await runner.cleanup()
 
 
 async def test_what_this_process_is(node: Node) -> None:
