@@ -20,7 +20,7 @@ from annotated_types import Ge, Le
 from delaywheel.identity import check_name
 from delaywheel.ingress import IngressLimits
 from delaywheel.levels import DEFAULT_LEVELS
-from delaywheel.ttl import TTL_HEADER
+from delaywheel.record_headers import TTL_HEADER
 from delaywheel_replica.hiding import HIDDEN, is_secret, shown
 from delaywheel_replica.kafka_settings import DEAD_ROOM_BYTES, KafkaNames, KafkaSettings
 from delaywheel_replica.process.inheritance import RESOLVED_VARIABLE, reloaded

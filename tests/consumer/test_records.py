@@ -21,8 +21,7 @@ from delaywheel.consumer.records import (
 )
 from delaywheel.consumer.settings import read_settings, transactional_ids
 from delaywheel.levels import length_ms
-from delaywheel.record_headers import PASSED_PREFIX, all_headers, is_reserved
-from delaywheel.ttl import TTL_HEADER
+from delaywheel.record_headers import PASSED_PREFIX, TTL_HEADER, all_headers, is_reserved
 
 names = st.one_of(
     st.sampled_from(["ttl", "dw-id", "dw-retry-attempt", "dw-retry-kept-x", "dw-topic", "trace"]),

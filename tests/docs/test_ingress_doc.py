@@ -11,8 +11,8 @@ from delaywheel.record_headers import (
     HALF_GROUP,
     PASSED_PREFIX,
     RESERVED_PREFIX,
+    TTL_HEADER,
 )
-from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.core.ingress.reading import UnfitReason
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "INGRESS.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import re
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from delaywheel.ttl import TTL_HEADER
+from delaywheel.record_headers import TTL_HEADER
 
 TOPIC: Final = "dw-topic"
 """The topic that the message goes to. Required, except for a cancel."""

@@ -3,11 +3,29 @@
 For a header whose name is not UTF-8, the client returns a list with a NULL entry and leaves a
 pending error that a plain call may overlook: Python's next operation then fails with SystemError,
 or crashes on the entry. Producers in other languages can send such names.
+
+A message's time to live is a header, `ttl` unless a setting names another, of whole seconds, at
+least 1.
+
+| value of the header | means |
+|---|---|
+| decimal digits, 19 at most | so many seconds |
+| 8 other bytes | a big-endian long of seconds, as the usual clients write numbers |
+| anything else, null, or less than 1 | no time to live: the header is the caller's own |
+
+Eight digits are text: as a long they would be some hundred billion years. If several headers have
+this name, the last one counts, as in Kafka's own clients. The header is never removed from the
+message.
 """
 
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Protocol
+
+TTL_HEADER: Final = "ttl"
+LONGEST_TTL_VALUE_BYTES: Final = 19
+
+_DIGITS = re.compile(rb"[0-9]{1,19}")
 
 RESERVED_PREFIX: Final = "dw-"
 """Headers with these names are the service's own: they say what became of a message."""
@@ -126,6 +144,31 @@ def last_of(headers: Iterable[tuple[str, bytes | None]], wanted: str) -> bytes |
         if name == wanted:
             found = value
     return found
+
+
+def read_ttl_s(value: bytes | None) -> int | None:
+    """Returns the seconds that a `ttl` header states; None if it is invalid."""
+    if value is None:
+        return None
+    if _DIGITS.fullmatch(value):
+        ttl_s = int(value)
+    elif len(value) == 8:
+        ttl_s = int.from_bytes(value, "big", signed=True)
+    else:
+        return None
+    return ttl_s if ttl_s >= 1 else None
+
+
+def ttl_s_of(
+    headers: Iterable[tuple[str, bytes | None]], ttl_header: str | None = TTL_HEADER
+) -> int | None:
+    """Returns how many seconds a message with these headers lives; None: forever.
+
+    Args:
+        headers: All of its headers.
+        ttl_header: The name of the one that counts; empty or None: there is none.
+    """
+    return read_ttl_s(last_of(headers, ttl_header)) if ttl_header else None
 
 
 class HasHeaders(Protocol):

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delaywheel.headers import encode_headers
-from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP
+from delaywheel.record_headers import HALF_DELIVER_AT, HALF_GROUP, TTL_HEADER
 from delaywheel.storage.frames.columns import Columns, content_starts
-from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.core.protocol.reschedules import MessageKey
 from sim.checking.truth import Key
 from sim.machine.clocks import EPOCH_MS

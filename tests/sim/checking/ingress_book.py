@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from delaywheel import ingress
-from delaywheel.record_headers import FIRST_DUE
-from delaywheel.ttl import TTL_HEADER
+from delaywheel.record_headers import FIRST_DUE, TTL_HEADER
 from delaywheel_replica.cleaner.outside.ports import Record
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import UnfitReason

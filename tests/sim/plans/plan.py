@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from delaywheel.ttl import TTL_HEADER
+from delaywheel.record_headers import TTL_HEADER
 
 
 @dataclass(frozen=True, slots=True)

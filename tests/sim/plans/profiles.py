@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from delaywheel.ttl import TTL_HEADER
+from delaywheel.record_headers import TTL_HEADER
 from sim.checking.book import TOPICS
 from sim.checking.ingress_book import OTHER_TTL_HEADER
 from sim.halves.plans import halves

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delaywheel.ttl import LONGEST_TTL_VALUE_BYTES, read_ttl_s, ttl_s_of
+from delaywheel.record_headers import LONGEST_TTL_VALUE_BYTES, read_ttl_s, ttl_s_of
 
 LONGEST_S = 2**63 - 1
 

@@ -53,11 +53,11 @@ from delaywheel.record_headers import (
     RETRY_LAST_ERROR,
     RETRY_ORIGIN,
     RETRY_ORIGIN_TIMESTAMP,
+    TTL_HEADER,
     number_of,
     place_of,
 )
 from delaywheel.transactional import Outgoing
-from delaywheel.ttl import TTL_HEADER
 
 RecordHeaders = list[tuple[str, bytes | None]]
 

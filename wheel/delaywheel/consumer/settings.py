@@ -15,7 +15,7 @@ from delaywheel.consumer.rules.subscription import Subscription, TopicNames
 from delaywheel.consumer.rules.topics import GroupTopic, digest
 from delaywheel.consumer.watching.events import ConsumerEvents, check_events
 from delaywheel.levels import Duration, length_ms
-from delaywheel.ttl import TTL_HEADER
+from delaywheel.record_headers import TTL_HEADER
 
 _TRANSACTIONAL_IDS: Final = 8
 """Each partition without leader, or with too few replicas in sync, can hold one once it is written

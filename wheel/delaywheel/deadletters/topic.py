@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Final, Self, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
+from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
 from confluent_kafka.cimpl import NewTopic
 
 from delaywheel.deadletters.counting import LetterCounts, Settled
@@ -24,6 +24,7 @@ from delaywheel.deadletters.selection import CLOCKS_MS, EVERYTHING, Selection
 from delaywheel.deadletters.settling import BATCH_LETTERS, DROP, Drop, Replay, Settling
 from delaywheel.deadletters.writing import LetterWriter
 from delaywheel.ingress import halves_topic, is_reserved_topic
+from delaywheel.kafka_admin import KafkaAdmin
 from delaywheel.transactional import MIN_INSYNC, Outgoing, least_in_sync, replicas_on
 
 _LOG = logging.getLogger("delaywheel.deadletters")
@@ -87,7 +88,7 @@ class DeadLetterTopic:
         self._marks_name = f"{topic}{MARKS_SUFFIX}"
         self._client = dict(client)
         self._timeout_s = timeout_s
-        self._admin = AdminClient(
+        self._admin = KafkaAdmin(
             {"client.id": f"delaywheel-letters-{topic}", "log_level": 0, **self._client}
         )
         self._reader = TopicReader(self._client, topic, timeout_s=timeout_s)

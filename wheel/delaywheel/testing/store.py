@@ -33,7 +33,7 @@ from delaywheel.ingress import (
     is_reserved_topic,
 )
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import COMMITTED, LONGEST_HOLD_MS, is_reserved
+from delaywheel.record_headers import COMMITTED, LONGEST_HOLD_MS, is_reserved, ttl_s_of
 from delaywheel.testing.halves import (
     CLUSTER,
     COMMIT_BEFORE_MS,
@@ -51,7 +51,6 @@ from delaywheel.testing.refusing import (
 )
 from delaywheel.testing.rows import OwnHeaders, SentMessage
 from delaywheel.transactions.half_rules import half_fault, make_a_half
-from delaywheel.ttl import ttl_s_of
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
 
 WHEEL: Final = "memory.1"

@@ -37,7 +37,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.ttl import TTL_HEADER
+from delaywheel.record_headers import TTL_HEADER
 from delaywheel_replica.cleaner.delivery.bisection import Findings, MessageName, name_of
 from delaywheel_replica.cleaner.delivery.deferring import Patience, partition_of
 from delaywheel_replica.cleaner.delivery.expiring import find_expired

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from delaywheel.ttl import ttl_s_of
+from delaywheel.record_headers import ttl_s_of
 from delaywheel_replica.cleaner.delivery.deferring import first_due_ms
 from delaywheel_replica.cleaner.due.rows import ABSENT, DueRows
 

@@ -10,10 +10,10 @@ from time import monotonic
 import numpy as np
 
 from delaywheel.identity import WheelId
+from delaywheel.record_headers import TTL_HEADER
 from delaywheel.storage.folder.disk import Disk
 from delaywheel.storage.reading.cancels import Budget, CancelLook
 from delaywheel.storage.reading.unreadable_rows import UnreadableRows
-from delaywheel.ttl import TTL_HEADER
 from delaywheel_replica.cleaner.due.given_up import Looked, look_at
 from delaywheel_replica.cleaner.due.runs import WheelNumbers
 from delaywheel_replica.cleaner.due.steps import Draft, Step

@@ -34,12 +34,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delaywheel.record_headers import HALF_GROUP, LONGEST_GROUP_BYTES
+from delaywheel.record_headers import HALF_GROUP, LONGEST_GROUP_BYTES, LONGEST_TTL_VALUE_BYTES
 from delaywheel.storage.frames.columns import Blob, Columns
 from delaywheel.storage.frames.header_checks import rows_that_may_have
 from delaywheel.storage.frames.kinds import Kind
 from delaywheel.storage.reading.decoding import FrameBatch
-from delaywheel.ttl import LONGEST_TTL_VALUE_BYTES
 from delaywheel_replica.cleaner.due.duplicates import (
     KEY,
     contents_differ,

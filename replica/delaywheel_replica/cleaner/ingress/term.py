@@ -32,7 +32,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Final
 
-from delaywheel.ttl import TTL_HEADER
+from delaywheel.record_headers import TTL_HEADER
 from delaywheel_replica.cleaner.ingress import letters
 from delaywheel_replica.cleaner.ingress.direct import direct_rows
 from delaywheel_replica.cleaner.ingress.half_letters import asked

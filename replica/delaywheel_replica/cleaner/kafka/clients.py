@@ -10,6 +10,7 @@ from functools import partial
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
+from delaywheel.kafka_admin import KafkaAdmin
 from delaywheel.transactional import replicas_on
 from delaywheel_replica.cleaner.kafka.brokers import (
     brokers_of,
@@ -57,7 +58,7 @@ class KafkaClients:
     def _admin(self) -> AdminClient:
         with self._lock:
             if self._made_admin is None:
-                self._made_admin = AdminClient(self._settings.admin(), logger=LOGGER)
+                self._made_admin = KafkaAdmin(self._settings.admin(), logger=LOGGER)
             return self._made_admin
 
     def check(self, *, has_wheels: bool) -> Checked:

@@ -27,7 +27,7 @@ from confluent_kafka.cimpl import NewTopic
 from delaywheel.transactional import MIN_INSYNC, least_in_sync, replicas_on
 from delaywheel_replica.cleaner.kafka.brokers import brokers_of, once_known
 from delaywheel_replica.cleaner.kafka.client_log import error_of
-from delaywheel_replica.cleaner.kafka.topic_admin import know_controller, release_leaked_id
+from delaywheel_replica.cleaner.kafka.topic_admin import release_leaked_id
 from delaywheel_replica.cleaner.outside.ports import IngressFound, KafkaAway, TopicPartitions
 
 CALL_S: Final = 5.0
@@ -110,7 +110,6 @@ def _described(
     names = list(names)
     if not names:
         return found, faults
-    know_controller(admin, names[0])
     futures = admin.describe_topics(TopicCollection(names), request_timeout=CALL_S)
     for name, future in futures.items():
         try:

@@ -12,13 +12,13 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
     AclOperation,
-    AdminClient,
     ConfigResource,
     OffsetSpec,
     ResourceType,
 )
 from confluent_kafka.cimpl import NewTopic
 
+from delaywheel.kafka_admin import KafkaAdmin
 from delaywheel_replica.cleaner.delivery.topics import (
     CreateTopics,
     Limits,
@@ -54,8 +54,7 @@ class KafkaTopicAdmin:
 
     def __init__(self, settings: KafkaSettings) -> None:
         """Connects when first asked."""
-        self._admin = AdminClient(settings.admin("topics"), logger=LOGGER)
-        self._control = settings.names.control
+        self._admin = KafkaAdmin(settings.admin("topics"), logger=LOGGER)
         # How many partitions of each topic were seen to be led.
         self._served: dict[str, int] = {}
 
@@ -65,7 +64,6 @@ class KafkaTopicAdmin:
         answers = {}
         error: KafkaException | None = None
         try:
-            know_controller(self._admin, self._control)
             futures = self._admin.describe_topics(
                 TopicCollection(list(names)),
                 request_timeout=CALL_S,
@@ -155,18 +153,6 @@ class KafkaTopicAdmin:
                 future.result()
             except KafkaException:
                 continue
-
-
-def know_controller(admin: AdminClient, topic: str) -> None:
-    """Has a client learn who is Kafka's controller by now: it is who answers about topics.
-
-    For five minutes the client would else take the one of before, and while that one is away try
-    to connect to it thousands of times a second.
-
-    Raises:
-        KafkaException: No broker answers.
-    """
-    admin.list_topics(topic, timeout=CALL_S)
 
 
 def _is_not_led(future: Future[Any]) -> bool:

@@ -23,9 +23,10 @@ of the same epoch:
 
 A new producer of the same id ends what the former one has begun. That does not come to its end
 while a partition that was written to has no leader, or too few replicas in sync: Kafka answers
-CONCURRENT_TRANSACTIONS to every producer of the id until the marker is written there. So the next
-one has another id. What is left of the former transaction, and why it decides nothing any more, is
-in decision 302.
+CONCURRENT_TRANSACTIONS to every producer of the id until the marker is written there; or its
+coordinator may be away. So the next one has another id, and each one that fails has the next wait
+for longer: brokers may just be busy. What is left of the former transaction, and why it decides
+nothing any more, is in decision 302.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ import logging
 import re
 import struct
 import threading
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -88,6 +88,7 @@ from delaywheel.consumer.records import FetchedRecords, Partition, Passed
 from delaywheel.consumer.rules.subscription import TopicNames
 from delaywheel.consumer.settings import ConsumerSettings, transactional_ids
 from delaywheel.ingress import IngressLimits, ingress_topic
+from delaywheel.kafka_admin import KafkaAdmin
 from delaywheel.transactional import (
     MIN_INSYNC,
     OpenTransactionWatch,
@@ -106,7 +107,7 @@ Its own five minutes are how long a group reads nothing of a topic whose absence
 """
 
 ENDED_S: Final = 3.0
-"""A transaction whose end takes Kafka longer is not waited for."""
+"""So long Kafka has at first to end the former transaction of an id, before another id is tried."""
 
 _GROUP: Final[dict[str, dict[str, str]]] = {
     "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
@@ -136,6 +137,7 @@ class KafkaBroker:
         self._ends_met: dict[Partition, int] = {}
         self._producer: Producer | None = None
         self._is_copy_loose = False
+        self._ended_s = ENDED_S
         self._ingress: str | None = None
         self._admin: AdminClient | None = None
         self._ingress_group: Consumer | None = None
@@ -456,28 +458,15 @@ class KafkaBroker:
                 },
                 logger=_LOG,
             )
-            self._end_former(self._producer)
-            self._is_copy_loose = False
+            self._producer.init_transactions(self._ended_s)  # ends what the former one has begun
+            self._is_copy_loose, self._ended_s = False, ENDED_S
         except KafkaException as exception:
-            if exception.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS:
+            error = exception.args[0]
+            if error.retriable() or error.code() == KafkaError.CONCURRENT_TRANSACTIONS:
                 self._ids.rotate(-1)
+                self._ended_s = min(2 * self._ended_s, CALL_S)
             self._drop_producer()
             raise
-
-    @staticmethod
-    def _end_former(producer: Producer) -> None:
-        """Ends what the former producer of the same id has begun."""
-        deadline = time.monotonic() + CALL_S
-        while True:
-            try:
-                producer.init_transactions(ENDED_S)
-            except KafkaException as exception:
-                error = exception.args[0]
-                is_held = error.code() == KafkaError.CONCURRENT_TRANSACTIONS
-                if is_held or not error.retriable() or time.monotonic() > deadline:
-                    raise
-            else:
-                return
 
     def close(self) -> None:
         self._drop_producer()
@@ -495,7 +484,7 @@ class KafkaBroker:
     def _asking(self) -> AdminClient:
         if self._admin is None:
             # Its log would go to stderr, 20 lines a second while Kafka is away; errors are told.
-            self._admin = AdminClient({**self._client(), "log_level": 0})
+            self._admin = KafkaAdmin({**self._client(), "log_level": 0})
         return self._admin
 
     def _client(self) -> dict[str, Any]:

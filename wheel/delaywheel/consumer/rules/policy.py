@@ -84,9 +84,8 @@ from delaywheel.ingress import (
 from delaywheel.levels import Duration, length_ms
 from delaywheel.message import Message
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import HALF_TOPIC, OMISSIONS
+from delaywheel.record_headers import HALF_TOPIC, OMISSIONS, TTL_HEADER, ttl_s_of
 from delaywheel.transactional import ANY_PARTITION, Outgoing
-from delaywheel.ttl import TTL_HEADER, ttl_s_of
 
 _LOG = logging.getLogger("delaywheel.consumer")
 

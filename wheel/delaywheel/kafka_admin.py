@@ -1,0 +1,57 @@
+"""An admin client that asks a broker which is there.
+
+Any broker answers about topics, and makes them. Kafka names one of those that live, by chance, as
+its controller, and the client library takes that one for five minutes: while it is away each
+question ends after its time-out, and the library tries to connect thousands of times a second. So
+the client looks first who it is by now, which is asked of any broker to which it has a connection.
+
+A broker that was killed is named for its session's time-out (9 s): what it is asked until then ends
+in a time-out, and may be asked again, perhaps of another.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+from confluent_kafka.admin import AdminClient, ResourceType  # type: ignore[attr-defined] # its stubs re-export without saying so
+
+_KNOWN_S: Final = 0.5
+"""So long is believed what was seen: questions come together."""
+_LOOK_S: Final = 5.0
+
+
+class KafkaAdmin(AdminClient):
+    """The admin client; what it asks about never makes a topic."""
+
+    def __init__(self, settings: dict[str, Any], **options: Any) -> None:
+        """Connects when first asked."""
+        super().__init__({**settings, "allow.auto.create.topics": False}, **options)
+        self._known_until_s = 0.0
+
+    # What the client's own stubs say of these they do not keep to themselves.
+
+    def describe_topics(self, topics: Any, **options: Any) -> Any:  # type: ignore[override]
+        """As the client does, of a broker that is there.
+
+        Raises:
+            Exception: None answers; the error is the client's.
+        """
+        self._look(next(iter(topics.topic_names), None), options)
+        return super().describe_topics(topics, **options)
+
+    def describe_configs(self, resources: Any, **options: Any) -> Any:  # type: ignore[override]
+        """Likewise; a broker itself is asked for its own."""
+        names = (one.name for one in resources if one.restype is ResourceType.TOPIC)
+        self._look(next(names, None), options)
+        return super().describe_configs(resources, **options)
+
+    def create_topics(self, new_topics: Any, **options: Any) -> Any:  # type: ignore[override]
+        """Likewise."""
+        self._look(next((one.topic for one in new_topics), None), options)
+        return super().create_topics(new_topics, **options)
+
+    def _look(self, topic: str | None, options: dict[str, Any]) -> None:
+        if topic is not None and time.monotonic() >= self._known_until_s:
+            self.list_topics(topic, timeout=options.get("request_timeout", _LOOK_S))
+            self._known_until_s = time.monotonic() + _KNOWN_S
