@@ -57,7 +57,11 @@ def test_a_retry_comes_back_as_it_was(own: list[tuple[str, bytes | None]], trip:
         partition=None,
     )
     meant = [name for name, _ in sent.headers if not name.startswith(PASSED_PREFIX)]
-    assert [name for name in meant if name.startswith("dw-")] == ["dw-topic", "dw-deliver-at"]
+    assert [name for name in meant if name.startswith("dw-")] == [
+        "dw-topic",
+        "dw-id",
+        "dw-deliver-at",
+    ]
     assert TTL_HEADER not in meant
     # As ingress passes it on, and adds its own.
     back: RecordHeaders = [(name, value) for name, value in sent.headers if not is_reserved(name)]

@@ -228,6 +228,7 @@ ELSEWHERE = {
         *("SETTING_INVALID", "OUTCOME_REFUSED", "RETRY_REFUSED", "FORWARD_REFUSED", "NO_TOPIC"),
         *("TOPIC_UNREAD", "TOPIC_MISSING"),
     ),
+    "it is told, and answers nothing: tests/trace": ("trace",),
     "the engine's own, which is the same: tests/consumer": (
         *(
             "middleware",

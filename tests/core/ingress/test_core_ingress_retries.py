@@ -3,10 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delaywheel import ingress
 from delaywheel.consumer import records
 from delaywheel.headers import decode_headers
 from delaywheel.ingress import PLAUSIBLE_MS
-from delaywheel_replica.core.ingress.place import IngressPlace, message_id
+from delaywheel_replica.core.ingress.place import IngressPlace
 from delaywheel_replica.core.ingress.reading import (
     ABSENT,
     CommittedRecord,
@@ -47,7 +48,7 @@ def test_a_retry_comes_back_as_it_was(
     assert isinstance(found, Delayed), found
     assert (found.topic, found.due_ms) == ("orders.billing.retry", due_ms)
     assert found.partition == (ABSENT if partition is None else partition)
-    assert found.id == message_id(PLACE, 1)
+    assert found.id.hex().encode() == dict(sent.headers)[ingress.ID]
     place = records.Place("orders.billing.retry", 0, 0, due_ms)
     back = records.Incoming(place, found.key, found.value, decode_headers(found.headers))
     trip, returned = records.unpack_retry(back)

@@ -20,7 +20,14 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from delaywheel.consumer.message import ReceivedMessage, SettledError, Settlement, State
-from delaywheel.consumer.records import FetchedRecords, Incoming, Place, Writes, unpack_retry
+from delaywheel.consumer.records import (
+    FetchedRecords,
+    Incoming,
+    Place,
+    RecordHeaders,
+    Writes,
+    unpack_retry,
+)
 from delaywheel.headers import content_bytes
 from delaywheel.transactional import Outgoing
 
@@ -38,26 +45,29 @@ class RecordBlock:
         offsets: Ascending.
         states: A `State` for each.
         handed_s: When each was handed out, on the monotonic clock.
+        took_s: How long a handler had each until it was settled; below 0: none has settled it.
         settlements: Of those that are settled, by index; not of what is merely done.
         writes: What handlers have written, by the index of a record that is in hand.
         begin: The index of the first that is not committed.
         has_headers: Whether any has headers, or headers that cannot be read.
+        is_retry: Whether they are of a topic of retries.
         was_taken_back: Whether any is handed out again, as another object.
     """
 
     __slots__ = (
         "_ends_bytes",
         "_fetched",
-        "_is_retry",
         "_made",
         "at",
         "begin",
         "desk",
         "handed_s",
         "has_headers",
+        "is_retry",
         "offsets",
         "settlements",
         "states",
+        "took_s",
         "was_taken_back",
         "writes",
     )
@@ -76,13 +86,14 @@ class RecordBlock:
         self.offsets = fetched.offsets
         self.states = bytearray(count)
         self.handed_s = array("d", bytes(8 * count))
+        self.took_s = array("d", (-1.0,)) * count
         self.settlements: dict[int, Settlement] = {}
         self.writes: dict[int, Writes] = {}
         self.begin = 0
         self.has_headers = any(fetched.headers) or bool(fetched.unread)
         self.was_taken_back = False
         self._fetched = fetched
-        self._is_retry = is_retry
+        self.is_retry = is_retry
         self._made: dict[int, ReceivedMessage] = {}
         if self.has_headers:
             sizes = map(content_bytes, fetched.keys, fetched.values, fetched.headers)
@@ -111,7 +122,7 @@ class RecordBlock:
         place = Place(topic, number, fetched.offsets[index], fetched.timestamps_ms[index])
         key, value = fetched.keys[index], fetched.values[index]
         made = ReceivedMessage(self, index, place, key, value, fetched.headers[index] or [])
-        if self._is_retry:
+        if self.is_retry:
             made.take_trip(*unpack_retry(Incoming(place, key, value, made.headers)))
         if fetched.unread:
             made.are_headers_unread = index in fetched.unread
@@ -124,6 +135,11 @@ class RecordBlock:
     def keys(self, begin: int, end: int) -> Sequence[bytes | None]:
         """Returns the keys of these records."""
         return self._fetched.keys[begin:end]
+
+    @property
+    def headers(self) -> Sequence[RecordHeaders | None]:
+        """The client's list of each record; None for one without any."""
+        return self._fetched.headers
 
     def values(self, begin: int, end: int) -> Sequence[bytes | None]:
         """Returns the values of these records."""

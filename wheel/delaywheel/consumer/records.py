@@ -40,6 +40,8 @@ from itertools import islice
 from operator import lt
 from typing import Final, NamedTuple
 
+import uuid_utils
+
 from delaywheel import ingress
 from delaywheel.errors import MessageInvalidError
 from delaywheel.message import Headers
@@ -277,6 +279,8 @@ def retry_record(
         if error is not None:
             packed.append((name, encode_error(error)))
     packed.append((ingress.TOPIC, retry_topic.encode()))
+    # An id of its own: what follows from its place nobody would know before it is read there.
+    packed.append((ingress.ID, uuid_utils.uuid7().bytes.hex().encode()))
     packed.append((ingress.DELIVER_AT, b"%d" % due_ms))
     if partition is not None:
         packed.append((ingress.PARTITION, b"%d" % partition))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, cast
 
+from delaywheel.client.exchange.settings import check_trace
 from delaywheel.consumer.rules.backoff import DEFAULT_RETRY, Backoff, Delays, delays_of
 from delaywheel.consumer.rules.breaker import CircuitBreaker
 from delaywheel.consumer.rules.deserializers import Deserializer, Field, deserializers_of
@@ -16,6 +17,9 @@ from delaywheel.consumer.rules.topics import GroupTopic, digest
 from delaywheel.consumer.watching.events import ConsumerEvents, check_events
 from delaywheel.levels import Duration, length_ms
 from delaywheel.record_headers import TTL_HEADER
+
+if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.reports import EventReports
 
 _TRANSACTIONAL_IDS: Final = 8
 """Each partition without leader, or with too few replicas in sync, can hold one once it is written
@@ -73,6 +77,8 @@ class GroupOptions(TypedDict, total=False):
         retry_topic: The name of the group's topic of retries, and how it is created: `GroupTopic`.
         dead_topic: The same for dead letters.
         events: What the program does when something happens: `ConsumerEvents`.
+        trace: Whom it tells the outcomes of records, once they are committed: a
+            `delaywheel.trace.Trace`, which clients and consumers may share.
         rebalances: How the group gives partitions out. `eager`: all are given up and reassigned
             (Kafka's classic protocol, `range`). `cooperative`: only those that move are given up
             (classic, `cooperative-sticky`). `consumer`: so do they, and the broker decides
@@ -99,6 +105,7 @@ class GroupOptions(TypedDict, total=False):
     retry_topic: GroupTopic
     dead_topic: GroupTopic
     events: ConsumerEvents | None
+    trace: EventReports | None
     rebalances: Literal["eager", "cooperative", "consumer"]
     instance: str | None
     kafka: Mapping[str, Any]
@@ -204,6 +211,7 @@ class ConsumerSettings:
     wait_for_rights_ms: int | None
     create_topics: bool
     events: ConsumerEvents | None
+    trace: EventReports | None
     rebalances: Literal["eager", "cooperative", "consumer"]
     instance: str | None
     kafka: Mapping[str, Any]
@@ -248,6 +256,7 @@ def read_settings(
     waits = options.get("wait_for_rights")
     if (events := options.get("events")) is not None:
         check_events(events)
+    check_trace(trace := options.get("trace"))
     if not 0 <= jitter <= 1:
         raise ValueError(f"jitter={jitter}: from 0 to 1")
     if expired not in ("skip", "dead"):
@@ -301,6 +310,7 @@ def read_settings(
         wait_for_rights_ms=None if waits is None else length_ms(waits),
         create_topics=options.get("create_topics", True),
         events=events,
+        trace=trace,
         rebalances=_rebalances(options),
         instance=options.get("instance"),
         kafka=kafka,

@@ -70,21 +70,37 @@ class BatchHead:
 def encode(head: BatchHead, rows: Rows) -> bytes:
     """Encodes a batch of at least one event."""
     names: dict[str | None, int] = {}
-    written: dict[str, list[Any]] = {}
-    for column, values in rows.items():
-        match COLUMNS[column].form:
-            case Form.NAME:
-                for name in dict.fromkeys(values):
-                    if name is not None:
-                        names.setdefault(name, len(names))
-                written[column] = list(map(names.get, values))
-            case Form.ID:
-                written[column] = [None if id_ is None else id_.hex() for id_ in values]
-            case _:
-                written[column] = list(values)
+    columns = [f'"{name}":[{_written(COLUMNS[name].form, rows[name], names)}]' for name in rows]
     said = asdict(head)
-    document = {"v": said.pop("version"), **said, "names": list(names), "rows": written}
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    before = _dumps({"v": said.pop("version"), **said, "names": list(names)})
+    return f'{before[:-1]},"rows":{{{",".join(columns)}}}}}'.encode(errors="replace")
+
+
+def _written(form: Form, values: Sequence[Any], names: dict[str | None, int]) -> str:
+    """Returns a column as it is written between brackets; its names are added to the others.
+
+    Most columns of a batch have one value, and most ids are there: what costs is to look at each.
+    """
+    first = values[0]
+    if values.count(first) == len(values):
+        if form is Form.NAME and first is not None:
+            first = names.setdefault(first, len(names))
+        elif form is Form.ID and first is not None:
+            first = first.hex()
+        return ",".join([_dumps(first)] * len(values))
+    if form is Form.NAME:
+        for name in dict.fromkeys(values):
+            if name is not None:
+                names.setdefault(name, len(names))
+        values = list(map(names.get, values))
+    elif form is Form.ID:
+        if None not in values:
+            return '"' + '","'.join(map(bytes.hex, values)) + '"'
+        values = [None if id_ is None else id_.hex() for id_ in values]
+    return _dumps(values)[1:-1]
+
+
+_dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def decode(record: bytes) -> tuple[BatchHead, dict[str, list[Any]]]:

@@ -64,5 +64,5 @@ class TraceOptions:
 
 def _mapped(column: Sequence[Any], to: Any) -> list[Any]:
     """Returns what each value becomes; equal ones are looked at once."""
-    known = {value: to(value) for value in set(column) if value is not None}
+    known = {value: to(value) for value in set(column) - {None}}
     return list(map(known.get, column))

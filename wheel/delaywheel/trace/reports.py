@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import clock_ns
@@ -16,6 +16,21 @@ from delaywheel.trace.sent import sent_rows
 
 if TYPE_CHECKING:
     from delaywheel.message import Result
+
+
+class ProcessedRun(Protocol):
+    """Records whose outcomes were committed together, and what is known of them."""
+
+    def roots(self) -> list[bytes]:
+        """Returns of each the root of its way: the 16 bytes of an id, or the text of a place."""
+
+    def failed(self) -> list[int]:
+        """Returns the rows of those that were not done, ascending."""
+
+    def rows(
+        self, chosen: Iterable[int] | None, options: TraceOptions, time_ms: int
+    ) -> tuple[dict[str, list[Any]], int]:
+        """Returns the columns of these rows, and the length of their texts; None: of all."""
 
 
 class EventReports:
@@ -51,6 +66,12 @@ class EventReports:
             many = [many[row] for row in chosen.rows]
         rows = changed_rows(what, many, _now_ms(), int(cost_s * 1e6))
         self._report(EventKind.CHANGED, chosen, rows, 0)
+
+    def processed(self, run: ProcessedRun) -> None:
+        """Reports outcomes that are committed; not for programs."""
+        roots = () if self._sampling.takes_all else run.roots()
+        chosen = self._sampling.of_others(roots, run.failed())
+        self._report(EventKind.PROCESSED, chosen, *run.rows(chosen.rows, self._options, _now_ms()))
 
     def _report(
         self, kind: EventKind, chosen: Chosen, rows: Mapping[str, list[Any]], length_bytes: int

@@ -47,6 +47,11 @@ class Sampling:
         self._second = 0
         self._failures = 0
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether all ways are in the sample: then roots are not looked at."""
+        return self._below == _HASHES
+
     def of_sent(self, roots: Sequence[bytes], failed: Sequence[int]) -> Chosen:
         """Chooses among messages that were sent, of which some were not accepted."""
         if not failed:
@@ -69,7 +74,7 @@ class Sampling:
 
     def _sampled(self, roots: Iterable[bytes]) -> list[int] | None:
         below = self._below
-        if below == _HASHES:
+        if self.takes_all:
             return None
         return [row for row, root in enumerate(roots) if crc32(root) < below]
 

@@ -29,7 +29,7 @@ from delaywheel.consumer.port import (
     TransactionFailure,
 )
 from delaywheel.consumer.records import Partition, Passed
-from delaywheel.consumer.watching.events import SettledMessages
+from delaywheel.consumer.watching.events import CommittedOutcomes
 from delaywheel.consumer.watching.health import ConsumerTrouble
 
 _LOG = logging.getLogger("delaywheel.consumer")
@@ -355,7 +355,7 @@ class Commits:
             state.membership = state.broker.membership()
         return state.membership
 
-    def _committed(self, cut: Cut) -> SettledMessages:
+    def _committed(self, cut: Cut) -> CommittedOutcomes:
         self._state.is_commit_refused = False
         settled = self._state.events.to_report(cut)
         self._book.committed(cut)
@@ -472,7 +472,7 @@ class Commits:
         found = state.insist("no committed offsets", lambda: self._committed_now(cut))
         if found is None:  # the end was asked for, or a right is missing
             return
-        settled: SettledMessages = []
+        settled = CommittedOutcomes()
         with state.changed:
             self._doubtful = None
             state.must_recover = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -315,7 +316,7 @@ class Dispatcher(Desk):
                 self._book.settle_one_done(message)
             else:
                 self._note(message, DONE)
-            self._handler_times.add(self._now_s() - message.handed_s)
+            self._handled(message, self._now_s())
             if self._state.is_draining:
                 self._changed.notify_all()
 
@@ -328,6 +329,7 @@ class Dispatcher(Desk):
                     # Those of a run were handed out together.
                     took_s = now_s - run.block.handed_s[run.begin]
                     self._handler_times.add(took_s, self._book.settle_done(run))
+                    run.block.took_s[run.begin : run.end] = array("d", (took_s,)) * run.size
             else:
                 self._done_one_by_one(runs, now_s)
             if self._state.is_draining:
@@ -339,8 +341,13 @@ class Dispatcher(Desk):
                 if message.is_taken_back:
                     message.has_returned = True
                 elif not message.is_settled:
-                    self._handler_times.add(now_s - message.handed_s)
+                    self._handled(message, now_s)
                     self._note(message, DONE)
+
+    def _handled(self, message: ReceivedMessage, now_s: float) -> None:
+        """Notes how long a handler had a message."""
+        took_s = message.block.took_s[message.index] = now_s - message.handed_s
+        self._handler_times.add(took_s)
 
     def hand_back(self, messages: Sequence[ReceivedMessage]) -> None:
         """See `Desk`."""
@@ -385,7 +392,7 @@ class Dispatcher(Desk):
                 message.has_returned = True
                 return False
             is_ours = self._note(message, settlement)
-            self._handler_times.add(self._now_s() - message.handed_s)
+            self._handled(message, self._now_s())
             if self._state.is_draining:
                 self._changed.notify_all()
         if is_ours:

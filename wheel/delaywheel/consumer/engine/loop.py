@@ -220,6 +220,7 @@ class Engine:
             self._broker.close()
         except Exception:  # noqa: BLE001 - whatever it was, this is the end
             _LOG.exception("closing the Kafka clients failed")
+        self._state.events.end()
 
     def _begin(self) -> None:
         state = self._state

@@ -71,7 +71,12 @@ class EngineState:
         self.order = KeyOrder(lost_after_ms=settings.lost_after_ms) if settings.ordered else None
         self.changed = threading.Condition()
         self.health = ConsumerHealth()
-        self.events = EventCalls(settings.events)
+        self.events = EventCalls(
+            settings.events,
+            settings.trace,
+            settings.group,
+            is_check=settings.asks_about_halves,
+        )
         self.ours: Sequence[Partition] = ()
         self.membership: bytes | None = None
         self.must_recover = False

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from delaywheel.consumer.book import Cut
 from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
 from delaywheel.consumer.records import Partition
+from delaywheel.consumer.watching.tracing import CommittedRun, committed_runs
 from delaywheel.functions import check_begun, check_plain
+
+if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.reports import EventReports
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -54,8 +59,16 @@ class ConsumerEvents:
         """These partitions are no longer ours; what was settled of them is committed."""
 
 
-SettledMessages = list[tuple[ReceivedMessage, Settlement]]
-"""Records with their committed outcomes."""
+class CommittedOutcomes(NamedTuple):
+    """What a transaction has committed, as far as anybody wants to know it.
+
+    Attributes:
+        settled: Records with their outcomes, for the program's events.
+        runs: All records, for its trace.
+    """
+
+    settled: Sequence[tuple[ReceivedMessage, Settlement]] = ()
+    runs: Sequence[CommittedRun] = ()
 
 
 def check_events(events: ConsumerEvents) -> None:
@@ -70,28 +83,45 @@ def check_events(events: ConsumerEvents) -> None:
 
 
 class EventCalls:
-    """Calls a program's events; all is quiet if it has none."""
+    """Calls a program's events, and tells its trace; all is quiet if it has neither."""
 
-    def __init__(self, events: ConsumerEvents | None) -> None:
+    def __init__(
+        self,
+        events: ConsumerEvents | None,
+        trace: EventReports | None,
+        group: str,
+        *,
+        is_check: bool,
+    ) -> None:
         """Takes what is to be called."""
         self._events = events
+        self._trace = trace
+        self._group = group
+        self._is_check = is_check
 
-    def to_report(self, cut: Cut) -> SettledMessages:
-        """Returns the records whose outcome is reported; call it while they still have it."""
-        if self._events is None:
-            return []
-        return [
-            (block.message(index), settlement)
-            for block, index, settlement in cut.settled()
-            if settlement.outcome in _REPORTED
-        ]
+    def to_report(self, cut: Cut) -> CommittedOutcomes:
+        """Returns what is to be reported of a transaction; call it while records still have it."""
+        settled: Sequence[tuple[ReceivedMessage, Settlement]] = ()
+        runs: Sequence[CommittedRun] = ()
+        if self._events is not None:
+            settled = [
+                (block.message(index), settlement)
+                for block, index, settlement in cut.settled()
+                if settlement.outcome in _REPORTED
+            ]
+        if self._trace is not None:
+            runs = committed_runs(cut, self._group, is_check=self._is_check)
+        return CommittedOutcomes(settled, runs)
 
-    def outcomes(self, settled: SettledMessages) -> None:
+    def outcomes(self, committed: CommittedOutcomes) -> None:
         """Reports outcomes that are committed."""
+        if self._trace is not None:
+            for run in committed.runs:
+                self._trace.processed(run)
         events = self._events
         if events is None:
             return
-        for message, settlement in settled:
+        for message, settlement in committed.settled:
             match settlement.outcome:
                 case Outcome.RETRIED:
                     self._call(events.retried, message, settlement.due_ms, settlement.why)
@@ -101,6 +131,11 @@ class EventCalls:
                     self._call(events.expired, message, settlement.why)
                 case _:
                     self._call(events.skipped, message)
+
+    def end(self) -> None:
+        """Waits until the trace is written, 2 s at most."""
+        if self._trace is not None:
+            self._trace.flush()
 
     def commit_failed(self, why: str) -> None:
         """Reports that a transaction failed."""
