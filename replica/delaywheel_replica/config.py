@@ -162,6 +162,9 @@ class Config:
             earlier release leads any more, and the leader makes the topic
             `delaywheel-<cluster>-halves`; with `false` an upgrade keeps the way back. The same on
             all nodes
+        trace: the leader makes the topic `delaywheel-<cluster>-trace` (three partitions, a day), to
+            which [clients and consumers tell](TRACE.md) what became of messages. The same on all
+            nodes
         patience_seconds: how long a message waits for a topic [that takes
             nothing](OPERATIONS.md#topics-that-take-nothing), or for its partition, before it
             becomes a dead letter; 0: it is not deferred, as where `ingress` is off, or leads to
@@ -236,6 +239,7 @@ class Config:
     ingress_destinations: dict[str, list[str]] = field(default_factory=dict)
     ingress_partitions: Annotated[int, Ge(1), Le(1_000)] = 6
     halves: bool | None = None
+    trace: bool = False
     patience_seconds: _Patience = 120
     topic_patience_seconds: dict[str, _Patience] = field(default_factory=dict)
     ttl_header: str = TTL_HEADER
@@ -308,6 +312,7 @@ class Config:
                 takes_answers=KafkaNames(self.cluster_id).ingress not in self.ingress_destinations,
             ),
             halves=self.takes_halves,
+            trace=self.trace,
             node=self.node_id,
         )
 
@@ -339,7 +344,7 @@ class Config:
     def own_topics(self) -> frozenset[str]:
         """The service's own topics, which no message may go to."""
         names = self.kafka_settings.names
-        own = {names.control, names.outcomes, names.dead, names.halves, names.ingress}
+        own = {names.control, names.outcomes, names.dead, names.halves, names.trace, names.ingress}
         return self.taken_topics | own
 
     @property

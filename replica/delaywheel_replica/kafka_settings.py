@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from delaywheel.ingress import IngressLimits, halves_topic, ingress_topic
+from delaywheel.ingress import IngressLimits, halves_topic, ingress_topic, trace_topic
 from delaywheel.transactional import repeating
 from delaywheel_replica.core.election.repeating import MOST_BACKOFF_MS
 from delaywheel_replica.core.leader.pacing import MOST_PAUSE_MS
@@ -115,6 +115,11 @@ class KafkaNames:
         return halves_topic(self.cluster_id)
 
     @property
+    def trace(self) -> str:
+        """The topic to which clients and consumers tell what became of messages."""
+        return trace_topic(self.cluster_id)
+
+    @property
     def ingress(self) -> str:
         """The topic from which records to be delayed are taken."""
         return ingress_topic(self.cluster_id)
@@ -144,6 +149,8 @@ class KafkaSettings:
     """The greatest record we write: a greatest message with all our headers."""
     halves: bool = False
     """Whether half messages are wanted: then their topic is one of ours."""
+    trace: bool = False
+    """Whether the topic of the trace is made."""
     ingress_limits: IngressLimits | None = None
     """What is taken from ingress topics: said beside the offsets of their group."""
     node: str = ""

@@ -11,10 +11,10 @@ import pytest
 from confluent_kafka import Message as Record
 
 from delaywheel import Handle, Message
+from delaywheel.ingress import trace_topic
 from delaywheel.message import Result
 from delaywheel.trace import Trace
 from delaywheel.trace.batch import BatchHead, decode
-from delaywheel.trace.schema import trace_topic
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, read_all
 

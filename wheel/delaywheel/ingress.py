@@ -105,8 +105,18 @@ def halves_topic(cluster_id: str) -> str:
     return f"delaywheel-{cluster_id}-halves"
 
 
+def trace_topic(cluster_id: str) -> str:
+    """Returns the name of the topic in which a cluster's events are.
+
+    Example:
+        >>> trace_topic("main")
+        'delaywheel-main-trace'
+    """
+    return f"delaywheel-{cluster_id}-trace"
+
+
 _RESERVED = re.compile(
-    r"delaywheel-.+-(control|outcomes|dead|dead-marks|halves)"
+    r"delaywheel-.+-(control|outcomes|dead|dead-marks|halves|trace)"
     r"|.+-dead(-.+)?-marks"
     r"|__(consumer_offsets|transaction_state|share_group_state|cluster_metadata"
     r"|remote_log_metadata)"

@@ -28,7 +28,7 @@ from delaywheel_replica.cleaner.kafka.brokers import (
 from delaywheel_replica.cleaner.outside.ports import LeadingRefused
 from delaywheel_replica.kafka_settings import KafkaNames, KafkaSettings
 from local.loopback.kafka import KafkaBroker
-from support.kafka.read_committed import create_topic
+from support.kafka.read_committed import create_topic, set_topic, topic_exists
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,10 @@ def test_what_is_wrong_with_the_halves_topic_is_told_and_keeps_no_node_from_lead
 
     Where the topic is gone, too: a letter would fail each transaction.
     """
-    assert "is missing" in (ensure_topics(admin, settings, replicas=1, has_wheels=False) or "")
+    halves = settings.names.halves
+    assert "is missing" in ensure_topics(admin, settings, replicas=1, has_wheels=False)[halves]
     create_topic(kafka.address, settings.names.halves, config={"max.message.bytes": "900000"})
-    told = ensure_topics(admin, settings, replicas=1, has_wheels=False)
+    told = ensure_topics(admin, settings, replicas=1, has_wheels=False).get(settings.names.halves)
     assert told is not None
     assert "raise its max.message.bytes" in told
 
@@ -175,7 +176,7 @@ def test_a_topic_that_may_not_be_seen_is_named() -> None:
 def test_a_halves_topic_that_may_not_be_made_is_told_with_the_way_without() -> None:
     settings = KafkaSettings(KafkaNames("c"), {}, halves=True)
     admin = cast("AdminClient", Denied(KafkaError.UNKNOWN_TOPIC_OR_PART))
-    told = ensure_topics(admin, settings, replicas=1, has_wheels=False)
+    told = ensure_topics(admin, settings, replicas=1, has_wheels=False).get(settings.names.halves)
     assert told is not None
     assert settings.names.halves in told
     assert told.endswith("grant Create, or set halves = false")
@@ -188,7 +189,8 @@ def test_whatever_kafka_has_against_the_halves_topic_keeps_no_node_from_leading(
 
     def told(code: int, unset: str = "") -> str | None:
         admin = cast("AdminClient", Denied(unknown, code, unset))
-        return ensure_topics(admin, settings, replicas=1, has_wheels=False)
+        objections = ensure_topics(admin, settings, replicas=1, has_wheels=False)
+        return objections.get(settings.names.halves)
 
     for code in (KafkaError.POLICY_VIOLATION, KafkaError.INVALID_REPLICATION_FACTOR):
         assert "Kafka does not make it" in (told(code) or "")
@@ -315,3 +317,18 @@ def take_off_the_list(broker: KafkaBroker) -> None:
         reply = connection.recv(1024)
     # Length, correlation id, tags, throttle time, error.
     assert struct.unpack_from(">h", reply, 13) == (KafkaError.NO_ERROR,)
+
+
+@pytest.mark.kafka
+def test_the_topic_of_the_trace_is_made_where_it_is_wanted_and_keeps_no_node_from_leading(
+    kafka: KafkaBroker, settings: KafkaSettings, admin: AdminClient
+) -> None:
+    traced = replace(settings, trace=True)
+    assert settings.names.trace not in ensure_topics(admin, settings, replicas=1, has_wheels=False)
+    assert not topic_exists(kafka.address, settings.names.trace)
+    assert settings.names.trace not in ensure_topics(admin, traced, replicas=1, has_wheels=False)
+    found = admin.list_topics(settings.names.trace, timeout=60).topics[settings.names.trace]
+    assert len(found.partitions) == 3
+    set_topic(kafka.address, settings.names.trace, "cleanup.policy", "compact")
+    told = ensure_topics(admin, traced, replicas=1, has_wheels=False)
+    assert "set it to delete" in told[settings.names.trace]

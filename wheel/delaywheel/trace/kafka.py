@@ -15,7 +15,7 @@ except ModuleNotFoundError as missing:
         "a trace needs confluent-kafka: install delaywheel[trace]"
     ) from missing
 
-from delaywheel.trace.schema import trace_topic
+from delaywheel.ingress import trace_topic
 
 _TOPIC: Final = re.compile(re.escape(trace_topic("<>")).replace("<>", "(.+)"))
 

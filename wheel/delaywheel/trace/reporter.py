@@ -38,8 +38,8 @@ from threading import Condition, Thread
 from typing import Any, Final, Protocol
 from weakref import WeakSet
 
+from delaywheel.ingress import trace_topic
 from delaywheel.trace.batch import BatchHead, Rows, encode
-from delaywheel.trace.schema import trace_topic
 
 _LOG: Final = logging.getLogger("delaywheel.trace")
 

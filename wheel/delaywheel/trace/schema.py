@@ -89,13 +89,3 @@ COLUMNS: Final = {
 def columns_of(kind: str) -> list[str]:
     """Returns the columns of a kind of events, in their order."""
     return [name for name, column in COLUMNS.items() if kind in column.kinds]
-
-
-def trace_topic(cluster_id: str) -> str:
-    """Returns the name of the topic in which a cluster's events are.
-
-    Example:
-        >>> trace_topic("main")
-        'delaywheel-main-trace'
-    """
-    return f"delaywheel-{cluster_id}-trace"

@@ -12,8 +12,9 @@ refusal is a sentence for the operator and goes into the cleaner's row.
 | outcomes, dead letters | take our greatest record | it stops all forwarding |
 | control | take a batch of ours | the same |
 
-The halves topic is needed for half messages alone. So what is wrong with it keeps no node from
-leading: `ensure_topics` returns it, and the leader does without it (delivery/halves.py).
+The halves topic is needed for half messages alone, and that of the trace by programs alone. So what
+is wrong with them keeps no node from leading: `ensure_topics` returns it, and the leader does
+without halves (delivery/halves.py).
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class OwnTopic:
     name: str
     config: Mapping[str, str]
     compacted: bool = False
+    partitions: int = 1
+    """How many it gets where it is made."""
+    is_written: bool = True
+    """Whether the service writes to it."""
     is_made: bool = True
     """Whether it is made where it is missing; otherwise it is checked only where it is there."""
     is_needed: bool = True
@@ -98,7 +103,7 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
         # So that a candidate can compare its clock with the brokers'.
         "message.timestamp.type": "LogAppendTime",
     }
-    return (
+    topics = (
         OwnTopic(names.control, control, compacted=True),
         OwnTopic(names.outcomes, kept),
         OwnTopic(names.dead, kept),
@@ -111,6 +116,17 @@ def own_topics(settings: KafkaSettings) -> tuple[OwnTopic, ...]:
             otherwise=", or set halves = false",
         ),
     )
+    if not settings.trace:
+        return topics
+    trace = OwnTopic(
+        names.trace,
+        kept | {"retention.ms": "86400000"},
+        partitions=3,
+        is_written=False,
+        is_needed=False,
+        otherwise=", or set trace = false",
+    )
+    return (*topics, trace)
 
 
 def brokers_of(
@@ -199,7 +215,7 @@ def ensure_topics(
     *,
     replicas: int,
     has_wheels: bool,
-) -> str | None:
+) -> dict[str, str]:
     """Creates missing topics of ours; refuses invalid ones.
 
     Args:
@@ -208,7 +224,7 @@ def ensure_topics(
             this is another Kafka: a new one would forward from nothing, so it is refused.
 
     Returns:
-        What is wrong with the topic that only half messages need; None: nothing.
+        What is wrong with those that no leader needs, by their names.
 
     Raises:
         LeadingRefused: Something is wrong with another one.
@@ -237,7 +253,7 @@ def ensure_topics(
     )
     found = once_known(lambda: dict(_config_objections(admin, topics, settings)))
     objections |= _raised(found)
-    return next(iter(objections.values()), None)
+    return {topic.name: objection for topic, objection in objections.items()}
 
 
 def once_known(ask: Callable[[], _Answer]) -> _Answer:
@@ -363,7 +379,7 @@ def _access_objections(
         elif topic.compacted and len(found.partitions) != 1:
             count = len(found.partitions)
             yield topic, f"the control topic {topic.name} has {count} partitions: it must have 1"
-        elif not may_write(found):
+        elif topic.is_written and not may_write(found):
             yield topic, f"not allowed to write to topic {topic.name}: grant Write on it"
 
 
@@ -378,7 +394,7 @@ def _refused(
     wanted = [
         NewTopic(
             topic.name,
-            num_partitions=1,
+            num_partitions=topic.partitions,
             replication_factor=replicas,
             config={**insync, **topic.config},
         )

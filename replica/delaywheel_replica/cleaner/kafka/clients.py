@@ -73,14 +73,16 @@ class KafkaClients:
             if self._checks_brokers:
                 silent = check_brokers(self._admin, [broker.id for broker in brokers])
             enough = self._replication_factor or replicas_on(len(brokers))
-            halves_objection = ensure_topics(
+            objections = ensure_topics(
                 self._admin, self._settings, replicas=enough, has_wheels=has_wheels
             )
             ingress = self._settings.names.ingress in self._ingress_topics.names
             warnings = look_over(self._admin, self._settings, enough=enough, ingress=ingress)
         except KafkaException as exception:
             raise KafkaAway(error_of(exception).str()) from exception
-        return Checked(silent + warnings, halves_objection, self._settings.halves)
+        halves_objection = objections.pop(self._settings.names.halves, None)
+        warnings = (*silent, *warnings, *objections.values())
+        return Checked(warnings, halves_objection, self._settings.halves)
 
     def topic_id(self, name: str) -> str | None:
         """Returns Kafka's id of a topic; None: it is missing, or this node may not see it.

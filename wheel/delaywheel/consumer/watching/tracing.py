@@ -77,32 +77,29 @@ class CommittedRun(NamedTuple):
             indexes = [self.begin + row for row in chosen]
         block, count = self.block, len(indexes)
         found = self._headers(indexes)
-        known = self.settlements
-        settled = [known.get(index, DONE) for index in indexes] if known else [DONE] * count
         all_keys = block.keys(self.begin, self.end)
         keys, length_bytes = options.keys([all_keys[index - self.begin] for index in indexes])
         tag, none, is_retry = options.tags, [None] * count, block.is_retry
         tags = none if tag is None else [each.get(tag) for each in found]
-        took_s = [block.took_s[index] for index in indexes]
         return {
             "id": [_id_of(each.get(_ID)) for each in found],
             "due_ms": [_due_of(each.get(_DUE)) for each in found],
             "topic": [block.at.topic] * count,
             "time_ms": [time_ms] * count,
-            "status": [self._status(one) for one in settled],
             "key": keys,
             "tags": tags,
             "root": [root and root[0] for root in map(_root_of, found)] if is_retry else none,
-            "to_ms": [one.due_ms or None for one in settled],
-            "next_id": [_next_id(one) for one in settled],
             "partition": [block.at.number] * count,
             "offset": [block.offsets[index] for index in indexes],
             "group": [self.group] * count,
             "attempt": [number_of(each.get(RETRY_ATTEMPT), 31) or 1 for each in found]
             if is_retry
             else [1] * count,
-            "handler_us": [None if each < 0 else int(each * 1e6) for each in took_s],
-            "why": [one.why or one.reason or None for one in settled],
+            "handler_us": [
+                None if took_s < 0 else int(took_s * 1e6)
+                for took_s in map(block.took_s.__getitem__, indexes)
+            ],
+            **self._outcomes(indexes),
         }, length_bytes + sum(map(len, filter(None, tags)))
 
     def _began(self, index: int, headers: Mapping[str, bytes | None]) -> bytes:
@@ -111,6 +108,21 @@ class CommittedRun(NamedTuple):
             return root[1]
         place = self.block.at, self.block.offsets[index]
         return _id_of(headers.get(_ID)) or b"%s/%d" % (str(place[0]).encode(), place[1])
+
+    def _outcomes(self, indexes: Sequence[int]) -> dict[str, list[Any]]:
+        """Returns the columns of what became of these records."""
+        known, count = self.settlements, len(indexes)
+        if not known:
+            nothing = [None] * count
+            done = [self._status(DONE)] * count
+            return {"status": done, "to_ms": nothing, "next_id": nothing, "why": nothing}
+        settled = [known.get(index, DONE) for index in indexes]
+        return {
+            "status": [self._status(one) for one in settled],
+            "to_ms": [one.due_ms or None for one in settled],
+            "next_id": [_next_id(one) for one in settled],
+            "why": [one.why or one.reason or None for one in settled],
+        }
 
     def _headers(self, indexes: Sequence[int]) -> list[Mapping[str, bytes | None]]:
         """Returns the headers of records by name; of several the last, which counts."""

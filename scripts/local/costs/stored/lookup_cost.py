@@ -1,6 +1,6 @@
 """The cost of finding messages: by id, by how many their second holds, and by searching.
 
-    python -m local.costs.lookup_cost [--messages 100,100000] [--pending 1m] [--wheels 1,3]
+    python -m local.costs.stored.lookup_cost [--messages 100,100000] [--pending 1m] [--wheels 1,3]
         [--folder DIR]
 
 A store is filled as the server fills it. Then, with files in the page cache, the part of a server

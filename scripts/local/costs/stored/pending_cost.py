@@ -1,6 +1,6 @@
 """The cost of finding a second, starting, and leaving a wheel, by what is pending.
 
-    python -m local.costs.pending_cost [--pending 0,1m,10m] [--spans 2h,7d] [--folder DIR]
+    python -m local.costs.stored.pending_cost [--pending 0,1m,10m] [--spans 2h,7d] [--folder DIR]
 
 A store is filled as the server fills it, with groups of small frames over the whole span, and with
 some seconds that hold the same in each case. Then, with files in the page cache:

@@ -1,6 +1,7 @@
 """The cost of a message to the cleaner, from its slot file to Kafka's client.
 
-    python -m local.costs.reading_cost [--messages 2000,10000,100000] [--frames 1-8] [--folder DIR]
+    python -m local.costs.stored.reading_cost [--messages 2000,10000,100000]
+    [--frames 1-8] [--folder DIR]
 
 A store is filled as the server fills it: a few seconds that hold this many messages each, in small
 frames. Then, with files in the page cache, a leader's reader loads each second and cuts it into
