@@ -9,6 +9,7 @@ node, when a node answers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -180,6 +181,40 @@ class Answers:
             is_of_it = is_pending and (entry.due_ms - EPOCH_MS) * US_PER_MS > sure_us
             if is_of_it and entry.key not in keys and self._was_known(entry, asked_us - HEARD_US):
                 self._fail(f"a search that has seen everything leaves out {entry}")
+
+    def slots(self, found: pb.ListSlotsResponse, asked_us: int) -> None:
+        """Checks how many messages a list of seconds shows in each, as any node has them."""
+        written = Counter[int]()
+        for key, copies in self._world.truth.copies.items():
+            written[key.due_ms // 1000] += len(copies)
+        shown = {row.slot: row.messages for row in found.slots}
+        for slot, messages in shown.items():
+            if messages > written[slot]:
+                self._fail(f"a list of seconds shows {messages} in {slot}, of {written[slot]}")
+        if not is_calm(self._world.plan):
+            return
+        known = Counter(
+            entry.slot
+            for entry in self._world.book.entries.values()
+            if self._was_known(entry, asked_us - HEARD_US)
+        )
+        for slot, messages in known.items():
+            if slot >= self._checks.floor and shown.get(slot, 0) < messages:
+                self._fail(f"a list of seconds shows {shown.get(slot, 0)} of {messages} in {slot}")
+
+    def status(self, found: pb.DescribeClusterResponse, asked_us: int) -> None:
+        """Checks who leads, and how far progress has come, as a node tells it."""
+        committed, leaders = self._checks.progress_ms, self._checks.leaders
+        before_us = asked_us - HEARD_US
+        told_ms = found.progress.due_ms
+        if told_ms > max((due_ms for _, due_ms in committed), default=0):
+            self._fail(f"status tells of progress up to {told_ms}, and none is committed")
+        if not is_calm(self._world.plan):
+            return
+        if told_ms < max((due_ms for at_us, due_ms in committed if at_us < before_us), default=0):
+            self._fail(f"status tells of progress up to {told_ms}, and more was committed before")
+        if leaders and leaders[-1][0] < before_us and found.leader.node != leaders[-1][1]:
+            self._fail(f"status says that {found.leader.node!r} leads, and {leaders[-1][1]} does")
 
     def commit(self, entry: Entry, answer: CommitAnswer, asked_us: int) -> None:
         """Checks the outcome of a commit."""

@@ -134,6 +134,8 @@ class Checks:
         self._unfinished: defaultdict[int, list[Entry]] = defaultdict(list)
         self._duplicates: list[Entry] = []
         self._set_back_us = 0
+        self.progress_ms: list[tuple[int, int]] = []
+        self.leaders: list[tuple[int, str]] = []
         self._idle: dict[str, tuple[int, int]] = {}  # transactions, and iterations since the last
 
     # --- what nodes do
@@ -447,6 +449,7 @@ class Checks:
             self._give_up(news.lost)
         if news.progress is not None:
             self.floor = max(self.floor, news.progress.floor)
+            self.progress_ms.append((self._world.scheduler.now_us, news.progress.due_ms))
 
     def _give_up(self, lost: FrameSet) -> None:
         """Takes in frames that are given up: a node missing only these now holds more."""
@@ -601,6 +604,9 @@ class Checks:
         elif kind == "progress":
             self._check_epoch(log_entry.transaction)
             assert self.control.progress is not None
+            node = log_entry.transaction.node
+            if not self.leaders or self.leaders[-1][1] != node:
+                self.leaders.append((self._world.scheduler.now_us, node))
             self._progress(before, self.control.progress)
 
     def _marked(self, index: int, transaction: Transaction) -> None:

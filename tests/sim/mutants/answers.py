@@ -20,6 +20,7 @@ from delaywheel_replica.server.changing.finder import MessageFinder
 from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.pending import Decided, Subject
 from delaywheel_replica.server.changing.reschedules import Reschedules
+from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.commit import own_halves
 from delaywheel_replica.server.commit.near_cancels import NearCancels
 from delaywheel_replica.server.lookup.queries import Queries
@@ -186,6 +187,49 @@ def _call_it_done(found: pb.GetSlotResponse) -> None:
         message.state = pb.MESSAGE_STATE_DONE
 
 
+def _counted(change: Callable[[pb.ListSlotsResponse], object]) -> Callable[[], list[Patch]]:
+    real = FanOut.list_slots
+
+    async def list_slots(self: FanOut, *arguments: Any) -> pb.ListSlotsResponse:
+        answer = await real(self, *arguments)
+        change(answer)
+        return answer
+
+    return lambda: [instead(FanOut, "list_slots", list_slots)]
+
+
+def _count_one_more(found: pb.ListSlotsResponse) -> None:
+    for row in found.slots:
+        row.messages += 1
+
+
+def _leave_out_a_second(found: pb.ListSlotsResponse) -> None:
+    del found.slots[-1:]
+
+
+def _described(change: Callable[[pb.DescribeClusterResponse], object]) -> Callable[[], list[Patch]]:
+    real = FanOut.describe
+
+    async def describe(self: FanOut, *arguments: Any) -> pb.DescribeClusterResponse:
+        answer = await real(self, *arguments)
+        change(answer)
+        return answer
+
+    return lambda: [instead(FanOut, "describe", describe)]
+
+
+def _tell_of_more_progress(told: pb.DescribeClusterResponse) -> None:
+    told.progress.due_ms += 60_000
+
+
+def _tell_of_old_progress(told: pb.DescribeClusterResponse) -> None:
+    told.progress.due_ms -= 60_000
+
+
+def _name_nobody(told: pb.DescribeClusterResponse) -> None:
+    told.ClearField("leader")
+
+
 ANSWERS = {
     "cancelled is answered without a row": Mutant(
         "who cancels is told that it is done, and nothing is written",
@@ -347,6 +391,36 @@ ANSWERS = {
         "what was accepted is not there for who asks",
         nothing_is_found,
         "is reported not found",
+        ("answers_to_all",),
+    ),
+    "a list of seconds counts one more": Mutant(
+        "each second is said to hold a message that nobody sent",
+        _counted(_count_one_more),
+        "a list of seconds shows .*, of",
+        ("answers_to_all",),
+    ),
+    "a list of seconds leaves out one": Mutant(
+        "the last of them is not listed, and the list says that it is complete",
+        _counted(_leave_out_a_second),
+        "a list of seconds shows 0 of",
+        ("answers_to_all",),
+    ),
+    "status is ahead of progress": Mutant(
+        "what is to come is said to be done",
+        _described(_tell_of_more_progress),
+        "and none is committed",
+        ("answers_to_all",),
+    ),
+    "status is behind progress": Mutant(
+        "what was done long ago is said to be to come",
+        _described(_tell_of_old_progress),
+        "and more was committed before",
+        ("answers_to_all",),
+    ),
+    "status knows no leader": Mutant(
+        "nobody is said to lead, and somebody does",
+        _described(_name_nobody),
+        "status says that '' leads",
         ("answers_to_all",),
     ),
     "a search leaves out one": Mutant(

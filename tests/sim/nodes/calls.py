@@ -11,7 +11,7 @@ import asyncio
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self, cast
 from unittest.mock import patch
 
@@ -22,6 +22,7 @@ from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel.storage.frames.columns import Columns
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
+from delaywheel_replica.config import Config
 from delaywheel_replica.core.leader.cancel import directly_before
 from delaywheel_replica.core.leader.halves import are_known
 from delaywheel_replica.core.protocol.reschedules import RescheduleProposal, RescheduleWritten
@@ -38,6 +39,7 @@ from delaywheel_replica.server.changing.half_commits import HalfCommits
 from delaywheel_replica.server.changing.moving import keep_moving
 from delaywheel_replica.server.changing.passed_on import PassedChanges
 from delaywheel_replica.server.changing.reschedules import Reschedules, Span
+from delaywheel_replica.server.cluster.details import Details
 from delaywheel_replica.server.cluster.fan_out import FanOut
 from delaywheel_replica.server.commit import writing as real_writing
 from delaywheel_replica.server.commit.committer import Request, RequestOutcome
@@ -56,9 +58,10 @@ from delaywheel_replica.server.node.counts import NodeCounts
 from delaywheel_replica.server.node.node_view import NodeView
 from delaywheel_replica.server.node.refusals import DETAILS_KEY, Refusal, RequestRefusedError
 from delaywheel_replica.server.service import Changes, DelayWheelService
-from sim.checking.truth import Key
+from sim.checking.truth import DATA, Key
 from sim.machine.event_loop import LoopTime, SimExecutor, SimLoop
 from sim.plans.plan import Settings
+from support.server.server_process import config_for
 
 if TYPE_CHECKING:
     from sim.nodes.server import SimServer
@@ -228,7 +231,15 @@ class Calls:
             queries,
             looks,
             changes,
-            cast("FanOut", None),
+            FanOut(
+                _config_of(server.node.name, server.world.settings),
+                view,
+                others,
+                queries,
+                cast("Details", None),  # nobody asks for any
+                address=lambda: server.node.name,
+                refusal=lambda: None,
+            ),
             others,
             places,
             max_message_bytes=MESSAGE_BYTES,
@@ -329,6 +340,15 @@ class _Channel:
             details = (DETAILS_KEY, value.as_status().SerializeToString())
             raise _error(value.reason.code, details, text=value.text)
         return value
+
+
+@cache
+def _config_of(node: str, settings: Settings) -> Config:
+    """What a description tells of a node's settings."""
+    members = {f"members.{each}": f"{each}:1" for each in settings.nodes}
+    return config_for(
+        DATA, node_id=node, cluster_id="sim", min_insync=str(settings.min_insync), **members
+    )
 
 
 def _error(

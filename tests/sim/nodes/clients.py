@@ -94,6 +94,16 @@ class Frontend(Protocol):
     ) -> None:
         """Asks for a second; the answer may be lost."""
 
+    def list_slots(
+        self, node: str, on_answer: Callable[[pb.ListSlotsResponse | Reason], None]
+    ) -> None:
+        """Asks for all seconds, as all nodes count; the answer may be lost."""
+
+    def describe(
+        self, node: str, on_answer: Callable[[pb.DescribeClusterResponse | Reason], None]
+    ) -> None:
+        """Asks for the status; the answer may be lost."""
+
     def cancel_many(
         self, node: str, key: Key, on_answer: Callable[[pb.CancelManyResponse | Reason], None]
     ) -> None:
@@ -125,6 +135,12 @@ class Ears(Protocol):
 
     def slot_answered(self, slot: int, found: pb.GetSlotResponse, asked_us: int) -> None:
         """A node that was asked at this time has listed this of a second."""
+
+    def slots_answered(self, found: pb.ListSlotsResponse, asked_us: int) -> None:
+        """A node that was asked at this time has listed these seconds."""
+
+    def status_answered(self, found: pb.DescribeClusterResponse, asked_us: int) -> None:
+        """A node that was asked at this time has told this of the cluster."""
 
     def cancel_many_answered(
         self, entry: Entry, found: pb.CancelManyResponse, asked_us: int
@@ -191,33 +207,59 @@ class Clients:
             _Rescheduler(self, order, entry).start()
 
     def ask(self, order: AskOrder) -> None:
-        """Asks a node what it knows, once."""
+        """Asks a node what it knows, once: of a message, or of all."""
+        if order.number is None:
+            self._ask_for_list(order.node)
+            self._ask_for_counts(order.node)
+        elif (entry := self.book.entries.get(order.number)) is not None:
+            self._ask_for(entry, order.node)
+
+    def _ask_for(self, entry: Entry, node: str) -> None:
+        asked_us = self.scheduler.now_us
+
+        def told(answer: Told) -> None:
+            name = answer if isinstance(answer, Reason) else pb.MessageState.Name(answer.state)
+            self.trace.add("client", f"is told at {node} of m{entry.number}:", name)
+            self.ears.get_answered(entry, answer, asked_us)
+
+        self.frontend.get(node, entry.key, told)
+
+    def _ask_for_list(self, node: str) -> None:
+        """Asks for what is pending, and then for the second of the first of it."""
         asked_us = self.scheduler.now_us
 
         def listed(found: pb.SearchResponse | Reason) -> None:
             if not isinstance(found, Reason):
                 numbers = sorted(int.from_bytes(each.id, "big") for each in found.messages)
-                self.trace.add("client", f"finds at {order.node}:", len(numbers))
+                self.trace.add("client", f"finds at {node}:", len(numbers))
                 self.ears.search_answered(found, asked_us)
                 if found.messages:
                     slot, asks_us = found.messages[0].due_ms // 1_000, self.scheduler.now_us
-                    self.frontend.list_slot(order.node, slot, partial(read, slot, asks_us))
+                    self.frontend.list_slot(node, slot, partial(read, slot, asks_us))
 
         def read(slot: int, asks_us: int, found: pb.GetSlotResponse | Reason) -> None:
             if not isinstance(found, Reason):
-                self.trace.add("client", f"reads at {order.node}:", len(found.messages))
+                self.trace.add("client", f"reads at {node}:", len(found.messages))
                 self.ears.slot_answered(slot, found, asks_us)
 
-        if order.number is None:
-            self.frontend.search(order.node, listed)
-        elif (entry := self.book.entries.get(order.number)) is not None:
+        self.frontend.search(node, listed)
 
-            def told(answer: Told) -> None:
-                name = answer if isinstance(answer, Reason) else pb.MessageState.Name(answer.state)
-                self.trace.add("client", f"is told at {order.node} of m{entry.number}:", name)
-                self.ears.get_answered(entry, answer, asked_us)
+    def _ask_for_counts(self, node: str) -> None:
+        """Asks how many messages each second has, and for the status."""
+        asked_us = self.scheduler.now_us
 
-            self.frontend.get(order.node, entry.key, told)
+        def counted(found: pb.ListSlotsResponse | Reason) -> None:
+            if not isinstance(found, Reason):
+                self.trace.add("client", f"counts at {node}:", len(found.slots))
+                self.ears.slots_answered(found, asked_us)
+
+        def described(found: pb.DescribeClusterResponse | Reason) -> None:
+            if not isinstance(found, Reason):
+                self.trace.add("client", f"hears at {node} who leads:", found.leader.node)
+                self.ears.status_answered(found, asked_us)
+
+        self.frontend.list_slots(node, counted)
+        self.frontend.describe(node, described)
 
     def half(self, order: HalfOrder) -> None:
         """Starts a caller that sends a half with a local transaction."""

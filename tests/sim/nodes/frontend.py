@@ -151,6 +151,20 @@ class Frontend:
         request = pb.GetSlotRequest(slot=slot, page_size=PAGE)
         self._ask(node, "GetSlot", request, _response_of, on_answer)
 
+    def list_slots(
+        self, node: str, on_answer: Callable[[pb.ListSlotsResponse | Reason], None]
+    ) -> None:
+        """Asks for all seconds, as all nodes count; the answer may be lost."""
+        request = pb.ListSlotsRequest(all_members=True)
+        self._ask(node, "ListSlots", request, _response_of, on_answer)
+
+    def describe(
+        self, node: str, on_answer: Callable[[pb.DescribeClusterResponse | Reason], None]
+    ) -> None:
+        """Asks for the status; the answer may be lost."""
+        request = pb.DescribeClusterRequest()
+        self._ask(node, "DescribeCluster", request, _response_of, on_answer)
+
     def cancel_many(
         self, node: str, key: Key, on_answer: Callable[[pb.CancelManyResponse | Reason], None]
     ) -> None:

@@ -267,6 +267,14 @@ class World:
         """Notes what a node lists of a second."""
         self.answers.slot(slot, found, asked_us)
 
+    def slots_answered(self, found: pb.ListSlotsResponse, asked_us: int) -> None:
+        """Notes what seconds a node lists."""
+        self.answers.slots(found, asked_us)
+
+    def status_answered(self, found: pb.DescribeClusterResponse, asked_us: int) -> None:
+        """Notes what a node tells of the cluster."""
+        self.answers.status(found, asked_us)
+
     def cancel_many_answered(
         self, entry: Entry, found: pb.CancelManyResponse, asked_us: int
     ) -> None:
