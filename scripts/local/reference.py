@@ -80,6 +80,9 @@ MORE_OF_REASONS: Final[Mapping[Reason, str]] = {
         "The text names the folder that is heard, if it is another than the one that was asked for."
     ),
     Reason.NOTHING_TO_REPLACE: "Or the node was never registered.",
+    Reason.STORAGE_ROLLED_BACK: (
+        "See [an older copy of a folder](RUNBOOK.md#an-older-copy-of-a-folder)."
+    ),
     Reason.NODE_LEADS: "See [taking a node out](RUNBOOK.md#taking-a-node-out).",
     Reason.NODE_IN_USE: "See [taking a node out](RUNBOOK.md#taking-a-node-out).",
     Reason.NODE_CHANGE_UNKNOWN: "It was waited for, 10 s at most.",

@@ -412,6 +412,12 @@ class Reason(StrEnum):
         _FINAL,
         "The data folder that the node runs on is the registered one: there is nothing to do.",
     )
+    STORAGE_ROLLED_BACK = (
+        "STORAGE_ROLLED_BACK",
+        _PRECONDITION,
+        _FINAL,
+        "Its folder is an older copy: put back the newest, or start it on an empty one first.",
+    )
     NODE_LEADS = (
         "NODE_LEADS",
         _PRECONDITION,

@@ -372,6 +372,7 @@ class Heartbeat(_message.Message):
     REACHED_FIELD_NUMBER: _builtins.int
     STANDS_FIELD_NUMBER: _builtins.int
     CONTROL_VERSION_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     storage: _builtins.str
     boot: _builtins.str
@@ -391,6 +392,8 @@ class Heartbeat(_message.Message):
     """The node is a candidate that waits for Kafka, which has answered it."""
     control_version: _builtins.int
     """The version of control records that its release knows."""
+    saves: _builtins.int
+    """How often its node.json was saved."""
     @_builtins.property
     def wheels(self) -> _containers.RepeatedCompositeFieldContainer[Global___WheelHeartbeat]: ...
     @_builtins.property
@@ -430,10 +433,11 @@ class Heartbeat(_message.Message):
         reached: Global___Reached | None = ...,
         stands: _builtins.bool = ...,
         control_version: _builtins.int = ...,
+        saves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "floor", b"floor", "reached", b"reached", "term", b"term"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "control_version", b"control_version", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "open", b"open", "reached", b"reached", "spare", b"spare", "stands", b"stands", "start", b"start", "storage", b"storage", "term", b"term", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_floor", b"_floor", "boot", b"boot", "complete", b"complete", "control_version", b"control_version", "count", b"count", "disk_out", b"disk_out", "draining", b"draining", "floor", b"floor", "heard", b"heard", "last_number", b"last_number", "node", b"node", "open", b"open", "reached", b"reached", "saves", b"saves", "spare", b"spare", "stands", b"stands", "start", b"start", "storage", b"storage", "term", b"term", "verifying", b"verifying", "wall_ms", b"wall_ms", "wheels", b"wheels"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__floor: _TypeAlias = _typing.Literal["floor"]  # noqa: Y015
     _WhichOneofArgType__floor: _TypeAlias = _typing.Literal["_floor", b"_floor"]  # noqa: Y015
@@ -623,19 +627,26 @@ class Heard(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     BOOT_FIELD_NUMBER: _builtins.int
     AGO_MS_FIELD_NUMBER: _builtins.int
+    STORAGE_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     boot: _builtins.str
     ago_ms: _builtins.int
+    storage: _builtins.str
+    """The last storage heard that was no older copy, and the most saves that were heard of it."""
+    saves: _builtins.int
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         boot: _builtins.str = ...,
         ago_ms: _builtins.int = ...,
+        storage: _builtins.str = ...,
+        saves: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ago_ms", b"ago_ms", "boot", b"boot", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ago_ms", b"ago_ms", "boot", b"boot", "node", b"node", "saves", b"saves", "storage", b"storage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -213,10 +213,17 @@ def _heartbeat(heartbeat: Heartbeat) -> pb.Heartbeat:
         ],
         start=heartbeat.start,
         count=heartbeat.count,
+        saves=heartbeat.saves,
         floor=heartbeat.floor,
         term=None if heartbeat.term is None else _term(heartbeat.term),
         heard=[
-            pb.Heard(node=node, boot=heard.boot, ago_ms=heard.ago_ms)
+            pb.Heard(
+                node=node,
+                boot=heard.boot,
+                ago_ms=heard.ago_ms,
+                storage=heard.storage,
+                saves=heard.saves,
+            )
             for node, heard in heartbeat.heard.items()
         ],
         disk_out=heartbeat.disk_out,
@@ -252,9 +259,13 @@ def _read_heartbeat(wire: pb.Heartbeat) -> Heartbeat:
         },
         start=wire.start,
         count=wire.count,
+        saves=wire.saves,
         floor=wire.floor if wire.HasField("floor") else None,
         term=_read_term(wire.term) if wire.HasField("term") else None,
-        heard={heard.node: Heard(heard.boot, heard.ago_ms) for heard in wire.heard},
+        heard={
+            heard.node: Heard(heard.boot, heard.ago_ms, heard.storage, heard.saves)
+            for heard in wire.heard
+        },
         disk_out=wire.disk_out,
         verifying=frozenset(map(parse_wheel, wire.verifying)),
         stands=wire.stands,

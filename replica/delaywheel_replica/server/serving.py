@@ -439,7 +439,7 @@ class Server:
             detail = wheel_refusal(
                 status,
                 node,
-                self._store.state.storage,
+                self._view.status().heartbeat.storage,
                 members=self._config.members,
                 heard=[node, *(n for n, peer in peers.items() if peer.storage is not None)],
             )

@@ -100,6 +100,7 @@ ELSEWHERE = {
     ),
     "which operators alone are told": (
         *("NODE_UNKNOWN", "NODE_NOT_HEARD", "NOTHING_TO_REPLACE", "NODE_LEADS", "NODE_IN_USE"),
+        "STORAGE_ROLLED_BACK",
         *("NODE_CHANGE_UNKNOWN", "NOTHING_TO_SET_BACK", "SET_BACK_TOO_OFTEN", "SET_BACK_UNKNOWN"),
     ),
     "which are of no answer, or of one that is still to be found": (

@@ -1,3 +1,5 @@
+from functools import partial
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +11,7 @@ from delaywheel_replica.core.leader.registration import (
     wheels_of_a_node,
 )
 from delaywheel_replica.core.protocol.control import (
+    ROLLED_BACK,
     ControlState,
     NodeRecord,
     node_record,
@@ -21,9 +24,16 @@ A1, A2 = WheelId("a", 1), WheelId("a", 2)
 
 
 def ask(
-    state: ControlState, last_number: int, *, storage: str = "disk-a", floor: int = 0
+    state: ControlState,
+    last_number: int,
+    *,
+    storage: str = "disk-a",
+    saves: int = 0,
+    floor: int = 0,
 ) -> object:
-    return register(state, "a", storage, last_number, members=A, min_insync=1, floor=floor)
+    return register(
+        state, "a", storage, last_number, saves=saves, members=A, min_insync=1, floor=floor
+    )
 
 
 def registered(answer: object, state: ControlState) -> tuple[WheelId, ControlState]:
@@ -74,23 +84,37 @@ def test_another_storage_takes_no_part() -> None:
     assert ask(state, 0, storage="disk-new") is RegistrationRefusal.STORAGE_REPLACED
 
 
+def test_an_older_copy_of_the_folder_takes_no_part() -> None:
+    _, state = registered(ask(ControlState(), 0, saves=7), ControlState())
+    assert state.nodes == {"a": NodeRecord("disk-a", 1, saves=7)}
+    assert ask(state, 1, storage=ROLLED_BACK) is RegistrationRefusal.STORAGE_ROLLED_BACK
+    _, state = registered(ask(state, 1, saves=6), state)  # an old heartbeat, which was relayed
+    assert state.nodes == {"a": NodeRecord("disk-a", 2, saves=7)}
+
+
 def test_one_node_that_starts_again_and_again_leaves_room_for_the_others() -> None:
     state = ControlState()
     share = wheels_of_a_node(3)
-    members = {node: f"disk-{node}" for node in "abc"}
+    give = partial(
+        register,
+        saves=0,
+        members={node: f"disk-{node}" for node in "abc"},
+        min_insync=2,
+        floor=0,
+    )
     for number in range(share):
-        answer = register(state, "a", "disk-a", number, members=members, min_insync=2, floor=0)
+        answer = give(state, "a", "disk-a", number)
         assert isinstance(answer, Registered)
         state = state.apply_all(answer.records)
-    again = register(state, "a", "disk-a", share, members=members, min_insync=2, floor=0)
+    again = give(state, "a", "disk-a", share)
     assert again is RegistrationRefusal.TOO_MANY_WHEELS
     # What was assigned without an answer is assigned again all the same.
-    reported = register(state, "a", "disk-a", share - 1, members=members, min_insync=2, floor=0)
+    reported = give(state, "a", "disk-a", share - 1)
     assert reported == Registered(WheelId("a", share), [])
-    other = register(state, "b", "disk-b", 0, members=members, min_insync=2, floor=0)
+    other = give(state, "b", "disk-b", 0)
     assert isinstance(other, Registered)
     gone = state.apply_all([(f"wheel/{A1}", None)])
-    after = register(gone, "a", "disk-a", share, members=members, min_insync=2, floor=0)
+    after = give(gone, "a", "disk-a", share)
     assert isinstance(after, Registered)
     assert after.wheel == WheelId("a", share + 1)
 

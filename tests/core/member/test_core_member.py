@@ -41,6 +41,7 @@ from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.inventory import READ_AGAIN_MS
 from delaywheel_replica.core.wheels.mirrors import AHEAD_SECONDS
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
+from support.core.member_talk import meet
 from support.core.member_world import (
     WALL_MS,
     FakeNode,
@@ -272,6 +273,7 @@ def test_draining_refuses_leaves_and_keeps_the_spare() -> None:
 
 def test_draining_waits_for_what_is_not_acknowledged_but_not_for_ever() -> None:
     node = FakeNode("a", "ab", store=FakeStore(_with_spare(A1, "ab")))
+    meet(node)
     node.tick()
     node.store.append(1)
     node.step(_written(node, A1, 1))

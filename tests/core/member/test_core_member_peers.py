@@ -34,7 +34,7 @@ from delaywheel_replica.core.protocol.messages import (
     Refused,
 )
 from delaywheel_replica.core.protocol.status_files import Role
-from support.core.member_talk import heartbeat_of, messages, spare_of, wheel_heartbeat
+from support.core.member_talk import heartbeat_of, meet, messages, spare_of, wheel_heartbeat
 from support.core.member_world import (
     FakeCluster,
     FakeNode,
@@ -286,7 +286,8 @@ def test_a_fence_binds_from_being_asked_and_is_answered_once_durable() -> None:
 
 def test_fences_of_two_leaders_in_one_message_lead_to_one_save() -> None:
     node = FakeNode("a", store=FakeStore(state_of("a", last_number=1, spare=spare_of(A1))))
-    node.tick()
+    meet(node)
+    node.tick(1_000)
     others = (heartbeat_of("b", last_number=2, term=LeaderTerm(4, (Fence("a", 1),))),)
     heartbeat = heartbeat_of("c", term=LeaderTerm(5, (Fence("b", 2), Fence("a", 1))))
     effects = node.machine.step(_received(node, "c", Gossip(heartbeat, others)))
@@ -496,7 +497,7 @@ def test_the_newest_beats_of_others_are_relayed() -> None:
     (gossip, _) = [m for _, m in node.take_sent() if isinstance(m, Gossip)]
     assert gossip.others == (heartbeat,)
     assert gossip.heartbeat.floor is None, "only what the own cleaner reports counts as the own"
-    assert gossip.heartbeat.heard == {"b": Heard("boot-b", 100)}
+    assert gossip.heartbeat.heard == {"b": Heard("boot-b", 100, disk_of("b"))}
 
 
 def test_seals_and_ledgers_of_mirrored_wheels_are_relayed() -> None:

@@ -173,6 +173,7 @@ class Members(RuleBasedStateMachine):
                 name,
                 heartbeat.storage,
                 heartbeat.last_number,
+                saves=heartbeat.saves,
                 members={each: disk_of(each) for each in NAMES},
                 min_insync=REQUIRED,
                 floor=0,

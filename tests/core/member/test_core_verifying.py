@@ -5,7 +5,6 @@ from collections import deque
 import pytest
 
 from delaywheel.identity import WheelId
-from delaywheel_replica.core.member.member import MemberRefusal
 from delaywheel_replica.core.node.events import (
     CloseWheel,
     DeleteWheel,
@@ -21,7 +20,7 @@ from delaywheel_replica.core.protocol.heartbeat import Fence, LeaderTerm
 from delaywheel_replica.core.protocol.messages import Fetch, Gossip, Lacks, Promise
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.wheels.verifying import AGAIN_MS
-from support.core.member_talk import heartbeat_of, messages, spare_of, wheel_heartbeat
+from support.core.member_talk import heartbeat_of, meet, messages, spare_of, wheel_heartbeat
 from support.core.member_world import FakeNode, FakeStore, frames_of, held_of, record_of, state_of
 
 A1, A2 = WheelId("a", 1), WheelId("a", 2)
@@ -68,9 +67,10 @@ def node() -> FakeNode:
 
 
 def test_it_writes_before_it_knows(node: FakeNode) -> None:
+    meet(node)
     assert looking(node) == [VerifyWheel(A1), VerifyWheel(B1)]
     assert node.store.open == A2
-    assert node.machine.refusal(node.now_ms) is MemberRefusal.NOT_ENOUGH_REPLICAS, "not NO_WHEEL"
+    assert node.machine.refusal(node.now_ms) is None
     heartbeat = node.status().heartbeat
     assert (heartbeat.open, heartbeat.complete) == (A2, False)
     assert heartbeat.verifying == frozenset({A1, B1})

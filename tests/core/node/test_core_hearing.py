@@ -102,7 +102,7 @@ def test_who_is_silent_for_a_second_or_disconnected_is_not_reachable() -> None:
     assert ears.reachable(2_000) == []
     ears.message("c", 2_001)
     assert ears.reachable(2_001) == ["c"]
-    assert ears.heard_directly(2_101) == {"c": Heard("boot", 100)}
+    assert ears.heard_directly(2_101) == {"c": Heard("boot", 100, "disk-c")}
 
 
 def test_the_newest_leaders_clock_runs_on_until_nothing_new_is_heard() -> None:

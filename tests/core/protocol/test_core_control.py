@@ -183,6 +183,11 @@ def test_a_malformed_record_is_named(key: bytes, value: bytes | None) -> None:
     assert caught.value.offset == 42
 
 
+def test_a_node_record_of_an_earlier_release_counts_no_saves() -> None:
+    state = ControlState().apply(b"node/a", b'{"storage": "disk", "last_number": 3}', 0)
+    assert state.nodes == {"a": NodeRecord("disk", 3, saves=0)}
+
+
 def test_records_of_a_later_release_are_refused_by_name() -> None:
     known, later = needs_record(CONTROL_VERSION), needs_record(CONTROL_VERSION + 1)
     assert ControlState().apply_all([known]).needs == CONTROL_VERSION

@@ -24,6 +24,7 @@ from delaywheel_replica.core.protocol import control
 from delaywheel_replica.core.protocol import status_files as status
 from delaywheel_replica.core.protocol.control import (
     REMOVED,
+    ROLLED_BACK,
     ControlState,
     IngressRecord,
     NodeRecord,
@@ -151,6 +152,7 @@ ABOVE = {
         WheelId("a", number): wheel_record_of(closed_at=1) for number in range(1, MAX_WHEELS + 1)
     },
 }
+DISKS = {"another": "disk-new", "an older copy, as it says": ROLLED_BACK}
 NUMBERS = {"number 1": 1, "the same wheel again": 1, "the next number": 2}
 
 
@@ -158,8 +160,8 @@ NUMBERS = {"number 1": 1, "the same wheel again": 1, "the next number": 2}
 def test_registration(row: list[str]) -> None:
     node, storage, above, answer = row
     state = replace(REGISTERED[node], wheels=ABOVE[above])
-    disk = "disk-new" if storage == "another" else "disk-a"
-    given = register(state, "a", disk, 0, members={"a": "disk-a"}, min_insync=1, floor=0)
+    disk = DISKS.get(storage, "disk-a")
+    given = register(state, "a", disk, 0, saves=0, members={"a": "disk-a"}, min_insync=1, floor=0)
     if isinstance(given, Registered):
         assert given.wheel.number == NUMBERS[answer]
         assert (given.records == []) == (answer == "the same wheel again")

@@ -19,7 +19,7 @@ from delaywheel_replica.core.wheels.mirrors import (
     CREDIT_MS,
     UNWRITABLE_MS,
 )
-from support.core.member_talk import heartbeat_of, messages
+from support.core.member_talk import heartbeat_of, meet, messages
 from support.core.member_world import FakeNode, disk_of, frames_of, held_of, record_of
 from support.core.values import heartbeat, wheel_heartbeat
 from support.wheels.copies import bundled, copy_of
@@ -132,6 +132,7 @@ def test_frames_that_nobody_asked_for_are_dropped(
 ) -> None:
     node = FakeNode("a")
     node.cleaner_reports(node.cleaner(dict.fromkeys((A1, A2, B1), record_of())))
+    meet(node)
     for _ in range(3):
         node.tick()
     assert node.store.state.spare is not None

@@ -26,14 +26,14 @@ def test_a_node_alone_acknowledges_what_it_writes() -> None:
     assert line.pushes() == []
 
 
-def test_nothing_beyond_the_last_seq_written_is_acknowledged() -> None:
+def test_a_report_of_more_than_was_written_counts_for_nothing() -> None:
     line = Line()
     line.written(2)
     for mirror in "bc":
         line.applied(mirror, 9)
-    assert line.high_watermark == 2
+    assert line.high_watermark == 0
     line.written(9)
-    assert line.high_watermark == 2
+    assert line.high_watermark == 0
 
 
 def test_an_older_answer_takes_nothing_back() -> None:

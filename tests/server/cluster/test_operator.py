@@ -14,7 +14,7 @@ import pytest
 from delaywheel.identity import WheelId
 from delaywheel.reasons import Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.core.protocol.control import REMOVED, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.control import REMOVED, ROLLED_BACK, NodeRecord, WheelRecord
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat, LeaderTerm
 from delaywheel_replica.core.protocol.progress import MOST_AHEAD, Progress
 from delaywheel_replica.core.protocol.status_files import (
@@ -142,7 +142,7 @@ class Place:
             self.cleaner.status = replace(self.control, progress=after)
         else:
             known = self.control.nodes[message.node]
-            record = replace(known, storage=message.storage)
+            record = known.on(message.storage)
             nodes = {**self.control.nodes, message.node: record}
             self.cleaner.status = replace(self.control, nodes=nodes)
 
@@ -258,8 +258,14 @@ async def refusal_of(work: object) -> Reason:
         (lambda: Place(heard_ago_ms=5_000), "b", "new", Reason.NODE_NOT_HEARD),
         (without_b, "b", "new", Reason.NODE_NOT_HEARD),
         (lambda: Place(members=("a", "b", "c", "d")), "d", "", Reason.NOTHING_TO_REPLACE),
+        (
+            lambda: Place(peers={"b": heartbeat("b", storage=ROLLED_BACK)}),
+            "b",
+            "",
+            Reason.STORAGE_ROLLED_BACK,
+        ),
     ],
-    ids=["unknown", "same", "own", "another", "silent", "no member", "never registered"],
+    ids=["unknown", "same", "own", "another", "silent", "no member", "never registered", "older"],
 )
 async def test_replacing_is_refused(
     made: Callable[[], Place], node: str, storage: str, reason: Reason
@@ -389,6 +395,7 @@ def test_a_node_says_itself_that_its_folder_is_not_the_one() -> None:
     assert why_no_wheel(None, "b", "new") == ""
     assert why_no_wheel(control_of(), "b", "disk-b") == ""
     assert why_no_wheel(control_of(), "d", "disk-d") == ""
+    assert why_no_wheel(None, "b", ROLLED_BACK).startswith("STORAGE_ROLLED_BACK: ")
     reported = why_no_wheel(control_of(), "b", "new")
     assert reported.startswith(
         "STORAGE_REPLACED: node b runs on storage new, but is registered with"

@@ -98,7 +98,7 @@ def set_back_in_a_millisecond(script: Script) -> None:
     script.cluster("ab", 2, first_cap_messages=4, cap_messages=8, max_frame_messages=3)
     first = script.send(3_000, "b", delay_ms=40_000, count=60)
     script.do(5_000, "kafka_faults", changes={"way_us": (20_000, 30_000)}, ms=8_000)
-    ahead_without_b(script, 6_000, script.about(2_200, 800))
+    ahead_without_b(script, 6_000, script.about(2_500, 600))
     script.do(script.about(24_000), "set_back")
     for number in range(0, 60, 7):
         script.send_again(script.about(28_000, 10_000), first + number, "ab")

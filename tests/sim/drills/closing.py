@@ -238,6 +238,15 @@ def nobody_left(script: Script) -> None:
     script.until_ms = 20_000
 
 
+@CLOSING(r"operator +puts back .* of c", r"c +does LeaveWheel|c +starts", r"operator +replaces c")
+def older_copy(script: Script) -> None:
+    """An older copy of a folder is put back, whose spare was used since; it is emptied later."""
+    script.flow(2_500, 11_000, 60, "abc", delay_ms=20_000, patience_ms=2_000)
+    script.do(script.about(4_000), "put_back", node="c", away_ms=4_000, ms=5_000)
+    script.do(script.about(5_500), "kill_server", node="c")
+    script.until_ms = 16_000
+
+
 @CLOSING(r"operator +replaces c", r"operator +replaces b", r"operator +replaces a")
 def exchanged_in_turn(script: Script) -> None:
     """Each node's disk is exchanged, one after the other; then each node is away for a while."""

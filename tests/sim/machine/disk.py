@@ -358,6 +358,21 @@ class SimulatedDisk:
         self._unsynced_folders.clear()
         self._list_anew()
 
+    def copied(self) -> dict[str, bytes | None]:
+        """All that it has, as a backup would; None: a folder."""
+        files = {name: bytes(content.now) for name, content in self._files.items()}
+        return {**dict.fromkeys(self._folders), **files}
+
+    def put_back(self, copy: dict[str, bytes | None]) -> None:
+        """Has nothing but what was copied once; open files are dead."""
+        self.wipe()
+        for name, content in copy.items():
+            if content is None:
+                self._folders.add(name)
+            else:
+                self._files[name] = _Content(now=bytearray(content), durable=content)
+        self._list_anew()
+
     def content(self, path: Path) -> bytes:
         """The content of a file."""
         return bytes(self._files[str(path)].now)

@@ -26,8 +26,10 @@ from delaywheel.storage.frames.kinds import Kind
 from delaywheel_replica.core.leader import lost_frames as losing
 from delaywheel_replica.core.member.member import Member
 from delaywheel_replica.core.member.prevote import Prevote
+from delaywheel_replica.core.node import rolled_back
 from delaywheel_replica.core.node.events import DiskState, Effect, HeldWheel, Send, Sweep
 from delaywheel_replica.core.node.shared_state import Registry
+from delaywheel_replica.core.protocol.control import NodeRecord
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.messages import Frames, Vote
 from delaywheel_replica.core.wheels import fencing as promises
@@ -45,6 +47,14 @@ from delaywheel_replica.server.commit.time_sharing import TimeSlice
 from delaywheel_replica.server.node.disk_state import FreeSpace
 from delaywheel_replica.server.store.store import Store
 from sim.mutants.mutant import Mutant, Patch, everywhere, instead
+
+
+def older_copies_are_not_noticed() -> list[Patch]:
+    return [
+        everywhere(rolled_back.was_heard_later, lambda *_: False),
+        instead(NodeRecord, "is_ahead_of", lambda *_: False),
+        instead(open_wheel, "_holds_unwritten", lambda *_: False),
+    ]
 
 
 def acknowledges_one_mirror_early() -> list[Patch]:
@@ -345,6 +355,12 @@ def mirrors_into_a_full_disk() -> list[Patch]:
 
 
 MEMBER = {
+    "older copies are not noticed": Mutant(
+        "a folder that was put back from a backup takes part as if it were the newest",
+        older_copies_are_not_noticed,
+        "was opened before",
+        ("older_copy",),
+    ),
     "acknowledges one mirror early": Mutant(
         "the high watermark does not wait for the slowest of the in-sync set",
         acknowledges_one_mirror_early,

@@ -189,10 +189,14 @@ class SimNode:
         self.boot = self._next_boot()
         self.world.checks.disturbed()
 
-    def wipe(self) -> None:
-        """Gives the machine a new, empty disk; it stays dead until `start`."""
+    def wipe(self, copy: dict[str, bytes | None] | None = None) -> None:
+        """Gives the machine a new disk; it stays dead until `start`.
+
+        Args:
+            copy: What an earlier one had; None: the new one is empty.
+        """
         self.crash_machine(None)
-        self.disk.wipe()
+        self.disk.put_back(copy or {})
         self.has_lost = None  # its next storage has reported nothing
         self.old_row = None
         self.damaged.clear()

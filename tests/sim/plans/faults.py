@@ -169,6 +169,21 @@ def wipe(world: World, node: str, ms: int, replaced_ms: int) -> None:
 
 
 @_fault
+def put_back(world: World, node: str, away_ms: int, ms: int) -> None:
+    """Copies the data folder, and puts the copy back after a while; later the disk is emptied."""
+    sim = world.nodes[node]
+    copy = sim.disk.copied()
+
+    def put() -> None:
+        sim.wipe(copy)
+        world.trace.add("operator", f"puts back an older folder of {node}")
+        _start(sim)
+
+    world.later(away_ms, put)
+    world.later(away_ms + ms, lambda: wipe(world, node, ms=300, replaced_ms=700))
+
+
+@_fault
 def slow_start(world: World, node: str, ms: int) -> None:
     """Makes the next start take long to recover wheels; the cleaner runs from its beginning."""
     world.nodes[node].recovery_us = ms * US_PER_MS

@@ -66,6 +66,7 @@ FOUND = {
     "slow_mirror",
     "nobody_left",
     "exchanged_in_turn",
+    "older_copy",
     "stopped_after_a_replacement",
     "taken_out",
     "sent_again",

@@ -6,7 +6,7 @@ from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import Spare
 from delaywheel_replica.core.protocol.control import WheelRecord
 from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat, WheelHeartbeat
-from delaywheel_replica.core.protocol.messages import PeerMessage
+from delaywheel_replica.core.protocol.messages import Gossip, PeerMessage
 from support.core.member_world import FakeNode, disk_of, record_of
 
 
@@ -28,6 +28,12 @@ def heartbeat_of(node: str, *, boot_heard: str | None = None, **values: object) 
         heard=heard,
     )
     return replace(heartbeat, **values)  # type: ignore[arg-type]
+
+
+def meet(node: FakeNode) -> None:
+    """The node hears the others for the first time: it opens no wheel before."""
+    for peer in node.nodes.replace(node.name, ""):
+        node.receive(peer, Gossip(heartbeat_of(peer, start=0, count=0)))
 
 
 def wheel_heartbeat(applied: int, **values: object) -> WheelHeartbeat:

@@ -68,6 +68,7 @@ terms = st.builds(
     fills=st.dictionaries(wheel_ids, seqs, max_size=2),
     halves_objection=st.none() | st.text(min_size=1, max_size=8),
 )
+heard = st.builds(Heard, st.text(max_size=8), times_ms, st.text(max_size=8), seqs)
 heartbeats = st.builds(
     Heartbeat,
     node=node_ids,
@@ -86,7 +87,7 @@ heartbeats = st.builds(
     reached=st.none() | st.builds(Reached, st.integers(0, 9), times_ms, st.none() | positions),
     stands=st.booleans(),
     term=st.none() | terms,
-    heard=st.dictionaries(node_ids, st.builds(Heard, st.text(max_size=8), times_ms), max_size=2),
+    heard=st.dictionaries(node_ids, heard, max_size=2),
     disk_out=st.booleans(),
     control_version=st.integers(1, 9),
 )

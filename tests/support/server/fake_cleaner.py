@@ -240,7 +240,7 @@ class FakeCleaner:
         elif isinstance(message, NodeStorage):
             with self._lock:
                 known = self.state.nodes[message.node]
-                record = replace(known, storage=message.storage)
+                record = known.on(message.storage)
                 self.state = self.state.apply_all([node_record(message.node, record)])
         elif isinstance(message, RescheduleProposal):
             with self._lock:
@@ -261,6 +261,7 @@ class FakeCleaner:
             heartbeat.node,
             heartbeat.storage,
             heartbeat.last_number,
+            saves=heartbeat.saves,
             members={heartbeat.node: heartbeat.storage, **self.members},
             min_insync=self.min_insync,
             floor=self.state.progress.floor if self.state.progress is not None else 0,

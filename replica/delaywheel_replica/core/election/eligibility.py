@@ -6,6 +6,7 @@
 | has a clock off the median of three or more by `max_clock_skew_ms` | CLOCK_OFF |
 | has a clock off the only other one, or off Kafka's, by `max_clock_dispute_ms` | CLOCK_OFF |
 | was removed by the operator | TAKEN_OUT |
+| runs on an older copy of its folder | STORAGE_ROLLED_BACK |
 
 A leader looks only between transactions; where these take longer than `LAG_MS`, what is missing at
 one look counts as late if it is still missing at the next.
@@ -41,7 +42,7 @@ from statistics import median_low
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.election.events import EndReason
 from delaywheel_replica.core.leader.holders import held_prefix
-from delaywheel_replica.core.protocol.control import REMOVED, ControlState, WheelRecord
+from delaywheel_replica.core.protocol.control import REMOVED, ROLLED_BACK, ControlState, WheelRecord
 from delaywheel_replica.core.protocol.heartbeat import FenceAnswer, Heartbeat
 from delaywheel_replica.core.protocol.status_files import ServerStatus
 
@@ -143,6 +144,9 @@ class Eligibility:
         known = state.nodes.get(server.heartbeat.node)
         if known is not None and known.storage == REMOVED:
             return EndReason.TAKEN_OUT
+        storage, saves = server.heartbeat.storage, server.heartbeat.saves
+        if storage == ROLLED_BACK or (known is not None and known.is_ahead_of(storage, saves)):
+            return EndReason.STORAGE_ROLLED_BACK
         heard = heard_heartbeats(server, now_ms)
         self._missing = self._still_missing(state, server, heard, now_ms)
         is_known = in_term or (broker is not None and now_ms - broker.found_ms < BROKER_CLOCK_MS)

@@ -63,6 +63,7 @@ class EndReason(StrEnum):
     CLOCK_OFF = "CLOCK_OFF"
     HANDED_OVER = "HANDED_OVER"
     TAKEN_OUT = "TAKEN_OUT"
+    STORAGE_ROLLED_BACK = "STORAGE_ROLLED_BACK"
     STOPPED = "STOPPED"
 
 
@@ -84,8 +85,8 @@ class ElectionTick:
         overtaken: Another node has read what this leader does not know
             (core/election/witnesses.py).
         unfit: Why this node should not lead, though it could (core/election/eligibility.py): its
-            clock is off, CLOCK_OFF, it lags, HANDED_OVER, or it no longer belongs to the cluster,
-            TAKEN_OUT.
+            clock is off, CLOCK_OFF, it lags, HANDED_OVER, it no longer belongs to the cluster,
+            TAKEN_OUT, or its folder is an older copy, STORAGE_ROLLED_BACK.
         votes: Which other nodes said, in this round of asking, that they hear no leader.
         vote_round: See `votes`.
         control_quiet_ms: How long nothing new has appeared in the control topic.
@@ -330,6 +331,7 @@ ENDINGS: dict[EndReason, Ending] = {
     EndReason.CLOCK_OFF: Ending(doubles=False, yields=True),
     EndReason.HANDED_OVER: Ending(doubles=False, yields=True),
     EndReason.TAKEN_OUT: Ending(doubles=False, yields=True),
+    EndReason.STORAGE_ROLLED_BACK: Ending(doubles=False, yields=True),
 }
 """While Kafka is away nothing doubles: no id was touched, no node was disturbed, and a long outage
 must not be followed by a minute in which no node stands."""

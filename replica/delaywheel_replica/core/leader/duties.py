@@ -294,7 +294,7 @@ def _replaced(state: ControlState, situation: Situation) -> list[ControlRecord]:
     A node never takes itself out: it might be the last one able to take the operator's next word.
     """
     return [
-        node_record(node, replace(state.nodes[node], storage=storage))
+        node_record(node, state.nodes[node].on(storage))
         for node, storage in sorted(situation.replacements.items())
         if node in state.nodes
         and state.nodes[node].storage != storage
@@ -405,6 +405,7 @@ def _registered(
             node,
             heartbeat.storage,
             heartbeat.last_number,
+            saves=heartbeat.saves,
             members=members,
             min_insync=cluster.min_insync,
             floor=floor,

@@ -12,6 +12,7 @@ was lost, so a repeated request gets the same answer and no wheel is left unused
 | known | the same | none | the next number |
 | known | the same | none, and the node has its share of `MAX_WHEELS` | refused: TOO_MANY_WHEELS |
 | known | another | any | refused: STORAGE_REPLACED |
+| any | an older copy, as it says | any | refused: STORAGE_ROLLED_BACK |
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from enum import StrEnum
 
 from delaywheel.identity import WheelId
 from delaywheel_replica.core.protocol.control import (
+    ROLLED_BACK,
     ControlRecord,
     ControlState,
     NodeRecord,
@@ -38,6 +40,8 @@ class RegistrationRefusal(StrEnum):
     STORAGE_REPLACED = "STORAGE_REPLACED"
     """Another disk answers under this node id: it takes no part until the operator replaces
     the node."""
+    STORAGE_ROLLED_BACK = "STORAGE_ROLLED_BACK"
+    """The node runs on an older copy of its data folder."""
     TOO_MANY_WHEELS = "TOO_MANY_WHEELS"
     """The node started or broke very often, and messages of each of its wheels are pending: it
     gets the next one when one of these is done with."""
@@ -62,6 +66,7 @@ def register(
     storage: str,
     last_number: int,
     *,
+    saves: int,
     members: Mapping[str, str],
     min_insync: int,
     floor: int,
@@ -73,11 +78,14 @@ def register(
         node: The node that asks.
         storage: The uuid of its data folder.
         last_number: The last number of its own that the node knows, 0 for none.
+        saves: How often its node.json was saved.
         members: Node -> storage uuid of the nodes that will hold the wheel.
         min_insync: W.
         floor: The floor of the same transaction; the new wheel never accepts a frame below it.
     """
     known = state.nodes.get(node, NodeRecord(storage, 0))
+    if storage == ROLLED_BACK:
+        return RegistrationRefusal.STORAGE_ROLLED_BACK
     if known.storage != storage:
         return RegistrationRefusal.STORAGE_REPLACED
     waiting = [
@@ -94,8 +102,9 @@ def register(
     if sum(wheel.node == node for wheel in state.wheels) >= wheels_of_a_node(len(members)):
         return RegistrationRefusal.TOO_MANY_WHEELS
     wheel = WheelId(node, max(known.last_number, last_number) + 1)
+    given = NodeRecord(storage, wheel.number, max(known.saves, saves))
     record = WheelRecord(members=dict(members), min_insync=min_insync, seal_slot=floor)
     return Registered(
         wheel,
-        [node_record(node, NodeRecord(storage, wheel.number)), wheel_record(wheel, record)],
+        [node_record(node, given), wheel_record(wheel, record)],
     )

@@ -100,6 +100,7 @@ from delaywheel_replica.core.node.events import (
 )
 from delaywheel_replica.core.node.heard_heartbeats import HeardHeartbeats, HeartbeatNews
 from delaywheel_replica.core.node.plausible import known_number, tempered
+from delaywheel_replica.core.node.rolled_back import was_heard_later
 from delaywheel_replica.core.node.shared_state import Known, PendingEffects, Registry
 from delaywheel_replica.core.protocol.frames import NO_FRAMES
 from delaywheel_replica.core.protocol.heartbeat import Fence, FenceAnswer, Heartbeat
@@ -210,9 +211,10 @@ class Member:
         if disk is DiskState.DISK_OUT or (disk is DiskState.DISK_FULL and kind is Kind.MESSAGES):
             return MemberRefusal.DISK_FULL
         replication = self._current.replication
-        if replication is None:
+        if replication is None and not self._node_file.waits_for_members:
             return MemberRefusal.NO_WHEEL
-        return None if replication.has_enough(now_ms) else MemberRefusal.NOT_ENOUGH_REPLICAS
+        has_enough = replication is not None and replication.has_enough(now_ms)
+        return None if has_enough else MemberRefusal.NOT_ENOUGH_REPLICAS
 
     def status(self, now_ms: int, wall_ms: int, pid: int) -> ServerStatus:
         """Returns the server's status."""
@@ -481,9 +483,13 @@ class Member:
         news = self._hearing.gossip(sender, Gossip(heartbeats[0], tuple(heartbeats[1:])), now_ms)
         self._hearing.message(sender, now_ms)
         for each in news:
+            if was_heard_later(known.state, each.heartbeat):
+                known.is_rolled_back = True
             effects += self._heard(each)
         if news and news[0].is_direct:
             effects += self._current.pushes()
+            if self._current.wheel is None:
+                self._node_file.changed()  # the spare may wait for it
         return effects
 
     def _heard(self, news: HeartbeatNews) -> list[Effect]:
@@ -519,6 +525,8 @@ class Member:
     def _answers(self, fences: Iterable[Fence]) -> list[FenceAnswer]:
         """Returns this node's durable answers, at most one for each origin."""
         state = self._known.state
+        if self._known.is_rolled_back:
+            return []
         found = (answer(state, fence, self._inventory, self._verifying) for fence in sorted(fences))
         return [each for each in found if each is not None]
 
@@ -599,6 +607,9 @@ class Member:
         """Keeps what is committed, which stays true even if the cleaner is no longer alive."""
         known = self._known
         known.note_progress(status.progress)
+        record = status.nodes.get(known.node)
+        if record is not None and record.is_ahead_of(known.storage, known.state.saves):
+            known.is_rolled_back = True
         if status.lost != known.lost:
             known.lost = status.lost
             self._inventory.lost(status.lost)

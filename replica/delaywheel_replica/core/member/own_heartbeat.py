@@ -54,7 +54,7 @@ class OwnHeartbeat:
         self._count += 1
         return Heartbeat(
             node=state.node,
-            storage=state.storage,
+            storage=known.storage,
             boot=state.boot_id,
             wall_ms=known.wall_ms,
             open=self._current.reported_open,
@@ -65,6 +65,7 @@ class OwnHeartbeat:
             wheels=self._wheels(),
             start=state.starts,
             count=self._count,
+            saves=state.saves,
             floor=known.floor,
             reached=known.reached,
             stands=known.stands,

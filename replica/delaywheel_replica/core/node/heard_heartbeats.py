@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from delaywheel_replica.core.node.events import MemberConfig
+from delaywheel_replica.core.protocol.control import ROLLED_BACK
 from delaywheel_replica.core.protocol.heartbeat import Heard, Heartbeat
 from delaywheel_replica.core.protocol.messages import Gossip
 from delaywheel_replica.core.protocol.status_files import KnownPeer
@@ -70,6 +71,8 @@ class _Peer:
         newest: The newest of its heartbeats, sent by itself or relayed.
         direct: The newest that it sent itself.
         heard_ms: When it last sent anything itself.
+        storage: The last folder with which it came itself, other than as an older copy.
+        saves: The most saves of that folder.
     """
 
     newest: Heartbeat
@@ -78,6 +81,15 @@ class _Peer:
     direct_ms: int = 0
     heard_ms: int | None = None
     is_connected: bool = True
+    storage: str = ""
+    saves: int = 0
+
+    def note_saves(self, heartbeat: Heartbeat) -> None:
+        """Notes how old the node's folder is, by what it says itself."""
+        if heartbeat.storage == ROLLED_BACK:
+            return
+        known = self.saves if heartbeat.storage == self.storage else 0
+        self.storage, self.saves = heartbeat.storage, max(heartbeat.saves, known)
 
 
 class HeardHeartbeats:
@@ -147,7 +159,7 @@ class HeardHeartbeats:
     def heard_directly(self, now_ms: int) -> dict[str, Heard]:
         """Returns which nodes this node hears directly, for its heartbeat."""
         return {
-            node: Heard(peer.direct.boot, max(0, now_ms - peer.heard_ms))
+            node: Heard(peer.direct.boot, max(0, now_ms - peer.heard_ms), peer.storage, peer.saves)
             for node in self.others
             if (peer := self._peers.get(node)) is not None
             and peer.direct is not None
@@ -204,6 +216,7 @@ class HeardHeartbeats:
         peer = self._peers.setdefault(heartbeat.node, _Peer(heartbeat, now_ms))
         if peer.direct is not None and not _replaces(heartbeat, peer.direct):
             return False
+        peer.note_saves(heartbeat)
         peer.direct, peer.direct_ms = heartbeat, now_ms
         if _replaces(heartbeat, peer.newest):
             peer.newest, peer.newest_at_ms = heartbeat, now_ms

@@ -14,6 +14,7 @@ deletes messages on other nodes.
 | a seal or floor above the own clock less the late window | it is lowered to that (`tempered`) |
 | pushed frames of another node's wheel | malformed: only an origin pushes |
 | frames with a card that is not the wheel's | they are dropped (`mirrors.py`) |
+| it heard of more saves than this node knows of | this node stands aside; nothing is saved |
 | fetched frames of a wheel that this node does not mirror | they are dropped (`mirrors.py`) |
 | frames without content at or above the floor | they are dropped (`mirrors.py`) |
 | a fence for unknown wheels | it is ignored until they are known (`member.py`) |
@@ -160,6 +161,7 @@ def _check_heartbeat(heartbeat: Heartbeat) -> None:
     _check_number("last number", heartbeat.last_number, most=MOST_NUMBER)
     _check_number("start", heartbeat.start, most=MOST_STARTS)
     _check_number("count", heartbeat.count, most=MOST_BEATS)
+    _check_number("saves", heartbeat.saves)
     if heartbeat.floor is not None:
         _check_number("floor", heartbeat.floor, least=-MOST)
     if heartbeat.reached is not None:
@@ -179,8 +181,9 @@ def _check_heartbeat(heartbeat: Heartbeat) -> None:
     _at_most("nodes heard", len(heartbeat.heard), MOST_MEMBERS)
     for node, heard in heartbeat.heard.items():
         _check_node(node)
-        _check_texts(heard.boot)
+        _check_texts(heard.boot, heard.storage)
         _check_number("silence", heard.ago_ms)
+        _check_number("saves", heard.saves)
     if heartbeat.term is not None:
         _check_number("epoch", heartbeat.term.epoch)
         _at_most("fences", len(heartbeat.term.fences), MOST_WHEELS)

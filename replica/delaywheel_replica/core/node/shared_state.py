@@ -21,7 +21,12 @@ from delaywheel_replica.core.node.events import (
     Repair,
     Save,
 )
-from delaywheel_replica.core.protocol.control import ControlState, NodeRecord, WheelRecord
+from delaywheel_replica.core.protocol.control import (
+    ROLLED_BACK,
+    ControlState,
+    NodeRecord,
+    WheelRecord,
+)
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.progress import Progress, Reached
 from delaywheel_replica.core.protocol.seal import FROZEN
@@ -77,6 +82,7 @@ class Known:
         leader_clock_ms: By which the leader lets wheels be sealed, at the last tick; None: they
             are not sealed, as no leader was heard.
         disk: What the node's disk accepts.
+        is_rolled_back: The folder is an older copy of itself (core/node/rolled_back.py).
     """
 
     config: MemberConfig
@@ -90,6 +96,7 @@ class Known:
     lost: FrameSet = NO_FRAMES
     leader_clock_ms: int | None = None
     disk: DiskState = DiskState.ROOM
+    is_rolled_back: bool = False
 
     @property
     def node(self) -> str:
@@ -98,8 +105,8 @@ class Known:
 
     @property
     def storage(self) -> str:
-        """The uuid of its data folder."""
-        return self.state.storage
+        """The uuid of its data folder, as others may believe it."""
+        return ROLLED_BACK if self.is_rolled_back else self.state.storage
 
     @property
     def is_complete(self) -> bool:

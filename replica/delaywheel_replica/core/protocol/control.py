@@ -26,11 +26,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from delaywheel.identity import WheelId
 from delaywheel.seqset import NO_SEQS, SeqSet
 from delaywheel_replica.core.protocol.codec import (
+    Added,
+    AtLeast,
     MalformedError,
     Natural,
     Positive,
@@ -66,6 +68,10 @@ would take a request of its own in each transaction.
 
 REMOVED = "removed"
 """Replaces the storage of a node that was removed for good: no disk has it."""
+
+ROLLED_BACK: Final = "rolled-back"
+"""Reported in place of a folder's uuid by a node whose folder is an older copy of itself
+(core/node/rolled_back.py): no wheel is registered with it."""
 
 _LEADER_KEY = re.compile(r"leader/(0|[1-9][0-9]{0,3})")
 _LOST_KEY = re.compile(r"lost/([^/]+)/([1-9][0-9]{0,18})")
@@ -106,10 +112,23 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node id's storage, or `REMOVED`, and its last wheel number. Kept forever."""
+    """A node id's storage, or `REMOVED`, and its last wheel number. Kept forever.
+
+    Attributes:
+        saves: How often the node.json on this storage had been saved when that wheel was given.
+    """
 
     storage: str
     last_number: Natural
+    saves: Annotated[int, AtLeast(0), Added(0)] = 0
+
+    def on(self, storage: str) -> "NodeRecord":
+        """Returns the record of the same node, with another storage: its numbers continue."""
+        return NodeRecord(storage, self.last_number)
+
+    def is_ahead_of(self, storage: str, saves: int) -> bool:
+        """Whether this storage was seen in a later state than the one with so many saves."""
+        return self.storage == storage and self.saves > saves
 
 
 def required_answers(members: int, min_insync: int) -> int:

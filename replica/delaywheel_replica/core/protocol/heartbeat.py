@@ -139,10 +139,14 @@ class Heard(NamedTuple):
         boot: The boot id in the newest heartbeat heard: answers of an older boot no longer count
             with the node that reports this.
         ago_ms: How long ago, at the time of the report.
+        storage: The last one heard, but for `ROLLED_BACK`.
+        saves: The most saves that were heard of that storage.
     """
 
     boot: str
     ago_ms: int
+    storage: str = ""
+    saves: Natural = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ class Heartbeat:
         wheels: Every wheel of which it has files, its own and others', and its spare.
         start: How often the node has started on this storage.
         count: The number of heartbeats since that start.
+        saves: How often its node.json was saved.
         floor: The greatest committed floor it knows of; None before the first.
         reached: The latest committed progress it knows of; None before the first.
         stands: Its cleaner is a candidate that waits for Kafka, which has answered it; reported
@@ -186,6 +191,7 @@ class Heartbeat:
     wheels: Mapping[WheelId, WheelHeartbeat] = field(default_factory=dict)
     start: Natural = 0
     count: Natural = 0
+    saves: Natural = 0
     floor: int | None = None
     reached: Reached | None = None
     stands: bool = False

@@ -447,7 +447,7 @@ class Mirrors:
 
     def _applied(self, wheel: WheelId) -> Applied:
         state = self._known.state
-        return Applied(wheel, state.storage, state.boot_id, self._inventory.prefix(wheel))
+        return Applied(wheel, self._known.storage, state.boot_id, self._inventory.prefix(wheel))
 
     # --- fetching
 

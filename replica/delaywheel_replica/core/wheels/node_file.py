@@ -10,6 +10,8 @@ It is checked once at the end of each step in which something relevant changed, 
 what only time changes (a spare's seal, the incomplete set) at ticks alone.
 """
 
+from dataclasses import replace
+
 from delaywheel.identity import WheelId
 from delaywheel.storage.folder.node_state import NodeState
 from delaywheel_replica.core.node.events import (
@@ -64,6 +66,12 @@ class NodeFile:
         """Whether the node stops cleanly."""
         return self._draining_since_ms is not None
 
+    @property
+    def waits_for_members(self) -> bool:
+        """Whether there is a spare, and too few of its members were heard to open it."""
+        spare = self._known.state.spare
+        return spare is not None and not self._current.has_heard_enough(spare)
+
     def changed(self) -> None:
         """Notes a change of something that the durable state depends on."""
         self._is_settled = False
@@ -89,7 +97,8 @@ class NodeFile:
         if wheel is not None and self._may_not_stay(wheel):
             is_asked = self._pending.has(LeaveWheel, wheel)
             effects += [] if is_asked else self._current.leave()
-        if self._pending.has(Save):
+        # What an older copy of the folder saved would make it seem less old.
+        if self._pending.has(Save) or self._known.is_rolled_back:
             return effects
         before = self._known.state
         after = own.next_state(before, self._inputs(is_tick=is_tick))
@@ -97,7 +106,7 @@ class NodeFile:
             return effects
         if before.spare is not None and after.open == before.spare.wheel:
             self._current.name(before.spare)
-        return [*effects, Save(after)]
+        return [*effects, Save(replace(after, saves=before.saves + 1))]
 
     def saved(self, state: NodeState) -> list[Effect]:
         """Notes a durable state, and continues what waited for it."""
@@ -141,12 +150,13 @@ class NodeFile:
 
     def _inputs(self, *, is_tick: bool) -> own.NodeFileInputs:
         known = self._known
+        waits = known.now_ms < self._open_after_ms or self.waits_for_members
         return own.NodeFileInputs(
             fences=self._fencing.wanted,
             registry=known.registry,
             in_hand=self._current.wheel,
             draining=self.is_draining,
-            may_open=known.now_ms >= self._open_after_ms and not known.disk.is_out,
+            may_open=not waits and not known.disk.is_out,
             spare_slot=self._spare_slot() if is_tick else None,
             incomplete=self._incomplete() if is_tick else None,
             ahead_slot=known.ahead_slot,
@@ -156,6 +166,7 @@ class NodeFile:
         known = self._known
         return (
             self._has_to_leave
+            or known.is_rolled_back
             or self._current.is_leaving
             or self._has_drained()
             or wheel.number <= self._fencing.upto(known.node, known.state)

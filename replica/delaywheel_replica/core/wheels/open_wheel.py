@@ -105,6 +105,8 @@ class Replication:
     Invariants:
     - The high watermark never decreases, never passes the last seq written, and only passes a seq
       that every in-sync member, and at least W members, reported holding.
+    - No mirror reports more than was written: one that does has frames of a later life of this
+      folder, which is an older copy then (core/node/rolled_back.py).
     - A mirror's report counts only from the storage that the wheel was registered with, and only
       under the newest boot that was heard of it: what it reported before its machine crashed may be
       lost. A boot that was followed by another never counts again, however late its messages
@@ -204,10 +206,9 @@ class Replication:
         mirror = self._mirrors.get(peer)
         if mirror is None or not mirror.has_disk:
             return
-        if (storage, boot) != (mirror.storage, mirror.boot):
+        if (storage, boot) != (mirror.storage, mirror.boot) or prefix > self.last_seq:
             return
         mirror.heard_ms = now_ms
-        prefix = min(prefix, self.last_seq)
         if prefix > mirror.prefix:
             mirror.prefix = prefix
             mirror.pushed = max(mirror.pushed, prefix)
@@ -366,12 +367,22 @@ class CurrentWheel:
     @property
     def replication(self) -> Replication | None:
         """What its members hold, while it is open."""
-        return self._replication if self._phase is WheelPhase.OPEN else None
+        is_open = self._phase is WheelPhase.OPEN and not self._known.is_rolled_back
+        return self._replication if is_open else None
 
     @property
     def is_leaving(self) -> bool:
         """Whether only the store's answer is missing."""
         return self._phase is WheelPhase.LEAVING
+
+    def has_heard_enough(self, spare: Spare) -> bool:
+        """Whether W members of a wheel were heard since the start, itself included.
+
+        Before that nothing could be acknowledged, and what they say may keep it from being opened:
+        that this folder is an older copy.
+        """
+        heard = sum(self._hearing.direct(node) is not None for node in spare.members)
+        return 1 + heard >= spare.min_insync
 
     @property
     def has_all_acknowledged(self) -> bool:
@@ -415,6 +426,7 @@ class CurrentWheel:
         for peer in self._hearing.others:
             heartbeat = self._hearing.direct(peer)
             if heartbeat is not None:
+                self._known.is_rolled_back |= _holds_unwritten(self._replication, heartbeat)
                 self._replication.booted(peer, heartbeat.storage, heartbeat.boot, now_ms)
                 self._hear(self._replication, heartbeat)
 
@@ -461,15 +473,22 @@ class CurrentWheel:
     def applied(self, sender: str, reported: Applied) -> None:
         """Notes what a mirror reports holding."""
         replication = self.replication
-        if replication is not None and replication.wheel == reported.wheel:
-            replication.applied(
-                sender, reported.storage, reported.boot, reported.prefix, self._known.now_ms
-            )
+        if replication is None or replication.wheel != reported.wheel:
+            return
+        if reported.prefix > replication.last_seq:
+            self._known.is_rolled_back = True
+            return
+        replication.applied(
+            sender, reported.storage, reported.boot, reported.prefix, self._known.now_ms
+        )
 
     def heard(self, heartbeat: Heartbeat) -> None:
         """Notes a direct heartbeat, which also reports what the mirror holds."""
         replication = self.replication
         if replication is None:
+            return
+        self._known.is_rolled_back = _holds_unwritten(replication, heartbeat)
+        if self._known.is_rolled_back:
             return
         replication.booted(heartbeat.node, heartbeat.storage, heartbeat.boot, self._known.now_ms)
         self._hear(replication, heartbeat)
@@ -555,3 +574,12 @@ class CurrentWheel:
             for node in self._hearing.reachable(self._known.now_ms)
             if spare.members.get(node) == heartbeats[node].storage
         ]
+
+
+def _holds_unwritten(replication: Replication, heartbeat: Heartbeat) -> bool:
+    """Whether another node has frames of this wheel that were not written since it was opened."""
+    wheel, written = replication.wheel, replication.last_seq
+    reported = heartbeat.wheels.get(wheel)
+    if reported is not None and reported.applied > written:
+        return True
+    return not written and wheel in heartbeat.verifying

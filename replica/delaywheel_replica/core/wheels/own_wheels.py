@@ -11,7 +11,7 @@ failed is simply found again.
 | no open wheel | none is in hand: left, not made, or of an earlier process | `open` = None |
 | no spare | it is promised away, closed or gone, or sealed by a clock ahead | `spare` = None |
 | a spare | there is none; one was registered above all known ones | `spare`, `last_number` |
-| an open wheel | none is in hand; there is a spare, saved before | `open`, `spare` = None |
+| an open wheel | none is in hand; there is a spare, saved before; W were heard | `open`, `spare` |
 | a later seal of the spare | a second has passed | `spare` |
 | a smaller incomplete set | core/wheels/completeness.py | `incomplete`, `all_incomplete` |
 
@@ -43,7 +43,7 @@ class NodeFileInputs:
         registry: The registry; None: not known yet.
         in_hand: The own wheel that is being named, made, written or left.
         draining: The node stops cleanly.
-        may_open: The disk has room, and making a wheel has not just failed.
+        may_open: The disk has room, making a wheel has not just failed, and W members were heard.
         spare_slot: The seal that the spare may give; None: as it is.
         incomplete: What the incomplete set should be; None: as it is.
         ahead_slot: A spare that is sealed beyond it is useless; None: any is useful.

@@ -17,7 +17,7 @@ from delaywheel_proto.v1 import delaywheel_pb2 as pb
 from delaywheel_replica.core.leader.holders import held_alone
 from delaywheel_replica.core.leader.registration import wheels_of_a_node
 from delaywheel_replica.core.leader.replacing import frames_at_risk
-from delaywheel_replica.core.protocol.control import REMOVED, ControlState
+from delaywheel_replica.core.protocol.control import REMOVED, ROLLED_BACK, ControlState
 from delaywheel_replica.core.protocol.progress import Progress, SetBackRefusal
 from delaywheel_replica.core.protocol.status_files import CleanerStatus
 from delaywheel_replica.link import NodeStorage, SetBack
@@ -58,6 +58,13 @@ def wheel_refusal(
         members: All nodes that its settings name.
         heard: Those that it heard since it started, itself included.
     """
+    if storage == ROLLED_BACK:
+        return (
+            f"STORAGE_ROLLED_BACK: the data folder of node {node} is an older copy of itself, a"
+            " backup or a snapshot: it lacks what the node has accepted and promised since. Stop"
+            " the node and put back its newest folder; if that is lost, start it with an empty one,"
+            f" then: delaywheel node replace {node}"
+        )
     if cleaner is None:
         return ""
     if not storage_is_replaced(cleaner, node, storage):
@@ -120,8 +127,8 @@ class Operator:
         """Registers the data folder that is heard, or the one that is named, for a node.
 
         Raises:
-            RequestRefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE, NO_LEADER,
-                NODE_CHANGE_UNKNOWN.
+            RequestRefusedError: NODE_UNKNOWN, NODE_NOT_HEARD, NOTHING_TO_REPLACE,
+                STORAGE_ROLLED_BACK, NO_LEADER, NODE_CHANGE_UNKNOWN.
         """
         there = await self._elsewhere(
             lambda node: node.admin.ReplaceNode, request, context, Reason.NODE_CHANGE_UNKNOWN
@@ -272,6 +279,8 @@ class Operator:
                 Reason.NODE_NOT_HEARD,
                 f"Node {node} runs on storage {heard.storage}, not on {wanted}",
             )
+        if heard.storage == ROLLED_BACK:
+            raise RequestRefusedError(Reason.STORAGE_ROLLED_BACK, f"Node {node}")
         if heard.storage == known.storage:
             raise RequestRefusedError(
                 Reason.NOTHING_TO_REPLACE, f"Node {node} runs on storage {known.storage}"

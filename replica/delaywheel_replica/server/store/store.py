@@ -196,6 +196,7 @@ class Store:
                 state,
                 boot_id=boot_id,
                 starts=state.starts + 1,
+                saves=state.saves + 1,
                 all_incomplete=state.all_incomplete or doubtful,
             )
         )

@@ -142,6 +142,7 @@ def _encoded(state: NodeState) -> dict[str, Any]:
         "storage": state.storage,
         "boot_id": state.boot_id,
         "starts": state.starts,
+        "saves": state.saves,
         "last_number": state.last_number,
         "open": str(state.open) if state.open else None,
         "spare": _encoded_spare(spare) if spare else None,
@@ -162,6 +163,7 @@ def _decoded(document: dict[str, Any]) -> NodeState:
         storage=str(document["storage"]),
         boot_id=str(document["boot_id"]),
         starts=int(document["starts"]),
+        saves=int(document.get("saves", 0)),  # earlier releases did not count them
         last_number=int(document["last_number"]),
         open=WheelId.parse(document["open"]) if document["open"] else None,
         spare=_decoded_spare(spare) if spare else None,

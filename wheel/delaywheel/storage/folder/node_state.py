@@ -28,6 +28,7 @@ class NodeState:
     storage: str  # uuid, 32 hex digits
     boot_id: str  # of the machine's start in which the node last ran
     starts: int = 0  # of the node on this storage
+    saves: int = 0  # of this file; others remember it, so an older copy is noticed
     last_number: int = 0  # the greatest wheel number that this node was given; 0 = none
     open: WheelId | None = None
     spare: Spare | None = None
