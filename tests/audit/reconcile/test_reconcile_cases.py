@@ -134,6 +134,12 @@ class World:
         self.outcomes.append(("lost", reason, *place, slot, slot, messages))
 
 
+def timestamp_of_another_time(world: World) -> None:
+    """Its record is the one that is looked for only once something is missing."""
+    world.accept("far from its time")
+    world.forward("far from its time", timestamp=5, forwarded=DUE + 2)
+
+
 def good(world: World) -> None:
     world.accept("good")
     world.forward("good")
@@ -424,7 +430,8 @@ def foreign(world: World) -> None:
 
 
 CASES: list[Callable[[World], None]] = [
-    good, forwarded_after_the_record, pending, overdue, done_or_missing, cancelled,
+    timestamp_of_another_time, good, forwarded_after_the_record, pending, overdue,
+    done_or_missing, cancelled,
     cancelled_twice_accepted, cancelled_and_forwarded, twice_accepted, twice_in_one_frame,
     duplicate_before_the_first_is_published, outcome_before_its_row,
     acceptance_without_an_outcome, differing, dead, halves, lost, lost_in_a_row,
@@ -527,7 +534,7 @@ def found(spark: SparkSession) -> Found:
     world = World()
     for case in CASES:
         case(world)
-    books = run(spark, world)
+    books = run(spark, world, first_offset=1)
     by_kind: dict[str, dict[str | None, list[dict[str, Any]]]] = {}
     known = {id_of(name).hex(): name for name in NAMES}
     for row in books.findings.collect():
@@ -697,8 +704,14 @@ def test_each_ingress_record_counts_once(found: Found) -> None:
     assert {name: sum(row[name] for row in rows) for name in counts} == counts
 
 
-def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSession) -> None:
-    """Of the ingress topics records are deleted: what went out directly is believed."""
+def test_a_range_of_acceptances_and_too_many_records_from_another_time(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More are missing than can be sought one by one, so all is matched with all of Kafka.
+
+    Of the ingress topics records are deleted: what went out directly is believed.
+    """
+    monkeypatch.setattr("delaywheel_audit.matching.reconcile.MAX_SOUGHT", 1)
     world = World()
     world.accept("far from its time")
     world.forward("far from its time", timestamp=5, forwarded=DUE + 7)
@@ -711,6 +724,7 @@ def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSessi
     world.forward("asked, record deleted", wheel=INGRESS)
     terms = Terms(by="accepted", from_ms=ACCEPTED - 60_000, to_ms=ACCEPTED + 1, interval_ms=3_000)
     books = run(spark, world, terms, first_offset=1, asked_since_ms=END_MS)
+    assert not books.sought_too_many
     counts = {name: books.totals[name] for name in ("accepted", "forwarded", "missing")}
     assert counts == {"accepted": 4, "forwarded": 3, "missing": 1}
     assert books.totals["unexpected"] == 0
@@ -719,23 +733,6 @@ def test_a_range_of_acceptances_and_a_record_from_another_time(spark: SparkSessi
     assert (found["kind"], found["id"]) == ("missing", id_of("missing").hex())
     (bucket,) = books.buckets.collect()
     assert bucket["bucket_ms"] == ACCEPTED - ACCEPTED % 3_000
-    books.release()
-
-
-def test_more_that_are_missing_than_can_be_sought_are_looked_for_in_all_of_kafka(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Callers' own timestamps may be of any time."""
-    monkeypatch.setattr("delaywheel_audit.matching.reconcile.MAX_SOUGHT", 1)
-    world = World()
-    for number in range(3):
-        world.accept(f"old {number}")
-        world.forward(f"old {number}", timestamp=5, forwarded=DUE + 7)
-    books = run(spark, world, first_offset=3)
-    assert {name: books.totals[name] for name in ("forwarded", "missing")} == {
-        "forwarded": 3, "missing": 0,
-    }  # fmt: skip
-    assert not books.sought_too_many
     books.release()
 
 
