@@ -28,11 +28,26 @@ class Broker:
         return max(0, beyond * 1000 // self.bytes_per_s)
 
 
+class CountingBroker:
+    """Throttles by the time that requests cost it, each for a second at most."""
+
+    def __init__(self, ms_per_s: int) -> None:
+        self.ms_per_s = ms_per_s
+        self._costs: deque[tuple[int, float]] = deque()
+
+    def take(self, length_bytes: int, now_ms: int) -> int:
+        self._costs.append((now_ms, 1 + length_bytes / 100_000))
+        while self._costs[0][0] <= now_ms - WINDOW_S * 1000:
+            self._costs.popleft()
+        beyond = sum(each for _, each in self._costs) - self.ms_per_s * WINDOW_S
+        return min(1000, max(0, round(beyond * 1000 / self.ms_per_s)))
+
+
 class Leader:
     """Sends one transaction after the other, each as large as it may be."""
 
-    def __init__(self, broker: Broker, partitions: int = 1) -> None:
-        self.broker = broker
+    def __init__(self, broker: Broker | CountingBroker, partitions: int = 1) -> None:
+        self.broker: Broker | CountingBroker = broker
         self.partitions = partitions
         self.quota = ProducerQuota()
         self.now_ms = 1_000_000
@@ -72,6 +87,20 @@ def test_a_quota_is_found_and_used_up(bytes_per_s: int, partitions: int) -> None
     assert 45 * bytes_per_s <= sent_bytes <= 80 * bytes_per_s
 
 
+@pytest.mark.parametrize("partitions", [1, 6])
+def test_a_quota_of_requests_makes_no_transaction_small(partitions: int) -> None:
+    """Each would wait as long with a single message in it."""
+    leader = Leader(CountingBroker(3), partitions)
+    portions = leader.quota.portions(leader.now_ms)
+    for _ in range(5):
+        leader.send(next(portions))
+    began_ms, sent_bytes = leader.now_ms, 0
+    while leader.now_ms < began_ms + 120_000:
+        sent_bytes += leader.send(MOST)
+    assert leader.longest_ms < MAY_LAST_MS
+    assert sent_bytes > 5_000_000
+
+
 def test_what_a_rest_leaves_is_used_and_throttles_for_less_than_a_transaction_may_last() -> None:
     random = Random(1)
     leader = Leader(Broker(200_000))
@@ -86,11 +115,12 @@ def test_what_a_rest_leaves_is_used_and_throttles_for_less_than_a_transaction_ma
 
 
 def test_a_quota_that_was_lifted_is_forgotten() -> None:
-    leader = Leader(Broker(200_000))
+    broker = Broker(200_000)
+    leader = Leader(broker)
     for _ in range(40):
         leader.send(400_000)
     assert leader.quota.most_bytes is not None
-    leader.broker.bytes_per_s = 10**12
+    broker.bytes_per_s = 10**12
     for _ in range(120):
         leader.send(MOST)
     assert leader.quota.most_bytes is None

@@ -22,6 +22,13 @@ rate takes in its share of a second, which is smaller the more partitions there 
 | had less, and a quota is known: what earlier ones left was measured | as before | as before |
 | was aborted, for it was to be throttled for too long | as if it had ended: brokers count it | |
 
+A quota of requests (`request_percentage`) throttles each of them for up to a second, however little
+it carries: smaller transactions are no shorter then, and what they show falls with their size. So
+once less than `_SPURIOUS` of what the first throttled one showed is left, the size of that one is
+taken again, and then what takes `PATIENT_S`, throttled or not, by its size alone. A quota of bytes
+that was lowered looks the same: its transactions take that time, too, and what is lost is that
+others wait for so long.
+
 While no quota is known, what is more than ever went out within `WINDOW_S` is written in portions of
 a fifth of it, so that the first throttling is one of some seconds. Each portion waits for its
 answers, and nobody's messages may be late for a quota that is not there: 10 MB are 28 of them.
@@ -50,6 +57,11 @@ PORTION: Final = 1 / 5
 
 _GROWTH: Final = 1.1
 
+PATIENT_S: Final = 3.5
+"""How long a transaction may take where smaller ones are no shorter."""
+
+_SPURIOUS: Final = 1 / 4
+
 
 @dataclass(frozen=True, slots=True)
 class ProducerQuota:
@@ -60,16 +72,25 @@ class ProducerQuota:
         share_s: Of how long one transaction may have that.
         recent: What was sent in each of the last seconds, by the second.
         proven_bytes: The most that went out within `WINDOW_S` without being throttled.
+        first_bytes: What the first throttled transaction carried.
+        first_per_s: The rate that it showed.
+        patient_bytes: What a transaction may have where smaller ones are no shorter; None: they
+            are, as far as is known.
     """
 
     bytes_per_s: float | None = None
     share_s: float = FIRST_SHARE_S
     recent: tuple[tuple[int, int], ...] = ()
     proven_bytes: int = 0
+    first_bytes: int = 0
+    first_per_s: float = 0.0
+    patient_bytes: int | None = None
 
     @property
     def most_bytes(self) -> int | None:
         """How much the next transaction may carry; None: no quota is known."""
+        if self.patient_bytes is not None:
+            return self.patient_bytes
         return None if self.bytes_per_s is None else max(1, round(self.bytes_per_s * self.share_s))
 
     def portions(self, now_ms: int) -> Iterator[int]:
@@ -106,18 +127,33 @@ class ProducerQuota:
         if may_bytes is not None and 2 * sent_bytes < may_bytes:
             return known
         if throttled_ms:
-            rate = known.together_bytes / (WINDOW_S + throttled_ms / 1000)
-            share_s = self.share_s
-            if may_bytes is not None:
-                share_s *= max(1 / 4, min(TAKES_S * 1000 / throttled_ms, _GROWTH))
-            return replace(known, bytes_per_s=max(1.0, rate), share_s=min(share_s, LARGEST_SHARE_S))
+            return known.after_throttled(sent_bytes, throttled_ms, most_bytes)
         if self.bytes_per_s is None:
             proven_bytes = max(self.proven_bytes, known.together_bytes)
             return replace(known, proven_bytes=proven_bytes)
         more = self.bytes_per_s * _GROWTH
-        if more * self.share_s >= most_bytes:
+        is_lifted = more * self.share_s >= most_bytes
+        if self.patient_bytes is not None:
+            known = replace(known, patient_bytes=2 * self.patient_bytes)
+            is_lifted = 2 * self.patient_bytes >= most_bytes
+        if is_lifted:
             return ProducerQuota(recent=known.recent, proven_bytes=known.together_bytes)
         return replace(known, bytes_per_s=more)
+
+    def after_throttled(self, sent_bytes: int, throttled_ms: int, most_bytes: int) -> ProducerQuota:
+        """Returns what a transaction shows that had what it may, and was throttled."""
+        rate = max(1.0, self.together_bytes / (WINDOW_S + throttled_ms / 1000))
+        known = replace(self, bytes_per_s=rate)
+        if self.bytes_per_s is None:
+            return replace(known, first_bytes=sent_bytes, first_per_s=rate)
+        if self.patient_bytes is not None:
+            factor = max(1 / 4, min(PATIENT_S * 1000 / throttled_ms, 2))
+            patient_bytes = min(round(self.patient_bytes * factor), most_bytes)
+            return replace(known, patient_bytes=max(1, patient_bytes))
+        if rate < self.first_per_s * _SPURIOUS:
+            return replace(known, patient_bytes=self.first_bytes)
+        factor = max(1 / 4, min(TAKES_S * 1000 / throttled_ms, _GROWTH))
+        return replace(known, share_s=min(self.share_s * factor, LARGEST_SHARE_S))
 
     def _with(self, sent_bytes: int, second: int) -> ProducerQuota:
         recent = dict(self.recent)
