@@ -12,6 +12,7 @@ import pytest
 
 from delaywheel.storage.files.handles import HandleCache
 from delaywheel.storage.files.slot_files import SlotFiles, Unsynced
+from delaywheel.storage.folder import syncing
 from delaywheel.storage.folder.disk import PosixDisk
 from delaywheel.storage.folder.syncing import (
     FEW_FILES,
@@ -124,6 +125,17 @@ def test_the_kernels_word_is_an_error_of_the_system() -> None:
 def test_only_a_file_system_that_is_known_is_synced_as_a_whole() -> None:
     assert not keeps_its_word(Path("/proc").stat().st_dev)
     assert not keeps_its_word(os.makedev(4095, 1)), "it is not mounted"
+
+
+def test_folders_may_have_names_in_no_encoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = b"1 0 8:1 / /m\xfcll\xc2\x85x rw - tmpfs none rw\n2 0 8:2 / / rw - ext4 /dev/sda2 rw\n"
+    mounts = tmp_path / "mountinfo"
+    mounts.write_bytes(odd)
+    monkeypatch.setattr(syncing, "_MOUNTS", mounts)
+    assert keeps_its_word(os.makedev(8, 2))
+    assert not keeps_its_word(os.makedev(8, 3))
 
 
 def test_files_that_were_closed_meanwhile_are_synced_with_their_file_system(

@@ -34,6 +34,7 @@ FEW_FILES: Final = 32
 """Up to this many are synced one by one: others may write much more to the same file system."""
 
 _REPORTS_FAILURES_SINCE = 5, 8
+_MOUNTS: Final = Path("/proc/self/mountinfo")
 _KNOWN = {"ext4", "xfs"}
 
 
@@ -59,7 +60,8 @@ def keeps_its_word(device: int) -> bool:
     """
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
-        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+        # Folders' names in it are any bytes, whatever encoding the environment asks for.
+        mounts = _MOUNTS.read_bytes().decode("utf-8", "replace").rstrip("\n").split("\n")
     except OSError:
         return False
     # In a line of it the third word is the device, and the first one after a dash is the type.
