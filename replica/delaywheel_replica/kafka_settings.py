@@ -137,6 +137,11 @@ class KafkaNames:
         """The transactional ids of transactions that are always aborted."""
         return f"delaywheel-{self.cluster_id}-trial-{number}"
 
+    @property
+    def check_id(self) -> str:
+        """The transactional id with which a command sees whether ours may be used."""
+        return f"delaywheel-{self.cluster_id}-check"
+
 
 @dataclass(frozen=True, slots=True)
 class KafkaSettings:

@@ -51,7 +51,7 @@ RESTART_S = 1.0
 @pytest.fixture
 def rights(kafka: JoinedBroker, cluster: str) -> Iterator[Rights]:
     ingress_topic = ingress.ingress_topic(cluster)
-    with Rights(kafka) as given:
+    with Rights.of(kafka) as given:
         for name in (TOPIC, RETRY, DEAD, WRITTEN):
             create_topic(given.address, name, partitions=PARTITIONS)
             for operation in ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
@@ -30,7 +29,6 @@ from delaywheel_replica.kafka_settings import KafkaNames
 from local.loopback.cluster import LocalCluster, described
 from local.loopback.node import Node
 from local.loopback.shared import JoinedBroker
-from local.reference import rows_of
 from support.clients.command import Command
 from support.kafka.read_committed import (
     PATIENCE_S,
@@ -40,54 +38,30 @@ from support.kafka.read_committed import (
     read_all,
     topic_exists,
 )
-from support.kafka.rights import Rights
+from support.kafka.rights import Rights, documented
 from support.services.ingress import Sender
 from support.services.service import wait_until
 from support.services.trio import NO_METRICS
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "KAFKA.md"
 _OWN = uuid.uuid4().hex[:8]
 CLUSTER = f"guarded{_OWN}"
 NAMES = KafkaNames(CLUSTER)
 INGRESS = ingress.ingress_topic(CLUSTER)
-KINDS = {
-    "cluster": ResourceType.BROKER,
-    "topics": ResourceType.TOPIC,
-    "destination topics": ResourceType.TOPIC,
-    "transactional ids": ResourceType.TRANSACTIONAL_ID,
-    "group": ResourceType.GROUP,
-}
 ORDERS, MORE = f"orders-{_OWN}", f"more-{_OWN}"
 OURS = {"`ingress_topics`": MORE, "destination topics": ORDERS}
 SOON = (ingress.DELAY_MS, b"300")
-
-
-def listed() -> list[tuple[ResourceType, str, bool, list[str]]]:
-    """The document's table: kind and name of a resource, whether it is a prefix, operations."""
-    rows = [
-        row[:2] for row in rows_of(DOCUMENT.read_text(encoding="utf-8"), "resource | operations")
-    ]
-    found = []
-    for resource, operations in rows:
-        kind = next(kind for word, kind in KINDS.items() if resource.startswith(word))
-        quoted = re.search(r"`(delaywheel-.+)`", resource)
-        ours = next((name for word, name in OURS.items() if word in resource), "kafka-cluster")
-        name = quoted[1].replace("<cluster>", CLUSTER) if quoted else ours
-        wanted = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one) for one in operations.split(", ")]
-        found.append((kind, name, "prefixed" in resource, [one.upper() for one in wanted]))
-    return found
 
 
 @pytest.fixture(scope="module")
 def rights(kafka: JoinedBroker) -> Iterator[Rights]:
     for topic in OURS.values():
         create_topic(kafka.address, topic)
-    with Rights(kafka) as rights:
-        for kind, name, prefixed, operations in listed():
-            for operation in operations:
-                rights.allow(kind, name, operation, prefixed=prefixed)
+    with Rights.of(kafka) as rights:
+        for one in documented(CLUSTER, OURS):
+            for operation in one.operations:
+                rights.allow(one.kind, one.name, operation, prefixed=one.is_prefix)
         yield rights
 
 

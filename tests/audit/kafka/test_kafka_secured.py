@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,9 @@ from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
 from delaywheel_audit.kafka.options import SourceOptions
 from delaywheel_audit.kafka.read import read_slice
 from delaywheel_audit.kafka.source import pin
-from local.loopback.kafka import KafkaBroker, free_ports
+from local.loopback.kafka import KafkaBroker
 from support.kafka.audit_topic import numbered
+from support.kafka.safe_listener import listen_safely, make_certificate
 
 pytestmark = pytest.mark.kafka
 
@@ -27,41 +27,15 @@ TOPIC = "secured"
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Key and self-signed certificate of the broker, in one file."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    (folder / "both.pem").write_text(key.read_text() + certificate.read_text())
-    return certificate
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def secured(certificate: Path) -> Iterator[str]:
     """The address of a listener that wants TLS and a password."""
-    plain, safe = free_ports(2)
-    jaas = (
-        "org.apache.kafka.common.security.plain.PlainLoginModule required "
-        f'username="broker" password="x" user_broker="x" user_reader="{PASSWORD}";'
-    )
-    broker = KafkaBroker(port=plain)
-    own = broker._properties()
-    broker._settings |= {
-        "listeners": f"{own['listeners']},SAFE://127.0.0.1:{safe}",
-        "advertised.listeners": f"{own['advertised.listeners']},SAFE://127.0.0.1:{safe}",
-        "listener.security.protocol.map": f"{own['listener.security.protocol.map']},SAFE:SASL_SSL",
-        "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.safe.plain.sasl.jaas.config": jaas,
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(certificate.with_name("both.pem")),
-    }
+    users = f'username="broker" password="x" user_broker="x" user_reader="{PASSWORD}"'
+    broker = KafkaBroker()
+    safe = listen_safely(broker, certificate, {"PLAIN": users})
     with broker:
         admin = AdminClient({"bootstrap.servers": broker.address})
         admin.create_topics([NewTopic(TOPIC, num_partitions=1)])[TOPIC].result()
@@ -69,7 +43,7 @@ def secured(certificate: Path) -> Iterator[str]:
         for value in numbered(20):
             producer.produce(TOPIC, value)
         assert producer.flush(60) == 0
-        yield f"127.0.0.1:{safe}"
+        yield safe
 
 
 def options(secured: str, certificate: Path, password: str = PASSWORD) -> dict[str, str]:

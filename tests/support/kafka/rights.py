@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
 
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re-export without saying so
     AclBinding,
@@ -15,36 +18,84 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its stubs re
 )
 
 from local.loopback.shared import PASSWORD, JoinedBroker
+from local.reference import rows_of
+
+_DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "KAFKA.md"
+_KINDS: Final = {
+    "cluster": ResourceType.BROKER,
+    "topics": ResourceType.TOPIC,
+    "destination topics": ResourceType.TOPIC,
+    "transactional ids": ResourceType.TRANSACTIONAL_ID,
+    "group": ResourceType.GROUP,
+}
+
+
+class DocumentedRight(NamedTuple):
+    """A row of the document's table.
+
+    Attributes:
+        kind: Of the resource.
+        name: Its name, or what that begins with.
+        is_prefix: Whether it is that.
+        operations: What is allowed.
+    """
+
+    kind: ResourceType
+    name: str
+    is_prefix: bool
+    operations: list[str]
+
+
+def documented(cluster: str, topics: Mapping[str, str]) -> list[DocumentedRight]:
+    """Returns what docs/KAFKA.md lists for the nodes of a cluster.
+
+    Args:
+        cluster: Its id.
+        topics: The names of what the document calls by these words.
+    """
+    text = _DOCUMENT.read_text(encoding="utf-8")
+    found = []
+    for resource, operations, *_ in rows_of(text, "resource | operations"):
+        kind = next(kind for word, kind in _KINDS.items() if resource.startswith(word))
+        quoted = re.search(r"`(delaywheel-.+)`", resource)
+        ours = next((name for word, name in topics.items() if word in resource), "kafka-cluster")
+        name = quoted[1].replace("<cluster>", cluster) if quoted else ours
+        wanted = [re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one) for one in operations.split(", ")]
+        is_prefix = "prefixed" in resource
+        found.append(DocumentedRight(kind, name, is_prefix, [one.upper() for one in wanted]))
+    return found
 
 
 class Rights:
-    """Those of this process's user; it has none again after the `with` block.
+    """Those of a user, who has none again after the `with` block.
 
     Attributes:
         address: Where clients may do anything.
+        user_settings: The settings that a Kafka client of the user needs.
     """
 
-    def __init__(self, kafka: JoinedBroker) -> None:
-        self.address = kafka.address
-        self._principal = f"User:{kafka.user}"
-        self._kafka = kafka
+    def __init__(self, address: str, user: str, user_settings: Mapping[str, str]) -> None:
+        self.address = address
+        self.user_settings = dict(user_settings)
+        self._principal = f"User:{user}"
+
+    @classmethod
+    def of(cls, kafka: JoinedBroker) -> Self:
+        """Returns those of this process's user of a broker that tests share."""
+        login = {
+            "bootstrap.servers": kafka.guarded_address,
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": kafka.user,
+            "sasl.password": PASSWORD,
+        }
+        return cls(kafka.address, kafka.user, login)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._delete(ResourceType.ANY, None, ResourcePatternType.ANY, AclPermissionType.ANY)
-
-    @property
-    def user_settings(self) -> dict[str, str]:
-        """The settings that a Kafka client of the user needs."""
-        return {
-            "bootstrap.servers": self._kafka.guarded_address,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": self._kafka.user,
-            "sasl.password": PASSWORD,
-        }
 
     def allow(self, kind: ResourceType, name: str, operation: str, *, prefixed: bool) -> None:
         """Lets the user do something."""

@@ -208,13 +208,14 @@ def _transactional_id(settings: KafkaSettings) -> CheckedItem:
     """Opens a transactional producer, as a node that is to lead does."""
     prefix = f"delaywheel-{settings.names.cluster_id}-"
     what = "transactional ids"
-    producer = Producer(settings.producer(f"{prefix}check", purpose="check"), logger=_SILENT)
+    own = settings.names.check_id
+    producer = Producer(settings.producer(own, purpose="check"), logger=_SILENT)
     try:
         producer.init_transactions(CALL_S)
     except KafkaException as exception:
         error = exception.args[0]
         if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            text = f"not allowed to use {prefix}check"
+            text = f"not allowed to use {own}"
             return fault(what, text, f"grant Describe and Write on {prefix}, prefixed")
         if is_timeout_refused(error):
             return fault(what, error.str(), MOST_TIMEOUT_ADVICE)
