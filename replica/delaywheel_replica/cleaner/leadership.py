@@ -338,8 +338,10 @@ class Leadership:
         forwarder = self._forwarder
         rate = None if forwarder is None else forwarder.quota_bytes_per_s
         late_ms = self._clock.monotonic_ms() - self._throttled_until_ms
-        if not rate or late_ms > THROTTLED_LATELY_MS:
+        if not self._throttled_until_ms or late_ms > THROTTLED_LATELY_MS:
             return None
+        if not rate:
+            return "it throttles the leader"
         unit = 10 ** (len(str(rate)) - 1)  # one digit: the row is not written for each transaction
         return f"it throttles the leader to about {rate // unit * unit:,} bytes a second"
 

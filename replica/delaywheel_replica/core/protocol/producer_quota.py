@@ -15,7 +15,8 @@ rate takes in its share of a second, which is smaller the more partitions there 
 
 | a transaction | the rate is then | the share is then |
 |---|---|---|
-| was throttled, and no quota is known yet | what it shows | `FIRST_SHARE_S` |
+| was throttled, and no quota is known yet | what it shows; none, if less than | `FIRST_SHARE_S` |
+|   | `LEAST_PORTION_BYTES` were sent within `WINDOW_S` | |
 | was throttled, and had half of what it may | what it shows | so that it takes `TAKES_S` |
 | was not throttled, and had half of what it may | a tenth more; none, once that is | as before |
 |   | more than a transaction may have anyway | |
@@ -145,6 +146,8 @@ class ProducerQuota:
         rate = max(1.0, self.together_bytes / (WINDOW_S + throttled_ms / 1000))
         known = replace(self, bytes_per_s=rate)
         if self.bytes_per_s is None:
+            if self.together_bytes < LEAST_PORTION_BYTES:
+                return self
             return replace(known, first_bytes=sent_bytes, first_per_s=rate)
         if self.patient_bytes is not None:
             factor = max(1 / 4, min(PATIENT_S * 1000 / throttled_ms, 2))
