@@ -125,6 +125,7 @@ def test_names_in_kafka() -> None:
     assert topics == [names.control, names.outcomes, names.dead, names.halves, names.trace]
     leader, trial = names.leader_id(0), names.trial_id(0)
     assert f"`{leader}` to `-{IDS - 1}`, and `{trial}` to `-{TRIAL_IDS - 1}`" in FLAT
+    assert f"`{names.check_id}`" in FLAT
 
 
 @pytest.mark.parametrize(
