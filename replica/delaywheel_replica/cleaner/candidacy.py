@@ -40,6 +40,8 @@ from delaywheel_replica.core.protocol.transaction_outcomes import TransactionSta
 from delaywheel_replica.process.logs import get_logger
 
 CALL_MS = 5_000
+LEFT_OUT_MS = 1_000
+"""How long an id may take that can be done without."""
 MARK_MS = MAX_CALL_MS
 """How long a mark may take: on brokers slow enough to lead, a candidate must succeed."""
 
@@ -68,6 +70,7 @@ class Candidacy:
     Attributes:
         producers: Those of the newest candidacy.
         loose: The ids of its marks whose ends may have been sent twice.
+        without: The ids that could not be inited.
         is_answered: Kafka has answered since the newest candidacy began.
         broker_clock: The brokers' clock, as the last candidacy's marks showed it; None: unknown.
         warnings: What does not keep it from leading, as of the last check.
@@ -113,6 +116,7 @@ class Candidacy:
         self._follow_error: str | None = None
         self._marked: set[int] = set()
         self.loose: set[int] = set()
+        self.without: frozenset[int] = frozenset()
         self._kafka = kafka
         self._follower = follower
         self._node = node
@@ -298,14 +302,26 @@ class Candidacy:
         self._is_refused = False
         self.is_answered = True
         self._on_event()
+        known_out = self._follower.state.left_out.ids
         ends = self._runner.together(
-            [partial(producers.init, number, CALL_MS) for number in range(IDS)]
+            [
+                partial(producers.init, number, LEFT_OUT_MS if number in known_out else CALL_MS)
+                for number in range(IDS)
+            ]
         )
-        failed = [end for end in ends if end.verdict is not TransactionState.CONTINUE]
-        if not failed:
-            return InitsDone(self._clock.monotonic_ms(), token)
-        self._error = failed[0].cause
-        fenced = any(end.verdict is TransactionState.FENCED for end in failed)
+        failed = {
+            number: end
+            for number, end in enumerate(ends)
+            if end.verdict is not TransactionState.CONTINUE
+        }
+        if failed:
+            self._error = next(iter(failed.values())).cause
+        fenced = any(end.verdict is TransactionState.FENCED for end in failed.values())
+        # What is not known yet to be left out may be by now, where nothing was read.
+        may_lead = self._follower.offset < 0 or failed.keys() <= known_out
+        if not fenced and may_lead and len(failed) < IDS:
+            self.without = frozenset(failed)
+            return InitsDone(self._clock.monotonic_ms(), token, self.without)
         return InitFailed(
             self._clock.monotonic_ms(),
             token,

@@ -316,7 +316,7 @@ class Leadership:
             control_offset=self._follower.offset,
             lateness_ms=self._lateness_ms(),
             error=error,
-            warnings=(*self._candidacy.warnings, *refused),
+            warnings=(*self._candidacy.warnings, *refused, *self._kept_ids()),
             throttled=self._throttled(),
             unreadable=NO_FRAMES if forwarder is None else forwarder.unreadable,
             fences=self._fences,
@@ -332,6 +332,16 @@ class Leadership:
             if forwarder is None
             else self._candidacy.halves_objection or unheard,
         )
+
+    def _kept_ids(self) -> Iterator[str]:
+        """Says which transactional ids Kafka keeps, before it keeps the last one."""
+        kept = () if self._forwarder is None else sorted(self._shown.left_out.ids)
+        if kept:
+            ids = ", ".join(map(str, kept))
+            yield (
+                f"Kafka keeps {len(kept)} of {IDS} transactional ids ({ids}) until the broker is"
+                " back that their transactions have written to: stop no other before"
+            )
 
     def _throttled(self) -> str | None:
         """Says what Kafka takes from this leader, if it has throttled it of late."""
@@ -503,7 +513,12 @@ class Leadership:
         self._contradiction = None
         self._follower.pause()
         self._forwarder = self._make_forwarder(state, self._candidacy.producers)
-        self._forwarder.ids = IdTurns.begun(IDS, self._candidacy.loose)
+        self._forwarder.ids = IdTurns.begun(
+            IDS,
+            self._candidacy.loose,
+            without=self._candidacy.without,
+            left_out=state.left_out.ids,
+        )
         self._counters["elections"] += 1
         self._term_since_ms = self._clock.monotonic_ms()
         self._commit_wanted = True
@@ -550,6 +565,7 @@ class Leadership:
             is_ready = end.verdict is TransactionState.CONTINUE
             self._init_goes_on = not is_ready
             forwarder.ids = forwarder.ids.renewed(number, is_ready=is_ready)
+        forwarder.leave_kept_ids()
         if forwarder.ids.is_lost:
             self._report(TransactionState.UNKNOWN, "no transactional id is left to go on with")
             return False

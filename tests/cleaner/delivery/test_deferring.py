@@ -216,6 +216,40 @@ def test_a_topic_that_cost_a_transaction_is_not_at_once_believed_to_be_well() ->
     assert (len(plan.rows), len(plan.deferred)) == (1, 0)
 
 
+def test_with_one_id_left_what_a_broker_may_take_with_it_is_deferred_until_patience_ends() -> None:
+    few, many = replace(PRESENT, fewest=1), replace(PRESENT, fewest=3)
+    kafka = Kafka({"few": few, "many": many, NAMES.ingress: many})
+    judging = judge(kafka)
+
+    def planned(*, before_s: float = 0.0) -> tuple[set[str], int]:
+        rows = due_now(kafka, "few", "many", before_s=before_s)
+        plan = run_once(kafka, judging, rows) or run_once(kafka, judging, rows)
+        assert plan is not None
+        assert not plan.dead
+        return plan.rows.topic_names(), len(plan.deferred)
+
+    assert planned() == ({"few", "many"}, 0)
+    judging.is_careful = True
+    assert planned() == ({"many"}, 1)
+    assert judging.unavailable == ()
+    assert planned(before_s=PATIENCE_S) == ({"few", "many"}, 0)
+    kafka.topics[NAMES.ingress] = few
+    assert planned() == ({"few", "many"}, 0), "no way is safer"
+
+
+def test_a_transaction_that_went_to_a_partition_which_takes_nothing_by_now_would_stick() -> None:
+    kafka = Kafka({"half": replace(PRESENT, partitions=2), NAMES.ingress: PRESENT})
+    judging, rows = judge(kafka), keyed(kafka, [None, None], [0, 1])
+    run_once(kafka, judging, rows)
+    assert not judging.would_stick(rows)
+    kafka.topics["half"] = replace(BAD, partitions=2, troubled=frozenset({1}))
+    run_once(kafka, judging, rows)
+    assert [judging.would_stick(rows.take(np.array([number]))) for number in (0, 1)] == [
+        False,
+        True,
+    ]
+
+
 def test_partitions_that_a_search_found_silent_are_not_known() -> None:
     kafka = Kafka({"half": replace(PRESENT, partitions=4), NAMES.ingress: PRESENT})
     kafka.silent = {"half"}

@@ -39,7 +39,12 @@ from delaywheel_replica.core.election.machine import (
     Election,
     ElectionConfig,
 )
-from delaywheel_replica.core.protocol.control import ControlState, leader_record
+from delaywheel_replica.core.protocol.control import (
+    ControlState,
+    LeftOut,
+    leader_record,
+    left_out_record,
+)
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.status_files import Role
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
@@ -560,3 +565,20 @@ def test_the_first_leader_of_an_empty_cluster_has_nothing_to_wait_for() -> None:
 
 def test_every_ending_is_in_the_table_but_the_asked_one() -> None:
     assert set(ENDINGS) == set(EndReason) - {EndReason.STOPPED}
+
+
+@pytest.mark.parametrize("left_out", [frozenset[int](), frozenset({1})])
+def test_a_candidate_does_without_an_id_that_is_left_out(left_out: frozenset[int]) -> None:
+    """Its broker is away, perhaps for long; who left it out uses it no more."""
+    election = initialising()
+    election.step(InitsDone(START_MS, "r-1", without=frozenset({1})))
+    assert election.step(MarkReport(START_MS, "r-1", 0, TransactionState.COMMITTED)) == [
+        ReadControl("r-1")
+    ]
+    before = control("r-0").apply(*left_out_record(LeftOut(left_out)), 50)
+    state = before.apply(*leader_record(0, "a", "r-1"), 51)
+    effects = election.step(ControlRead(START_MS, "r-1", state))
+    if left_out:
+        assert effects == [BecomeLeader(51, state)]
+    else:
+        assert effects == [DestroyProducers(EndReason.INIT_FAILED)]

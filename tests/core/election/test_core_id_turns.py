@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from delaywheel_replica.core.election.id_turns import IdState, IdTurns
+from delaywheel_replica.core.protocol.control import LeftOut
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 SOUND, LOOSE, ABANDONED = IdState.SOUND, IdState.LOOSE, IdState.ABANDONED
@@ -70,3 +71,40 @@ def test_nothing_is_left_once_no_id_can_vouch(other: IdState) -> None:
     turns = IdTurns((SOUND, other)).ended(0, TransactionState.ABANDONED)
     assert turns.is_lost
     assert (turns.usable, turns.voucher, turns.to_renew) == (None, None, None)
+
+
+def test_what_was_abandoned_is_left_out_until_another_commits_after_its_init() -> None:
+    turns = IdTurns.begun(3).ended(0, TransactionState.ABANDONED)
+    assert turns.left_out.ids == {0}
+    turns = turns.renewing(0)
+    assert turns.left_out.ids == {0}
+    assert turns.usable == 1
+    turns = turns.renewed(0, is_ready=False).renewing(0).renewed(0, is_ready=True)
+    assert turns.left_out.ids == set()
+    assert turns.states[0] is RENEWED
+    assert turns.ended(1, COMMITTED).states[0] is SOUND
+
+
+def test_a_loose_id_is_not_left_out_for_its_short_init() -> None:
+    turns = IdTurns.begun(3, loose={0}).renewing(0)
+    assert turns.left_out.ids == set()
+    assert turns.renewed(0, is_ready=False).left_out.ids == {0}
+
+
+def test_a_new_leader_uses_an_id_that_was_left_out_once_it_has_said_that_it_is_not() -> None:
+    turns = IdTurns.begun(3, without=frozenset({0}), left_out={0, 1})
+    assert turns.states == (ABANDONED, RENEWED, SOUND)
+    assert turns.left_out == LeftOut(frozenset({0}), unmarked=frozenset({0}))
+    turns = turns.ended(2, COMMITTED)
+    assert turns.states == (ABANDONED, SOUND, SOUND)
+
+
+def test_an_id_whose_markers_cannot_be_written_is_left_unless_it_is_the_last() -> None:
+    turns = IdTurns.begun(3).kept(2)
+    assert turns.states == (SOUND, SOUND, ABANDONED)
+    assert turns.left_out.ids == {2}
+    assert not turns.is_scarce
+    turns = turns.kept(0)
+    assert (turns.usable, turns.is_scarce) == (1, True)
+    assert turns.kept(1) == turns
+    assert not IdTurns.begun(1).is_scarce

@@ -612,11 +612,13 @@ class Checks:
     def _marked(self, index: int, transaction: Transaction) -> None:
         """Notes the candidacy that may commit: the one whose marks are the latest with every id.
 
-        It remains so while another has overtaken it with only some ids: with those it is fenced.
+        Those that are left out do not count. It remains so while another has overtaken it with only
+        some ids: with those it is fenced.
         """
         self._marks[index] = transaction
-        tokens = {mark.token for mark in self.control.leaders.values()}
-        if len(self._marks) == IDS and len(tokens) == 1:
+        counted = set(range(IDS)) - self.control.left_out.ids
+        tokens = {mark.token for each, mark in self.control.leaders.items() if each in counted}
+        if index in counted <= self._marks.keys() and len(tokens) == 1:
             self._elected = self._world.kafka.candidacy_of(transaction)
 
     def _check_epoch(self, transaction: Transaction) -> None:

@@ -49,6 +49,7 @@ LARGER_TERMS = [
     TermModel(candidacies=3),
     TermModel(candidacies=1, late=3, renewals=3),
     TermModel(candidacies=2, transactions=2, late=1, renewals=2),
+    TermModel(candidacies=2, transactions=2, late=0, renewals=1, held=2),
 ]
 INGRESSES = [
     IngressModel(),

@@ -6,6 +6,8 @@ messages in it. A leader moves progress on by one with each transaction, its ids
 message, and then the progress that takes account of it.
 
 A leader inits an id again within its term (core/election/id_turns.py), and goes on with the other.
+It says meanwhile that the id is left out: a candidate whose init of it is held, whether Kafka has
+carried it out or not, does without.
 
 Requests that a node no longer waits for stay around, to be carried out at any time
 or never: inits, records, and ends of transactions, because the node gave up, or because the library
@@ -50,7 +52,7 @@ from delaywheel_replica.core.election.machine import (
     Election,
     ElectionConfig,
 )
-from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
+from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord, LeftOut
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     VERDICTS,
@@ -71,15 +73,20 @@ class Kind(Enum):
     MARK = "mark"
     MESSAGE = "message"
     PROGRESS = "progress"
+    LEFT_OUT = "left out"
     NOTHING = "nothing"
 
 
 class Record(NamedTuple):
-    """A record of the log, of a transaction of id `number`. `value`: a token, or a progress."""
+    """A record of the log, of a transaction of id `number`.
+
+    Attributes:
+        value: A token, a message, a progress, or the ids that are left out.
+    """
 
     number: int
     kind: Kind
-    value: str | int
+    value: str | int | frozenset[int]
     is_committed: bool = False
 
 
@@ -101,6 +108,7 @@ class Kafka(NamedTuple):
         newest: the index of the latest mark of all.
         progress: the readable progress.
         messages: how many messages are readable.
+        left_out: the ids that are left out, by what is readable.
         tail: the log from the first open transaction on, which no reader sees.
         late: requests that no node waits for.
         wrong: what went wrong.
@@ -111,6 +119,7 @@ class Kafka(NamedTuple):
     newest: int = 0
     progress: int = 0
     messages: int = 0
+    left_out: frozenset[int] = frozenset()
     tail: tuple[Record, ...] = ()
     late: frozenset[Request] = frozenset()
     wrong: str | None = None
@@ -126,8 +135,8 @@ class Kafka(NamedTuple):
         if request.record is not None:  # taken by a transaction that is open, by no other
             return self._replace(tail=(*self.tail, request.record)) if mine else self, _OK
         wrong = self.wrong
-        if mine and mine[-1].kind is Kind.MESSAGE:
-            wrong = f"message {mine[-1].value} is visible, and its progress is not"
+        if mine and mine[0].kind is Kind.MESSAGE and mine[-1].kind is not Kind.PROGRESS:
+            wrong = f"message {mine[0].value} is visible, and its progress is not"
         tail = tuple(r._replace(is_committed=True) if r in mine else r for r in self.tail)
         return self._replace(tail=tail, wrong=wrong)._stable(), LibraryAnswer.OK
 
@@ -161,11 +170,14 @@ class Kafka(NamedTuple):
                 return self._replace(wrong=self.wrong or wrong)
             case Kind.MESSAGE, int(message):
                 return self._replace(messages=message)
-            case Kind.PROGRESS, int(progress) if progress != self.progress + 1:
-                wrong = f"progress {progress} is committed over {self.progress}"
-                return self._replace(progress=progress, wrong=self.wrong or wrong)
             case Kind.PROGRESS, int(progress):
-                return self._replace(progress=progress)
+                wrong = f"progress {progress} is committed over {self.progress}"
+                is_next = progress == self.progress + 1
+                return self._replace(
+                    progress=progress, wrong=self.wrong or (None if is_next else wrong)
+                )
+            case Kind.LEFT_OUT, frozenset() as ids:
+                return self._replace(left_out=ids)
         return self
 
 
@@ -180,7 +192,13 @@ class Machine:
     @classmethod
     def of(cls, election: Election, now_ms: int) -> "Machine":
         """The machine as it is now."""
-        key = (election.phase, election.token, election._mark, election._candidacies)
+        key = (
+            election.phase,
+            election.token,
+            election._mark,
+            election._candidacies,
+            election._without,
+        )
         return cls(election, now_ms, key)
 
     def step(self, event: Event) -> tuple["Machine", list[Effect]]:
@@ -197,6 +215,8 @@ class Candidate(NamedTuple):
         machine: its election machine.
         effect: what it is about to carry out; None: nothing.
         to_init: the ids that are not inited yet.
+        without: the ids whose inits are held.
+        left_out: the ids that are left out, as it knows.
         produced: records of its transaction that Kafka has taken.
         known: the progress that it knows.
         epochs: the producer epoch of each of its ids; none: that of its candidacy.
@@ -208,6 +228,8 @@ class Candidate(NamedTuple):
     machine: Machine
     effect: InitProducers | CommitMark | ReadControl | IdleCommit | None = None
     to_init: frozenset[int] = frozenset()
+    without: frozenset[int] = frozenset()
+    left_out: frozenset[int] = frozenset()
     produced: int = 0
     known: int = 0
     epochs: tuple[str, ...] = ("",) * IDS
@@ -235,23 +257,27 @@ class Candidate(NamedTuple):
         """The records of its transaction."""
         if isinstance(self.effect, CommitMark):
             return (Record(number, Kind.MARK, self.token),)
+        left_out = self.turns.left_out.ids
+        said = () if left_out == self.left_out else (Record(number, Kind.LEFT_OUT, left_out),)
         if self.turns.usable is None:
-            return (Record(number, Kind.NOTHING, 0),)
+            return said or (Record(number, Kind.NOTHING, 0),)
         following = self.known + 1
         return (
             Record(number, Kind.MESSAGE, following),
+            *said,
             Record(number, Kind.PROGRESS, following),
         )
 
 
 class State(NamedTuple):
-    """The whole state, and how many candidacies, renewals and late requests may still come."""
+    """The whole state, and how much may still come: candidacies, late requests, and so on."""
 
     kafka: Kafka
     candidates: tuple[Candidate, ...]
     candidacies: int
     late: int
     renewals: int
+    held: int
 
 
 @dataclass(frozen=True)
@@ -263,6 +289,7 @@ class TermModel:
         transactions: the progress at which nodes stop.
         late: limit for requests that are carried out late.
         renewals: limit for the inits within terms.
+        held: limit for the inits of candidates that are held, and for ids that Kafka keeps.
         ids: the number of ids with which the machines commit their marks.
     """
 
@@ -270,6 +297,7 @@ class TermModel:
     transactions: int = 3
     late: int = 2
     renewals: int = 0
+    held: int = 0
     ids: int = IDS
 
     @property
@@ -280,7 +308,8 @@ class TermModel:
             # Each as if it were alone: they stand at any time.
             election = Election(ElectionConfig(run=name, ids=self.ids))
             candidates.append(Candidate(Machine.of(election, 0)))
-        return State(Kafka(), tuple(candidates), self.candidacies, self.late, self.renewals)
+        limits = (self.candidacies, self.late, self.renewals, self.held)
+        return State(Kafka(), tuple(candidates), *limits)
 
     def moves(self, state: State) -> Iterator[tuple[str, State]]:
         """Yields every possible move."""
@@ -313,7 +342,9 @@ class TermModel:
                 yield from self._inits(state, index)
             case ReadControl():
                 event = ControlRead(candidate.machine.now_ms, candidate.token, _seen(state.kafka))
-                known = candidate._replace(known=state.kafka.progress)
+                known = candidate._replace(
+                    known=state.kafka.progress, left_out=state.kafka.left_out
+                )
                 yield "reads", self._notified(state, index, known, event)
             case CommitMark() | IdleCommit():
                 yield from self._transacts(state, index)
@@ -348,6 +379,11 @@ class TermModel:
             )
             fewer = state._replace(renewals=state.renewals - 1)
             yield f"begins to init {number} again", self._with(fewer, index, begun)
+        for one in range(IDS):
+            if state.held and turns.kept(one) != turns:
+                kept = candidate._replace(turns=turns.kept(one))
+                fewer = state._replace(held=state.held - 1)
+                yield f"leaves {one} out", self._with(fewer, index, kept)
         if IdState.RENEWING not in turns.states:
             return
         number, request = turns.states.index(IdState.RENEWING), candidate.renewal
@@ -364,12 +400,22 @@ class TermModel:
         candidate = state.candidates[index]
         now_ms, token = candidate.machine.now_ms, candidate.token
         for one in candidate.to_init:
-            kafka, _ = state.kafka.carry_out(Request(Call.INIT, one, token))
+            request = Request(Call.INIT, one, token)
+            kafka, _ = state.kafka.carry_out(request)
             left = candidate._replace(to_init=candidate.to_init - {one})
-            after = self._with(state._replace(kafka=kafka), index, left)
-            if not left.to_init:
-                after = self._notified(after, index, left, InitsDone(now_ms, token))
-            yield f"inits {one}", after
+            yield f"inits {one}", self._inited(state._replace(kafka=kafka), index, left)
+            if not state.held or candidate.without:
+                continue
+            left, held = (
+                left._replace(without=frozenset({one})),
+                state._replace(held=state.held - 1),
+            )
+            yield f"init {one} is held", self._inited(held, index, left)
+            fenced = held._replace(kafka=kafka)
+            yield f"init {one} is held, and fences", self._inited(fenced, index, left)
+            if state.late:
+                late = self._late(held, request)
+                yield f"init {one} is held and late", self._inited(late, index, left)
         verdict = VERDICTS[Call.INIT, LibraryAnswer.TIMED_OUT]
         requests = [Request(Call.INIT, one, token) for one in sorted(candidate.to_init)]
         failed = InitFailed(now_ms, token, verdict)
@@ -381,6 +427,12 @@ class TermModel:
                     f"gives up, init {request.number} is late",
                     self._notified(late, index, candidate, failed),
                 )
+
+    def _inited(self, state: State, index: int, candidate: Candidate) -> State:
+        if candidate.to_init:
+            return self._with(state, index, candidate)
+        done = InitsDone(candidate.machine.now_ms, candidate.token, candidate.without)
+        return self._notified(state, index, candidate, done)
 
     def _transacts(self, state: State, index: int) -> Iterator[tuple[str, State]]:
         candidate = state.candidates[index]
@@ -440,8 +492,10 @@ class TermModel:
             if verdict is TransactionState.COMMITTED_LOOSE:
                 candidate = candidate._replace(loose=candidate.loose | {number})
             return self._notified(state, index, candidate, report)
-        if verdict.is_committed and candidate.turns.usable is not None:
-            candidate = candidate._replace(known=candidate.known + 1)
+        if verdict.is_committed:
+            candidate = candidate._replace(left_out=candidate.turns.left_out.ids)
+            if candidate.turns.usable is not None:
+                candidate = candidate._replace(known=candidate.known + 1)
         candidate = candidate._replace(turns=candidate.turns.ended(number, verdict))
         return self._notified(state, index, candidate, TransactionReport(now_ms, token, verdict))
 
@@ -456,7 +510,12 @@ class TermModel:
                 case CommitMark() | ReadControl() | IdleCommit():
                     candidate = candidate._replace(effect=effect)
                 case BecomeLeader():
-                    turns = IdTurns.begun(IDS, candidate.loose)
+                    turns = IdTurns.begun(
+                        IDS,
+                        candidate.loose,
+                        without=candidate.without,
+                        left_out=candidate.left_out,
+                    )
                     candidate = candidate._replace(turns=turns)
                 case DestroyProducers():
                     candidate = Candidate(machine, known=candidate.known)
@@ -484,4 +543,8 @@ def _seen(kafka: Kafka) -> ControlState:
         for index, token in enumerate(kafka.marks)
         if token
     }
-    return ControlState(progress=Progress(kafka.progress, None), leaders=leaders)
+    return ControlState(
+        progress=Progress(kafka.progress, None),
+        leaders=leaders,
+        left_out=LeftOut(kafka.left_out),
+    )

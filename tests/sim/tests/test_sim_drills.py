@@ -8,7 +8,6 @@ time of all.
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
 from itertools import takewhile
 
 import pytest
@@ -220,28 +219,21 @@ LONG = {
 RUN = DRILLS.keys() if os.environ.get("DELAYWHEEL_DRILLS") == "all" else DRILLS.keys() - LONG
 
 
-def led(name: str) -> World:
-    """The end of a drill, which led where it should."""
+@pytest.mark.parametrize("name", sorted(RUN))
+def test_a_drill_leads_where_it_should(name: str) -> None:
     world = World(DRILLS[name].plan(1))
     world.trace._entries = deque()  # all of them, not the last ones
     assert not world.run().violations
-    lines = before_all_heals(world)
+    lines = takewhile(lambda line: "everything heals" not in line, world.trace.lines())
     for what in DRILLS[name].reaches:
         assert any(re.search(what, line) for line in lines), what
-    return world
-
-
-def before_all_heals(world: World) -> Iterator[str]:
-    return takewhile(lambda line: "everything heals" not in line, world.trace.lines())
-
-
-@pytest.mark.parametrize("name", sorted(RUN - {"throttled"}))
-def test_a_drill_leads_where_it_should(name: str) -> None:
-    assert led(name)
 
 
 def test_a_leader_that_is_throttled_keeps_its_term() -> None:
-    lines = [*before_all_heals(led("throttled"))]
+    world = World(DRILLS["throttled"].plan(2))
+    world.trace._entries = deque()
+    assert not world.run().violations
+    lines = [*takewhile(lambda line: "everything heals" not in line, world.trace.lines())]
     assert any("epoch 0" in line for line in lines)
     assert not any(re.search(r"init .* epoch 1", line) for line in lines)
 

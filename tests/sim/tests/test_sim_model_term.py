@@ -1,5 +1,6 @@
 """Candidacies against every interleaving of two nodes over two transactional ids."""
 
+from dataclasses import replace
 from unittest.mock import patch
 
 import pytest
@@ -14,7 +15,7 @@ from delaywheel_replica.core.election.events import (
 )
 from delaywheel_replica.core.election.id_turns import IdState, IdTurns
 from delaywheel_replica.core.election.machine import Election
-from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord
+from delaywheel_replica.core.protocol.control import ControlState, LeaderRecord, LeftOut
 from delaywheel_replica.core.protocol.progress import Progress
 from delaywheel_replica.core.protocol.transaction_outcomes import (
     ACTIONS,
@@ -25,7 +26,7 @@ from delaywheel_replica.core.protocol.transaction_outcomes import (
     TransactionState,
 )
 from sim.models.catalogue import TERMS, exhausted, name_of
-from sim.models.term import TermModel
+from sim.models.term import IDS, Kafka, TermModel, _seen
 
 
 @pytest.mark.parametrize("model", TERMS, ids=name_of)
@@ -87,3 +88,23 @@ def test_going_on_with_an_id_before_another_has_vouched_for_it_is_found() -> Non
     with patch.object(IdTurns, "renewed", at_once):
         found = exhausted(TermModel(transactions=2, candidacies=2, late=0, renewals=1)).found
     assert found.wrong == "message 1 is visible after message 1"
+
+
+def test_doing_without_an_id_that_nobody_has_left_out_is_found() -> None:
+    """Its owner goes on with it, and is not fenced."""
+
+    def all_left_out(kafka: Kafka) -> ControlState:
+        return replace(_seen(kafka), left_out=LeftOut(frozenset(range(IDS))))
+
+    with patch("sim.models.term._seen", all_left_out):
+        found = exhausted(TermModel(candidacies=2, transactions=2, late=0, held=1)).found
+    assert found.wrong is not None
+
+
+def test_going_on_with_an_id_that_was_left_out_is_found() -> None:
+    def still_sound(self: IdTurns, number: int) -> IdTurns:
+        return replace(self, abandoned=self.abandoned | {number})
+
+    with patch.object(IdTurns, "kept", still_sound):
+        found = exhausted(TermModel(candidacies=2, transactions=2, late=0, held=2)).found
+    assert found.wrong is not None

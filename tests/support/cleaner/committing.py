@@ -66,6 +66,8 @@ class AllGoes(DeadLetters):
         del rows
         return False
 
+    would_stick = are_untaken
+
     def committed(self) -> None:
         """Nothing was tried."""
 

@@ -10,6 +10,8 @@ Checked before anything is produced:
 | topic, or its partition, in trouble (troubles.py) | deferred (deferring.py), as long as its |
 |   | patience lasts. Where that is not possible: wait as long as troubles.py allows; then dead |
 |   | letters, until it is well |
+| topic well, but not once any of its brokers leaves; and | deferred likewise; then it is tried |
+|   | Kafka keeps all ids but one (id_turns.py), which that might cost |   |
 | a message that its topic would refuse (suitability.py) | dead letter |
 | a message that has expired (expiring.py), whatever its topic is like | dead letter |
 | found guilty by a search | dead letter |
@@ -178,7 +180,11 @@ class _Questions:
 
 
 class DeadLetters:
-    """Decides for each step; called only by the leader's main thread."""
+    """Decides for each step; called only by the leader's main thread.
+
+    Attributes:
+        is_careful: Messages had better not go where a broker that leaves may keep the last id.
+    """
 
     def __init__(
         self,
@@ -201,6 +207,7 @@ class DeadLetters:
             ttl_header: The header that states a message's time to live; empty: none.
             patience: How messages are deferred; None: they are not.
         """
+        self.is_careful = False
         self._topics = topics
         self._bisection = trials
         self._names = names
@@ -281,6 +288,16 @@ class DeadLetters:
             self._troubles.doubt(name, now)
         return bool(untaken)
 
+    def would_stick(self, rows: DueRows) -> bool:
+        """Whether a transaction with these messages cannot come to its end now.
+
+        It has touched a partition that takes nothing, by Kafka's word, and so takes no marker.
+        """
+        if not self._troubles.are_there:
+            return False
+        _, stuck = self._routed(rows, self._look_at(rows.topic_names(), self._monotonic()))
+        return bool(stuck.any())
+
     def committed(self) -> None:
         """Notes that a step was committed; its condemned messages are dealt with."""
         self._guilty.clear()
@@ -329,14 +346,35 @@ class DeadLetters:
             return held
         topics = self._look_at(names, now)
         rows, stuck = self._routed(rows, topics)
-        taken_in = self._well_ingress(now) if stuck.any() else ()
+        taken_in = self._well_ingress(now) if stuck.any() or self.is_careful else ()
         if stuck.any() and self._patience is not None:
             names |= {self._patience.ingress}
-        return (
-            self._asked_for(names, now)
-            or self._wait_for(rows.take(stuck).topic_names(), now, can_defer=bool(taken_in))
-            or self._divide(rows, topics, stuck, taken_in, now)
+        held = self._asked_for(names, now) or self._wait_for(
+            rows.take(stuck).topic_names(), now, can_defer=bool(taken_in)
         )
+        if held is not None:
+            return held
+        if self.is_careful and taken_in:
+            stuck |= self._spared(rows, topics)
+        return self._divide(rows, topics, stuck, taken_in, now)
+
+    def _spared(self, rows: DueRows, topics: Mapping[str, Topic]) -> NDArray[np.bool_]:
+        """Returns which messages had better be deferred, though their topics are well."""
+        assert self._patience is not None
+        spared = np.zeros(len(rows), np.bool_)
+        ingress = self._topics.find({self._patience.ingress})[self._patience.ingress]
+        if ingress.needs_all_brokers:  # they would go no safer way
+            return spared
+        for number in np.unique(rows.topic_numbers).tolist():
+            name = rows.topics[number]
+            topic = topics.get(name)
+            is_well = self._troubles.cause(name) is None
+            if topic is None or not (is_well and topic.needs_all_brokers and self._defers(name)):
+                continue
+            mine = np.flatnonzero(rows.topic_numbers == number)
+            dues_ms = self._patience.next_dues_ms(rows.take(mine), 0, self._wall_ms())
+            spared[mine] = dues_ms > 0  # those whose patience has ended go all the same
+        return spared
 
     def _prune(self, names: set[str], now: float) -> None:
         self._troubles.prune(now)

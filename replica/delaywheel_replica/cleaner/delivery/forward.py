@@ -64,7 +64,12 @@ from delaywheel_replica.core.leader.rescheduling import (
     passing,
     withdrawn,
 )
-from delaywheel_replica.core.protocol.control import OPENING, ControlRecord, ControlState
+from delaywheel_replica.core.protocol.control import (
+    OPENING,
+    ControlRecord,
+    ControlState,
+    left_out_record,
+)
 from delaywheel_replica.core.protocol.frames import NO_FRAMES, FrameSet
 from delaywheel_replica.core.protocol.heartbeat import Heartbeat
 from delaywheel_replica.core.protocol.producer_quota import (
@@ -172,6 +177,8 @@ class Forwarder:
         self._sent_bytes = 0
         # The messages of the running transaction.
         self._written = NOTHING.rows
+        # The messages of each id's last transaction.
+        self._last: dict[int, DueRows] = {}
         producers.is_untaken = self._is_untaken
 
     def start_forwarding(self) -> None:
@@ -292,6 +299,7 @@ class Forwarder:
     def _judge(self, messages: DueRows, taken: Taken) -> tuple[Plan | Hold, DueRows]:
         """Returns what becomes of messages and direct ones, and all of these together."""
         rows = joined_with(messages, taken.rows)
+        self._dead_letters.is_careful = self.ids.is_scarce
         return self._dead_letters.plan(rows, self._reader.topics_ahead), rows
 
     def transact(self, planned: Planned, situation: Situation, timeout_ms: int) -> Transacted:
@@ -307,8 +315,9 @@ class Forwarder:
         )
         todo, lost = self._duties(progress, situation)
         began = self._monotonic()
-        self._sent_bytes, self._written = 0, planned.plan.rows
         number = self._usable_id
+        self._sent_bytes, self._written = 0, planned.plan.rows
+        self._last[number] = self._written
         if planned.plan.look_up:
             self._producers.warm(planned.plan.look_up, WARM_MS)
         self._producers.begin(number)
@@ -367,6 +376,13 @@ class Forwarder:
         """Whether messages of the running transaction went where nothing is taken."""
         return self._dead_letters.are_untaken(self._written)
 
+    def leave_kept_ids(self) -> None:
+        """Takes out ids whose last transactions Kafka cannot end before a broker is back."""
+        for number, rows in list(self._last.items()):
+            if self._dead_letters.would_stick(rows):
+                self.ids = self.ids.kept(number)
+                del self._last[number]
+
     def _note_throttling(self, began: float) -> None:
         """Learns from the transaction that has just ended what Kafka takes."""
         began_ms = round(began * 1000)
@@ -386,11 +402,23 @@ class Forwarder:
         return number
 
     def vouch(self, number: int, timeout_ms: int) -> KafkaCallEnd:
-        """Commits one record, which says nothing, with an id that may have no more than one."""
+        """Commits one record with an id that may have no more than one.
+
+        It says which ids are left out, or nothing.
+        """
+        said = self._left_out()
         self._producers.begin(number)
-        ended = self._producers.commit(number, self._control(OPENING), timeout_ms)
+        (record,) = said or [OPENING]
+        ended = self._producers.commit(number, self._control(record), timeout_ms)
         self.ids = self.ids.ended(number, ended.verdict)
+        if ended.verdict.is_committed:
+            self.state = self.state.apply_all(said)
         return ended
+
+    def _left_out(self) -> list[ControlRecord]:
+        """Says which ids are left out, if that is not committed already."""
+        left_out = self.ids.left_out
+        return [] if left_out == self.state.left_out else [left_out_record(left_out)]
 
     def _is_full(self, step: Step) -> bool:
         """Whether a step is near the cap; what did not fit any more may be large."""
@@ -422,14 +450,14 @@ class Forwarder:
         A frame that turns out to be readable here was repaired meanwhile: it is not given up. Nor
         is one that only cannot be read for now, until a minute after its second.
         """
-        todo = duties(self.state, progress, self._watch, self._cluster, situation)
+        todo = self._what_to_do(progress, situation)
         if not todo.lost:
             return todo, []
         floor = 0 if self.state.progress is None else self.state.progress.floor
         looked = self._reader.look_at_lost(todo.lost, situation.now_ms, floor=floor)
         if looked.kept:
             situation = replace(situation, looked_for=todo.lost - looked.kept)
-            todo = duties(self.state, progress, self._watch, self._cluster, situation)
+            todo = self._what_to_do(progress, situation)
         needed = {(place.wheel, place.seq) for place in overdue(self.state)}
         lost = (
             each
@@ -437,6 +465,10 @@ class Forwarder:
             if not _was_done(each, self.state.progress) or (each.wheel, each.seq) in needed
         )
         return todo, list(joined(lost))
+
+    def _what_to_do(self, progress: Progress | None, situation: Situation) -> Duties:
+        todo = duties(self.state, progress, self._watch, self._cluster, situation)
+        return replace(todo, records=[*self._left_out(), *todo.records])
 
     def _committed(self, step: Step | None, todo: Duties) -> None:
         """Takes what a transaction has committed for the state that the next one begins with."""

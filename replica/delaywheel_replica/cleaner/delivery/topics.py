@@ -106,12 +106,14 @@ class TopicDescription:
         partitions: How many there are.
         unled: Those without a leader.
         replicas: Of each partition that has fewer in sync than replicas: how many of both.
+        fewest: How many replicas the partition has that has the fewest; 0: unknown.
     """
 
     state: TopicState
     partitions: int = 0
     unled: frozenset[int] = frozenset()
     replicas: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    fewest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,14 @@ class Topic:
     missing_since: float | None = None
     troubled: frozenset[int] = frozenset()
     """The partitions that take nothing; none: if the topic takes nothing, that is all of it."""
+    fewest: int = 0
+    """See `TopicDescription`."""
+
+    @property
+    def needs_all_brokers(self) -> bool:
+        """Whether some partition takes nothing while any of its brokers is away."""
+        least = 1 if self.limits is None else self.limits.min_insync
+        return 0 < self.fewest <= max(1, least)
 
     @property
     def confirmed(self) -> bool:
@@ -453,7 +463,13 @@ def _joined(
     if described.state is TopicState.MISSING:
         since = None if before is None else before.missing_since
         return Topic(described.state, asked_at, missing_since=asked_at if since is None else since)
-    topic = Topic(described.state, asked_at, described.partitions, troubled=described.unled)
+    topic = Topic(
+        described.state,
+        asked_at,
+        described.partitions,
+        troubled=described.unled,
+        fewest=described.fewest,
+    )
     if name in limits:
         topic = replace(topic, limits=limits[name], limits_at=asked_at)
     elif before is not None:

@@ -174,6 +174,11 @@ class Troubles:
         """Notes that a transaction is given up for a topic in trouble."""
         self._of[name].doubted_until = now + DOUBTED_S
 
+    @property
+    def are_there(self) -> bool:
+        """Whether some topic is in trouble."""
+        return any(not trouble.is_over for trouble in self._of.values())
+
     def cause(self, name: str) -> str | None:
         """Returns why a topic accepts nothing; None if, as far as is known, it works."""
         trouble = self._of.get(name)
@@ -185,8 +190,10 @@ class Troubles:
         return trouble is not None and not trouble.is_over and trouble.sample is None
 
     def waited_ms(self, name: str, now: float) -> int:
-        """Returns for how long a topic in trouble has taken nothing."""
-        trouble = self._of[name]
+        """Returns for how long a topic has taken nothing; 0: it is in no trouble."""
+        trouble = self._of.get(name)
+        if trouble is None or trouble.is_over:
+            return 0
         return round((now - max(trouble.since, now - UNNEEDED_S)) * 1000)
 
     def has_patience(self, name: str, now: float) -> bool:
@@ -202,8 +209,8 @@ class Troubles:
 
     def defer(self, messages: Mapping[str, int]) -> None:
         """Counts messages that were deferred, by topic."""
-        for name, count in messages.items():
-            self._of[name].deferred += count
+        for name in messages.keys() & self._of.keys():
+            self._of[name].deferred += messages[name]
 
     def given_up(self, now: float, now_ms: int) -> tuple[UnavailableTopic, ...]:
         """Returns the topics whose messages are deferred, or become dead letters."""

@@ -190,7 +190,8 @@ def _described(topic: Any) -> TopicDescription:
         for each in topic.partitions
         if len(each.isr) < len(each.replicas)
     }
-    return TopicDescription(state, len(topic.partitions), unled, lagging)
+    fewest = min((len(each.replicas) for each in topic.partitions), default=0)
+    return TopicDescription(state, len(topic.partitions), unled, lagging, fewest)
 
 
 def _limits_of(config: Mapping[str, Any]) -> Limits:

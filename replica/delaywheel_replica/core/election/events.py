@@ -111,10 +111,17 @@ class ElectionTick:
 
 @dataclass(frozen=True, slots=True)
 class InitsDone:
-    """Every transactional id has been inited."""
+    """Every transactional id has been inited, but for some that may be done without.
+
+    Attributes:
+        now_ms: The monotonic clock.
+        token: The candidacy's token.
+        without: Those that were not.
+    """
 
     now_ms: int
     token: str
+    without: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ fences all copies. The other ids go on meanwhile.
 | id | transaction | next |
 |---|---|---|
 | SOUND | any | SOUND; LOOSE if its end may have been repeated; ABANDONED if it was not ended |
+| SOUND, LOOSE | its last one has touched a partition that takes nothing by now | ABANDONED, while |
+|   | | another id is SOUND or LOOSE: the next one would wait for that partition |
 | LOOSE | of one record: there is nothing to tear | the same |
 | LOOSE, ABANDONED | none | RENEWING, while another id is SOUND or LOOSE |
 | RENEWING | none | RENEWED; ABANDONED if the init has failed |
@@ -32,6 +34,24 @@ whether it may have been repeated or not.
 
 Once no id is SOUND or LOOSE, none can vouch for the others: the term ends as after an unknown
 outcome, and a candidacy finds out.
+
+Kafka keeps an id for as long as a partition that its transaction has written to takes nothing: no
+init of it succeeds before the partition's broker is back. So each transaction says in the control
+topic which ids are LEFT OUT, and a candidate may do without an id that it cannot init:
+
+| id | what is committed | a candidate that cannot init it |
+|---|---|---|
+| SOUND, LOOSE | it is not left out | cannot lead |
+| ABANDONED, RENEWING after it | it is left out, from the next transaction on | leads without |
+| RENEWING after LOOSE | it is not left out | cannot lead |
+| RENEWED | it is not, with the commit that vouches for it | cannot lead, from that commit on |
+| of a new leader, inited, but left out | as RENEWED | as there |
+| of a new leader, not inited | as ABANDONED: it is inited again within the term | as there |
+
+Why that is safe. Whoever uses such an id again has committed with another id, after its init, that
+the id is not left out. The candidate inits those others, and reads the control topic after that: if
+that commit came before, it reads so, and does not lead; if not, the commit is fenced. What was open
+of the id was never asked to be committed, and never will be.
 """
 
 from __future__ import annotations
@@ -40,6 +60,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from delaywheel_replica.core.protocol.control import LeftOut
 from delaywheel_replica.core.protocol.transaction_outcomes import TransactionState
 
 
@@ -62,16 +83,44 @@ _AFTER = {
 
 @dataclass(frozen=True, slots=True)
 class IdTurns:
-    """The ids of one term; they take turns."""
+    """The ids of one term; they take turns.
+
+    Attributes:
+        abandoned: Those not inited again since a transaction was abandoned, or an init failed.
+        unmarked: Those that this leader could not init as a candidate.
+    """
 
     states: tuple[IdState, ...]
     latest: int = -1
+    abandoned: frozenset[int] = frozenset()
+    unmarked: frozenset[int] = frozenset()
 
     @classmethod
-    def begun(cls, ids: int, loose: Collection[int] = ()) -> IdTurns:
-        """Returns those of a new leader; ends of some marks may have been repeated."""
-        kinds = (IdState.LOOSE if each in loose else IdState.SOUND for each in range(ids))
-        return cls(tuple(kinds))
+    def begun(
+        cls,
+        ids: int,
+        loose: Collection[int] = (),
+        *,
+        without: frozenset[int] = frozenset(),
+        left_out: Collection[int] = (),
+    ) -> IdTurns:
+        """Returns those of a new leader.
+
+        Args:
+            ids: How many there are.
+            loose: The ends of their marks may have been repeated.
+            without: They could not be inited.
+            left_out: It is committed that they are.
+        """
+
+        def state_of(each: int) -> IdState:
+            if each in without:
+                return IdState.ABANDONED
+            if each in left_out:
+                return IdState.RENEWED
+            return IdState.LOOSE if each in loose else IdState.SOUND
+
+        return cls(tuple(map(state_of, range(ids))), abandoned=without, unmarked=without)
 
     @property
     def usable(self) -> int | None:
@@ -100,6 +149,16 @@ class IdTurns:
         return None
 
     @property
+    def left_out(self) -> LeftOut:
+        """What the next transaction has to say."""
+        return LeftOut(self.abandoned, self.unmarked)
+
+    @property
+    def is_scarce(self) -> bool:
+        """Whether there is one left at most that Kafka does not keep, as far as is known."""
+        return len(self.abandoned) >= len(self.states) - 1 > 0
+
+    @property
     def is_lost(self) -> bool:
         """Whether no id can vouch for another."""
         return not any(state in _VOUCHING for state in self.states)
@@ -110,7 +169,20 @@ class IdTurns:
         if verdict.is_committed:
             states = [_vouched_for(state) for state in states]
         states[number] = _AFTER.get(verdict, states[number])
-        return replace(self, states=tuple(states), latest=number)
+        abandoned = self.abandoned
+        if states[number] is IdState.ABANDONED:
+            abandoned |= {number}
+        return replace(self, states=tuple(states), latest=number, abandoned=abandoned)
+
+    def kept(self, number: int) -> IdTurns:
+        """Returns what follows when Kafka cannot write the markers of a committed transaction.
+
+        The last id that could vouch for others is used all the same.
+        """
+        if self.states[number] not in _VOUCHING or not self._has_other(number):
+            return self
+        left = self._with(number, IdState.ABANDONED)
+        return replace(left, abandoned=self.abandoned | {number})
 
     def renewing(self, number: int) -> IdTurns:
         """Returns what follows when an id begins to be inited again."""
@@ -118,7 +190,11 @@ class IdTurns:
 
     def renewed(self, number: int, *, is_ready: bool) -> IdTurns:
         """Returns what follows when that has ended; it counts from the next transaction on."""
-        return self._with(number, IdState.RENEWED if is_ready else IdState.ABANDONED)
+        if is_ready:
+            done = self._with(number, IdState.RENEWED)
+            return replace(done, abandoned=self.abandoned - {number})
+        failed = self._with(number, IdState.ABANDONED)
+        return replace(failed, abandoned=self.abandoned | {number})
 
     def _first(self, state: IdState) -> int | None:
         return self.states.index(state) if state in self.states else None

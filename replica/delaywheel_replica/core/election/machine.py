@@ -2,7 +2,8 @@
 
 Safety rests on Kafka's fencing alone. A candidate inits **all** transactional ids, then commits,
 one after another, a mark with each (its token is new for every candidacy), and reads the control
-topic to its end: it leads only if its own token is the newest with every id. Anything unknown on
+topic to its end: it leads only if its own token is the newest with every id, but for those that a
+leader has left out (id_turns.py). Anything unknown on
 the way (a timeout, a retry) ends the candidacy; any re-init is a whole new one. Liveness rests on
 the required silence: how long no leader must be heard before a node stands, and how old a leader's
 last commit may be.
@@ -135,8 +136,9 @@ class Election:
         self._stood_lagging = False
         # Since when a leader has been heard without a break.
         self._led_since_ms: int | None = None
-        # The next mark to be reported.
+        # The next mark to be reported, and the ids that are done without.
         self._mark = 0
+        self._without: frozenset[int] = frozenset()
         # Wall clock minus monotonic clock when this candidacy began.
         self._clock_offset_ms = 0
         self._epoch: int | None = None
@@ -225,9 +227,9 @@ class Election:
                 return self._tick(event)
             case InitsDone():
                 self._phase = ElectionPhase.MARKING
-                self._mark = 0
+                self._without = event.without
                 self._last_commit_ms, self._recent_ms = event.now_ms, ()
-                return [CommitMark(self._token, 0)]
+                return self._mark_with(0)
             case InitFailed():
                 return self._end(_reason_of_init(event), event.now_ms)
             case MarkReport():
@@ -347,18 +349,30 @@ class Election:
             return self._end(EndReason.FENCED, report.now_ms)
         if not report.verdict.is_committed:
             return self._end(EndReason.MARK_FAILED, report.now_ms)
-        self._mark += 1
         self._recent_ms = (*self._recent_ms, report.now_ms - self._last_commit_ms)
         self._last_commit_ms = report.now_ms
-        if self._mark < self._config.ids:
-            return [CommitMark(self._token, self._mark)]
+        return self._mark_with(report.index + 1)
+
+    def _mark_with(self, first: int) -> list[Effect]:
+        """Goes on with the mark of the first id from here on that was inited."""
+        left = (each for each in range(first, self._config.ids) if each not in self._without)
+        mark = next(left, None)
+        if mark is not None:
+            self._mark = mark
+            return [CommitMark(self._token, mark)]
         self._phase = ElectionPhase.READING
         return [ReadControl(self._token)]
 
     def _read(self, read: ControlRead) -> list[Effect]:
-        """Makes this node the leader only if its own tokens are the newest with every id."""
-        leader = read.state.leader(self._config.ids)
-        if leader is None or read.state.leaders[0].token != self._token:
+        """Makes this node the leader only if its own tokens are the newest with every id.
+
+        It may lack one that the leader before it did without, and would have come to use again only
+        after a commit with another id.
+        """
+        if not self._without <= read.state.left_out.ids:
+            return self._end(EndReason.INIT_FAILED, read.now_ms)
+        leader = read.state.leader(self._config.ids, without=self._without)
+        if leader is None or not read.state.marked(self._token):
             return self._end(EndReason.MARK_OVERWRITTEN, read.now_ms)
         if read.incomplete:
             return self._end(EndReason.CONTROL_INCOMPLETE, read.now_ms)

@@ -9,6 +9,7 @@ known to be committed.
 |---|---|---|
 | ``progress`` | what is done (`Progress`) | never |
 | ``leader/<i>`` | the last candidate that committed with transactional id i | never |
+| ``ids`` | which transactional ids the leader does without (`LeftOut`) | never |
 | ``node/<id>`` | a node's storage and the last number it was given | never |
 | ``wheel/<id>`` | a registered wheel, open or closed | when it is unregistered |
 | ``lost/<wheel>/<seq>`` | frames that no member can read, from this one on | with its wheel |
@@ -24,6 +25,7 @@ stops as at a malformed record. A node leads only after it has read the topic to
 
 import re
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Annotated, Final, TypeVar
@@ -52,7 +54,8 @@ ControlRecord = tuple[str, bytes | None]
 CONTROL_VERSION: Final = 3
 """The version of these records that this release knows; no release that knew less was published.
 
-3 adds no record, but half messages: a leader that does not know them would send each at its due.
+3 adds half messages, which a leader that does not know them would send each at its due, and the ids
+that are left out, which it would use.
 """
 
 NEEDS_KEY: Final = "wheel/newer-release-needed"
@@ -73,6 +76,7 @@ ROLLED_BACK: Final = "rolled-back"
 """Reported in place of a folder's uuid by a node whose folder is an older copy of itself
 (core/node/rolled_back.py): no wheel is registered with it."""
 
+_IDS_KEY: Final = "ids"
 _LEADER_KEY = re.compile(r"leader/(0|[1-9][0-9]{0,3})")
 _LOST_KEY = re.compile(r"lost/([^/]+)/([1-9][0-9]{0,18})")
 _RESCHEDULES = "reschedule/"
@@ -108,6 +112,19 @@ class Leader:
 
     node: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """The transactional ids that are done without; core/election/id_turns.py says when.
+
+    Attributes:
+        ids: Whoever wrote this uses them no more before another record without them is committed.
+        unmarked: Those of which the leader that wrote this has no mark.
+    """
+
+    ids: frozenset[Natural] = frozenset()
+    unmarked: frozenset[Natural] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +246,7 @@ class ControlState:
     Attributes:
         progress: What is done; None before the first leader.
         leaders: Transactional id -> the last candidate that committed with it.
+        left_out: The transactional ids that are done without.
         nodes: Every node that was ever given a wheel, or removed.
         wheels: The registered ones.
         lost: Frames that no member can read.
@@ -241,6 +259,7 @@ class ControlState:
 
     progress: Progress | None = None
     leaders: Mapping[int, LeaderRecord] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
     nodes: Mapping[str, NodeRecord] = field(default_factory=dict)
     wheels: Mapping[WheelId, WheelRecord] = field(default_factory=dict)
     lost: FrameSet = NO_FRAMES
@@ -314,11 +333,17 @@ class ControlState:
         """Returns the transactional ids under which a candidacy's mark is the newest."""
         return frozenset(index for index, mark in self.leaders.items() if mark.token == token)
 
-    def leader(self, ids: int) -> Leader | None:
-        """Returns the leader: the one candidate whose token is the newest with every id."""
-        records = [self.leaders.get(index) for index in range(ids)]
+    def leader(self, ids: int, *, without: AbstractSet[int] | None = None) -> Leader | None:
+        """Returns the leader: the one candidate whose token is the newest with every id.
+
+        Args:
+            ids: How many ids there are.
+            without: Those that do not count; None: those of which the leader has no mark.
+        """
+        without = self.left_out.unmarked if without is None else without
+        records = [self.leaders.get(index) for index in range(ids) if index not in without]
         marks = [record for record in records if record is not None]
-        if len(marks) < ids or len({mark.token for mark in marks}) != 1:
+        if len(marks) < len(records) or len({mark.token for mark in marks}) != 1:
             return None
         return Leader(marks[0].node, max(mark.offset for mark in marks))
 
@@ -343,6 +368,8 @@ def _apply(state: ControlState, key: str, value: bytes | None, offset: int) -> C
 def _apply_other(state: ControlState, kind: str, key: str, value: bytes | None) -> ControlState:
     if match := _LOST_KEY.fullmatch(key):
         return _apply_lost(state, (parse_wheel(match[1]), int(match[2])), value)
+    if key == _IDS_KEY:
+        return replace(state, left_out=_read(LeftOut, value))
     if kind == "reschedule":
         return _apply_reschedules(state, [(key, value)])
     return _apply_ingress(state, key, value) if kind == "ingress" else state
@@ -427,6 +454,11 @@ def progress_record(progress: Progress) -> ControlRecord:
 def leader_record(index: int, node: str, token: str) -> ControlRecord:
     """Builds a candidate's mark with one transactional id."""
     return f"leader/{index}", encode(_Mark(node, token))
+
+
+def left_out_record(left_out: LeftOut) -> ControlRecord:
+    """Builds the record of the transactional ids that are done without."""
+    return _IDS_KEY, encode(left_out)
 
 
 def node_record(node: str, record: NodeRecord) -> ControlRecord:
