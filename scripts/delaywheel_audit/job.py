@@ -24,20 +24,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
+from delaywheel_audit.kafka.client import ClientSettings
+from delaywheel_audit.kafka.columns import with_own_headers
 from delaywheel_audit.kafka.control import ControlMissingError, Done, read_done
-from delaywheel_audit.kafka.errors import KafkaSourceError, reason_of
+from delaywheel_audit.kafka.errors import KafkaSourceError
+from delaywheel_audit.kafka.jars import settings_of_the_connector
 from delaywheel_audit.kafka.plan import Plan
-from delaywheel_audit.kafka.source import register, ship_package
 from delaywheel_audit.matching.findings import is_error
-from delaywheel_audit.matching.ingress import COLUMNS as INGRESS_COLUMNS
 from delaywheel_audit.matching.ingress import (
-    SCHEMA,
     Asked,
     are_all_asked,
     ingress_requests,
     with_ingress,
 )
-from delaywheel_audit.matching.letters import COLUMNS as LETTER_COLUMNS
 from delaywheel_audit.matching.matching import in_range
 from delaywheel_audit.matching.reconcile import Books, Inputs, Say, outcomes_of, reconcile
 from delaywheel_audit.matching.retention import Deleted
@@ -47,7 +46,9 @@ from delaywheel_audit.matching.terms import Facts, Terms
 from delaywheel_audit.options import Options
 from delaywheel_audit.output import SUMMARY, Output, OutputUnwritableError
 from delaywheel_audit.progress import Progress
+from delaywheel_audit.requests import SCHEMA
 from delaywheel_audit.settings import Setting, SettingsUnreadableError
+from delaywheel_audit.shipping import ship_packages
 from delaywheel_audit.sources.hiding import shown_command
 from delaywheel_audit.sources.inputs import HeldBackError, KafkaPlace, read_ledger, topics_in
 from delaywheel_audit.sources.ledger_files import (
@@ -132,8 +133,9 @@ def run(
     Raises:
         CouldNotRun: The job could not run; the text says why.
     """
+    started = _Run(spark, options, command, say)
     try:
-        return _Run(spark, options, command, say).run()
+        return started.run()
     except KafkaSourceError as error:
         raise CouldNotRun(error.reason.value, error.message) from error
     except SettingsUnreadableError as error:
@@ -147,7 +149,7 @@ def run(
     except OutputUnwritableError as error:
         raise CouldNotRun("OUTPUT_UNWRITABLE", str(error)) from error
     except (PySparkException, Py4JError) as error:
-        source = reason_of(error)
+        source = started.why(error)
         if source is not None:
             raise CouldNotRun(source.reason.value, source.message) from error
         lines = str(error).strip().splitlines() or [type(error).__name__]
@@ -169,19 +171,23 @@ class _Run:
         self._plan = Plan(())
         """The latest plan of a read of Kafka."""
         self._kept: list[DataFrame] = []
+        self._place: KafkaPlace | None = None
         self._answers: Callable[[], str] = str
         """Says what is known of answers about halves that somebody was asked about."""
+
+    def why(self, error: Exception) -> KafkaSourceError | None:
+        """Returns what of Kafka made Spark fail; None: nothing of Kafka."""
+        return None if self._place is None else self._place.why(error)
 
     def run(self) -> Summary:
         options = self._options
         setting = Setting.of(options)
         terms = setting.terms
-        place = KafkaPlace(setting.client, setting.cluster)
+        place = self._place = KafkaPlace(ClientSettings(setting.client), setting.cluster)
         output = Output(self._spark, options.output)
         output.check()
         if not str(self._spark.sparkContext.master).startswith("local"):
-            ship_package(self._spark)
-        register(self._spark)
+            ship_packages(self._spark)
 
         began_ms = int(self._began * 1000)
         self._say(f"reading the control topic of cluster {setting.cluster}")
@@ -231,7 +237,7 @@ class _Run:
 
         books = reconcile(read, terms, facts, self._say)
         try:
-            return self._write(output, setting, books, done.due_ms)
+            return self._write(output, setting, place, books, done.due_ms)
         finally:
             books.release()
             for rows in self._kept:
@@ -296,7 +302,7 @@ class _Run:
             from_ms = max(0, terms.start_ms - margin)
             outcomes_from_ms = max(0, terms.accepted_range()[0] - margin)
         outcomes = place.pin([outcomes_topic], outcomes_from_ms, None)
-        ended = outcomes_of(place.read(spark, outcomes, "value"))
+        ended = outcomes_of(place.read(spark, outcomes))
         asked = ended.where(in_range(terms, F.col("due_ms"), F.col("accepted_at_ms")))
         records = self._read_ingress(place, terms, facts)
         wanted = in_range(terms, F.col("due_ms"), F.col("accepted_at_ms"))
@@ -307,8 +313,8 @@ class _Run:
         for line in (*messages.remarks(), *outcomes.remarks()):
             self._note(line)
         self._say(
-            f"Kafka: {_size(messages):,} offsets of {len(messages.topics)} topics, "
-            f"{_size(outcomes):,} outcomes"
+            f"Kafka: {messages.size():,} offsets of {len(messages.topics)} topics, "
+            f"{outcomes.size():,} outcomes"
         )
 
         def all_kafka() -> DataFrame:
@@ -326,7 +332,7 @@ class _Run:
 
         def letters() -> DataFrame:
             place.wait_for_transactions([names.dead])
-            return place.read(spark, place.pin([names.dead], from_ms, None), LETTER_COLUMNS)
+            return with_own_headers(place.read(spark, place.pin([names.dead], from_ms, None)))
 
         self._topics, self._plan = topics, messages
         self._answers = partial(_answers, asked, records, terms)
@@ -348,12 +354,6 @@ class _Run:
         nothing = self._spark.createDataFrame([], SCHEMA)
         if not settled:
             return Asked(nothing)
-        if not str(self._spark.sparkContext.master).startswith("local"):
-            self._note(
-                "the ingress topics are not read, since that needs delaywheel on every executor: "
-                "what went out directly is taken at its word"
-            )
-            return Asked(nothing, is_used=True, is_whole=True)
         margin, from_ms = self._options.kafka_margin_ms, None
         if terms.from_ms is not None and margin is not None and not is_whole:
             from_ms = max(0, terms.accepted_range()[0] - margin)
@@ -367,10 +367,10 @@ class _Run:
                 "Kafka has deleted records of ingress topics: what went out directly is taken at "
                 "its word"
             )
-        self._say(f"Kafka: {_size(plan):,} offsets of ingress topics")
-        asked = ingress_requests(place.read(self._spark, plan, INGRESS_COLUMNS), settled)
+        self._say(f"Kafka: {plan.size():,} offsets of ingress topics")
+        asked = ingress_requests(place.read(self._spark, plan), settled)
         if is_whole and not since_ms:
-            begun = place.read(self._spark, plan, "topic,timestamp_ms").groupBy("topic")
+            begun = place.read(self._spark, plan).groupBy("topic")
             rows = begun.agg(F.min("timestamp_ms").alias("begins_ms")).collect()
             begins: dict[str, int | None] = {row["topic"]: row["begins_ms"] for row in rows}
             since_ms = max(begins.get(name) or END_MS for name in names)
@@ -386,7 +386,9 @@ class _Run:
         self._notes.append(line)
         self._say(line)
 
-    def _write(self, output: Output, setting: Setting, books: Books, progress_ms: int) -> Summary:
+    def _write(
+        self, output: Output, setting: Setting, place: KafkaPlace, books: Books, progress_ms: int
+    ) -> Summary:
         self._say(f"writing the tables to {output.place}")
         output.begin()
         output.write_table("buckets", books.buckets)
@@ -394,6 +396,7 @@ class _Run:
         kinds = output.findings_by_kind()
         totals, terms = books.totals, setting.terms
         self._explain(books)
+        place.confirm()
         summary = Summary(
             cluster=setting.cluster,
             from_ms=terms.from_ms,
@@ -482,10 +485,6 @@ def _some(names: Sequence[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _size(plan: Plan) -> int:
-    return sum(r.end - r.start for topic in plan.topics for r in topic.ranges)
-
-
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
@@ -519,6 +518,7 @@ class _session:  # noqa: N801 - used like a function
                 "spark.ui.enabled": "false",
                 "spark.log.level": "ERROR",
                 "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()),
+                **settings_of_the_connector(),
             }
             builder = builder.master(options.master or "local[*]")
             self._said = tempfile.NamedTemporaryFile(

@@ -37,6 +37,7 @@ from delaywheel_replica.kafka_settings import KafkaNames
 from delaywheel_replica.server.ledger.place import SCHEMA
 from local.loopback.child import interrupt_on_signals
 from local.loopback.kafka import KafkaBroker
+from local.reconciling import finds_the_connector
 
 CLUSTER = "books"
 TOPICS = ("orders", "bills")
@@ -293,7 +294,11 @@ def measure(messages: int, folder: Path, memory: str, heap: str) -> int:
             *("--ledger", str(folder / "ledger"), "--kafka", broker.address),
             *("--output", str(folder / "output"), "--memory", memory),
         ]
-        environment = {**os.environ, "SPARK_LOCAL_DIRS": str(folder / "spark")}
+        environment = {
+            **os.environ,
+            **finds_the_connector(),
+            "SPARK_LOCAL_DIRS": str(folder / "spark"),
+        }
         began = time.monotonic()
         with subprocess.Popen(command, env=environment) as job:
             tree = Tree(job.pid)

@@ -47,8 +47,8 @@ SCRIPTS = ("tests/scripts/test_chaos_whole.py", "tests/scripts/test_demo_whole.p
 """These start brokers of their own."""
 BROKERS = "tests/brokers"
 """These stop brokers of three that they share."""
-SPARK = ("tests/audit/reconcile", "tests/audit/kafka/test_kafka_source.py")
-"""All tests that need Spark: it is started once, for these."""
+SPARK = "tests/audit"
+"""Nearly all of these need Spark: it is started once, for these."""
 SIMULATION = "tests/sim"
 DRILLS = f"{SIMULATION}/tests/test_sim_drills.py"
 MUTANTS = f"{SIMULATION}/tests/test_sim_mutants_short.py"
@@ -62,7 +62,7 @@ CORE = ("tests/core", "tests/consumer", "tests/wheel")
 CONSUMERS = ("tests/consumer", "tests/client/table", "tests/client/testing")
 """Consumers on a broker; groups have the same names in both."""
 CLEANER = "tests/cleaner"
-KAFKA = ("tests/audit/kafka", "tests/cli", "tests/local", "tests/trace", "tests/wheel/deadletters")
+KAFKA = ("tests/cli", "tests/local", "tests/trace", "tests/wheel/deadletters")
 """Where other tests of a broker are: to collect all would take seconds."""
 SHARING = 6
 """How many steps share the broker."""
@@ -153,10 +153,10 @@ def _waiting(and_not_slow: str, listeners: Sequence[str], *, fast: bool) -> tupl
         Step("pytest one node", (*one_node, ONE_NODE)),
         # Its tests start processes, too: at the end, alone, they would leave a core idle.
         Step("pytest", (*without, *_ignored(SIMULATION, SERVER, *SECURED, *CORE))),
-        Step("pytest kafka", (*kafka, *KAFKA, *_ignored(*SPARK))),
+        Step("pytest kafka", (*kafka, *KAFKA)),
         # What computes a whole core is not to be alone at the end.
         *slow,
-        Step("pytest spark", (*spark, *SPARK)),
+        Step("pytest spark", (*spark, SPARK)),
         Step("pytest cleaner", (*cleaner, CLEANER)),
         Step("pytest serving", (*without, SERVING)),
         Step("pytest secured", (*without, *SECURED)),

@@ -7,6 +7,7 @@ must arrive at the same numbers.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from delaywheel_audit.kafka.jars import JARS_VARIABLE
 from delaywheel_audit.matching.summary import Summary
 from local.loopback.child import end_child, start_child
 from local.loopback.cluster import ROOT
+from local.loopback.kafka_jars import fetch_connector
 from local.stage.tally import Verdict
 
 # Only bounds a hang: Spark takes 20 s on two idle cores, and took 230 s beside a load of 15.
@@ -68,6 +71,12 @@ class Books(NamedTuple):
         """Whether the books are in order and agree with the consumer."""
         agree = all(row.by_consumer == row.by_books for row in self.compared(verdict))
         return self.summary.balanced and agree
+
+
+def finds_the_connector() -> dict[str, str]:
+    """The environment in which a reconciliation finds the jars by which Spark reads Kafka."""
+    known = os.environ.get(JARS_VARIABLE)
+    return {JARS_VARIABLE: str(fetch_connector()) if known is None else known}
 
 
 @contextlib.contextmanager
@@ -121,7 +130,7 @@ def reconcile(
         *(text for topic in topics for text in ("--topic", topic)),
         *("--interval", "1s", "--output", str(folder)),
     ]
-    process = start_child(command, log=log)
+    process = start_child(command, log=log, environment=finds_the_connector())
     try:
         code = process.wait(TIMEOUT_S)
     except subprocess.TimeoutExpired:

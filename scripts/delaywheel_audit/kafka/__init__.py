@@ -1,1 +1,1 @@
-"""Kafka as a Spark data source, and the questions asked before it is read."""
+"""What is read of Kafka: planned, read by Spark's connector, and held against Kafka afterwards."""

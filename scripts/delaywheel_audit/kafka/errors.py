@@ -1,7 +1,6 @@
 """Errors of reading Kafka, by name.
 
-A text is `REASON: what happened and what to do`. Spark wraps what a source raises into exceptions
-of its own, tracebacks and all; `reason_of` finds the name again.
+A text is `REASON: what happened and what to do`.
 """
 
 from __future__ import annotations
@@ -30,10 +29,8 @@ class Reason(StrEnum):
     OPTION_INVALID = "OPTION_INVALID"
     RECORD_UNREADABLE = "RECORD_UNREADABLE"
     """A record batch is damaged, or compressed in a way that the client does not know."""
-    SETTINGS_UNREADABLE = "SETTINGS_UNREADABLE"
     TOPIC_GONE = "TOPIC_GONE"
     """The topic, or one of its partitions, was deleted since planning."""
-    TOPIC_MISSING = "TOPIC_MISSING"
     TOPIC_RECREATED = "TOPIC_RECREATED"
     """The topic of this name is not the one that was planned."""
 
@@ -55,17 +52,18 @@ class KafkaSourceError(Exception):
         return f"{self.reason}: {self.message}"
 
 
-_RAISED = re.compile(r"KafkaSourceError: ([A-Z_]+): (.*)")
+_IN_JAVA = {
+    r"(Topic|Cluster)AuthorizationException": Reason.ACCESS_DENIED,
+    r"(SaslAuthentication|SslAuthentication|SSLHandshake)Exception": Reason.AUTHENTICATION_FAILED,
+    r"CorruptRecordException|InvalidRecordException|past the record": Reason.RECORD_UNREADABLE,
+    r"TimeoutException": Reason.BROKER_AWAY,
+}
+"""What Kafka's client in Java says, somewhere in what Spark makes of it."""
 
 
-def reason_of(error: BaseException) -> KafkaSourceError | None:
-    """Returns our own error inside one of Spark's; None if there is none."""
-    if isinstance(error, KafkaSourceError):
-        return error
-    for name, message in reversed(_RAISED.findall(str(error))):
-        if name in Reason.__members__:
-            return KafkaSourceError(Reason[name], message.strip())
-    return None
+def reason_in_java(text: str) -> Reason | None:
+    """Returns the reason in what Spark says of a failed read; None: none of Kafka's."""
+    return next((reason for name, reason in _IN_JAVA.items() if re.search(name, text)), None)
 
 
 TOPIC_CODES = frozenset(
@@ -77,15 +75,6 @@ TOPIC_CODES = frozenset(
     }
 )
 """Kafka does not know the topic or partition, at this moment."""
-
-RANGE_CODES = frozenset(
-    {
-        KafkaError.OFFSET_OUT_OF_RANGE,
-        KafkaError._AUTO_OFFSET_RESET,
-        KafkaError._LOG_TRUNCATION,
-    }
-)
-"""An offset is not in the partition."""
 
 REFUSALS = {
     KafkaError._AUTHENTICATION: Reason.AUTHENTICATION_FAILED,

@@ -2,24 +2,27 @@
 
 A range ends at the last stable offset at most: below it every transaction is decided forever. So a
 task that Spark runs again reads the same records, and several reads of one plan agree.
+
+What Spark's connector does not notice while it reads, it is asked of Kafka afterwards.
+
+| what happened since planning | noticed by |
+|---|---|
+| records of the range were deleted | the connector, at the offset (`failOnDataLoss`) |
+| the topic was deleted | the connector, which waits for it; `check_topics` |
+| it was made anew, with as many records | `check_topics`: its id is another one |
+| the partition's end went back | the connector, which waits for what is not there |
+| partitions or topics were added | nobody: they are not read |
+
+The connector's own words name none of that: after a failure `check` does.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
-from delaywheel_audit.kafka.options import SourceOptions, invalid
 from delaywheel_audit.kafka.questions import KafkaQuestions, Place, TopicNow
-
-MAX_SLICES = 10_000
-"""Limit for one plan: more tasks would only be overhead."""
-
-ASSUMED_RECORD_BYTES = 1024
-"""Size of a record, where none could be examined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +44,8 @@ class TopicPlan:
 
     name: str
     topic_id: str | None
+    """At planning."""
     ranges: tuple[Range, ...]
-    record_bytes: int = ASSUMED_RECORD_BYTES
-    """The mean size of a few records."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The range that one Spark task reads."""
-
-    topic: str
-    topic_id: str | None
-    partitions: int
-    """The topic's id, at planning."""
-    partition: int
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,83 +82,58 @@ class Plan:
             ]
         return lines
 
-    def slices(self, *, records: int | None, size: int) -> list[Slice]:
-        """Divides the ranges into Spark's tasks.
+    def offsets(self) -> dict[str, dict[int, Range]]:
+        """What is to be read, by topic and partition, without ranges that are empty."""
+        return {
+            topic.name: wanted
+            for topic in self.topics
+            if (wanted := {r.partition: r for r in topic.ranges if r.start < r.end})
+        }
 
-        Args:
-            records: Offsets of one task; None: by size.
-            size: Approximate bytes of one task.
-        """
-        per_topic = {t.name: records or max(1, size // t.record_bytes) for t in self.topics}
-        wanted = sum(-(-(r.end - r.start) // per_topic[t.name]) for t, r in self._ranges())
-        coarser = -(-wanted // MAX_SLICES)
-        return [
-            Slice(topic.name, topic.topic_id, len(topic.ranges), range_.partition, start, end)
-            for topic, range_ in self._ranges()
-            for start, end in _cut(range_, per_topic[topic.name] * max(1, coarser))
-        ]
-
-    def to_json(self) -> str:
-        """Returns a JSON document for the option `ranges`, which makes a read repeat this plan."""
-        return json.dumps(
-            {
-                topic.name: {
-                    "id": topic.topic_id,
-                    "record_bytes": topic.record_bytes,
-                    "partitions": {str(r.partition): [r.start, r.end] for r in topic.ranges},
-                }
-                for topic in self.topics
-            }
-        )
+    def size(self) -> int:
+        """How many offsets are to be read."""
+        return sum(r.end - r.start for _, r in self._ranges())
 
     def _ranges(self) -> Iterator[tuple[TopicPlan, Range]]:
         return ((topic, range_) for topic in self.topics for range_ in topic.ranges)
 
 
-def _cut(range_: Range, offsets: int) -> Iterator[tuple[int, int]]:
-    """Yields pieces of equal length, none longer than `offsets`."""
-    length = range_.end - range_.start
-    pieces = -(-length // offsets)
-    for number in range(pieces):
-        yield (
-            range_.start + length * number // pieces,
-            range_.start + length * (number + 1) // pieces,
-        )
+def plan(
+    names: Sequence[str],
+    kafka: KafkaQuestions,
+    *,
+    from_ms: int | None = None,
+    to_ms: int | None = None,
+) -> Plan:
+    """Asks Kafka for the ranges to read now; topics that are not there count as empty.
 
+    Times choose *offsets*, by Kafka's index; they are no filter. With LogAppendTime that is the
+    same. With CreateTime records stand in the order in which they came: some in the range may have
+    other timestamps, and some with timestamps of the range may stand outside of it.
 
-def plan(options: SourceOptions, kafka: KafkaQuestions) -> Plan:
-    """Asks Kafka for the ranges to read now.
+    Args:
+        names: The topics.
+        kafka: Whom to ask.
+        from_ms: From the first record with this timestamp or a later one; None: the earliest.
+        to_ms: Up to before the first record with this timestamp or a later one; None: the end now.
 
     Raises:
-        KafkaSourceError: A topic is missing, or Kafka does not answer.
+        KafkaSourceError: Kafka does not answer, or refuses to.
     """
-    if options.ranges is not None:
-        return _given(options.ranges, kafka)
-    names: Sequence[str] = options.topics
-    if options.topics_pattern is not None:
-        names = kafka.names_matching(options.topics_pattern)
     found = kafka.describe(names)
-    missing = tuple(name for name in names if found[name] is None)
-    # A missing topic that matched the pattern was deleted: it holds nothing.
-    if missing and not options.skips_missing and options.topics_pattern is None:
-        raise KafkaSourceError(
-            Reason.TOPIC_MISSING,
-            f"{', '.join(missing)}: Kafka has no such topic, or these credentials may not see it "
-            "(option missingTopics=skip counts it as empty)",
-        )
     topics = {name: topic for name in names if (topic := found[name]) is not None}
-    ranges = _ranges(options, topics, kafka)
+    ranges = _ranges(topics, kafka, from_ms, to_ms)
     return Plan(
         tuple(
             TopicPlan(name, topic.topic_id, tuple(ranges[name, p] for p in topic.partitions))
             for name, topic in topics.items()
         ),
-        missing,
+        missing=tuple(name for name in names if found[name] is None),
     )
 
 
 def _ranges(
-    options: SourceOptions, topics: Mapping[str, TopicNow], kafka: KafkaQuestions
+    topics: Mapping[str, TopicNow], kafka: KafkaQuestions, from_ms: int | None, to_ms: int | None
 ) -> dict[Place, Range]:
     places = [(name, number) for name, topic in topics.items() for number in topic.partitions]
     low = kafka.earliest(places)
@@ -177,15 +141,15 @@ def _ranges(
     log_ends = kafka.log_ends(places)
     stable = kafka.stable_ends(places)
     # And these last: "none" means none before the end requested earlier.
-    starts = _since(options.starting_ms, places, kafka)
-    ends = _since(options.ending_ms, places, kafka)
+    starts = _since(from_ms, places, kafka)
+    ends = _since(to_ms, places, kafka)
     ranges = {}
     for place in places:
         end = stable[place]
-        if options.ending_ms is not None:
+        if to_ms is not None:
             end = min(end, _or(ends[place], end))
         start = low[place]
-        if options.starting_ms is not None:
+        if from_ms is not None:
             start = max(start, _or(starts[place], end))
         held_back = end == stable[place] < log_ends[place]
         ranges[place] = Range(
@@ -193,7 +157,7 @@ def _ranges(
             min(start, end),
             end,
             open_until=log_ends[place] if held_back else None,
-            cut=options.starting_ms is not None and 0 < start == low[place] == starts[place],
+            cut=from_ms is not None and 0 < start == low[place] == starts[place],
         )
     return ranges
 
@@ -208,90 +172,59 @@ def _or(offset: int | None, otherwise: int) -> int:
     return otherwise if offset is None else offset
 
 
-def _given(text: str, kafka: KafkaQuestions) -> Plan:
-    """Checks an earlier plan against what Kafka has now."""
-    topics = _parsed(text)
-    found = kafka.describe([topic.name for topic in topics])
-    for topic in topics:
-        check_topic(topic.name, topic.topic_id, found[topic.name])
-    places = [(t.name, r.partition) for t in topics for r in t.ranges if r.start < r.end]
-    unknown = [(n, p) for n, p in places if p not in _partitions(found[n])]
-    if unknown:
-        raise KafkaSourceError(
-            Reason.TOPIC_GONE, f"ranges: {unknown[0][0]} has no partition {unknown[0][1]}"
-        )
-    low = kafka.earliest(places)
-    stable = kafka.stable_ends(places)
-    for topic in topics:
-        for range_ in topic.ranges:
-            place = topic.name, range_.partition
-            if place in low:
-                _check_range(place, range_, low[place], stable[place])
-    return Plan(topics)
+def check_topics(plan: Plan, kafka: KafkaQuestions) -> None:
+    """Confirms, after a read, that it was of the planned topics: ids are never given again.
+
+    Raises:
+        KafkaSourceError: TOPIC_GONE or TOPIC_RECREATED.
+    """
+    found = kafka.describe([topic.name for topic in plan.topics])
+    for topic in plan.topics:
+        _check_topic(topic, found[topic.name])
 
 
-def _partitions(topic: TopicNow | None) -> tuple[int, ...]:
-    return () if topic is None else topic.partitions
+def check(plan: Plan, kafka: KafkaQuestions) -> None:
+    """Holds a plan against what Kafka has now: says why a read of it failed, if that shows.
+
+    Raises:
+        KafkaSourceError: Not all of it can be read any more.
+    """
+    check_topics(plan, kafka)
+    ranges = {(topic, p): r for topic, of in plan.offsets().items() for p, r in of.items()}
+    low = kafka.earliest(ranges)
+    stable = kafka.stable_ends(ranges)
+    for place, range_ in ranges.items():
+        _check_range(place, range_, low[place], stable[place])
 
 
 def _check_range(place: Place, range_: Range, low: int, stable: int) -> None:
     if low > range_.start:
-        raise offsets_gone(*place, wanted=range_.start, end=range_.end, low=low)
+        raise KafkaSourceError(
+            Reason.OFFSETS_GONE,
+            f"{place[0]} [{place[1]}]: offsets {range_.start} to {min(low, range_.end)} of a range "
+            f"that ends at {range_.end} are gone, the first that is there is {low}: retention (or "
+            "DeleteRecords) was faster. Read a later range, or lengthen the topic's retention "
+            "(retention.ms, retention.bytes)",
+        )
     if stable < range_.end:
         raise KafkaSourceError(
             Reason.OFFSETS_NOT_THERE,
-            f"{place[0]} [{place[1]}]: the range ends at {range_.end}, and what is decided ends at "
-            f"{stable}: Kafka lost its end, or the range is of another cluster",
+            f"{place[0]} [{place[1]}]: the partition ends at {stable}, and at planning there was "
+            f"something up to {range_.end}: Kafka lost its end (an unclean leader election?)",
         )
 
 
-def check_topic(name: str, planned_id: str | None, now: TopicNow | None) -> None:
-    """Raises unless the topic is still the planned one."""
+def _check_topic(planned: TopicPlan, now: TopicNow | None) -> None:
     if now is None:
         raise KafkaSourceError(
             Reason.TOPIC_GONE,
-            f"{name}: deleted since the read was planned; what was read of it is not its whole",
+            f"{planned.name}: deleted since the read was planned; what was read of it is not its "
+            "whole",
         )
-    if planned_id is not None and now.topic_id is not None and now.topic_id != planned_id:
+    if None not in (planned.topic_id, now.topic_id) and now.topic_id != planned.topic_id:
         raise KafkaSourceError(
             Reason.TOPIC_RECREATED,
-            f"{name}: deleted and made again since the read was planned (topic id {planned_id}, "
-            f"now {now.topic_id}): the offsets mean other records; run this again",
+            f"{planned.name}: deleted and made again since the read was planned (topic id "
+            f"{planned.topic_id}, now {now.topic_id}): the offsets mean other records; run this "
+            "again",
         )
-
-
-def offsets_gone(
-    topic: str, partition: int, *, wanted: int, end: int, low: int
-) -> KafkaSourceError:
-    """Returns the error for records that were deleted before they were read."""
-    return KafkaSourceError(
-        Reason.OFFSETS_GONE,
-        f"{topic} [{partition}]: offsets {wanted} to {min(low, end)} of a range that ends at {end} "
-        f"are gone, the first that is there is {low}: retention (or DeleteRecords) was faster. "
-        "Read a later range, or lengthen the topic's retention (retention.ms, retention.bytes)",
-    )
-
-
-def _parsed(text: str) -> tuple[TopicPlan, ...]:
-    """Parses what `Plan.to_json` or a person wrote; id and record_bytes may be absent."""
-    try:
-        return tuple(_topic_plan(name, one) for name, one in json.loads(text).items())
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise invalid(
-            'ranges: not {"<topic>": {"partitions": {"<number>": [<start>, <end>], …}}, …}, '
-            f"offsets of 0 and above: {error}"
-        ) from error
-
-
-def _topic_plan(name: str, document: Mapping[str, Any]) -> TopicPlan:
-    ranges = []
-    for partition, (start, end) in document["partitions"].items():
-        if not 0 <= int(start) <= int(end):
-            raise ValueError(f"{name} [{partition}]: from {start} to {end}")
-        ranges.append(Range(int(partition), int(start), int(end)))
-    return TopicPlan(
-        name,
-        document.get("id"),
-        tuple(ranges),
-        max(1, int(document.get("record_bytes", ASSUMED_RECORD_BYTES))),
-    )

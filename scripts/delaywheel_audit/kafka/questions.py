@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, wait
@@ -23,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # it is there
     OffsetSpec,
 )
 
+from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.kafka.errors import (
     REFUSALS,
     TOPIC_CODES,
@@ -30,7 +30,6 @@ from delaywheel_audit.kafka.errors import (
     Reason,
     final_reason,
 )
-from delaywheel_audit.kafka.options import ClientSettings
 
 Place: TypeAlias = tuple[str, int]
 """A topic and a partition."""
@@ -83,13 +82,12 @@ class Heard:
 
     def away(self, timeout_s: float) -> KafkaSourceError:
         """Returns the error for a lack of answers."""
-        where = self._client.values["bootstrap.servers"]
+        where = self._client.bootstrap
         last = f"; the last it said: {self._client.masked(self._last.str())}" if self._last else ""
         return KafkaSourceError(
             Reason.BROKER_AWAY,
             f"nothing from Kafka at {where} for {timeout_s:.0f} s{last}; see that it runs and that "
-            "it is reached from here with these kafka. settings, then run this again (option "
-            "timeoutMs: how long is waited)",
+            "it is reached from here with these kafka. settings, then run this again",
         )
 
 
@@ -107,8 +105,8 @@ def made(client: ClientSettings, make: Callable[[], Any]) -> Any:
 class KafkaQuestions:
     """Asks Kafka about topics."""
 
-    def __init__(self, client: ClientSettings, *, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+    def __init__(self, client: ClientSettings) -> None:
+        self._timeout_s = client.timeout_s
         self._heard = Heard(client)
         settings = {**client.admin(), "error_cb": self._heard.listen}
         self._admin: AdminClient = made(client, lambda: AdminClient(settings))
@@ -124,20 +122,6 @@ class KafkaQuestions:
         for name, answer in self._answers(names, ask, final_codes=missing).items():
             found[name] = None if isinstance(answer, KafkaError) else _topic_of(answer)
         return found
-
-    def names_matching(self, pattern: str) -> list[str]:
-        """Returns the topics whose whole names match, except for Kafka's own."""
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                topics = self._admin.list_topics(timeout=1.0).topics
-            except KafkaException as exception:
-                self._refuse(exception.args[0])
-                if time.monotonic() >= deadline:
-                    raise self._heard.away(self._timeout_s) from None
-                continue
-            wanted = re.compile(pattern)
-            return sorted(n for n in topics if wanted.fullmatch(n) and not n.startswith("__"))
 
     def compacted(self, names: Collection[str]) -> set[str]:
         """Returns which topics are compacted, except those whose settings may not be read."""

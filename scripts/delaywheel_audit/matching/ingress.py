@@ -17,26 +17,18 @@ deleted and made anew, so it is taken at its word as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from functools import partial
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit.matching.matching import INGRESS, KEY, in_range, is_ours
 from delaywheel_audit.matching.terms import Facts, Terms
+from delaywheel_audit.requests import COLUMNS, SCHEMA, requests
 from delaywheel_audit.sources.ledger_files import END_MS
-
-if TYPE_CHECKING:
-    from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
-
-SCHEMA = "id binary, due_ms long, topic string, origin string, offset long, sent_ms long"
-COLUMNS = "topic,partition,offset,timestamp_ms,headers"
-
-_NOTHING_TOO_LARGE = 1 << 62
-
-_RequestRow: TypeAlias = tuple[bytearray, int, str, str, int, int]
+from delaywheel_replica.core.protocol.control import IngressPartition, IngressRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,41 +57,12 @@ def ingress_requests(
     """Returns the requests in settled records: `SCHEMA`.
 
     Args:
-        records: Records of the ingress topics, `COLUMNS`.
+        records: Records of the ingress topics.
         settled: How far each partition is settled.
     """
     ends = {at: (record.next_offset, dict(record.levels_ms)) for at, record in settled.items()}
-
-    def parse(rows: Iterable[Row]) -> Iterator[_RequestRow]:
-        for row in rows:
-            next_offset, levels_ms = ends.get((row["topic"], row["partition"]), (0, {}))
-            if row["offset"] < next_offset:
-                yield from _request_of(row, levels_ms)
-
-    return records.sparkSession.createDataFrame(records.rdd.mapPartitions(parse), SCHEMA)
-
-
-def _request_of(row: Row, levels_ms: Mapping[str, int]) -> Iterator[_RequestRow]:
-    # Imported here: executors of a cluster, which import this module, do not have it.
-    from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace  # noqa: PLC0415
-    from delaywheel_replica.core.ingress.reading import (  # noqa: PLC0415
-        CommittedRecord,
-        Delayed,
-        IngressRules,
-        read,
-    )
-
-    place = IngressPlace(row["topic"], row["partition"], row["offset"])
-    sent_ms = NO_TIMESTAMP if row["timestamp_ms"] is None else row["timestamp_ms"]
-    headers = [
-        (each["name"], None if each["value"] is None else bytes(each["value"]))
-        for each in row["headers"]
-    ]
-    rules = IngressRules(levels_ms, _NOTHING_TOO_LARGE, frozenset())
-    request = read(CommittedRecord(place, sent_ms, None, None, headers), rules)
-    if isinstance(request, Delayed):
-        at = str(place), place.offset, sent_ms
-        yield bytearray(request.id), request.due_ms, request.topic, *at
+    rows = records.select(*COLUMNS).rdd.mapPartitions(partial(requests, ends))
+    return records.sparkSession.createDataFrame(rows, SCHEMA)
 
 
 def are_all_asked(records: Asked, kafka: DataFrame, terms: Terms) -> bool:

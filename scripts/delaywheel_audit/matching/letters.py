@@ -8,12 +8,6 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 from delaywheel_audit.matching.matching import KEY, forwarded_ms
 from delaywheel_audit.matching.tables import finding
 
-COLUMNS = (
-    "topic,partition,offset,timestamp_ms,timestamp_type,headers,"
-    "dw_id,dw_due_ms,dw_accepted_ms,dw_wheel,dw_forwarded_ms"
-)
-"""What of a letter's record is read."""
-
 
 def letter_findings(judged: DataFrame, records: DataFrame) -> DataFrame:
     """Returns a row for each dead letter listed in the outcomes."""

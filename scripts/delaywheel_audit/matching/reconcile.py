@@ -105,7 +105,7 @@ class Inputs:
         ledger: Columns of the published files; each row once. All that was accepted in
             `Terms.accepted_range` and may be asked for; more does no harm. Beside them what was
             accepted through ingress, and was in no wheel (ingress.py).
-        kafka: Columns of the source `delaywheel_kafka`.
+        kafka: As `KafkaPlace.records` has them.
         outcomes: The records of the outcomes topic, `outcomes_schema`.
         all_kafka: The same as `kafka`, whatever the time; asked for only when something is
             missing.

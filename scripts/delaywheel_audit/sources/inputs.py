@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
-from delaywheel_audit.kafka.options import ClientSettings
-from delaywheel_audit.kafka.plan import Plan
+from delaywheel_audit.kafka.client import ClientSettings
+from delaywheel_audit.kafka.columns import with_own_headers
+from delaywheel_audit.kafka.connector import read, why
+from delaywheel_audit.kafka.errors import KafkaSourceError
+from delaywheel_audit.kafka.plan import Plan, check_topics, plan
 from delaywheel_audit.kafka.questions import KafkaQuestions
-from delaywheel_audit.kafka.source import FORMAT, pin
 from delaywheel_audit.sources.ledger_files import LedgerFolder, Listing
 
 LEDGER_SCHEMA = "id binary, due_ms long, accepted_at_ms long, topic string, wheel string, seq long"
 _COLUMNS = (
-    "topic,partition,offset,timestamp_ms,timestamp_type,"
-    "dw_id,dw_due_ms,dw_accepted_ms,dw_cluster,dw_wheel,dw_forwarded_ms,dw_committed_ms,"
-    "dw_malformed"
+    *("topic", "partition", "offset", "timestamp_ms", "timestamp_type"),
+    *("dw_id", "dw_due_ms", "dw_accepted_ms", "dw_wheel", "dw_forwarded_ms", "dw_committed_ms"),
+    "dw_malformed",
 )
 _WHOLE = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 """Whatever the session says: a file that is not read would be missing acceptances."""
@@ -31,38 +32,26 @@ class HeldBackError(Exception):
     """An unfinished transaction holds back Kafka's records from every reader."""
 
 
-@dataclass(frozen=True, slots=True)
 class KafkaPlace:
-    """How Kafka is reached.
+    """How Kafka is reached, and what of it is read.
 
     Attributes:
-        client: Settings of the client, `bootstrap.servers` among them.
         cluster: Whose messages are read: others may deliver to the same topics.
     """
 
-    client: Mapping[str, str]
-    cluster: str
-
-    def options(self) -> dict[str, str]:
-        """Returns the options for the source."""
-        return {f"kafka.{name}": value for name, value in self.client.items()}
+    def __init__(self, client: ClientSettings, cluster: str) -> None:
+        self.cluster = cluster
+        self._client = client
+        self._read: list[Plan] = []
 
     def pin(self, topics: Sequence[str], from_ms: int | None, to_ms: int | None) -> Plan:
         """Fixes what is read of some topics; absent ones count as empty."""
-        times = {"startingTimestampMs": from_ms, "endingTimestampMs": to_ms}
-        return pin(
-            {
-                **self.options(),
-                "topics": ",".join(topics),
-                "missingTopics": "skip",
-                **{name: str(value) for name, value in times.items() if value is not None},
-            }
-        )
+        return plan(topics, self._questions(), from_ms=from_ms, to_ms=to_ms)
 
-    def read(self, spark: SparkSession, plan: Plan, columns: str) -> DataFrame:
+    def read(self, spark: SparkSession, plan: Plan) -> DataFrame:
         """Reads the records of a plan."""
-        reader = spark.read.format(FORMAT).options(**self.options())
-        return reader.option("ranges", plan.to_json()).option("columns", columns).load()
+        self._read.append(plan)
+        return read(spark, self._client, plan)
 
     def records(self, spark: SparkSession, plan: Plan) -> DataFrame:
         """Returns messages with the parsed content of our headers, but no other cluster's.
@@ -70,12 +59,26 @@ class KafkaPlace:
         One whose headers name no cluster is of an earlier release, or nobody's.
         """
         cluster = F.col("dw_cluster")
-        found = self.read(spark, plan, _COLUMNS)
-        return found.where(cluster.isNull() | (cluster == self.cluster)).drop("dw_cluster")
+        found = with_own_headers(self.read(spark, plan))
+        return found.where(cluster.isNull() | (cluster == self.cluster)).select(*_COLUMNS)
+
+    def confirm(self) -> None:
+        """Confirms, after all reads, that they were of the topics that were planned.
+
+        Raises:
+            KafkaSourceError: TOPIC_GONE or TOPIC_RECREATED.
+        """
+        asked = self._questions()
+        for each in self._read:
+            check_topics(each, asked)
+
+    def why(self, error: Exception) -> KafkaSourceError | None:
+        """Returns what of Kafka made Spark fail; None: nothing of Kafka."""
+        return why(error, self._read, self._client)
 
     def compacted(self, topics: Sequence[str]) -> set[str]:
         """Returns which of these topics are compacted, as far as that may be known."""
-        asked = KafkaQuestions(ClientSettings(self.client), timeout_s=60.0)
+        asked = self._questions()
         there = [name for name, found in asked.describe(topics).items() if found is not None]
         return asked.compacted(there)
 
@@ -88,7 +91,7 @@ class KafkaPlace:
         Raises:
             HeldBackError: Some transaction does not end.
         """
-        asked = KafkaQuestions(ClientSettings(self.client), timeout_s=60.0)
+        asked = self._questions()
         described = asked.describe(topics)
         places = [
             (name, partition)
@@ -113,15 +116,18 @@ class KafkaPlace:
                 )
             time.sleep(0.1)
 
+    def _questions(self) -> KafkaQuestions:
+        return KafkaQuestions(self._client)
+
 
 def read_ledger(spark: SparkSession, folder: LedgerFolder, listing: Listing) -> DataFrame:
     """Reads the rows of these files, each once."""
     rows: DataFrame | None = None
-    for read in listing.reads():
+    for each in listing.reads():
         reader = spark.read.schema(LEDGER_SCHEMA).options(**_WHOLE)
-        part = reader.parquet(*folder.spark_paths(read.files))
-        if read.behind_seq:
-            part = part.where(F.col("seq") > read.behind_seq)
+        part = reader.parquet(*folder.spark_paths(each.files))
+        if each.behind_seq:
+            part = part.where(F.col("seq") > each.behind_seq)
         rows = part if rows is None else rows.unionByName(part)
     return spark.createDataFrame([], LEDGER_SCHEMA) if rows is None else rows
 

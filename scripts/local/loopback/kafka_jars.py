@@ -1,4 +1,4 @@
-"""The parts of a local broker: a Java runtime, Kafka's jars, and a class archive.
+"""The parts of a local broker: a Java runtime, Kafka's jars, a class archive; Spark's connector.
 
 The jars are fetched once into the cache folder by Ivy: one that is here already (Debian's, or the
 one that PySpark ships), or that a Maven or pip fetches; no Docker. The archive (the JVM's
@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 VERSION_VARIABLE = "DELAYWHEEL_KAFKA_VERSION"
@@ -36,6 +37,12 @@ _IVY_OF_DEBIAN = Path("/usr/share/java/ivy.jar")
 # Kafka logs through SLF4J 1.7 and brings no backend for it: without one it says nothing.
 _KAFKA = ("org.apache.kafka", f"kafka_{SCALA_VERSION}")
 _LOGGING = ("org.slf4j", "slf4j-simple", "1.7.36")
+
+# What Spark's connector needs and PySpark does not bring, as PySpark 4.2.0's names it.
+_WITH_CONNECTOR = (
+    ("org.apache.kafka", "kafka-clients", "3.9.2"),
+    ("org.apache.commons", "commons-pool2", "2.13.1"),
+)
 
 
 class KafkaError(RuntimeError):
@@ -75,7 +82,23 @@ def fetch_kafka(version: str = KAFKA_VERSION) -> Path:
     jars = cache_folder() / f"kafka-{version}"
     with locked("kafka.lock"):
         if not jars.is_dir():
-            _download(version, jars, cache_folder())
+            print(f"fetching Apache Kafka {version} (43 MB) into {jars.parent}", file=sys.stderr)
+            _download(((*_KAFKA, version), _LOGGING), jars)
+    return jars
+
+
+def fetch_connector() -> Path:
+    """Returns the folder of the jars by which Spark reads Kafka; downloads them on first use."""
+    spark = metadata.version("pyspark")
+    own = (
+        ("org.apache.spark", f"{module}_{SCALA_VERSION}", spark)
+        for module in ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10")
+    )
+    jars = cache_folder() / f"spark-kafka-{spark}"
+    with locked("spark-kafka.lock"):
+        if not jars.is_dir():
+            print(f"fetching Spark's Kafka connector (10 MB) into {jars.parent}", file=sys.stderr)
+            _download((*own, *_WITH_CONNECTOR), jars, "-notransitive")
     return jars
 
 
@@ -111,15 +134,15 @@ def locked(name: str) -> Iterator[None]:
         yield
 
 
-def _download(kafka: str, jars: Path, cache: Path) -> None:
+def _download(modules: Sequence[tuple[str, str, str]], jars: Path, *options: str) -> None:
     """Downloads to a temporary folder and renames it, so that no partial download is used."""
-    print(f"fetching Apache Kafka {kafka} (43 MB) into {cache}", file=sys.stderr)
+    cache = jars.parent
     ivy = ivy_jar(cache)
     half = jars.with_name(jars.name + ".half")
     shutil.rmtree(half, ignore_errors=True)
-    for organisation, module, version in ((*_KAFKA, kafka), _LOGGING):
+    for organisation, module, version in modules:
         command = [
-            *(find_java(), "-jar", str(ivy), "-cache", str(cache / "ivy")),
+            *(find_java(), "-jar", str(ivy), "-cache", str(cache / "ivy"), *options),
             *("-dependency", organisation, module, version, "-confs", "default", "-retrieve"),
             f"{half}/[organisation]-[artifact]-[revision](-[classifier]).[ext]",
         ]

@@ -10,11 +10,13 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
 
+from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
-from delaywheel_audit.kafka.options import SourceOptions
-from delaywheel_audit.kafka.read import read_slice
-from delaywheel_audit.kafka.source import pin
+from delaywheel_audit.kafka.plan import Plan, plan
+from delaywheel_audit.kafka.questions import KafkaQuestions
+from delaywheel_audit.sources.inputs import KafkaPlace
 from local.loopback.kafka import KafkaBroker
 from support.kafka.audit_topic import numbered
 from support.kafka.safe_listener import listen_safely, make_certificate
@@ -46,57 +48,52 @@ def secured(certificate: Path) -> Iterator[str]:
         yield safe
 
 
-def options(secured: str, certificate: Path, password: str = PASSWORD) -> dict[str, str]:
+def settings(secured: str, certificate: Path, password: str = PASSWORD) -> dict[str, str]:
     return {
-        "topics": TOPIC,
-        "timeoutMs": "30000",
-        "kafka.bootstrap.servers": secured,
-        "kafka.security.protocol": "sasl_ssl",
-        "kafka.ssl.ca.location": str(certificate),
-        "kafka.sasl.mechanism": "PLAIN",
-        "kafka.sasl.username": "reader",
-        "kafka.sasl.password": password,
+        "bootstrap.servers": secured,
+        "security.protocol": "sasl_ssl",
+        "ssl.ca.location": str(certificate),
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "reader",
+        "sasl.password": password,
     }
 
 
-def test_reads_through_tls_with_a_password(secured: str, certificate: Path) -> None:
-    given = options(secured, certificate)
-    (piece,) = pin(given).slices(records=100, size=0)
-    client = SourceOptions.of(given).client
-    read = [m.value() for batch in read_slice(client, piece, timeout_s=30) for m in batch]
-    assert read == numbered(20)
+def planned(values: dict[str, str]) -> Plan:
+    return plan([TOPIC], KafkaQuestions(ClientSettings(values, timeout_s=30)))
 
 
-def test_reads_with_the_settings_file_of_a_node(
-    secured: str, certificate: Path, tmp_path: Path
+def test_reads_through_tls_with_a_password(
+    spark: SparkSession, secured: str, certificate: Path
 ) -> None:
-    given = options(secured, certificate)
-    lines = [
-        f'"{name.removeprefix("kafka.")}" = "{value}"'
-        for name, value in given.items()
-        if name.startswith("kafka.")
-    ]
-    file = tmp_path / "node.toml"
-    head = ['cluster_id = "c"', 'node_id = "n"', 'data_dir = "/nowhere"', "[kafka]"]
-    file.write_text("\n".join(head + lines))
-    assert pin({"topics": TOPIC, "settings": str(file)}).ends() == {TOPIC: {0: 20}}
+    place = KafkaPlace(ClientSettings(settings(secured, certificate)), "shop")
+    rows = place.read(spark, place.pin([TOPIC], None, None)).orderBy("offset").collect()
+    assert [bytes(row.value) for row in rows] == numbered(20)
 
 
-def test_a_wrong_password_is_said_at_once_and_not_shown(secured: str, certificate: Path) -> None:
-    wrong = options(secured, certificate, password="hush-wrong")
+def test_a_wrong_password_is_said_at_once_and_not_shown(
+    spark: SparkSession, secured: str, certificate: Path
+) -> None:
+    wrong = settings(secured, certificate, password="hush-wrong")
     with pytest.raises(KafkaSourceError) as caught:
-        pin(wrong)
+        planned(wrong)
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED
     assert "hush" not in "".join(traceback.format_exception(caught.value))
-    (piece,) = pin(options(secured, certificate)).slices(records=100, size=0)
-    with pytest.raises(KafkaSourceError, match="AUTHENTICATION_FAILED"):
-        list(read_slice(SourceOptions.of(wrong).client, piece, timeout_s=30))
+    # Changed since it was planned.
+    place = KafkaPlace(ClientSettings(wrong), "shop")
+    with pytest.raises(Exception) as failed:  # noqa: PT011 - Spark has several for it
+        place.read(spark, planned(settings(secured, certificate))).collect()
+    assert isinstance(failed.value, Exception)
+    said = place.why(failed.value)
+    assert said is not None
+    assert said.reason is Reason.AUTHENTICATION_FAILED
+    assert "hush" not in str(said)
 
 
 def test_a_broker_that_is_not_trusted_is_said_at_once(secured: str, certificate: Path) -> None:
-    given = options(secured, certificate)
-    del given["kafka.ssl.ca.location"]
+    given = settings(secured, certificate)
+    del given["ssl.ca.location"]
     with pytest.raises(KafkaSourceError) as caught:
-        pin(given)
+        planned(given)
     assert caught.value.reason is Reason.AUTHENTICATION_FAILED
     assert "certificate" in caught.value.message

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyspark
 import pytest
 
 from delaywheel_audit import job
@@ -31,6 +32,8 @@ from delaywheel_audit.settings import Setting
 from delaywheel_replica.cli.app import main
 from local.books import make
 from local.loopback.kafka import KafkaBroker
+from local.loopback.kafka_jars import fetch_connector
+from local.reconciling import finds_the_connector
 from support.process.spark import environment_for_few_rows
 
 SERVERS = "127.0.0.1:9092"
@@ -100,7 +103,12 @@ def run(folder: Path, commands: str) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-euc", commands],
-        env=environment_for_few_rows(folder) | {"PATH": path, "PYSPARK_PYTHON": sys.executable},
+        env={
+            **environment_for_few_rows(folder),
+            **finds_the_connector(),
+            "PATH": path,
+            "PYSPARK_PYTHON": sys.executable,
+        },
         cwd=folder,
         capture_output=True,
         text=True,
@@ -169,5 +177,8 @@ def test_on_a_cluster(folder: Path) -> None:
     (commands,) = (block for block in BLOCKS if "spark-submit" in block)
     build, submit = commands.split("\n", maxsplit=1)
     build = build.replace("-m build", f"-m build --no-isolation -o dist {ROOT}")
+    package = f"--packages org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+    assert package in submit
+    submit = submit.replace(package, f"--jars {','.join(map(str, fetch_connector().iterdir()))}")
     run(folder, f"{build}\n{submit}")
     assert accepted(folder / "2026050110") == MESSAGES

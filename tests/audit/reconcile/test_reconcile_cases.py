@@ -13,12 +13,12 @@ from pyspark.sql import functions as F  # noqa: N812 - everybody's name for it
 
 from delaywheel_audit import job
 from delaywheel_audit.kafka.control import Done
-from delaywheel_audit.matching.ingress import SCHEMA as ASKED
 from delaywheel_audit.matching.ingress import Asked, are_all_asked, with_ingress
 from delaywheel_audit.matching.matching import INGRESS
 from delaywheel_audit.matching.reconcile import Books, Inputs, outcomes_schema, reconcile
 from delaywheel_audit.matching.retention import Deleted
 from delaywheel_audit.matching.terms import Facts, Terms
+from delaywheel_audit.requests import SCHEMA as ASKED
 from delaywheel_audit.sources.ledger_files import END_MS, Extent, Hole
 
 pytestmark = pytest.mark.spark

@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from delaywheel_audit.job import CouldNotRun, run
+from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.matching.summary import COUNTS, Summary
 from delaywheel_audit.options import Options
 from delaywheel_audit.sources.inputs import KafkaPlace
@@ -43,7 +45,8 @@ def options(kafka: KafkaBroker, cluster_id: str, tmp_path: Path) -> Options:
 
 def delete_first(address: str, topic: str, most: int) -> int:
     """Makes Kafka delete the first records of each partition; returns how many."""
-    ends = KafkaPlace({"bootstrap.servers": address}, "any").pin([topic], None, None).ends()[topic]
+    place = KafkaPlace(ClientSettings({"bootstrap.servers": address}), "any")
+    ends = place.pin([topic], None, None).ends()[topic]
     cuts = [TopicPartition(topic, number, min(most, end)) for number, end in ends.items()]
     admin = AdminClient({"bootstrap.servers": address})
     for done in admin.delete_records(cuts).values():
@@ -166,7 +169,10 @@ def test_what_was_accepted_under_a_longer_span_is_in_the_books_but_nothing_of_an
         wants_page=False,
         wants_json=True,
     )
+    confirm = MagicMock()
+    monkeypatch.setattr(KafkaPlace, "confirm", confirm)
     summary = run(spark, far)
+    confirm.assert_called_once_with()
     assert summary.balanced
     assert summary.findings == {}
     expected = {"accepted": 400, "acknowledged": 400, "forwarded": 396, "cancelled": 4}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from argparse import ArgumentTypeError
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
+from pyspark.errors import PySparkException
 
 from delaywheel.identity import WheelId
 from delaywheel_audit import job
 from delaywheel_audit.arguments import interval_ms
 from delaywheel_audit.kafka.control import ControlMissingError, Done
+from delaywheel_audit.kafka.errors import KafkaSourceError, Reason
 from delaywheel_audit.matching.summary import Summary
 from delaywheel_audit.matching.terms import Terms
 from delaywheel_audit.options import Options
@@ -107,3 +110,20 @@ def test_a_summary_comes_back_as_it_went() -> None:
         command="x", notes=["y"],
     )  # fmt: skip
     assert Summary.from_json(summary.to_json()) == summary
+
+
+def test_a_failure_of_spark_is_named_by_what_kafka_has_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = Options.parse(NEEDED)
+
+    def fail(_: object) -> Summary:
+        raise PySparkException("in a task")
+
+    monkeypatch.setattr("delaywheel_audit.job._Run.run", fail)
+    with pytest.raises(job.CouldNotRun, match="SPARK_FAILED: in a task"):
+        job.run(MagicMock(), options)
+    gone = KafkaSourceError(Reason.OFFSETS_GONE, "t [0]")
+    monkeypatch.setattr("delaywheel_audit.job._Run.why", lambda *_: gone)
+    with pytest.raises(job.CouldNotRun, match=r"OFFSETS_GONE: t \[0\]"):
+        job.run(MagicMock(), options)

@@ -1,4 +1,4 @@
-"""A topic of a test of the audit: filled in transactions or without, read through the source."""
+"""A topic of a test of the audit: filled in transactions or without."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, TypeAlias
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from delaywheel_audit.kafka.options import SourceOptions
-from delaywheel_audit.kafka.plan import Plan, Slice
-from delaywheel_audit.kafka.read import read_slice
-from delaywheel_audit.kafka.source import pin
+from delaywheel_audit.kafka.client import ClientSettings
+from delaywheel_audit.kafka.plan import Plan, plan
+from delaywheel_audit.kafka.questions import KafkaQuestions
 from support.kafka.read_committed import PATIENCE_S, create_topic, delete_topic
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
@@ -92,31 +91,14 @@ class AuditTopic:
         client = AdminClient({"bootstrap.servers": self.bootstrap})
         client.delete_records([place])[place].result()
 
-    def options(self, **more: str) -> dict[str, str]:
-        """Options of a read of this topic; `_` stands for the dots of Kafka's settings."""
-        named = {k.replace("kafka_", "kafka.").replace("_", "."): v for k, v in more.items()}
-        said = {"kafka.bootstrap.servers": self.bootstrap, "timeoutMs": "60000"}
-        return said | ({} if "ranges" in more else {"topics": self.name}) | named
+    def client(self, *, timeout_s: float = 60.0, **more: str) -> ClientSettings:
+        """Settings that reach this topic's broker; `_` stands for the dots of others."""
+        others = {name.replace("_", "."): value for name, value in more.items()}
+        return ClientSettings({"bootstrap.servers": self.bootstrap, **others}, timeout_s)
 
-    def plan(self, **more: str) -> Plan:
+    def plan(self, *, from_ms: int | None = None, to_ms: int | None = None) -> Plan:
         """What a read would read now."""
-        return pin(self.options(**more))
-
-    def values(self, plan: Plan, *, records: int = 1_000_000, **more: str) -> list[bytes | None]:
-        """The values of all slices of a plan, one after the other."""
-        options = SourceOptions.of(self.options(**more))
-        return [
-            message.value()
-            for piece in plan.slices(records=records, size=0)
-            for batch in read_slice(options.client, piece, timeout_s=options.timeout_s)
-            for message in batch
-        ]
-
-
-def only_slice(plan: Plan) -> Slice:
-    """The one slice of a plan."""
-    (piece,) = plan.slices(records=1_000_000, size=0)
-    return piece
+        return plan([self.name], KafkaQuestions(self.client()), from_ms=from_ms, to_ms=to_ms)
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:

@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from local.loopback.kafka_jars import cache_folder, class_archive, locked
+from delaywheel_audit.kafka.jars import JARS_VARIABLE
+from local.loopback.kafka_jars import cache_folder, class_archive, fetch_connector, locked
 
 FEW_ROWS: dict[str, Any] = {
     "spark.sql.shuffle.partitions": "2",
@@ -42,6 +43,8 @@ wanted = {"spark.master": "local[1]", "spark.ui.enabled": "false"}
 session = SparkSession.builder.config(map=wanted).getOrCreate()
 process = session.sparkContext._gateway.proc
 session.range(10).count()
+nobody = {"kafka.bootstrap.servers": "127.0.0.1:1", "assign": '{"t": [0]}'}
+session.read.format("kafka").options(**nobody).load()
 session.stop()
 process.stdin.close()
 process.wait()
@@ -59,13 +62,14 @@ def cheap_start() -> dict[str, str]:
 
     Its Python processes load the installed PySpark. In the installed home is PySpark as a zip file
     as well, which comes first on their path: each process compiles what it imports of it, 1.4 CPU s
-    instead of 0.6. A read of Kafka starts two.
+    instead of 0.6.
     """
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
     installed = Path(spec.origin).parent
     jars = [jar for jar in (installed / "jars").glob("*.jar") if not _UNUSED.match(jar.name)]
+    jars += fetch_connector().glob("*.jar")
     program = f"spark-{version('pyspark')}-{len(jars)}-jars"
     home = cache_folder() / program
     with locked(f"{program}.lock"):
@@ -77,7 +81,7 @@ def cheap_start() -> dict[str, str]:
             for jar in jars:
                 shutil.copyfile(jar, half / "jars" / jar.name)
             half.rename(home)
-    environment = {"SPARK_HOME": str(home)}
+    environment = {"SPARK_HOME": str(home), JARS_VARIABLE: ""}
 
     def make(archive: Path) -> None:
         options = {"SPARK_SUBMIT_OPTS": f"-XX:ArchiveClassesAtExit={archive}"}
