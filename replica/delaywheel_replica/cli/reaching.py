@@ -5,6 +5,8 @@ What they leave open, a profile or the environment says (delaywheel/client/profi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from delaywheel.client.profiles import (
@@ -20,6 +22,7 @@ from delaywheel_replica.cli.parsing import ArgumentGroup, Parser
 
 if TYPE_CHECKING:
     from delaywheel.client.exchange.channel import Tls
+    from delaywheel.trace.reports import EventReports
 
 _FILES: Final = {
     "ca": "speak TLS with nodes whose certificates these have signed",
@@ -34,10 +37,12 @@ class Nodes(NamedTuple):
     Attributes:
         addresses: HOST:PORT, separated by commas.
         tls: The files for TLS; None: plain text.
+        trace: Makes the trace of the profile; a command that changes nothing needs none.
     """
 
     addresses: str
     tls: Tls | None = None
+    trace: Callable[[], EventReports | None] = lambda: None
 
 
 def asked_server() -> str:
@@ -93,7 +98,14 @@ def _combine(named: dict[str, Any]) -> None:
         tls = None if found.tls_files is None else found.tls()
     except ValueError as error:
         raise CommandFailure("TLS_INVALID", str(error), ExitCode.USAGE) from error
-    named["server"] = Nodes(found.addresses, tls)
+    named["server"] = Nodes(found.addresses, tls, partial(_trace, found))
+
+
+def _trace(found: ServiceAddress) -> EventReports | None:
+    try:
+        return found.traced()
+    except ProfileInvalidError as error:
+        raise CommandFailure("PROFILE_INVALID", str(error), ExitCode.USAGE) from error
 
 
 def _address(given: dict[str, Any], profile: str | None) -> ServiceAddress:

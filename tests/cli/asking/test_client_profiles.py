@@ -10,6 +10,7 @@ import trustme
 from delaywheel import AsyncClient, Client, Tls
 from delaywheel.client.profiles import ProfileInvalidError, reached
 from delaywheel.testing import MemoryService
+from delaywheel.trace import Trace
 
 
 @pytest.fixture
@@ -45,15 +46,58 @@ def test_what_the_program_gives_wins(
     ca = tmp_path / "ca.pem"
     trustme.CA().cert_pem.write_to_path(ca)
     profiles.write_text(f'[prod]\nserver = "a:1"\ntls_ca = "{ca}"\n')
-    assert reached(None, None, "prod") == ("a:1", Tls(str(ca)))
-    assert reached(["b:1"], None, "prod") == (["b:1"], Tls(str(ca)))
-    assert reached(None, Tls(), "prod") == ("a:1", Tls())
+    assert reached(None, None, "prod") == ("a:1", Tls(str(ca)), None)
+    assert reached(["b:1"], None, "prod") == (["b:1"], Tls(str(ca)), None)
+    assert reached(None, Tls(), "prod") == ("a:1", Tls(), None)
     monkeypatch.setenv("DELAYWHEEL_PROFILE", "prod")
     monkeypatch.setenv("DELAYWHEEL_CLIENT_TLS", "1")
-    assert reached("b:1", None, None) == ("b:1", None), "nothing is left open"
+    assert reached("b:1", None, None) == ("b:1", None, None), "nothing is left open"
 
 
 def test_a_wrong_profile_is_told_when_the_client_is_made(profiles: Path) -> None:
     profiles.write_text("[test]\n")
     with pytest.raises(ProfileInvalidError, match=r"no table \[prod\]; it has test"):
+        Client(profile="prod")
+
+
+TRACE = """
+[prod]
+server = "a:1"
+[prod.trace]
+key = "hash"
+secret = "of all programs"
+sample = 0.5
+[prod.trace.kafka]
+"bootstrap.servers" = "127.0.0.1:9"
+"client.id" = "web"
+"""
+
+
+def test_a_profile_may_have_a_trace(profiles: Path) -> None:
+    profiles.write_text(TRACE)
+    _, _, trace = reached(None, None, "prod")
+    assert isinstance(trace, Trace)
+    with MemoryService() as service:
+        own = service.trace()
+        assert reached(None, None, "prod", own)[2] is own
+    assert reached("b:1", None, None) == ("b:1", None, None)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ('key = "hash"', 'key = "clear"', "the trace of the profile: key 'clear'"),
+        ("sample", "smaple", "smaple"),
+        ('"client.id"', '"client.name"', "client.name"),
+        ('"bootstrap.servers" = "127.0.0.1:9"', "", "bootstrap.servers"),
+    ],
+)
+def test_a_wrong_trace_is_told_when_the_client_is_made(
+    profiles: Path, right: str, wrong: str, says: str
+) -> None:
+    profiles.write_text(TRACE.replace(right, wrong))
+    with pytest.raises(ProfileInvalidError, match=says):
+        Client(profile="prod")
+    profiles.write_text('[prod]\ntrace = "on"\n')
+    with pytest.raises(ProfileInvalidError, match="trace is a table"):
         Client(profile="prod")

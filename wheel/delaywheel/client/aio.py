@@ -87,7 +87,7 @@ class AsyncClient:
         profile: str | None = None,
         trace: "EventReports | None" = None,
     ) -> None:
-        addresses, tls = reached(addresses, tls, profile)
+        addresses, tls, trace = reached(addresses, tls, profile, trace)
         parsed = parse_addresses(addresses)
         clock = self._clock = clock_of(parsed)
         settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock, trace)

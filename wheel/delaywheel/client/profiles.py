@@ -1,4 +1,4 @@
-"""Which nodes are asked, and by which TLS files: by a profile, or the environment.
+"""Which nodes are asked, by which TLS files, and who is told: by a profile, or the environment.
 
 What the program, or the command line, gives wins over the profile that it names, or that
 `DELAYWHEEL_PROFILE` names; the profile over the variables; these over `DEFAULT_ADDRESS` and plain
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:  # the command line reads profiles without gRPC
     from delaywheel.client.exchange.channel import Tls
+    from delaywheel.trace.reports import EventReports
 
 PROFILE_VARIABLE: Final = "DELAYWHEEL_PROFILE"
 DEFAULT_ADDRESS: Final = "127.0.0.1:7420"
@@ -31,6 +32,9 @@ VARIABLES: Final = {
     "token_file": "DELAYWHEEL_CLIENT_TOKEN_FILE",
 }
 """What a profile may have, with the variable that counts where it does not."""
+
+TRACE_TABLE: Final = "trace"
+"""What a profile may have besides: the arguments of `delaywheel.trace.Trace`."""
 
 _ON: Final = frozenset({"1", "true", "yes", "on"})
 _OFF: Final = frozenset({"", "0", "false", "no", "off"})
@@ -47,10 +51,12 @@ class ServiceAddress(NamedTuple):
     Attributes:
         addresses: HOST:PORT, separated by commas.
         tls_files: The arguments of `Tls`; None: plain text.
+        trace: The arguments of `Trace`; None: there is none.
     """
 
     addresses: str
     tls_files: Mapping[str, str | None] | None
+    trace: Mapping[str, Any] | None = None
 
     def tls(self) -> Tls | None:
         """Checks the files.
@@ -61,6 +67,21 @@ class ServiceAddress(NamedTuple):
         from delaywheel.client.exchange.channel import Tls  # noqa: PLC0415 - it imports gRPC
 
         return None if self.tls_files is None else Tls(**self.tls_files)
+
+    def traced(self) -> EventReports | None:
+        """Makes the trace.
+
+        Raises:
+            ProfileInvalidError: Something in its table is not in order.
+        """
+        if self.trace is None:
+            return None
+        from delaywheel.trace import Trace  # noqa: PLC0415 - only if a profile has one
+
+        try:
+            return Trace(**self.trace)
+        except (TypeError, ValueError) as error:
+            raise ProfileInvalidError(f"the trace of the profile: {error}") from error
 
 
 def service_address(
@@ -87,13 +108,17 @@ def service_address(
 
     files = {argument: wanted(name) or None for name, argument in _FILES.items()}
     speaks_tls = _is_on(wanted("tls")) or any(files.values())
-    return ServiceAddress(wanted("server") or DEFAULT_ADDRESS, files if speaks_tls else None)
+    tls_files = files if speaks_tls else None
+    return ServiceAddress(wanted("server") or DEFAULT_ADDRESS, tls_files, read.get(TRACE_TABLE))
 
 
 def reached(
-    addresses: str | Sequence[str] | None, tls: Tls | None, profile: str | None
-) -> tuple[str | Sequence[str], Tls | None]:
-    """Returns the addresses and files of a client, whose program need not give all of them.
+    addresses: str | Sequence[str] | None,
+    tls: Tls | None,
+    profile: str | None,
+    trace: EventReports | None = None,
+) -> tuple[str | Sequence[str], Tls | None, EventReports | None]:
+    """Returns addresses, files and trace of a client, whose program need not give all of them.
 
     A program that gives addresses and names no profile means just these: no variable changes
     whether its client speaks TLS.
@@ -102,9 +127,10 @@ def reached(
         ValueError: The profile, or a file, is not in order.
     """
     if addresses is not None and profile is None:
-        return addresses, tls
+        return addresses, tls, trace
     found = service_address(profile=profile)
-    return found.addresses if addresses is None else addresses, tls or found.tls()
+    addresses = found.addresses if addresses is None else addresses
+    return addresses, tls or found.tls(), trace or found.traced()
 
 
 def _is_on(value: bool | str | None) -> bool:
@@ -130,13 +156,15 @@ def _profile(name: str) -> Mapping[str, Any]:
     if not isinstance(profile, dict):
         names = ", ".join(profiles) or "none"
         raise ProfileInvalidError(f"{path} has no table [{name}]; it has {names}")
-    if unknown := profile.keys() - VARIABLES.keys():
+    if unknown := profile.keys() - {*VARIABLES, TRACE_TABLE}:
         wrong = ", ".join(sorted(unknown))
         raise ProfileInvalidError(f"{path}: [{name}] has {wrong}, which is no option")
     return {name: _checked(name, value, path) for name, value in profile.items()}
 
 
-def _checked(name: str, value: object, path: Path) -> str | bool:
+def _checked(name: str, value: object, path: Path) -> Any:
+    if name == TRACE_TABLE:
+        return _trace_of(value, path)
     if name == "tls" and isinstance(value, bool):
         return value
     if name == "server" and isinstance(value, list):
@@ -152,6 +180,14 @@ def _checked(name: str, value: object, path: Path) -> str | bool:
         return str(path.parent / Path(value).expanduser())
     except RuntimeError as error:  # the home of somebody who is not there
         raise ProfileInvalidError(f"{path}: {name} = {value!r}: {error}") from error
+
+
+def _trace_of(table: object, path: Path) -> dict[str, Any]:
+    """Returns the arguments of a trace; a secret is bytes, and TOML has text."""
+    if not isinstance(table, dict):
+        raise ProfileInvalidError(f"{path}: trace is a table: [NAME.trace], [NAME.trace.kafka]")
+    secret = table.get("secret")
+    return table | {"secret": secret.encode()} if isinstance(secret, str) else table
 
 
 def _file() -> Path:

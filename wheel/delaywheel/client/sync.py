@@ -84,7 +84,8 @@ class Client:
         profile: A table of `~/.config/delaywheel/profiles.toml`, as for the command line; None: if
             `addresses` is None too, that of `DELAYWHEEL_PROFILE`, else `DELAYWHEEL_CLIENT_…`.
         trace: Whom it tells what becomes of messages (`delaywheel.trace`); several clients may
-            share one. `close` waits for its events to be written, 2 s at most.
+            share one; None: that of the profile. `close` waits for its events to be written, 2 s
+            at most.
 
     If the program forks, make the client after forking: gRPC does not survive it. If the program
     ends without `close`, what `produce_async` has taken is sent first, within `timeout`.
@@ -111,7 +112,7 @@ class Client:
         profile: str | None = None,
         trace: "EventReports | None" = None,
     ) -> None:
-        addresses, tls = reached(addresses, tls, profile)
+        addresses, tls, trace = reached(addresses, tls, profile, trace)
         parsed = parse_addresses(addresses)
         clock = self._clock = clock_of(parsed)
         settings = ExchangeSettings(past_due, timeout, attempt_timeout, queue, tls, clock, trace)

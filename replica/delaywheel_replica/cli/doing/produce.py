@@ -57,6 +57,7 @@ def produce(  # noqa: PLR0913 - as many as the command has
         server.addresses,
         tls=server.tls,
         timeout=timeout_s,
+        trace=server.trace(),
         past_due="deliver" if past_ok else "reject",
     )
     source = lines or jsonl

@@ -94,7 +94,9 @@ def _cancel_one(
     server: Nodes,
     timeout_s: float,
 ) -> None:
-    with Client(server.addresses, tls=server.tls, timeout=timeout_s) as client:
+    with Client(
+        server.addresses, tls=server.tls, timeout=timeout_s, trace=server.trace()
+    ) as client:
         cancelled = client.cancel(handle, topic=topic, id=message_id, due=due)
     outcome, moved_ms = cancelled.outcome, cancelled.due_ms
     if as_json:

@@ -110,7 +110,7 @@ def _cancel(file: Path, server: Nodes, timeout_s: float) -> None:
     """Cancels the messages of the lines, in batches, and prints those that can be moved."""
     outcomes = Counter[str]()
     with (
-        Client(server.addresses, tls=server.tls, timeout=timeout_s) as client,
+        Client(server.addresses, tls=server.tls, timeout=timeout_s, trace=server.trace()) as client,
         opened(file) as source,
     ):
         for first, lines in batches(source):

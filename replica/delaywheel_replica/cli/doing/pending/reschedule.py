@@ -40,7 +40,9 @@ def reschedule(  # noqa: PLR0913 - as many as the command has
         to, delay = datetime.now(UTC) + delay, None
     if to is None or delay is not None:
         raise usage("say its new due: one of --delay and --to")
-    with Client(server.addresses, tls=server.tls, timeout=timeout_s) as client:
+    with Client(
+        server.addresses, tls=server.tls, timeout=timeout_s, trace=server.trace()
+    ) as client:
         answer = client.reschedule(handle, topic=topic, id=message_id, due=due, to=to)
     if as_json:
         print_json(
