@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from delaywheel import CallFailedError, Handle, Message, RefusedError, TimedOutE
 from delaywheel.errors import ClientClosedError
 from delaywheel.message import Result
 from delaywheel.reasons import Reason
+from delaywheel.testing import MemoryService
 from delaywheel.trace import Trace
 from delaywheel.trace.batch import Rows
 from delaywheel.trace.options import TraceOptions
@@ -135,3 +137,45 @@ def test_what_was_not_accepted_says_why(error: Any, status: str) -> None:
     [(_, rows)] = told.batches
     assert rows["status"] == [status] * 100
     assert (rows["due_ms"][0], rows["node"][0], told.dropped) == (None, None, 1)
+
+
+def test_a_defect_of_the_trace_is_no_failure_of_a_send(caplog: pytest.LogCaptureFixture) -> None:
+    options = TraceOptions()
+    reports = EventReports(None, options)  # type: ignore[arg-type]
+    message = Message("orders", b"", delay="1h")
+    reports.sent([Result(message, None, ClientClosedError())], 1.0, 1)
+    reports.changed("CANCEL", [("orders", message.id, None, 1, "CANCELLED", None)], 1.0)
+    assert len(caplog.records) == 2
+
+
+_ENDS = """
+import sys
+from delaywheel import Client
+from delaywheel.trace.batch import decode
+from delaywheel.trace.options import TraceOptions
+from delaywheel.trace.reporter import Reporter
+from delaywheel.trace.reports import EventReports
+
+class Printed:
+    def clusters(self):
+        return ["shop"]
+    def send(self, topic, key, value, on_end):
+        print(decode(value)[1]["status"], flush=True)
+        on_end("")
+    def poll(self, timeout_s):
+        pass
+    def close(self):
+        pass
+
+options = TraceOptions()
+reporter = Reporter(Printed, options.prepared, share=1.0, kafka={})
+client = Client(sys.argv[1], trace=EventReports(reporter, options))
+pending = [client.produce_async("orders", b"", delay="1h") for _ in range(3)]
+"""
+
+
+def test_what_is_sent_at_the_programs_end_is_told() -> None:
+    with MemoryService(start=datetime.now(UTC)) as service:
+        program = [sys.executable, "-c", _ENDS, service.address]
+        ended = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.stdout.count("'ACCEPTED'") == 3, ended.stderr

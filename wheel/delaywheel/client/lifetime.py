@@ -4,7 +4,8 @@
 what happens                   and then
 =============================  =============================================================
 the program ends               what `produce_async` has taken is sent, within the client's
-                               timeout; a warning counts what was not accepted
+                               timeout; a warning counts what was not accepted. Then the
+                               trace is written, 2 s at most
 the same, of an `AsyncClient`  its loop has ended, so nothing more is sent: a warning counts
                                what has no result
 the last reference goes        what was taken is sent; then threads and connections end
@@ -26,6 +27,7 @@ from delaywheel.errors import ClientClosedError
 
 if TYPE_CHECKING:  # they register what is here
     from delaywheel.client.aio_sender import AioSender
+    from delaywheel.client.reporting import ClientReports
     from delaywheel.client.sync_sender import Sender
 
 AnySender: TypeAlias = "Sender | AioSender"
@@ -60,6 +62,11 @@ def register_at_exit(sender: AnySender) -> None:
     _flushed_at_exit.add(sender)
 
 
+def register_reports(reports: ClientReports) -> None:
+    """Has a client's trace written when the program ends, after all that it sends then."""
+    _written_at_exit.add(reports)
+
+
 def close_in_background(sender: Sender, stop: Callable[[], None]) -> None:
     """Closes the sender of a dropped client, and with `stop` its connections.
 
@@ -78,6 +85,7 @@ def close_in_background(sender: Sender, stop: Callable[[], None]) -> None:
 
 
 _flushed_at_exit: Final[WeakSet[AnySender]] = WeakSet()
+_written_at_exit: Final[WeakSet[ClientReports]] = WeakSet()
 
 
 @atexit.register
@@ -91,3 +99,5 @@ def _end_of_program() -> None:
             " close the client, or flush it, and examine their results",
             messages - accepted,
         )
+    for reports in list(_written_at_exit):
+        reports.flush()

@@ -16,6 +16,7 @@ from delaywheel.client.changing.named_changes import (
     rolled_back,
 )
 from delaywheel.client.exchange.answers import Cancelled, Rescheduled
+from delaywheel.client.lifetime import register_reports
 from delaywheel.errors import DelaywheelError
 from delaywheel.message import Handle, Result
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
@@ -29,6 +30,8 @@ class ClientReports:
 
     def __init__(self, trace: EventReports | None) -> None:
         self._trace: Final = trace
+        if trace is not None:
+            register_reports(self)
 
     def sent(self, results: Sequence[Result], began_s: float, attempts: int) -> None:
         """Reports messages that were sent together."""

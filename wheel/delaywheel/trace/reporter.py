@@ -23,6 +23,7 @@ why the last one was.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
@@ -210,15 +211,20 @@ class Reporter:
 
     def close(self) -> None:
         """Writes what is gathered, for 2 s at most; what comes later is dropped."""
-        self.flush(CLOSE_S)
+        self.end_of_program()
         with self._changed:
             self._is_closed = True
+            self._changed.notify_all()
+
+    def end_of_program(self) -> None:
+        """Does the same, but takes what comes later: other ends may have something to report."""
+        self.flush(CLOSE_S)
+        with self._changed:
             if left := self._added - self._ended:
                 self._ended = self._added
                 self._drop(left, self._obstacle or "the end came first")
-            self._say_at_s = 0.0  # nobody will say it later
+            self._say_at_s = 0.0  # nobody may say it later
             self._say_what_is_dropped()
-            self._changed.notify_all()
 
     def _drop(self, count: int, why: str) -> None:
         """Counts dropped events; the caller has the lock."""
@@ -389,6 +395,12 @@ def _ip(servers: str) -> str | None:
 
 
 _reporters: Final[WeakSet[Reporter]] = WeakSet()
+
+
+@atexit.register
+def _end_of_program() -> None:
+    for reporter in list(_reporters):
+        reporter.end_of_program()
 
 
 def _begin_anew() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -16,6 +17,24 @@ from delaywheel.trace.sent import sent_rows
 
 if TYPE_CHECKING:
     from delaywheel.message import Result
+
+
+_LOG: Final = logging.getLogger("delaywheel.trace")
+
+
+class _Guard:
+    """Logs what is raised within it: a defect of the trace is no failure of what it tells of."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> bool:
+        if isinstance(error, Exception):
+            _LOG.error("an event could not be told: a defect", exc_info=error)
+        return isinstance(error, Exception)
+
+
+_GUARD: Final = _Guard()
 
 
 class ProcessedRun(Protocol):
@@ -47,31 +66,38 @@ class EventReports:
 
     def sent(self, results: Sequence[Result], cost_s: float, attempts: int) -> None:
         """Reports the final answers to messages that were sent together; not for programs."""
-        failed = [row for row, result in enumerate(results) if result.handle is None]
-        chosen = self._sampling.of_sent([result.message.id for result in results], failed)
-        if chosen.rows is not None:
-            results = [results[row] for row in chosen.rows]
-        self._report(
-            EventKind.SENT,
-            chosen,
-            *sent_rows(self._options, results, _now_ms(), int(cost_s * 1e6), attempts),
-        )
+        with _GUARD:
+            failed = [row for row, result in enumerate(results) if result.handle is None]
+            chosen = self._sampling.of_sent([result.message.id for result in results], failed)
+            if chosen.rows is not None:
+                results = [results[row] for row in chosen.rows]
+            self._report(
+                EventKind.SENT,
+                chosen,
+                *sent_rows(self._options, results, _now_ms(), int(cost_s * 1e6), attempts),
+            )
 
     def changed(self, what: str, messages: Iterable[ChangedFields], cost_s: float) -> None:
         """Reports the final answers to changes asked for together; not for programs."""
-        many = [ChangedMessage(*fields) for fields in messages]
-        failed = [row for row, one in enumerate(many) if isinstance(one.outcome, DelaywheelError)]
-        chosen = self._sampling.of_others([message.id for message in many], failed)
-        if chosen.rows is not None:
-            many = [many[row] for row in chosen.rows]
-        rows = changed_rows(what, many, _now_ms(), int(cost_s * 1e6))
-        self._report(EventKind.CHANGED, chosen, rows, 0)
+        with _GUARD:
+            many = [ChangedMessage(*fields) for fields in messages]
+            failed = [
+                row for row, one in enumerate(many) if isinstance(one.outcome, DelaywheelError)
+            ]
+            chosen = self._sampling.of_others([message.id for message in many], failed)
+            if chosen.rows is not None:
+                many = [many[row] for row in chosen.rows]
+            rows = changed_rows(what, many, _now_ms(), int(cost_s * 1e6))
+            self._report(EventKind.CHANGED, chosen, rows, 0)
 
     def processed(self, run: ProcessedRun) -> None:
         """Reports outcomes that are committed; not for programs."""
-        roots = () if self._sampling.takes_all else run.roots()
-        chosen = self._sampling.of_others(roots, run.failed())
-        self._report(EventKind.PROCESSED, chosen, *run.rows(chosen.rows, self._options, _now_ms()))
+        with _GUARD:
+            roots = () if self._sampling.takes_all else run.roots()
+            chosen = self._sampling.of_others(roots, run.failed())
+            self._report(
+                EventKind.PROCESSED, chosen, *run.rows(chosen.rows, self._options, _now_ms())
+            )
 
     def _report(
         self, kind: EventKind, chosen: Chosen, rows: Mapping[str, list[Any]], length_bytes: int

@@ -62,6 +62,7 @@ class Trace(EventReports):
         )
         super().__init__(reporter, options)
         self._end: Final = finalize(self, reporter.close)
+        self._end.atexit = False  # clients may send until later: see reporter.py
 
     def __enter__(self) -> Self:
         return self
