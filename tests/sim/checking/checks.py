@@ -167,7 +167,7 @@ class Checks:
         return slot > last_slot and not alone
 
     def looked(self, node: SimNode) -> None:
-        """Notes that a server has died: what it still wrote counts."""
+        """Notes what a node has written so far, whether or not it was told of it."""
         for wheel in _own_wheels(node):
             self._truth.look(node.disk, wheel)
 

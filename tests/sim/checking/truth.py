@@ -193,6 +193,11 @@ class Truth:
         """Whether each frame of a wheel was looked at, up to here."""
         return to_seq <= self._last[wheel] and not self._unread[wheel]
 
+    @property
+    def is_all_read(self) -> bool:
+        """Whether each frame that was found could be read."""
+        return not any(self._unread.values())
+
     def check_again(self, disk: SimulatedDisk, wheel: WheelId) -> None:
         """Checks that a wheel reads as it was first written.
 

@@ -232,7 +232,7 @@ class Calls:
             looks,
             changes,
             FanOut(
-                _config_of(server.node.name, server.world.settings),
+                _config_of(server.node.name, *server.world.configured(server.node.name)),
                 view,
                 others,
                 queries,
@@ -343,12 +343,10 @@ class _Channel:
 
 
 @cache
-def _config_of(node: str, settings: Settings) -> Config:
+def _config_of(node: str, nodes: tuple[str, ...], min_insync: int) -> Config:
     """What a description tells of a node's settings."""
-    members = {f"members.{each}": f"{each}:1" for each in settings.nodes}
-    return config_for(
-        DATA, node_id=node, cluster_id="sim", min_insync=str(settings.min_insync), **members
-    )
+    members = {f"members.{each}": f"{each}:1" for each in nodes}
+    return config_for(DATA, node_id=node, cluster_id="sim", min_insync=str(min_insync), **members)
 
 
 def _error(
