@@ -40,10 +40,15 @@ _STAND_INS: Final[Mapping[str, Any]] = {
 }
 """Placeholders for required settings, while the others are checked."""
 
-_OF_THE_COMMAND_LINE: Final = frozenset(
-    {"client_ca", "client_cert", "client_key", "client_tls", "client_token_file"}
+_NO_SETTINGS: Final = frozenset(
+    {
+        *("client_ca", "client_cert", "client_key", "client_tls", "client_token_file"),
+        *("cache", "traceback"),
+    }
 )
-"""Variables that resemble settings and are none: `delaywheel` reaches nodes with them."""
+"""Variables that resemble settings and are none: what `delaywheel` reaches nodes with, and whether
+it shows where a defect lies; the folder in which a checkout keeps what it has fetched.
+"""
 
 
 class ConfigError(Exception):
@@ -137,7 +142,7 @@ def _of_environment() -> Iterator[_GivenSetting]:
         if not variable.upper().startswith(_PREFIX):
             continue
         name, *keys = variable[len(_PREFIX) :].lower().split("__")
-        if name in _TYPES or (name not in _OF_THE_COMMAND_LINE and did_you_mean(name, _TYPES)):
+        if name in _TYPES or (name not in _NO_SETTINGS and did_you_mean(name, _TYPES)):
             yield _GivenSetting(name, keys, os.environ[variable], variable)
 
 

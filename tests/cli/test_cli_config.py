@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,22 @@ def test_what_is_wrong_with_tls_and_passwords_is_said(
     ended = command("config", "check", "--config", str(file), *flags)
     assert (ended.code, ended.err.count("\n")) == (1, 1)
     assert said in ended.err
+
+
+def test_our_own_variables_are_no_settings(
+    command: Command, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).parents[2]
+    sources = [*root.glob("scripts/_*.sh"), *root.glob("*/delaywheel*/cli/**/*.py")]
+    names = {
+        name
+        for source in sources
+        for name in re.findall(r"DELAYWHEEL_[A-Z]+(?:_[A-Z]+)*", source.read_text())
+    }
+    assert {"DELAYWHEEL_CACHE", "DELAYWHEEL_TRACEBACK"} <= names
+    for name in names - {"DELAYWHEEL_CONFIG"}:
+        monkeypatch.setenv(name, "1")
+    assert command("config", "check", "--config", str(file)).err == ""
 
 
 def test_a_variable_that_looks_like_a_setting_is_a_fault(
