@@ -6,8 +6,9 @@ What they leave open, a profile or the environment says (delaywheel/client/profi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from delaywheel.client.profiles import (
     DEFAULT_ADDRESS,
@@ -31,7 +32,8 @@ _FILES: Final = {
 }
 
 
-class Nodes(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Nodes:
     """The nodes that a command asks.
 
     Attributes:
@@ -42,7 +44,7 @@ class Nodes(NamedTuple):
 
     addresses: str
     tls: Tls | None = None
-    trace: Callable[[], EventReports | None] = lambda: None
+    trace: Callable[[], EventReports | None] = field(default=lambda: None, compare=False)
 
 
 def asked_server() -> str:
