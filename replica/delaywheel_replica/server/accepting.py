@@ -61,21 +61,37 @@ class _Line:
             waiting.set_result(call.result())
 
 
+class Accepting:
+    """How far a server is with accepting calls, on its event loop.
+
+    Attributes:
+        has_ended: Set once it accepts no more, by itself or since it was stopped.
+    """
+
+    def __init__(self) -> None:
+        self.has_ended: Final = asyncio.Event()
+        self.lines: Final[dict[bytes | None, _Line]] = {}
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether calls have come that wait to be begun, and gRPC's core may keep any number."""
+        return any(len(line.come) >= CALLS_AT_ONCE // 2 for line in self.lines.values())
+
+
 class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no types
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         *args: Any,
-        has_ended: asyncio.Event,
+        accepting: Accepting,
         takes: Takes,
         open_to_all: tuple[str, ...],
     ) -> None:
         super().__init__(loop, *args)
-        self._has_ended: Final = has_ended
+        self._accepting: Final = accepting
         self._takes: Final = takes
         self._open_to_all: Final = tuple(f"/{service}/".encode() for service in open_to_all)
         self._running_loop: Final = loop
-        self._lines: Final[dict[bytes | None, _Line]] = {}
         self._calls_at_once = CALLS_AT_ONCE
         self._error: BaseException | None = None
         self._tasks: Final[set[asyncio.Task[None]]] = set()
@@ -85,7 +101,7 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
             for _ in range(CALLS_AT_ONCE):
                 self._run(self._answer_unknown())
             return self._running_loop.create_future()  # until gRPC cancels it
-        line = self._lines.setdefault(method, _Line())
+        line = self._accepting.lines.setdefault(method, _Line())
         while line.asked < self._calls_at_once:
             line.asked += 1
             self._ask(method, line)
@@ -139,9 +155,9 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
     async def shutdown(self, grace: float | None) -> None:
         self._calls_at_once = 1
         # Until the main loop has begun them: nothing announces that.
-        while self._come() and not self._has_ended.is_set():  # noqa: ASYNC110
+        while self._come() and not self._accepting.has_ended.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0)
-        for line in self._lines.values():
+        for line in self._accepting.lines.values():
             line.come = deque(maxlen=0)  # whose call comes now hears CANCELLED
         try:
             await super().shutdown(grace)
@@ -151,17 +167,17 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
 
     def _serving_task_crash_handler(self, task: "asyncio.Task[None]") -> None:
         self._error = None if task.cancelled() else task.exception()
-        self._has_ended.set()
+        self._accepting.has_ended.set()
         super()._serving_task_crash_handler(task)
 
     def _come(self) -> int:
-        return sum(len(line.come) for line in self._lines.values())
+        return sum(len(line.come) for line in self._accepting.lines.values())
 
 
 @contextmanager
 def accepting_several_calls(
     takes: Takes = lambda *_: True, open_to_all: tuple[str, ...] = ()
-) -> Iterator[asyncio.Event]:
+) -> Iterator[Accepting]:
     """A server of the running loop is to be made within this.
 
     Args:
@@ -169,13 +185,13 @@ def accepting_several_calls(
         open_to_all: The services of which calls are shown to it.
 
     Yields:
-        What is set once it accepts no more calls, by itself or since it was stopped.
+        What tells of it.
     """
-    plain, has_ended = cygrpc.AioServer, asyncio.Event()
+    plain, accepting = cygrpc.AioServer, Accepting()
     cygrpc.AioServer = partial(
-        _SeveralCallsServer, has_ended=has_ended, takes=takes, open_to_all=open_to_all
+        _SeveralCallsServer, accepting=accepting, takes=takes, open_to_all=open_to_all
     )
     try:
-        yield has_ended
+        yield accepting
     finally:
         cygrpc.AioServer = plain

@@ -8,7 +8,7 @@ call of it has begun: one header block that goes on for ever took 30 MiB, and 40
 | whose caller was admitted to a call | once the certificate that it shows has expired |
 | of a stranger: no call was admitted yet | once it has sent `STRANGER_BYTES` |
 | the same | once its address, or its certificate, has called more than it may |
-| the same, at a port that asks for no certificates | after `STRANGER_S` that the loop served |
+| the same, at a port that asks for no certificates | after `STRANGER_S` in which no call waited |
 | the same, one of more than a quarter of a port's, from one address | the oldest first |
 
 Health checks and reflection, which everybody may call, make nobody known, nor does `WhoAmI` of who
@@ -63,7 +63,7 @@ class _OpenConnection(NamedTuple):
     Attributes:
         address: The other end's.
         port: Ours.
-        since_s: When it was seen first, by how long the event loop had served.
+        since_s: When it was seen first, by how long the event loop had begun calls as they came.
     """
 
     address: str
@@ -86,16 +86,21 @@ class CallerConnections:
         self._sharers: Final[dict[str, str]] = {}
         self._calls = Counter[str]()
         self._seen: dict[tuple[int, int], _OpenConnection | None] = {}
+        self._is_behind: Callable[[], bool]
+        self._was_behind = False
         self._loop: asyncio.AbstractEventLoop
         self._is_over: Final = Event()
         self._thread: Final = Thread(target=self._watch, name="connections", daemon=True)
 
-    def start(self, ports: Mapping[int, bool]) -> None:
+    def start(self, ports: Mapping[int, bool], is_behind: Callable[[], bool]) -> None:
         """Watches, until `stop`. On the event loop that serves them.
 
         Args:
             ports: Those for callers, and whether each asks for certificates.
+            is_behind: Whether calls wait to be begun: those of a stranger may be among them. Asked
+                on the event loop.
         """
+        self._is_behind = is_behind
         self._ports = dict(ports)
         self._loop = asyncio.get_running_loop()
         self._thread.start()
@@ -136,7 +141,7 @@ class CallerConnections:
         answered = self._asked_loop()
         while not self._is_over.wait(pause_s):
             if answered.is_set():
-                served_s += pause_s
+                served_s += 0.0 if self._was_behind else pause_s
                 answered = self._asked_loop()
             began_s = time.thread_time()
             self._look(time.monotonic(), time.time(), served_s)
@@ -145,8 +150,13 @@ class CallerConnections:
     def _asked_loop(self) -> Event:
         """Has the event loop set what is returned: while it does not, no call is begun either."""
         answered = Event()
+
+        def answer() -> None:
+            self._was_behind = self._is_behind()
+            answered.set()
+
         with suppress(RuntimeError):  # it has ended
-            self._loop.call_soon_threadsafe(answered.set)
+            self._loop.call_soon_threadsafe(answer)
         return answered
 
     def _look(self, now_s: float, wall_s: float, served_s: float) -> None:

@@ -89,7 +89,7 @@ class GrpcListener:
         self._certificates = certificates
         self._connections = CallerConnections(connections)
         accepting = accepting_several_calls(self._connections.takes, _OPEN_TO_ALL)
-        with reading_all_wakeups(), accepting as self._has_ended:
+        with reading_all_wakeups(), accepting as self._accepting:
             self._server = grpc.aio.server(options=_options(config, connections))
         self._health = health.aio.HealthServicer()
         asked = Admission(
@@ -143,7 +143,7 @@ class GrpcListener:
         if self._config.token_listen is not None:
             self._listen_for_tokens(self._config.token_listen)
         await self._server.start()
-        self._connections.start(self._ports(bound))
+        self._connections.start(self._ports(bound), lambda: self._accepting.is_behind)
         return f"{host}:{bound}"
 
     async def set_health(self, *, serving: bool) -> None:
@@ -155,7 +155,7 @@ class GrpcListener:
 
     async def until_ended(self) -> None:
         """Waits until no more calls are accepted, because of `stop` or without."""
-        await self._has_ended.wait()
+        await self._accepting.has_ended.wait()
 
     async def stop(self, grace_s: float) -> None:
         """Stops all calls, by force once the grace period is over."""

@@ -22,7 +22,7 @@ class _Served:
     def __init__(self) -> None:
         self.begun = 0
         self.goes_on = asyncio.Event()
-        with reading_all_wakeups(), accepting_several_calls() as self.has_ended:
+        with reading_all_wakeups(), accepting_several_calls() as self.accepting:
             self.server: Any = grpc.aio.server()
         echo: Any = grpc.unary_unary_rpc_method_handler(self._echo)
         self.server.add_registered_method_handlers("test", {"Echo": echo})
@@ -72,7 +72,7 @@ def test_calls_of_unknown_methods_are_answered_whatever_their_path(path: Any) ->
             assert {await answer.code() for answer in answers} == {grpc.StatusCode.UNIMPLEMENTED}
             echo: Any = channel.unary_unary("/test/Echo")
             assert await echo(b"x", timeout=60) == b"x"
-        assert not served.has_ended.is_set()
+        assert not served.accepting.has_ended.is_set()
         await served.server.stop(GRACE_S)
 
     asyncio.run(calls())
@@ -91,7 +91,7 @@ def test_a_server_whose_main_loop_has_crashed_says_so_and_stops() -> None:
                 failed = asyncio.get_running_loop().create_future()
                 failed.set_exception(RuntimeError("as if gRPC's core had failed"))
                 served.server._server._lines[b"/test/Echo"].pass_on(failed)
-                await served.has_ended.wait()
+                await served.accepting.has_ended.wait()
                 await served.server.stop(None)
             await asyncio.gather(*calls, return_exceptions=True)
 
