@@ -28,7 +28,7 @@ from delaywheel_audit.kafka.client import ClientSettings
 from delaywheel_audit.kafka.columns import with_own_headers
 from delaywheel_audit.kafka.control import ControlMissingError, Done, read_done
 from delaywheel_audit.kafka.errors import KafkaSourceError
-from delaywheel_audit.kafka.jars import settings_of_the_connector
+from delaywheel_audit.kafka.jars import JARS_VARIABLE, settings_of_the_connector
 from delaywheel_audit.kafka.plan import Plan
 from delaywheel_audit.matching.findings import is_error
 from delaywheel_audit.matching.ingress import (
@@ -518,8 +518,11 @@ class _session:  # noqa: N801 - used like a function
                 "spark.ui.enabled": "false",
                 "spark.log.level": "ERROR",
                 "spark.local.dir": os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()),
-                **settings_of_the_connector(),
             }
+            try:
+                settings |= settings_of_the_connector()
+            except OSError as error:
+                raise CouldNotRun("SPARK_FAILED", f"{JARS_VARIABLE}: {error}") from error
             builder = builder.master(options.master or "local[*]")
             self._said = tempfile.NamedTemporaryFile(
                 prefix="reconcile-spark-", suffix=".log", delete=False

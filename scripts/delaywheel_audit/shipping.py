@@ -31,8 +31,8 @@ def archive_in(folder: Path) -> Path:
     """Packs our packages into a file that Python can import from."""
     archive = folder / "delaywheel.zip"
     with zipfile.ZipFile(archive, "w") as zipped:
-        for package in (delaywheel, delaywheel_audit, delaywheel_replica):
-            root = Path(package.__path__[0])
-            for file in sorted(root.rglob("*.py")):
-                zipped.write(file, Path(root.name) / file.relative_to(root))
+        for module in (delaywheel, delaywheel_audit, delaywheel_replica):
+            package = Path(module.__path__[0])
+            for file in sorted(package.rglob("*.py")):
+                zipped.write(file, Path(package.name) / file.relative_to(package))
     return archive

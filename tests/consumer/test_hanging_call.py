@@ -52,12 +52,14 @@ class Coordinator:
         self.open: set[str] = set()
         self.answers: list[int] = []
         self.ids: list[str] = []
+        self.patience_s: list[float] = []
 
     def producer(self, settings: dict[str, Any], **_: Any) -> Coordinator:
         self.ids.append(settings["transactional.id"])
         return self
 
-    def init_transactions(self, _timeout_s: float) -> None:
+    def init_transactions(self, timeout_s: float) -> None:
+        self.patience_s.append(timeout_s)
         if self.answers:
             raise KafkaException(KafkaError(self.answers.pop(), retriable=True))
         if self.ids[-1] in self.open:
@@ -89,11 +91,19 @@ def test_a_transaction_that_kafka_cannot_end_now_keeps_its_id_alone(
     assert all(one.startswith("delaywheel-retry-group-") for one in ids), "as rights are given"
 
 
-def test_a_coordinator_that_moves_is_asked_again_for_the_same_id(coordinator: Coordinator) -> None:
+def test_while_coordinators_move_each_id_is_waited_for_longer(coordinator: Coordinator) -> None:
     coordinator.answers = [KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError._TIMED_OUT]
     broker = KafkaBroker(read_settings("orders", "group", "nowhere:1", {}))
-    broker.renew_producer(frozenset())
-    assert len(coordinator.ids) == 1
+    for _ in range(2):
+        with pytest.raises(KafkaUnavailable):
+            broker.renew_producer(frozenset())
+    for _ in range(2):
+        broker.renew_producer(frozenset())
+    first, second, third, again = coordinator.patience_s
+    assert first < second <= third
+    assert again == first, "once an id was had"
+    assert len(set(coordinator.ids[:3])) == 3
+    assert coordinator.ids[2] == coordinator.ids[3]
 
 
 def answer(value: Any) -> Future[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from importlib.metadata import version
-from pathlib import Path
 
 JARS_VARIABLE = "SPARK_KAFKA_JARS"
 """The environment variable for a folder with the connector's jars; empty: Spark has them."""
@@ -14,10 +13,15 @@ _IN_PYSPARK = "org.apache.hadoop:hadoop-client-api,org.apache.hadoop:hadoop-clie
 
 
 def settings_of_the_connector() -> dict[str, str]:
-    """Returns the settings of Spark by which it finds the jars, or fetches them."""
+    """Returns the settings of Spark by which it finds the jars, or fetches them.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
     folder = os.environ.get(JARS_VARIABLE)
     if folder is None:
         package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version('pyspark')}"
         return {"spark.jars.packages": package, "spark.jars.excludes": _IN_PYSPARK}
-    jars = sorted(map(str, Path(folder).glob("*.jar"))) if folder else []
+    names = sorted(os.listdir(folder)) if folder else []  # noqa: PTH208 - no error is passed over
+    jars = [f"{folder}/{name}" for name in names if name.endswith(".jar")]
     return {"spark.jars": ",".join(jars)} if jars else {}

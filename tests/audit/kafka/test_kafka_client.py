@@ -146,5 +146,8 @@ def test_spark_fetches_its_connector_unless_a_folder_has_it(
         (tmp_path / name).touch()
     monkeypatch.setenv(JARS_VARIABLE, str(tmp_path))
     assert settings_of_the_connector() == {"spark.jars": f"{tmp_path}/a.jar,{tmp_path}/b.jar"}
+    monkeypatch.setenv(JARS_VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError):
+        settings_of_the_connector()
     monkeypatch.setenv(JARS_VARIABLE, "")
     assert settings_of_the_connector() == {}

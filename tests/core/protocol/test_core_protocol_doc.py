@@ -71,6 +71,7 @@ def test_keys_of_the_control_topic() -> None:
     written = [
         control.progress_record(Progress(0, None))[0],
         control.leader_record(0, "a", "t")[0].replace("0", "<i>"),
+        control.left_out_record(control.LeftOut())[0],
         control.node_record("<id>", NodeRecord("s", 0))[0],
         control.wheel_record(A1, wheel_record_of())[0].replace("a.1", "<id>"),
         control.lost_record(FrameRange(A1, 7, 9))[0].replace("a.1/7", "<wheel>/<seq>"),

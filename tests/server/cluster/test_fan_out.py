@@ -137,6 +137,7 @@ def config_of_one() -> Any:
         max_message_bytes=1,
         max_request_messages=1,
         max_request_bytes=1,
+        trace=False,
         kafka={"bootstrap.servers": "k:1", "sasl.password": "hush"},
     )
 
