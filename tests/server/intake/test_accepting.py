@@ -90,7 +90,7 @@ def test_a_server_whose_main_loop_has_crashed_says_so_and_stops() -> None:
                     await asyncio.sleep(0)
                 failed = asyncio.get_running_loop().create_future()
                 failed.set_exception(RuntimeError("as if gRPC's core had failed"))
-                served.server._server._lines[b"/test/Echo"].pass_on(failed)
+                served.server._server._accepting.lines[b"/test/Echo"].pass_on(failed)
                 await served.accepting.has_ended.wait()
                 await served.server.stop(None)
             await asyncio.gather(*calls, return_exceptions=True)
