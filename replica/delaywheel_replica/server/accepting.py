@@ -73,6 +73,11 @@ class Accepting:
         self.lines: Final[dict[bytes | None, _Line]] = {}
 
     @property
+    def come(self) -> int:
+        """How many calls have come that wait to be begun."""
+        return sum(len(line.come) for line in self.lines.values())
+
+    @property
     def is_behind(self) -> bool:
         """Whether calls have come that wait to be begun, and gRPC's core may keep any number."""
         return any(len(line.come) >= CALLS_AT_ONCE // 2 for line in self.lines.values())
@@ -155,7 +160,7 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
     async def shutdown(self, grace: float | None) -> None:
         self._calls_at_once = 1
         # Until the main loop has begun them: nothing announces that.
-        while self._come() and not self._accepting.has_ended.is_set():  # noqa: ASYNC110
+        while self._accepting.come and not self._accepting.has_ended.is_set():  # noqa: ASYNC110
             await asyncio.sleep(0)
         for line in self._accepting.lines.values():
             line.come = deque(maxlen=0)  # whose call comes now hears CANCELLED
@@ -169,9 +174,6 @@ class _SeveralCallsServer(cygrpc.AioServer):  # type: ignore[misc] # it has no t
         self._error = None if task.cancelled() else task.exception()
         self._accepting.has_ended.set()
         super()._serving_task_crash_handler(task)
-
-    def _come(self) -> int:
-        return sum(len(line.come) for line in self._accepting.lines.values())
 
 
 @contextmanager

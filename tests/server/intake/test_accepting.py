@@ -42,7 +42,7 @@ def test_a_server_that_stops_begins_what_has_come(caplog: pytest.LogCaptureFixtu
             call: Any = channel.unary_unary("/test/Echo")
             answers = [asyncio.ensure_future(call(b"x")) for _ in range(CALLS)]
             async with asyncio.timeout(60):
-                while not (come := served.server._server._come()):  # noqa: ASYNC110
+                while not (come := served.accepting.come):  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 came = served.begun + come
                 served.goes_on.set()
@@ -86,13 +86,15 @@ def test_a_server_whose_main_loop_has_crashed_says_so_and_stops() -> None:
             echo: Any = channel.unary_unary("/test/Echo")
             calls = [asyncio.ensure_future(echo(b"x")) for _ in range(CALLS)]
             async with asyncio.timeout(60):
-                while not served.begun:  # noqa: ASYNC110
-                    await asyncio.sleep(0)
-                failed = asyncio.get_running_loop().create_future()
-                failed.set_exception(RuntimeError("as if gRPC's core had failed"))
-                served.server._server._accepting.lines[b"/test/Echo"].pass_on(failed)
-                await served.accepting.has_ended.wait()
-                await served.server.stop(None)
+                try:
+                    while not served.begun:  # noqa: ASYNC110
+                        await asyncio.sleep(0)
+                    failed = asyncio.get_running_loop().create_future()
+                    failed.set_exception(RuntimeError("as if gRPC's core had failed"))
+                    served.accepting.lines[b"/test/Echo"].pass_on(failed)
+                    await served.accepting.has_ended.wait()
+                finally:
+                    await served.server.stop(None)
             await asyncio.gather(*calls, return_exceptions=True)
 
     asyncio.run(crashes())
