@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -135,12 +136,16 @@ class Book:
         entries: by number in the plan.
         by_key: by topic, id and due.
         by_id: by id and topic.
+        families: by id and topic, at all dues; checks ask for these after every transaction.
     """
 
     ttl_header: str = TTL_HEADER
     entries: dict[int, Entry] = field(default_factory=dict)
     by_key: dict[Key, Entry] = field(default_factory=dict)
     by_id: dict[tuple[bytes, str], Entry] = field(default_factory=dict)
+    families: defaultdict[tuple[bytes, str], list[Entry]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
 
     def of(self, key: Key) -> Entry | None:
         """The message that this is; perhaps an earlier message that was given this due."""
@@ -150,12 +155,17 @@ class Book:
             # A half keeps its due; what its commit sends on has the same id.
             if original is not None and original.reschedule_tried and not original.is_half:
                 entry = replace(original, key=key, visible_us=-1, original=original)
-                self.by_key[key] = entry
+                self._add(entry)
         return entry
 
     def family(self, entry: Entry) -> list[Entry]:
         """The same message at all its dues."""
-        return [each for each in self.by_key.values() if each.key.at(0) == entry.key.at(0)]
+        return self.families[entry.key.id, entry.key.topic]
+
+    def _add(self, entry: Entry) -> None:
+        key = entry.key
+        self.by_key[key] = entry
+        self.families[key.id, key.topic].append(entry)
 
     def enter(self, draft: Draft, at_ms: int) -> Entry:
         """Adds a message that is sent for the first time; its due is fixed from now on."""
@@ -179,7 +189,7 @@ class Book:
             deliver_at_ms=None if draft.later_ms is None else EPOCH_MS + at_ms + draft.later_ms,
         )
         self.entries[draft.number] = entry
-        self.by_key[entry.key] = entry
+        self._add(entry)
         self.by_id[key.id, key.topic] = entry
         return entry
 
