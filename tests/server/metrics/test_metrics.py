@@ -17,8 +17,9 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from delaywheel.reasons import Reason
+from delaywheel_replica.core.protocol.control import ROLLED_BACK, NodeRecord
 from delaywheel_replica.core.protocol.histogram import LATENESS_BOUNDS_US
-from delaywheel_replica.core.protocol.status_files import IngressStatus
+from delaywheel_replica.core.protocol.status_files import IngressStatus, ServerStatus
 from delaywheel_replica.server.metrics.catalogue import METRICS, Collected
 from delaywheel_replica.server.metrics.metric import MetricType, Spec
 from delaywheel_replica.server.metrics.scrape import Scrape
@@ -71,6 +72,12 @@ def labelled(of: Scrape, name: str) -> dict[tuple[str, ...], float]:
     }
 
 
+def on_folder(storage: str) -> ServerStatus:
+    """The status of a node whose folder has this uuid."""
+    status = server_status()
+    return replace(status, heartbeat=replace(status.heartbeat, storage=storage))
+
+
 # --- the rules of promtool, and our own
 
 
@@ -101,7 +108,7 @@ def test_no_name_twice_nor_within_a_histogram() -> None:
 
 
 def test_everything_is_reported_when_everything_is_known() -> None:
-    reported = families(scrape(refusal=Refusal(Reason.DRAINING)))
+    reported = families(scrape(refusal=Refusal(Reason.DRAINING), server=on_folder(ROLLED_BACK)))
     suffixed = {f.name + ("_total" if f.type == "counter" else ""): f for f in reported}
     assert list(suffixed) == [spec.name for spec in METRICS]
     for spec in METRICS:
@@ -172,6 +179,17 @@ def test_ready_or_why_not() -> None:
     full = scrape(refusal=Refusal(Reason.DISK_FULL, "3 bytes are free"))
     assert samples(full)["delaywheel_ready"] == 0
     assert labelled(full, "refusing") == {("DISK_FULL",): 1}
+
+
+def test_a_folder_that_does_not_count() -> None:
+    registered = cleaner_status(nodes={"a": NodeRecord("d", 1)})
+    for storage, reasons in (
+        ("d", {}),
+        ("another", {("STORAGE_REPLACED",): 1}),
+        (ROLLED_BACK, {("STORAGE_ROLLED_BACK",): 1}),
+    ):
+        seen = scrape(server=on_folder(storage), cleaner=registered)
+        assert labelled(seen, "folder_refused") == reasons, storage
 
 
 def test_wheels_watermark_and_peers() -> None:

@@ -10,6 +10,9 @@ from importlib.metadata import version
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from delaywheel.reasons import Reason
+from delaywheel_replica.core.leader.registration import RegistrationRefusal
+from delaywheel_replica.core.protocol.control import ROLLED_BACK
 from delaywheel_replica.server.metrics.metric import (
     Spec,
     Value,
@@ -26,7 +29,7 @@ from delaywheel_replica.server.metrics.of_cleaner import CLEANER_METRICS
 from delaywheel_replica.server.metrics.of_peers import PEER_METRICS
 from delaywheel_replica.server.metrics.processes import Process
 from delaywheel_replica.server.metrics.scrape import CLEANER, SERVER, Scrape
-from delaywheel_replica.server.node.node_view import ledger_lag_frames
+from delaywheel_replica.server.node.node_view import ledger_lag_frames, storage_is_replaced
 
 
 class Collected(Collector):
@@ -67,6 +70,17 @@ def _refusing(scrape: Scrape) -> Values:
     return [] if scrape.refusal is None else [((scrape.refusal.reason.value,), 1)]
 
 
+def _refused_folder(scrape: Scrape) -> Values:
+    if scrape.server is None:
+        return []
+    own = scrape.server.heartbeat
+    if own.storage == ROLLED_BACK:
+        return [((Reason.STORAGE_ROLLED_BACK.value,), 1)]
+    if storage_is_replaced(scrape.cleaner, own.node, own.storage):
+        return [((RegistrationRefusal.STORAGE_REPLACED.value,), 1)]
+    return []
+
+
 def _refused_calls(scrape: Scrape) -> Values:
     refused = scrape.sources.counts.refused_calls.copy()
     return [((call, reason.value), calls) for (call, reason), calls in refused.items()]
@@ -102,6 +116,13 @@ _NODE: tuple[Spec, ...] = (
         "1 for the reason why new messages are refused now.",
         ("reason",),
         _refusing,
+    ),
+    gauges(
+        "folder_refused",
+        "1 for the reason why the node's data folder does not count: it is not the registered one,"
+        " or an older copy of it.",
+        ("reason",),
+        _refused_folder,
     ),
     gauge(
         "complete",
