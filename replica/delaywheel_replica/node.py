@@ -52,6 +52,7 @@ from delaywheel_replica.process.inheritance import (
     ALLOCATOR,
     CLEANER_ALLOCATOR,
     EXIT_HOPELESS,
+    GRPC_SAYS,
     LIFE_FD_VARIABLE,
     LINK_FD_VARIABLE,
     READY_FD_VARIABLE,
@@ -274,6 +275,7 @@ class Supervisor:
         child.is_ready = False
         environment = {
             **ALLOCATOR,
+            **GRPC_SAYS,
             **({} if child is self._server else CLEANER_ALLOCATOR),
             **os.environ,
             **{name: str(descriptor) for name, descriptor in inherited.items()},

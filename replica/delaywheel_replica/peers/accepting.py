@@ -23,16 +23,12 @@ from delaywheel_replica.peers.handshake import (
 from delaywheel_replica.peers.peer import Peer
 from delaywheel_replica.peers.sockets import CONTROL_BYTES, Channel
 from delaywheel_replica.peers.states import PeerReason, PeerRefusal, PeerRefusedError, Stream, Way
-from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.process.logs import get_logger, stranger_refused
 
 HELLO_S: Final = 5.0
 """A connection without a Hello is ended after this long: each occupies a thread."""
 
 HELLO_BYTES: Final = 64 << 10
-
-STRANGERS_LOGGED: Final = 20
-STRANGERS_LOGGED_S: Final = 60.0
-"""Refusals of who is no member are logged once each in this time, and no more than so many."""
 
 _TEXT: Final = 300
 """How many characters of a malformed message's error are kept."""
@@ -72,9 +68,6 @@ class Acceptor:
         self._peers = peers
         self._on_message = on_message
         self._most_bytes = {Stream.CONTROL: CONTROL_BYTES, Stream.DATA: data_bytes}
-        self._strangers: set[PeerRefusal] = set()
-        self._strangers_since_s = 0.0
-        self._unlogged = 0
 
     def serve(self, channel: Channel, greeted: Callable[[], None]) -> None:
         """Serves one connection from its first byte to its end; the caller closes it.
@@ -86,7 +79,7 @@ class Acceptor:
         try:
             self._security.accepted(channel)
         except PeerRefusedError as error:
-            self._note_stranger(error.refusal)
+            _note_stranger(error.refusal)
             return
         except OSError:  # gone, or silent for too long
             return
@@ -134,7 +127,7 @@ class Acceptor:
         except OSError:  # gone, or silent for too long
             return None
         if began is not None and began != PREFACE:
-            self._note_stranger(_no_node(channel, began))
+            _note_stranger(_no_node(channel, began))
         return None if data is None else decode_hello(data)
 
     def _judge(self, hello: Hello) -> PeerRefusal | None:
@@ -150,20 +143,7 @@ class Acceptor:
         if peer is not None:
             peer.refused(Way.IN, stream, refusal)
         else:
-            self._note_stranger(refusal)
-
-    def _note_stranger(self, refusal: PeerRefusal) -> None:
-        now_s = time.monotonic()
-        if now_s - self._strangers_since_s >= STRANGERS_LOGGED_S:
-            self._strangers.clear()
-            self._strangers_since_s = now_s
-        if refusal in self._strangers or len(self._strangers) >= STRANGERS_LOGGED:
-            self._unlogged += 1
-            return
-        self._strangers.add(refusal)
-        unlogged, self._unlogged = self._unlogged, 0
-        others = {"not_logged": unlogged} if unlogged else {}
-        _log.warning("stranger refused", reason=refusal.reason.value, text=refusal.text, **others)
+            _note_stranger(refusal)
 
     def _read(self, peer: Peer, stream: Stream, incoming: IncomingStream, until_s: float) -> None:
         tally = peer.tallies[Way.IN, stream]
@@ -199,6 +179,10 @@ def _answer(channel: Channel, answer: PeerIdentity | PeerRefusal) -> None:
     data = encode_answer(answer)
     with contextlib.suppress(OSError):
         channel.send_all(b"".join((PREFACE, head_of([data]), data)))
+
+
+def _note_stranger(refusal: PeerRefusal) -> None:
+    stranger_refused("peer_listen", refusal.reason.value, refusal.text)
 
 
 def _no_node(channel: Channel, began: bytes) -> PeerRefusal:

@@ -46,6 +46,9 @@ glibc's arenas cause fragmentation: two are enough for processes with one busy t
 Arrow frees goes to glibc, not into a reserve of its own (decision 232).
 """
 
+GRPC_SAYS: Final = {"GRPC_VERBOSITY": "ERROR"}
+"""Of the rest, some lines quote what the other side sent, line feeds and all."""
+
 CLEANER_ALLOCATOR: Final = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
 """The same for the cleaner alone: the columns of seconds go back to the kernel when they are freed.
 

@@ -4,6 +4,9 @@ It uses the standard library alone, as the supervisor does, and the format of th
 (logs.py). Those log to the node's standard error itself. Whatever else they write there, gRPC's
 lines, the traceback of a process that cannot start, a C library's last words, comes through a pipe
 of the supervisor's: so it outlives the process, and as JSON each is an event like any other.
+A line is at most `_LINE_AT_MOST` characters, none of which controls a terminal, as strangers may
+have chosen some. gRPC's are limited by the place in its source that they are from (line_limit.py):
+strangers choose how often those come.
 
 | a line | level |
 |---|---|
@@ -22,8 +25,15 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from delaywheel_replica.process.line_limit import LineLimit, cut
+
 _LEVELS: Final = ("debug", "info", "warning", "error")
 _READ_BYTES: Final = 1 << 16
+
+_LINE_AT_MOST: Final = 2_000
+_CONTROLS: Final = {
+    number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if chr(number) != "\t"
+}
 
 _HELD_S: Final = 0.5
 """A traceback is written line by line."""
@@ -84,11 +94,13 @@ class ChildOutput:
         os.set_blocking(self.read_fd, False)
         self._unfinished = b""
         self._held, self._held_s = "", 0.0
+        self._limit = LineLimit()
 
     @property
     def due_s(self) -> float | None:
-        """When what is held is to be logged, by the monotonic clock; None: nothing is held."""
-        return self._held_s + _HELD_S if self._held else None
+        """When there is something to log, by the monotonic clock; None: when something has come."""
+        held_s = self._held_s + _HELD_S if self._held else None
+        return min((s for s in (held_s, self._limit.due_s) if s is not None), default=None)
 
     def pass_on(self, *, ended: bool = False) -> None:
         """Logs what has come; a traceback once it is whole, a line that has no end at the end."""
@@ -96,13 +108,11 @@ class ChildOutput:
             come = os.read(self.read_fd, _READ_BYTES)
         except BlockingIOError:
             come = b""
-        if not self._log.as_json:  # people read it as it came
-            os.write(sys.stderr.fileno(), come)
-            return
         lines, _, self._unfinished = (self._unfinished + come).rpartition(b"\n")
         if ended or len(self._unfinished) > _READ_BYTES:
             lines, self._unfinished = lines + b"\n" + self._unfinished, b""
-        for line in lines.decode(errors="replace").splitlines():
+        for each in lines.split(b"\n") if lines else ():
+            line = cut(each.decode(errors="replace").translate(_CONTROLS), _LINE_AT_MOST)
             if (
                 self._held.startswith(_FAILED)
                 and _MORE.match(line)
@@ -115,6 +125,8 @@ class ChildOutput:
         is_whole = not self._held.startswith(_FAILED)
         if ended or is_whole or time.monotonic() >= self._held_s + _HELD_S:
             self._let_go()
+        for kind, count in self._limit.counted(ended=ended).items():
+            self._log.say("lines left out", process=self._process, kind=kind, count=count)
 
     def _let_go(self) -> None:
         text, self._held = self._held.rstrip(), ""
@@ -123,8 +135,14 @@ class ChildOutput:
 
     def _say(self, text: str) -> None:
         abseil = _ABSEIL.match(text)
+        said = text
         if abseil is not None:
-            level, source, text = _ABSEIL_LEVELS[abseil[1]], abseil[2], text[abseil.end() :]
+            level, source, said = _ABSEIL_LEVELS[abseil[1]], abseil[2], text[abseil.end() :]
+            if not self._limit.take(source, said):
+                return
         else:
             level, source = "error" if text.startswith(_FAILED) else "warning", None
-        self._log.say("standard error", level, process=self._process, text=text, source=source)
+        if not self._log.as_json:  # people read it as it came
+            print(text, file=sys.stderr, flush=True)  # noqa: T201 - as PlainLog's
+            return
+        self._log.say("standard error", level, process=self._process, text=said, source=source)

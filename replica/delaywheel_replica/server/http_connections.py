@@ -18,10 +18,12 @@ from typing import Any, Final
 from aiohttp import web
 
 from delaywheel_replica.peers import sockets
+from delaywheel_replica.process.logs import stranger_refused
 
 CONNECTIONS_AT_MOST: Final = 64
 """So many are open, and so many are within the handshake of TLS."""
 _HANDSHAKE_S: Final = 10.0
+_HANDSHAKE_FAILED: Final = "TLS_REFUSED"
 _CLOSING_S: Final = 1.0
 _OWN: Final = ""
 """Stands for the host of connections from the address that they came to."""
@@ -78,7 +80,7 @@ class HttpConnections:
             if len(self._shaking) >= CONNECTIONS_AT_MOST:
                 hosts = [host for _, host in self._shaking.values()]
                 self._end([*self._shaking][_giving_way(hosts)])
-            task = asyncio.create_task(self._begin(connected))
+            task = asyncio.create_task(self._begin(connected, address))
             self._shaking[task] = connected, _host_of(address, connected.getsockname())
             task.add_done_callback(lambda task: self._shaking.pop(task, None))
 
@@ -87,7 +89,7 @@ class HttpConnections:
         with suppress(OSError):
             self._shaking.pop(shaking)[0].shutdown(socket.SHUT_RDWR)
 
-    async def _begin(self, connected: socket.socket) -> None:
+    async def _begin(self, connected: socket.socket, address: Any) -> None:
         context = None if self._context is None else self._context()
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
@@ -98,6 +100,9 @@ class HttpConnections:
                 ssl_shutdown_timeout=None if context is None else _CLOSING_S,
             )
         except OSError as error:  # gone, silent for too long, or it speaks another TLS, or none
+            if context is not None:
+                why = f"{type(error).__name__}: {error}"
+                stranger_refused("metrics_listen", _HANDSHAKE_FAILED, f"{address[0]}: {why}")
             # They hold the error, and it them: 256 KiB until all garbage is looked for.
             clear_frames(error.__traceback__)
             return

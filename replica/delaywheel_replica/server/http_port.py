@@ -13,15 +13,17 @@ It has a port of its own, TLS if asked, and no authentication; nothing can be ch
 """
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client.exposition import choose_encoder
 
 from delaywheel_replica.peers.sockets import why_not
-from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.process.logs import get_logger, stranger_refused
 from delaywheel_replica.server.http_connections import HttpConnections
 from delaywheel_replica.server.listening import ListenError
 from delaywheel_replica.server.metrics.catalogue import Collected
@@ -33,6 +35,21 @@ _SHUTDOWN_S: Final = 0.5
 _log = get_logger(__name__)
 
 
+class _Said(logging.LoggerAdapter[logging.Logger]):
+    """What aiohttp says: of a request that is none one short line, whatever else as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger("aiohttp.server"))
+
+    def exception(self, msg: object, *args: Any, exc_info: Any = True, **more: Any) -> None:
+        """Logs an error."""
+        if isinstance(exc_info, HttpProcessingError):
+            why = exc_info.message.partition("\n")[0]
+            stranger_refused("metrics_listen", "MALFORMED", f"{args[0]}: {why}")
+        else:
+            super().exception(msg, *args, exc_info=exc_info, **more)
+
+
 class HttpPort:
     """The HTTP port. For the event loop's thread."""
 
@@ -41,7 +58,11 @@ class HttpPort:
         self._one_scrape = asyncio.Lock()
         self._connections: HttpConnections | None = None
         self._runner = web.AppRunner(
-            self._app(), handle_signals=False, access_log=None, shutdown_timeout=_SHUTDOWN_S
+            self._app(),
+            handle_signals=False,
+            access_log=None,
+            logger=_Said(),
+            shutdown_timeout=_SHUTDOWN_S,
         )
 
     async def start(self, listen: str) -> str:

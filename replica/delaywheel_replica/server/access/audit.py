@@ -4,7 +4,8 @@
 |---|---|
 | an operator's act | always |
 | a call that cancels or reschedules | once there are grants: nobody has a name without |
-| a refusal for lack of rights, or of a name | at most one a second of each principal and call |
+| a refusal for lack of rights | at most one a second of each principal and call |
+| the same, of who has no name | at most one a second |
 | a message is kept from who names it | the same: its caller is told that there is none |
 
 A call is one line, however many messages it names, and a line is short, whatever they are called:
@@ -73,7 +74,7 @@ class Audit:
     def refused(self, call: str, address: str, refusal: Refusal) -> None:
         """Notes that somebody may not do something; not more often than once a second."""
         who = refusal.principal or ANONYMOUS
-        key, now_s = (who, call), time.monotonic()
+        key, now_s = (who, "" if who == ANONYMOUS else call), time.monotonic()
         with self._lock:
             if now_s < self._refused_at_s.get(key, 0.0):
                 self._unsaid += 1

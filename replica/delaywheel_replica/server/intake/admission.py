@@ -32,6 +32,7 @@ MESSAGE_COST_BYTES: Final = 320
 
 _IN_FLIGHT_RETRY_MS: Final = 50
 _LOOK_S: Final = 5.0
+_NAMED: Final = 10
 _UNREAD_LOOKS: Final = 12
 _UNREAD_LOOKS_FULL: Final = 2
 """How often a caller is seen to read nothing; looks, since nobody reads while the loop stands."""
@@ -165,7 +166,9 @@ class Admission:
         unread = {o.address for o, reader in self._readers.items() if reader.looks > most}
         loop = asyncio.get_running_loop()
         if unread and self._close is not None:
-            _log.warning("callers that do not read", callers=sorted(unread), closed=len(unread))
+            _log.warning(
+                "callers that do not read", callers=sorted(unread)[:_NAMED], closed=len(unread)
+            )
             loop.run_in_executor(None, self._close, unread)
         self._is_looking = bool(self._readers)
         if self._is_looking:

@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from delaywheel.reasons import DOMAIN, Reason
 from delaywheel_proto.v1 import delaywheel_pb2 as pb
-from delaywheel_replica.process.logs import get_logger
+from delaywheel_replica.process.logs import limited
 
 Context: TypeAlias = "grpc.aio.ServicerContext[object, object]"
 
@@ -40,8 +40,6 @@ _DETAIL_BYTES: Final = 1_500
 _QUOTED_LENGTH: Final = 60
 DETAILS_KEY = "grpc-status-details-bin"
 """Metadata of a call's end: a google.rpc.Status."""
-
-_log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ class RequestRefusedError(Exception):
 
 def defect(error: Exception) -> Refusal:
     """Returns the refusal for a defect being handled; logs its traceback."""
-    _log.exception("call failed")
+    limited().exception("call failed")
     return Refusal(Reason.INTERNAL, type(error).__name__)
 
 

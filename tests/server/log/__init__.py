@@ -1,0 +1,1 @@
+"""What a node writes to its log, whatever strangers send."""
