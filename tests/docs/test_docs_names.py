@@ -92,6 +92,7 @@ _TOPS = (
     "wheel/delaywheel",
     "replica/delaywheel_replica",
     "scripts/delaywheel_audit",
+    "scripts/delaywheel_trace",
     "scripts/local",
     "tests/sim",
     "tests/support",

@@ -1,0 +1,1 @@
+"""The trace's index: the way of each message, kept as files and searched."""
