@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from delaywheel.consumer import AskedHalf, HalfChecker
+from delaywheel.deadletters import DROP, Decision, Letter, Replay
 from delaywheel.testing import MemoryConsumer, MemoryService
 from delaywheel.transactional import Outgoing
 from delaywheel.transactions import HalfVerdict
@@ -15,7 +16,7 @@ from delaywheel.transactions import HalfVerdict
 
 @pytest.fixture
 def service() -> Iterator[MemoryService]:
-    with MemoryService(topics=["orders", "orders-retry-billing"]) as running:
+    with MemoryService(topics=["orders", "orders-retry-billing", "audit"]) as running:
         yield running
 
 
@@ -141,6 +142,101 @@ def test_nothing_is_told_before_its_transaction(service: MemoryService) -> None:
     assert told(service, "offset", "status") == [(0, "DONE")]
 
 
+def test_what_a_handler_writes_for_later_is_on_the_same_way(service: MemoryService) -> None:
+    trace = service.trace()
+    consumer = service.consumer("orders", group="billing", retry=("5s",), trace=trace)
+    with service.client() as client:
+        first = client.produce("orders", b"42", delay="5s")
+    service.write(Outgoing("orders", None, b"41", []))
+    service.advance("5s")
+    for message in consumer:
+        with message:
+            if message.attempt == 1:
+                raise ConnectionError
+    service.advance("5s")
+    service.traced.clear()
+    for message in consumer:
+        with message:
+            message.produce("orders", b"later", key=b"k", after="5s")
+            message.produce("audit", b"now")
+    written = [event for event in service.traced if event["kind"] == "sent"]
+    assert [(each["status"], each["root"], each["key"]) for each in written] == [
+        ("WRITTEN", "orders/0/0", "k"),
+        ("WRITTEN", first.id.hex(), "k"),
+    ]
+    assert {each["due_ms"] for each in written} == {service.now_ms + 5_000}
+    service.advance("5s")
+    service.traced.clear()
+    handle(consumer, later="refused")
+    ids = [each["id"] for each in written]
+    assert told(service, "status", "root", "id") == [
+        ("RETRIED", "orders/0/0", ids[0]),
+        ("RETRIED", first.id.hex(), ids[1]),
+    ]
+    service.advance("5s")
+    handle(consumer)
+    assert told(service, "status", "root", "attempt") == [
+        ("DONE", "orders/0/0", 2),
+        ("DONE", first.id.hex(), 2),
+    ]
+
+
+def test_letters_are_told_with_what_became_of_them(service: MemoryService) -> None:
+    trace = service.trace(tags="tags")
+    consumer = service.consumer("orders", group="billing", retry=(), trace=trace)
+    service.write(Outgoing("orders", b"k", b"41", [("tags", b"eu")]))
+    with service.client() as client:
+        ids = [client.produce("orders", b"%d" % n, delay="5s").id.hex() for n in (42, 43, 44)]
+    service.advance("5s")
+    due_ms = service.now_ms
+    handle(consumer, **{str(n): "refused" for n in (41, 42, 43, 44)})
+    service.traced.clear()
+
+    def decide(letter: Letter) -> Decision | None:
+        to: dict[bytes, Decision] = {
+            b"41": Replay(),
+            b"42": Replay(to="orders", as_new=True),
+            b"43": DROP,
+        }
+        return to.get(letter.value or b"")
+
+    letters = service.dead_letter_consumer(
+        consumer, {"ATTEMPTS_EXHAUSTED": decide}, trace=service.trace(tags="tags")
+    )
+    letters.run()
+    first = service.traced[0]
+    assert first.pop("handler_us") >= 0
+    assert first == {
+        "kind": "processed",
+        "id": None,
+        "due_ms": None,
+        "topic": "orders-dead-billing",
+        "time_ms": service.now_ms,
+        "status": "REPLAYED",
+        "key": "k",
+        "tags": "eu",
+        "root": "orders/0/0",
+        "to_ms": None,
+        "next_id": None,
+        "partition": 0,
+        "offset": 0,
+        "group": "billing",
+        "attempt": None,
+        "why": "ATTEMPTS_EXHAUSTED",
+    }
+    rest = told(service, "offset", "status", "id", "due_ms", "root")[1:]
+    assert rest == [
+        (1, "REPLAYED", bytes.fromhex(ids[0]), due_ms, None),
+        (2, "DROPPED", bytes.fromhex(ids[1]), due_ms, None),
+        (3, "KEPT", bytes.fromhex(ids[2]), due_ms, None),
+    ]
+    handle(consumer)
+    assert told(service, "topic", "status", "root", "attempt") == [
+        ("orders", "DONE", ids[0], 1),
+        ("orders-retry-billing", "DONE", "orders/0/0", 2),
+    ]
+
+
 class Shop(HalfChecker):
     def check(self, half: AskedHalf) -> HalfVerdict:
         return HalfVerdict((half.value or b"").decode())
@@ -152,10 +248,19 @@ def test_verdicts_are_told_by_the_group_that_gives_them(service: MemoryService) 
     other = Shop(group="other", bootstrap="-", cluster="-", trace=trace)
     with service.client() as client:
         halves = [client.begin("orders", one.encode(), group="shop") for one in HalfVerdict]
-    service.advance("4s")
+        later = client.begin("orders", b"commit", group="shop", delay="1h")
+        later_ms = service.now_ms + 3_600_000
+    service.advance("10s")
     for checker in (shop, other):
         service.half_checker(checker).run()
+    again = [event for event in service.traced if event["to_ms"] == later_ms]
+    assert [(each["id"], each["next_id"], each["root"]) for each in again] == [
+        (later.id, later.id, None)
+    ]
     assert sorted(told(service, "id", "due_ms", "status", "group")) == sorted(
         (half.id, half.due_ms, status, "shop")
-        for half, status in zip(halves, ("COMMITTED", "ROLLED_BACK", "UNDECIDED"), strict=True)
+        for half, status in [
+            *zip(halves, ("COMMITTED", "ROLLED_BACK", "UNDECIDED"), strict=True),
+            (later, "COMMITTED"),
+        ]
     )

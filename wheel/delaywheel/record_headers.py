@@ -42,6 +42,8 @@ RETRY_ORIGIN_TIMESTAMP: Final = "dw-retry-origin-timestamp"
 RETRY_FIRST_ERROR: Final = "dw-retry-first-error"
 RETRY_LAST_ERROR: Final = "dw-retry-last-error"
 """What a retried record says about itself, to the consumers of its group."""
+RETRY_ROOT: Final = "dw-retry-root"
+"""Where the way began that a message is on, if it is traced: see `delaywheel.ways.roots`."""
 
 DEAD_PREFIX: Final = "dw-dead-"
 """What a dead letter says about itself."""

@@ -28,6 +28,9 @@ from delaywheel.deadletters import (
 from delaywheel.deadletters.handling.metrics import DeadLetterMetrics
 from delaywheel.deadletters.selection import EVERYTHING
 from delaywheel.deadletters.writing import LetterWriter
+from delaywheel.testing.tracing import MemoryTrace
+from delaywheel.trace.options import TraceOptions
+from delaywheel.trace.reports import EventReports
 from delaywheel.transactional import Outgoing
 from local.loopback.kafka import KafkaBroker
 from support.kafka.read_committed import create_topic, read_all, wait_decided
@@ -44,6 +47,7 @@ class Letters:
         self.client = {"bootstrap.servers": address}
         self.name, self.orders = f"dead-{cluster_id}", f"orders-{cluster_id}"
         self.metrics = ""
+        self.trace: EventReports | None = None
         self._address = address
         create_topic(address, self.name)
         create_topic(address, self.orders)
@@ -79,7 +83,12 @@ class Letters:
 
         noted = {reason: noting(handle) for reason, handle in handlers.items()}
         with DeadLetterConsumer(
-            self.name, self.client, noted, retry=("1ms",), takeover_after="0s"
+            self.name,
+            self.client,
+            noted,
+            retry=("1ms",),
+            takeover_after="0s",
+            trace=self.trace,
         ) as consumer:
             timer = threading.Timer(PATIENCE_S, consumer.stop)
             timer.start()
@@ -131,6 +140,21 @@ def test_each_reason_has_its_handler_and_what_it_decides_is_done(letters: Letter
         assert f"delaywheel_letter_consumer_{line % letters.name}\n" in letters.metrics
     letters.write("LATER")
     assert letters.handled({**HANDLERS, "LATER": broken}, until="LATER") == ["LATER"]
+
+
+def test_a_trace_is_told_what_was_committed(letters: Letters) -> None:
+    events: list[dict[str, object]] = []
+    options = TraceOptions()
+    letters.trace = EventReports(MemoryTrace(events, options), options)
+    letters.write("AGAIN", "ASK", "NOBODY'S")
+    letters.orders = "no-such-topic"
+    letters.write("AGAIN", "LAST")
+    letters.handled(HANDLERS, until="LAST")
+    shown = [tuple(event[name] for name in ("offset", "status", "root")) for event in events]
+    statuses = ("REPLAYED", "KEPT", "KEPT", "REFUSED", "DROPPED")
+    assert shown == [(offset, status, None) for offset, status in enumerate(statuses)]
+    assert [event["why"] for event in events][2:4] == ["NOBODY'S", "TOPIC_MISSING: no-such-topic"]
+    assert [event["handler_us"] is None for event in events] == [False, False, True, False, False]
 
 
 async def test_coroutines_decide_while_the_loop_goes_on(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from delaywheel import ingress
 from delaywheel.headers import decode_headers, encode_headers
 from delaywheel.ingress import HalfAnswer
+from delaywheel.ways.values import id_in, number_in
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
 from delaywheel_replica.core.ingress.reading import (
     ABSENT,
@@ -26,7 +27,6 @@ from delaywheel_replica.core.ingress.reading import (
     Withdrawn,
     read,
 )
-from delaywheel_replica.core.ingress.values import id_in, number_in
 from delaywheel_replica.patterns import Pattern
 
 PLACE = IngressPlace("delaywheel-main-ingress", 3, 4_711)

@@ -138,8 +138,8 @@ def early_commits_are_forgotten() -> list[Patch]:
 def unasked_is_its_message() -> list[Patch]:
     real = Letter._sent
 
-    def sent(self: Letter, to: str | None, *, as_new: bool) -> Any:
-        return real(self, to or self.topic, as_new=as_new)
+    def sent(self: Letter, to: str | None, *, as_new: bool, is_traced: bool) -> Any:
+        return real(self, to or self.topic, as_new=as_new, is_traced=is_traced)
 
     return [instead(Letter, "_sent", sent)]
 

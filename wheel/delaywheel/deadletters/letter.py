@@ -11,6 +11,7 @@ could not be delayed has none, but a `dw-dead-origin`: it goes back to where it 
 | `dw-half…`, of a letter that asks about a half message | no: sent elsewhere it is the message. To the group's retry topic yes: it is asked again; so is one that nobody could be asked with, and then the row above is a yes, too |
 | any other | yes |
 | `dw-dead-replayed` | added: `<topic>/<partition>/<offset>` of the letter |
+| `dw-retry-root` | added where the replay is traced |
 
 A letter of a consumer group that goes to the group's retry topic keeps all its own headers, and is
 what its next retry would be: the attempt counts on, and the origin, its timestamp and the errors are
@@ -37,10 +38,12 @@ from delaywheel.record_headers import (
     RETRY_LAST_ERROR,
     RETRY_ORIGIN,
     RETRY_ORIGIN_TIMESTAMP,
+    RETRY_ROOT,
     number_of,
     place_of,
 )
 from delaywheel.transactional import ANY_PARTITION, Outgoing
+from delaywheel.ways.roots import own_root, root_in
 
 LetterHeaders = tuple[tuple[str, bytes | None], ...]
 
@@ -167,6 +170,20 @@ class Letter:
         return HALF_TOPIC in self.dw_headers and not self.is_of_group
 
     @property
+    def group(self) -> str:
+        """The consumer group that has made it; empty: none has."""
+        return self._text("dw-dead-group")
+
+    @property
+    def root(self) -> bytes | None:
+        """Where the way of its message began: the text of an id or of a place; None: unknown."""
+        origin = self.dw_headers.get("dw-dead-origin")
+        place = origin if place_of(origin) is not None else None
+        # A group's letter has its record's headers as that was first read.
+        before = None if self.is_of_group else root_in(self.dw_headers, is_retry=True)
+        return before or own_root(self.dw_headers, place)
+
+    @property
     def omitted(self) -> frozenset[str]:
         """What it lacks of its record: `value`, `headers`, `key`."""
         return frozenset(filter(None, self._text(OMITTED_HEADER).split(",")))
@@ -218,13 +235,16 @@ class Letter:
             headers=headers,
         )
 
-    def again(self, of_topic: str, *, to: str | None, as_new: bool) -> Outgoing:
+    def again(
+        self, of_topic: str, *, to: str | None, as_new: bool, is_traced: bool = False
+    ) -> Outgoing:
         """Returns the record that sends the message again.
 
         Args:
             of_topic: The dead-letter topic.
             to: The topic to send to; None: the message's own.
             as_new: Without the partition and timestamp that the message was given.
+            is_traced: With the root of its way.
         """
         partition, timestamp_ms = None, None
         if not as_new:
@@ -236,21 +256,24 @@ class Letter:
             self.topic if to is None else to,
             self.key,
             self.value,
-            [*self._sent(to, as_new=as_new), (REPLAYED_HEADER, replayed)],
+            [*self._sent(to, as_new=as_new, is_traced=is_traced), (REPLAYED_HEADER, replayed)],
             ANY_PARTITION if partition is None else partition,
             timestamp_ms or 0,
         )
 
-    def _sent(self, to: str | None, *, as_new: bool) -> list[tuple[str, bytes | None]]:
+    def _sent(
+        self, to: str | None, *, as_new: bool, is_traced: bool
+    ) -> list[tuple[str, bytes | None]]:
         """Returns the record's headers, and for its group what a retry says about itself."""
         if self.is_unasked and to is None:
             return [each for each in self.headers if not each[0].startswith(DEAD_PREFIX)]
+        root = self.root if is_traced else None
+        own = [*self.own_headers, *([] if root is None else [(RETRY_ROOT, root)])]
         if not self.is_of_group or to is not None:
-            own = self.own_headers
             return own if self.is_of_ingress else [each for each in own if not _is_ours(each[0])]
         sent = [
             (f"{RETRY_KEPT}{name}" if name.startswith("dw-") else name, value)
-            for name, value in self.own_headers
+            for name, value in own
         ]
         if not as_new and self.origin is not None:
             attempts = number_of(self.dw_headers.get("dw-dead-attempts"), bits=31) or 0

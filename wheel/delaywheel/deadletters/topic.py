@@ -222,7 +222,11 @@ class DeadLetterTopic:
 
     @contextmanager
     def claimed(
-        self, *, limit: int | None = None, on_progress: Callable[[Settled], None] | None = None
+        self,
+        *,
+        limit: int | None = None,
+        on_progress: Callable[[Settled], None] | None = None,
+        is_traced: bool = False,
     ) -> Iterator[tuple[OffsetRanges, Settling]]:
         """Claims the letters: whoever had claimed them before settles no more.
 
@@ -242,7 +246,9 @@ class DeadLetterTopic:
             whole = origins.whole(letter)
             if isinstance(whole, str):
                 return whole
-            record = whole.again(self.name, to=decision.to, as_new=decision.as_new)
+            record = whole.again(
+                self.name, to=decision.to, as_new=decision.as_new, is_traced=is_traced
+            )
             return obstacle(record.topic) or record
 
         try:

@@ -12,19 +12,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from delaywheel.client.exchange.settings import check_trace
 from delaywheel.client.transport.port import finished
 from delaywheel.deadletters.handling.aio import AsyncLetterHandler
 from delaywheel.deadletters.handling.consumer import LetterHandler, checked_decision
+from delaywheel.deadletters.handling.tracing import DecidedLetter, DecidedLetters
 from delaywheel.deadletters.letter import Letter, LetterPlace
-from delaywheel.deadletters.settling import KEEP, Decision, Replay
+from delaywheel.deadletters.settling import KEEP, Decision, Drop, Replay
 from delaywheel.functions import check_plain, is_coroutine_function
 from delaywheel.testing.consuming import MemoryConsumer
 from delaywheel.transactional import Outgoing
 
 if TYPE_CHECKING:
     from delaywheel.testing.service import MemoryService
+    from delaywheel.trace.reports import EventReports
 
 _LOG: Final = logging.getLogger("delaywheel.deadletters")
 
@@ -44,7 +48,9 @@ class MemoryDeadLetterConsumer:
         *,
         otherwise: LetterHandler | AsyncLetterHandler | None,
         attempts: int,
+        trace: EventReports | None,
     ) -> None:
+        check_trace(trace)
         given = [*handlers.values(), *([] if otherwise is None else [otherwise])]
         self._is_awaited = any(map(is_coroutine_function, given))
         for handle in given:
@@ -57,6 +63,7 @@ class MemoryDeadLetterConsumer:
         self._handlers = dict(handlers)
         self._otherwise = otherwise
         self._attempts = attempts
+        self._trace = trace
         self._next = 0
         self.decided: Final[list[tuple[Letter, Decision]]] = []
 
@@ -89,16 +96,20 @@ class MemoryDeadLetterConsumer:
         for letter, of_topic in self._letters():
             handle = self._handler(letter)
             if handle is None:
-                self._decide(letter, of_topic, KEEP)
+                self._decide(letter, of_topic, KEEP, None)
                 continue
+            began_s = monotonic()
             for _ in range(self._attempts):
                 try:
                     decision = await handle(letter) if self._is_awaited else handle(letter)
                 except Exception:  # noqa: BLE001 - it is the program's
                     self._failed(letter)
                 else:
-                    self._decide(letter, of_topic, checked_decision(handle, decision))
+                    decided = checked_decision(handle, decision)
+                    self._decide(letter, of_topic, decided, monotonic() - began_s)
                     break
+            else:
+                self._tell(letter, of_topic, "kept", monotonic() - began_s)
 
     def _letters(self) -> Iterator[tuple[Letter, str]]:
         letters = self._consumer.dead_letters
@@ -125,8 +136,21 @@ class MemoryDeadLetterConsumer:
     def _failed(self, letter: Letter) -> None:
         _LOG.warning("the handler of %s failed", letter.place, exc_info=True)
 
-    def _decide(self, letter: Letter, of_topic: str, decision: Decision) -> None:
+    def _decide(
+        self, letter: Letter, of_topic: str, decision: Decision, took_s: float | None
+    ) -> None:
+        became = "dropped" if isinstance(decision, Drop) else "kept"
         if isinstance(decision, Replay):
-            record = letter.again(of_topic, to=decision.to, as_new=decision.as_new)
+            became = "replayed"
+            is_traced = self._trace is not None
+            record = letter.again(
+                of_topic, to=decision.to, as_new=decision.as_new, is_traced=is_traced
+            )
             self._service.write(record)
+        self._tell(letter, of_topic, became, took_s)
         self.decided.append((letter, decision))
+
+    def _tell(self, letter: Letter, of_topic: str, became: str, took_s: float | None) -> None:
+        if self._trace is not None:
+            decided = [DecidedLetter(letter, became, "", took_s)]
+            self._trace.processed(DecidedLetters(of_topic, decided))

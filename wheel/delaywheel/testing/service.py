@@ -238,6 +238,7 @@ class MemoryService:
         *,
         otherwise: LetterHandler | AsyncLetterHandler | None = None,
         attempts: int = 4,
+        trace: EventReports | None = None,
     ) -> MemoryDeadLetterConsumer:
         """Returns what gives a consumer's dead letters to handlers, as `DeadLetterConsumer` does.
 
@@ -248,7 +249,7 @@ class MemoryService:
                 letters.run()  # and what was decided is in letters.decided
         """
         return MemoryDeadLetterConsumer(
-            self, consumer, handlers, otherwise=otherwise, attempts=attempts
+            self, consumer, handlers, otherwise=otherwise, attempts=attempts, trace=trace
         )
 
     def half_checker(self, checker: HalfChecker | AsyncHalfChecker) -> MemoryHalfChecker:

@@ -37,17 +37,17 @@ class _Guard:
 _GUARD: Final = _Guard()
 
 
-class ProcessedRun(Protocol):
-    """Records whose outcomes were committed together, and what is known of them."""
+class EventRun(Protocol):
+    """Events of one kind that come together: what is known of each, and what is asked for."""
 
     def roots(self) -> list[bytes]:
         """Returns of each the root of its way: the 16 bytes of an id, or the text of a place."""
 
     def failed(self) -> list[int]:
-        """Returns the rows of those that were not done, ascending."""
+        """Returns the rows of failures, ascending."""
 
     def rows(
-        self, chosen: Iterable[int] | None, options: TraceOptions, time_ms: int
+        self, chosen: Sequence[int] | None, options: TraceOptions, time_ms: int
     ) -> tuple[dict[str, list[Any]], int]:
         """Returns the columns of these rows, and the length of their texts; None: of all."""
 
@@ -90,14 +90,20 @@ class EventReports:
             rows = changed_rows(what, many, _now_ms(), int(cost_s * 1e6))
             self._report(EventKind.CHANGED, chosen, rows, 0)
 
-    def processed(self, run: ProcessedRun) -> None:
+    def processed(self, run: EventRun) -> None:
         """Reports outcomes that are committed; not for programs."""
         with _GUARD:
             roots = () if self._sampling.takes_all else run.roots()
             chosen = self._sampling.of_others(roots, run.failed())
-            self._report(
-                EventKind.PROCESSED, chosen, *run.rows(chosen.rows, self._options, _now_ms())
-            )
+            rows = run.rows(chosen.rows, self._options, _now_ms())
+            self._report(EventKind.PROCESSED, chosen, *rows)
+
+    def written(self, run: EventRun) -> None:
+        """Reports records that were written to an ingress topic, or not; not for programs."""
+        with _GUARD:
+            chosen = self._sampling.of_sent(run.roots(), run.failed())
+            rows = run.rows(chosen.rows, self._options, _now_ms())
+            self._report(EventKind.SENT, chosen, *rows)
 
     def _report(
         self, kind: EventKind, chosen: Chosen, rows: Mapping[str, list[Any]], length_bytes: int

@@ -24,8 +24,8 @@ from delaywheel.record_headers import (
     is_reserved,
     longest_half_bytes,
 )
+from delaywheel.ways.values import id_in, number_in
 from delaywheel_replica.core.ingress.place import NO_TIMESTAMP, IngressPlace, message_id
-from delaywheel_replica.core.ingress.values import id_in, number_in
 from delaywheel_replica.patterns import Pattern, did_you_mean
 
 ABSENT: Final = -1

@@ -300,7 +300,7 @@ class Dispatcher(Desk):
 
     def produce(self, message: ReceivedMessage, record: Message, *, is_delayed: bool) -> bool:
         """See `ReceivedMessage.produce`."""
-        written = self._policy.written(record, is_delayed=is_delayed)
+        written = self._policy.written(message, record, is_delayed=is_delayed)
         with self._changed:
             return not message.is_taken_back and self._book.write(message, written)
 

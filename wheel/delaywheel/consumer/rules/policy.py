@@ -84,8 +84,9 @@ from delaywheel.ingress import (
 from delaywheel.levels import Duration, length_ms
 from delaywheel.message import Message
 from delaywheel.reasons import Reason
-from delaywheel.record_headers import HALF_TOPIC, OMISSIONS, TTL_HEADER, ttl_s_of
+from delaywheel.record_headers import HALF_TOPIC, OMISSIONS, RETRY_ROOT, TTL_HEADER, ttl_s_of
 from delaywheel.transactional import ANY_PARTITION, Outgoing
+from delaywheel.ways.roots import own_root
 
 _LOG = logging.getLogger("delaywheel.consumer")
 
@@ -331,10 +332,11 @@ class Policy:
         """Returns what a record that is alone in its batch takes in Kafka, at most."""
         return record.length_bytes + _BATCH_BYTES + _HEADER_BYTES * len(record.headers)
 
-    def written(self, record: Message, *, is_delayed: bool) -> Outgoing:
+    def written(self, message: ReceivedMessage, record: Message, *, is_delayed: bool) -> Outgoing:
         """Returns what a handler writes, as it goes to Kafka.
 
         Args:
+            message: What it handles.
             record: What it gave.
             is_delayed: Whether delaywheel brings it to its topic, when it is due.
 
@@ -359,6 +361,9 @@ class Policy:
         ]
         if record.partition is not None:
             headers.append((ingress.PARTITION, b"%d" % record.partition))
+        if self._settings.trace is not None:
+            root = own_root(dict(message.headers), str(message.origin).encode())
+            headers.append((RETRY_ROOT, root))
         given = Outgoing(self._ingress_topic, record.key, record.value, headers)
         if not self._passes(given):
             raise MessageInvalidError(

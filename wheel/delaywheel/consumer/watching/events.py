@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from delaywheel.consumer.book import Cut
 from delaywheel.consumer.message import Outcome, ReceivedMessage, Settlement
 from delaywheel.consumer.records import Partition
-from delaywheel.consumer.watching.tracing import CommittedRun, committed_runs
+from delaywheel.consumer.watching.tracing import (
+    CommittedRun,
+    WrittenRun,
+    committed_runs,
+    written_runs,
+)
 from delaywheel.functions import check_begun, check_plain
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
@@ -65,10 +70,12 @@ class CommittedOutcomes(NamedTuple):
     Attributes:
         settled: Records with their outcomes, for the program's events.
         runs: All records, for its trace.
+        written: What handlers have written for later, for its trace, too.
     """
 
     settled: Sequence[tuple[ReceivedMessage, Settlement]] = ()
     runs: Sequence[CommittedRun] = ()
+    written: Sequence[WrittenRun] = ()
 
 
 def check_events(events: ConsumerEvents) -> None:
@@ -111,13 +118,15 @@ class EventCalls:
             ]
         if self._trace is not None:
             runs = committed_runs(cut, self._group, is_check=self._is_check)
-        return CommittedOutcomes(settled, runs)
+        return CommittedOutcomes(settled, runs, written_runs(runs))
 
     def outcomes(self, committed: CommittedOutcomes) -> None:
         """Reports outcomes that are committed."""
         if self._trace is not None:
             for run in committed.runs:
                 self._trace.processed(run)
+            for written in committed.written:
+                self._trace.written(written)
         events = self._events
         if events is None:
             return

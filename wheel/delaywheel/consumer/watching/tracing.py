@@ -1,63 +1,69 @@
 """What a consumer tells its trace: the outcomes of records, once their transaction is committed.
 
 Columns are taken out of the blocks as they were fetched; no object of a record is made. A record
-that came through delaywheel has its id and due in headers, a retry also where its way began:
-
-| root of a retry | its header |
-|---|---|
-| the id of the record as it was first read | `dw-retry-kept-dw-id` |
-| that record's place, if it had no id | `dw-retry-origin` |
+that came through delaywheel has its id and due in headers; `ways.roots` says where its way began.
+What handlers have written for later is told as sent: by the same transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from delaywheel import ingress
 from delaywheel.consumer.block import RecordBlock
 from delaywheel.consumer.book import Cut
 from delaywheel.consumer.message import DONE, Outcome, Settlement
-from delaywheel.record_headers import (
-    RETRY_ATTEMPT,
-    RETRY_KEPT,
-    RETRY_ORIGIN,
-    last_of,
-    number_of,
-    place_of,
-)
+from delaywheel.record_headers import RETRY_ATTEMPT, RETRY_ROOT, last_of, number_of
+from delaywheel.transactional import Outgoing
+from delaywheel.ways.columns import HeaderColumns, ids_in, numbers_in
+from delaywheel.ways.roots import hashed_of, root_in
+from delaywheel.ways.values import id_in
 
 if TYPE_CHECKING:  # a program that does not trace imports nothing of it
     from delaywheel.trace.options import TraceOptions
 
-_ID: Final = "dw-id"
 _DUE: Final = "dw-due"
-_OWN_ID: Final = f"{RETRY_KEPT}{_ID}"
-_NO_HEADERS: Final[Mapping[str, bytes | None]] = {}
 _FAILED: Final = frozenset({Outcome.RETRIED, Outcome.DEAD, Outcome.EXPIRED})
+_T = TypeVar("_T")
 
 
-class CommittedRun(NamedTuple):
+class CommittedRun:
     """Records of a block that were committed together, with the outcomes of those not merely done.
 
     Attributes:
+        block: Where they are.
+        begin: The index of the first.
+        end: The index behind the last.
+        settlements: The outcomes, by index.
         group: Of the consumer.
         is_check: Whether the records are letters that ask about half messages.
     """
 
-    block: RecordBlock
-    begin: int
-    end: int
-    settlements: Mapping[int, Settlement]
-    group: str
-    is_check: bool
+    def __init__(
+        self,
+        block: RecordBlock,
+        begin: int,
+        end: int,
+        settlements: Mapping[int, Settlement],
+        group: str,
+        *,
+        is_check: bool,
+    ) -> None:
+        self.block: Final = block
+        self.begin: Final = begin
+        self.end: Final = end
+        self.settlements: Final = settlements
+        self.group: Final = group
+        self.is_check: Final = is_check
 
     def roots(self) -> list[bytes]:
-        """Returns where the way of each began: an id, or the text of a place."""
-        indexes = range(self.begin, self.end)
+        """Returns what is hashed of where the way of each began."""
+        at, offsets = str(self.block.at).encode(), self.block.offsets[self.begin : self.end]
         return [
-            self._began(index, headers)
-            for index, headers in zip(indexes, self._headers(indexes), strict=True)
+            hashed_of(root) if root is not None else id_ or b"%s/%d" % (at, offset)
+            for root, id_, offset in zip(self._told_roots, self._ids, offsets, strict=True)
         ]
 
     def failed(self) -> list[int]:
@@ -69,67 +75,67 @@ class CommittedRun(NamedTuple):
         )
 
     def rows(
-        self, chosen: Iterable[int] | None, options: TraceOptions, time_ms: int
+        self, chosen: Sequence[int] | None, options: TraceOptions, time_ms: int
     ) -> tuple[dict[str, list[Any]], int]:
         """Returns the columns of these rows, and the length of their texts; None: of all."""
-        indexes: Sequence[int] = range(self.begin, self.end)
-        if chosen is not None:
-            indexes = [self.begin + row for row in chosen]
-        block, count = self.block, len(indexes)
-        found = self._headers(indexes)
-        all_keys = block.keys(self.begin, self.end)
-        keys, length_bytes = options.keys([all_keys[index - self.begin] for index in indexes])
-        tag, none, is_retry = options.tags, [None] * count, block.is_retry
-        tags = none if tag is None else [each.get(tag) for each in found]
+        block, headers = self.block, self._headers
+        count = self.end - self.begin if chosen is None else len(chosen)
+        keys, length_bytes = options.keys(_of(block.keys(self.begin, self.end), chosen))
+        tags = [None] * count if options.tags is None else _of(headers.column(options.tags), chosen)
+        attempts = headers.column(RETRY_ATTEMPT) if block.is_retry else ()
         return {
-            "id": [_id_of(each.get(_ID)) for each in found],
-            "due_ms": [_due_of(each.get(_DUE)) for each in found],
+            "id": _of(self._ids, chosen),
+            "due_ms": _of(numbers_in(headers.column(_DUE)), chosen),
             "topic": [block.at.topic] * count,
             "time_ms": [time_ms] * count,
             "key": keys,
             "tags": tags,
-            "root": [root and root[0] for root in map(_root_of, found)] if is_retry else none,
+            "root": [root and root.decode() for root in _of(self._told_roots, chosen)],
             "partition": [block.at.number] * count,
-            "offset": [block.offsets[index] for index in indexes],
+            "offset": _of(block.offsets[self.begin : self.end], chosen),
             "group": [self.group] * count,
-            "attempt": [number_of(each.get(RETRY_ATTEMPT), 31) or 1 for each in found]
-            if is_retry
-            else [1] * count,
+            "attempt": [number_of(each, 31) or 1 for each in _of(attempts, chosen)] or [1] * count,
             "handler_us": [
                 None if took_s < 0 else int(took_s * 1e6)
-                for took_s in map(block.took_s.__getitem__, indexes)
+                for took_s in _of(block.took_s[self.begin : self.end], chosen)
             ],
-            **self._outcomes(indexes),
+            **self._outcomes(chosen, count),
         }, length_bytes + sum(map(len, filter(None, tags)))
 
-    def _began(self, index: int, headers: Mapping[str, bytes | None]) -> bytes:
-        root = _root_of(headers) if self.block.is_retry else None
-        if root is not None:
-            return root[1]
-        place = self.block.at, self.block.offsets[index]
-        return _id_of(headers.get(_ID)) or b"%s/%d" % (str(place[0]).encode(), place[1])
+    @cached_property
+    def _headers(self) -> HeaderColumns:
+        if not self.block.has_headers:
+            return HeaderColumns([None] * (self.end - self.begin))
+        return HeaderColumns(self.block.headers[self.begin : self.end])
 
-    def _outcomes(self, indexes: Sequence[int]) -> dict[str, list[Any]]:
+    @cached_property
+    def _ids(self) -> list[bytes | None]:
+        return ids_in(self._headers.column(ingress.ID))
+
+    @cached_property
+    def _told_roots(self) -> list[bytes | None]:
+        """Where the ways began of those whose did not begin with this record."""
+        is_retry = self.block.is_retry
+        if not is_retry and not self._headers.has(RETRY_ROOT):
+            return [None] * (self.end - self.begin)
+        return [root_in(each, is_retry=is_retry) for each in self._headers.mappings()]
+
+    def _outcomes(self, chosen: Sequence[int] | None, count: int) -> dict[str, list[Any]]:
         """Returns the columns of what became of these records."""
-        known, count = self.settlements, len(indexes)
+        known = self.settlements
         if not known:
             nothing = [None] * count
             done = [self._status(DONE)] * count
             return {"status": done, "to_ms": nothing, "next_id": nothing, "why": nothing}
-        settled = [known.get(index, DONE) for index in indexes]
+        rows = range(self.end - self.begin) if chosen is None else chosen
+        settled = [known.get(self.begin + row, DONE) for row in rows]
+        again = list(map(_coming_again, settled))
         return {
             "status": [self._status(one) for one in settled],
-            "to_ms": [one.due_ms or None for one in settled],
-            "next_id": [_next_id(one) for one in settled],
+            "to_ms": [due_ms for _, due_ms in again],
+            "next_id": [id_ for id_, _ in again],
             "why": [one.why or one.reason or None for one in settled],
         }
-
-    def _headers(self, indexes: Sequence[int]) -> list[Mapping[str, bytes | None]]:
-        """Returns the headers of records by name; of several the last, which counts."""
-        if not self.block.has_headers:
-            return [_NO_HEADERS] * len(indexes)
-        headers = self.block.headers
-        return [dict(headers[index] or ()) for index in indexes]
 
     def _status(self, settlement: Settlement) -> str:
         if self.is_check:
@@ -142,6 +148,46 @@ class CommittedRun(NamedTuple):
         return settlement.outcome.name
 
 
+class WrittenRun:
+    """Records that handlers have written for later, and that are committed."""
+
+    def __init__(self, records: Sequence[Outgoing]) -> None:
+        self._records: Final = records
+        self._headers: Final = HeaderColumns([record.headers for record in records])
+        self._ids: Final = ids_in(self._headers.column(ingress.ID))
+
+    def roots(self) -> list[bytes]:
+        """Returns what is hashed of where the way of each began."""
+        return [hashed_of(root) for root in self._headers.column(RETRY_ROOT) if root is not None]
+
+    def failed(self) -> list[int]:
+        """Returns nothing: all are committed."""
+        return []
+
+    def rows(
+        self, chosen: Sequence[int] | None, options: TraceOptions, time_ms: int
+    ) -> tuple[dict[str, list[Any]], int]:
+        """Returns the columns of these rows, and the length of their texts; None: of all."""
+        headers = self._headers
+        keys, length_bytes = options.keys(_of([one.key for one in self._records], chosen))
+        count = len(keys)
+        tags = [None] * count if options.tags is None else _of(headers.column(options.tags), chosen)
+        nothing = [None] * count
+        return {
+            "id": _of(self._ids, chosen),
+            "due_ms": _of(numbers_in(headers.column(ingress.DELIVER_AT)), chosen),
+            "topic": _texts(_of(headers.column(ingress.TOPIC), chosen)),
+            "time_ms": [time_ms] * count,
+            "status": ["WRITTEN"] * count,
+            "key": keys,
+            "tags": tags,
+            "root": _texts(_of(headers.column(RETRY_ROOT), chosen)),
+            "cost_us": nothing,
+            "attempts": nothing,
+            "node": nothing,
+        }, length_bytes + sum(map(len, filter(None, tags)))
+
+
 def committed_runs(cut: Cut, group: str, *, is_check: bool) -> list[CommittedRun]:
     """Returns what a transaction commits; call it while blocks still have it."""
     runs = []
@@ -151,39 +197,41 @@ def committed_runs(cut: Cut, group: str, *, is_check: bool) -> list[CommittedRun
         if is_check:  # the letters of all groups are in one topic: others' are skipped
             ours = (at for at in range(begin, end) if not _is_skipped(known.get(at)))
             parts = [(at, at + 1) for at in ours]
-        runs += [CommittedRun(block, *part, known, group, is_check) for part in parts]
+        runs += [CommittedRun(block, *part, known, group, is_check=is_check) for part in parts]
     return runs
+
+
+def written_runs(runs: Sequence[CommittedRun]) -> list[WrittenRun]:
+    """Returns what the handlers of these records have written for later."""
+    written = [
+        record
+        for run in runs
+        for one in run.settlements.values()
+        if one.writes is not None
+        for record in one.writes.records
+        if record.headers and last_of(record.headers, ingress.TOPIC) is not None
+    ]
+    return [WrittenRun(written)] if written else []
 
 
 def _is_skipped(settlement: Settlement | None) -> bool:
     return settlement is not None and settlement.outcome is Outcome.SKIPPED
 
 
-def _next_id(settlement: Settlement) -> bytes | None:
-    """Returns the id under which a record comes back."""
+def _coming_again(settlement: Settlement) -> tuple[bytes | None, int | None]:
+    """Returns under which id and due a record comes back, or a half message that is committed."""
     if settlement.record is None or settlement.outcome is Outcome.DEAD:
-        return None
-    return _id_of(last_of(settlement.record.headers, ingress.ID))
+        return None, None
+    headers = settlement.record.headers
+    due_ms = number_of(last_of(headers, ingress.DELIVER_AT))
+    return id_in(last_of(headers, ingress.ID)), due_ms
 
 
-def _root_of(headers: Mapping[str, bytes | None]) -> tuple[str, bytes] | None:
-    """Returns where the way of a retry began, as text and as it is hashed; None: here."""
-    origin = headers.get(RETRY_ORIGIN)
-    if origin is None or place_of(origin) is None:
-        return None
-    own = _id_of(headers.get(_OWN_ID))
-    return (origin.decode(), origin) if own is None else (own.hex(), own)
+def _of(column: Sequence[_T], chosen: Sequence[int] | None) -> list[_T]:
+    if chosen is None or not column:
+        return list(column)
+    return [column[row] for row in chosen]
 
 
-def _id_of(value: bytes | None) -> bytes | None:
-    if value is None:
-        return None
-    try:
-        id_ = bytes.fromhex(value.decode())
-    except ValueError:
-        return None
-    return id_ if len(id_) == 16 else None
-
-
-def _due_of(value: bytes | None) -> int | None:
-    return int(value) if value and value.isdigit() and len(value) < 19 else None
+def _texts(column: Sequence[bytes | None]) -> list[str | None]:
+    return [None if each is None else each.decode(errors="replace") for each in column]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from delaywheel.deadletters.handling.consumer import DeadLetterConsumer
 from delaywheel.deadletters.handling.figures import LetterFigures
@@ -12,6 +12,9 @@ from delaywheel.deadletters.letter import Letter
 from delaywheel.deadletters.settling import Decision
 from delaywheel.functions import is_coroutine_function
 from delaywheel.levels import Duration
+
+if TYPE_CHECKING:
+    from delaywheel.trace.reports import EventReports
 
 AsyncLetterHandler: TypeAlias = Callable[[Letter], Awaitable[Decision | None]]
 
@@ -28,6 +31,7 @@ class AsyncDeadLetterConsumer:
         otherwise: One for all other reasons.
         retry: The delays after which a handler that raised is called again.
         takeover_after: How long letters wait for another process that has claimed them.
+        trace: Whom it tells what became of each letter.
 
     Raises:
         TypeError: A handler is no coroutine function.
@@ -49,6 +53,7 @@ class AsyncDeadLetterConsumer:
         otherwise: AsyncLetterHandler | None = None,
         retry: tuple[Duration, ...] = ("1s", "10s", "1m"),
         takeover_after: Duration = "10s",
+        trace: EventReports | None = None,
     ) -> None:
         for handle in [*handlers.values(), *([] if otherwise is None else [otherwise])]:
             if not is_coroutine_function(handle):
@@ -63,6 +68,7 @@ class AsyncDeadLetterConsumer:
             otherwise=None if otherwise is None else self._on_loop(otherwise),
             retry=retry,
             takeover_after=takeover_after,
+            trace=trace,
         )
 
     async def __aenter__(self) -> Self:

@@ -19,10 +19,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
+from delaywheel.client.exchange.settings import check_trace
 from delaywheel.deadletters.errors import DeadLettersError, DeadLettersReason
 from delaywheel.deadletters.handling.figures import LetterFigures, LetterTally
+from delaywheel.deadletters.handling.tracing import DecidedLetter, DecidedLetters
 from delaywheel.deadletters.letter import Letter
 from delaywheel.deadletters.marks import LetterState, Marks
 from delaywheel.deadletters.selection import EVERYTHING
@@ -30,6 +32,9 @@ from delaywheel.deadletters.settling import KEEP, Decision, Drop, Keep, Replay, 
 from delaywheel.deadletters.topic import DeadLetterTopic, OffsetRanges
 from delaywheel.functions import check_ended, check_plain, is_coroutine_function
 from delaywheel.levels import Duration, length_ms
+
+if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.reports import EventReports
 
 _LOG = logging.getLogger("delaywheel.deadletters")
 
@@ -50,10 +55,11 @@ class DeadLetterConsumer:
         otherwise: What decides about all others; None: they are kept.
         retry: The delays after which a handler that raised is called again, for the same letter.
         takeover_after: How long letters wait for another process that has claimed them.
+        trace: Whom it tells what became of each letter: a `delaywheel.trace.Trace`.
 
     Raises:
         ValueError: A duration is none.
-        TypeError: A handler is a coroutine function.
+        TypeError: A handler is a coroutine function, or the trace is none.
 
     Example:
         ::
@@ -75,7 +81,9 @@ class DeadLetterConsumer:
         otherwise: LetterHandler | None = None,
         retry: tuple[Duration, ...] = ("1s", "10s", "1m"),
         takeover_after: Duration = "10s",
+        trace: EventReports | None = None,
     ) -> None:
+        check_trace(trace)
         for handle in [*handlers.values(), *([] if otherwise is None else [otherwise])]:
             if is_coroutine_function(handle):
                 raise TypeError(f"{handle!r}: a coroutine function; use AsyncDeadLetterConsumer")
@@ -89,6 +97,8 @@ class DeadLetterConsumer:
         self._committed_s = 0.0
         self._is_stopping = False
         self._tally = LetterTally()
+        self._trace = trace
+        self._open: list[tuple[Letter, Decision, float | None]] = []
 
     def __enter__(self) -> Self:
         return self
@@ -97,8 +107,10 @@ class DeadLetterConsumer:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
+        """Closes the connections; a trace is written, for 2 s at most."""
         self._topic.close()
+        if self._trace is not None:
+            self._trace.flush()
 
     @property
     def topic(self) -> str:
@@ -162,12 +174,13 @@ class DeadLetterConsumer:
     def _handle_all(self) -> None:
         """Claims the letters, and handles them as they come, until another process claims them."""
         try:
-            with self._topic.claimed() as (bounds, settling):
+            with self._topic.claimed(is_traced=self._trace is not None) as (bounds, settling):
                 self._tally.is_at_work = True
                 self._handle_claimed(bounds, settling)
         finally:
             self._tally.is_at_work = False
             self._tally.forget()
+            self._open.clear()
 
     def _handle_claimed(self, bounds: OffsetRanges, settling: Settling) -> None:
         topic_id = settling.marks.topic_id
@@ -199,11 +212,16 @@ class DeadLetterConsumer:
     def _handle(self, letter: Letter, settling: Settling) -> None:
         if settling.marks.state_of(letter.place) is not LetterState.WAITING:
             return
+        began_s = time.monotonic()
         decision = self._decided(letter, settling)
         if decision is None:  # the end was asked for: it is handled again
             return
         why = None if isinstance(decision, Keep) else settling.take(letter, decision)
         self._tally.decide(letter.reason, decision, is_refused=why is not None)
+        if self._trace is not None:
+            took_s = time.monotonic() - began_s
+            is_handled = self._handler(letter) is not None
+            self._open.append((letter, decision, took_s if is_handled else None))
         settling.passed(letter)
         if time.monotonic() - self._committed_s >= _COMMIT_S:
             self._commit(settling)
@@ -215,11 +233,27 @@ class DeadLetterConsumer:
         refused = settling.settled.examples
         for place, why in refused:
             _LOG.error("%s of %s is kept: %s", place, self._topic.name, why)
+        if self._trace is not None and self._open:
+            whys = dict(refused)
+            decided = [
+                DecidedLetter(
+                    letter,
+                    _became(decision, settling.marks.state_of(letter.place)),
+                    whys.get(letter.place, ""),
+                    took_s,
+                )
+                for letter, decision, took_s in self._open
+            ]
+            self._open.clear()
+            self._trace.processed(DecidedLetters(self._topic.name, decided))
         refused.clear()
+
+    def _handler(self, letter: Letter) -> LetterHandler | None:
+        return self._handlers.get(letter.reason, self._otherwise)
 
     def _decided(self, letter: Letter, settling: Settling) -> Decision | None:
         """Returns what the letter's handler decides; None: it is not decided, and we stop."""
-        handler = self._handlers.get(letter.reason, self._otherwise)
+        handler = self._handler(letter)
         if handler is None:
             return KEEP
         for delay_s in [*self._retry_s, None]:
@@ -258,6 +292,12 @@ def checked_decision(handler: Callable[..., object], decision: object) -> Decisi
     if isinstance(decision, Replay | Drop | Keep):
         return decision
     raise TypeError(f"{handler!r} returned {decision!r}: REPLAY, DROP or KEEP")
+
+
+def _became(decision: Decision, state: LetterState) -> str:
+    if isinstance(decision, Keep):
+        return "kept"
+    return "refused" if state is LetterState.WAITING else str(state.value)
 
 
 def _ends(bounds: OffsetRanges) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""Parses header values: numbers and ids, as text or in the binary forms of clients.
+"""What header values say: numbers and ids, as text or in the binary forms of clients.
 
 | bytes | as a number | as an id |
 |---|---|---|
@@ -15,8 +15,7 @@ bytes are never read as text.
 
 import re
 
-from delaywheel.storage.frames.columns import ID_LENGTH_BYTES
-
+_ID_BYTES = 16
 _DIGITS_MOST = 19
 _LONG_BYTES = 8
 _TEXT = re.compile(rb"[ -~]*")
@@ -39,7 +38,7 @@ def id_in(value: bytes | None) -> bytes | None:
     """Returns the 16 bytes of the id that a header holds; None if it holds none."""
     if value is None:
         return None
-    if len(value) == ID_LENGTH_BYTES:
+    if len(value) == _ID_BYTES:
         return value
     if _HEX.fullmatch(value) or _DASHED.fullmatch(value):
         return bytes.fromhex(value.replace(b"-", b"").decode())

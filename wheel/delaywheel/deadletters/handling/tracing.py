@@ -1,0 +1,85 @@
+"""What a consumer of letters tells its trace: what became of each, once that is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from delaywheel.deadletters.letter import Letter
+from delaywheel.record_headers import last_of
+from delaywheel.ways.roots import hashed_of
+from delaywheel.ways.values import id_in
+
+if TYPE_CHECKING:  # a program that does not trace imports nothing of it
+    from delaywheel.trace.options import TraceOptions
+
+
+class DecidedLetter(NamedTuple):
+    """A letter, and what became of it.
+
+    Attributes:
+        became: `replayed`, `dropped`, `kept` or `refused`: it could not be sent again.
+        why: Why it was refused; empty: it was not.
+        took_s: How long its handler had it; None: there is none.
+    """
+
+    letter: Letter
+    became: str
+    why: str
+    took_s: float | None
+
+
+class DecidedLetters:
+    """Letters of one topic; those of a trace are told in any case: something has failed before."""
+
+    def __init__(self, topic: str, decided: Sequence[DecidedLetter]) -> None:
+        self._topic: Final = topic
+        self._decided: Final = decided
+
+    def roots(self) -> list[bytes]:
+        """Returns what is hashed of where the way of each began."""
+        return [
+            b"%s/%d/%d" % (self._topic.encode(), *one.letter.place)
+            if (root := one.letter.root) is None
+            else hashed_of(root)
+            for one in self._decided
+        ]
+
+    def failed(self) -> list[int]:
+        """Returns all rows."""
+        return list(range(len(self._decided)))
+
+    def rows(
+        self, chosen: Sequence[int] | None, options: TraceOptions, time_ms: int
+    ) -> tuple[dict[str, list[Any]], int]:
+        """Returns the columns of these rows, and the length of their texts; None: of all."""
+        decided = self._decided if chosen is None else [self._decided[row] for row in chosen]
+        letters, count = [one.letter for one in decided], len(decided)
+        keys, length_bytes = options.keys([letter.key for letter in letters])
+        name, nothing = options.tags, [None] * count
+        tags = nothing if name is None else [last_of(one.headers, name) for one in letters]
+        ids = [id_in(letter.dw_headers.get("dw-id")) for letter in letters]
+        roots = [root and root.decode() for root in (letter.root for letter in letters)]
+        return {
+            "id": ids,
+            "due_ms": [letter.due_ms for letter in letters],
+            "topic": [self._topic] * count,
+            "time_ms": [time_ms] * count,
+            "status": [one.became.upper() for one in decided],
+            "key": keys,
+            "tags": tags,
+            "root": [
+                None if id_ is not None and root == id_.hex() else root
+                for root, id_ in zip(roots, ids, strict=True)
+            ],
+            "to_ms": nothing,
+            "next_id": nothing,
+            "partition": [letter.place.partition for letter in letters],
+            "offset": [letter.place.offset for letter in letters],
+            "group": [letter.group or None for letter in letters],
+            "attempt": nothing,
+            "handler_us": [
+                None if one.took_s is None else int(one.took_s * 1e6) for one in decided
+            ],
+            "why": [one.why or one.letter.reason or None for one in decided],
+        }, length_bytes + sum(map(len, filter(None, tags)))
